@@ -1,7 +1,8 @@
 """Drawn tokens become a text in channels: control tokens divide reasoning from content.
 
-Owns which control tokens divide an answer in which model families, and where each piece of text belongs. Knows nothing
-of templates or of how text may be shown (text.py). Pure; step thread, one ChannelText per job.
+This module owns which control tokens divide an answer in which model families, and the channel of each piece of text.
+It knows nothing of templates or of how text may be shown (text.py). It is pure and runs on the step thread, with one
+ChannelText per job.
 
     <|channel|> analysis <|message|> The user greets. <|end|> <|start|> assistant <|channel|> final <|message|> Hello!
     └ header ──────────┘             └ reasoning ───┘         └ role ─────────────────────┘             └ content ───┘
@@ -27,7 +28,7 @@ class Channel(Enum):
 
 
 class Turn(Enum):
-    """The effect of a control token on the text behind it."""
+    """The effect of a control token on the text after it."""
 
     THINK = auto()
     ANSWER = auto()
@@ -38,14 +39,14 @@ class Turn(Enum):
     BODY = auto()
     """Begin the channel that the header has named."""
     SPEAK = auto()
-    """Begin a role: what stands there until the next of these tokens is not shown."""
+    """Begin a role: the text until the next of these tokens is not shown."""
 
 
 FINAL: Final = frozenset({"final", "response"})
-"""Names of channels whose text is the answer, as is that of a message without a name."""
+"""The names of channels whose text is the answer. The text of a message without a name is the answer, too."""
 
 FAMILIES: tuple[Mapping[str, Turn], ...] = (
-    # gpt-oss (harmony). A call's channel is none of the answer's either.
+    # gpt-oss (harmony). The channel of a call is not the answer's either.
     {
         "<|channel|>": Turn.NAME,
         "<|message|>": Turn.BODY,
@@ -66,20 +67,20 @@ FAMILIES: tuple[Mapping[str, Turn], ...] = (
     {"<mm:think>": Turn.THINK, "</mm:think>": Turn.ANSWER},
     {"<|begin_of_thought|>": Turn.THINK, "<|end_of_thought|>": Turn.ANSWER},
 )
-"""Control tokens by their names. A family counts where the vocabulary has its first two as control tokens; names that
-are ordinary tokens are text, and are shown."""
+"""Control tokens by their names. A family counts if the vocabulary has its first two as control tokens; names that are
+ordinary tokens are text, and are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The control tokens of a vocabulary: their names, and what those do that divide an answer."""
+    """The control tokens of a vocabulary: their names, and the effect of those that divide an answer."""
 
     names: Mapping[TokenId, str]
     turns: Mapping[TokenId, Turn]
 
     @classmethod
     def of(cls, controls: Mapping[str, TokenId]) -> "Marks":
-        """`controls`: the vocabulary's control tokens by their names."""
+        """Make the marks of a vocabulary; `controls` are its control tokens by their names."""
         turns: dict[TokenId, Turn] = {}
         for family in FAMILIES:
             if all(name in controls for name in list(family)[:2]):
@@ -87,9 +88,10 @@ class Marks:
         return cls({token: name for name, token in controls.items()}, turns)
 
     def channel_after(self, prompt: Seq[TokenId]) -> Channel:
-        """The channel of the text behind a prompt: some templates open the reasoning, and a final message may go on.
+        """Return the channel of the text after a prompt: some templates open the reasoning, and a final message may go
+        on.
 
-        A prompt that ends in a header names its channel in a text that is not read here, so that its answer counts as
+        A prompt that ends in a header names its channel in a text that is not read here, so its answer counts as
         content.
         """
         last = next((self.turns[token] for token in reversed(prompt) if token in self.turns), Turn.ANSWER)
@@ -102,8 +104,8 @@ NO_MARKS: Final = Marks({}, {})
 
 
 class ChannelText:
-    """A job's text, divided where that is wanted. A stop never spans two channels: what is held back as a possible
-    stop belongs to the channel that it was written in.
+    """A job's text, divided into channels if that is wanted. A stop never spans two channels: text that is held back as
+    a possible stop belongs to the channel that it was written in.
     """
 
     def __init__(
@@ -113,22 +115,22 @@ class ChannelText:
         use: MarkUse = "hidden",
         channel: Channel = Channel.CONTENT,
     ) -> None:
-        """`use`: control tokens have no text, or their names, or they have none and divide the text; `channel`: where
-        the text begins, if it is divided."""
+        """`use` says whether control tokens have no text, or their names as text, or no text and divide it. `channel`
+        is the first channel of a divided text."""
         self._stream = TextStream(stops)
         self._names = marks.names if use == "shown" else {}
         self._turns = marks.turns if use == "split" else {}
         self._channel = channel if use == "split" else Channel.CONTENT
         self._header = b""
         self._unheaded: bytes | None = b""
-        """All text so far of an answer that has begun in a role or a header; None once a control token has come."""
+        """The text so far of an answer that has begun in a role or a header; None once a control token has come."""
         self._is_line = False
         self.is_reasoning = False
         """True if the text that was returned last is reasoning."""
         self.is_answer = True
         """True if the last token was part of the answer."""
         self.n_reasoning = 0
-        """The number of tokens that were drawn outside of the answer."""
+        """The number of tokens that were drawn outside the answer."""
 
     @property
     def matched(self) -> str | None:
@@ -136,7 +138,7 @@ class ChannelText:
         return self._stream.matched
 
     def push(self, token: TokenId, piece: bytes) -> str:
-        """The text that may be shown now, all of it of one channel."""
+        """Return the text that may be shown now, all of it of one channel."""
         self.is_reasoning = self._channel is Channel.REASONING
         turn = self._turns.get(token)
         self.is_answer = turn is None and self._channel is Channel.CONTENT
@@ -155,9 +157,9 @@ class ChannelText:
         return self._stream.push(piece if name is None else name.encode())
 
     def flush(self) -> str:
-        """End of generation: what was held back, of the channel that the last text had.
+        """Return the text that was held back at the end of generation, in the channel of the last text.
 
-        A model may leave out the header that its prompt has begun. Its text is the answer then, shown as a whole.
+        A model may leave out the header that its prompt has begun. Then its whole text is the answer.
         """
         if self._unheaded and self._channel in (Channel.ROLE, Channel.HEADER):
             self.n_reasoning = 0
@@ -180,7 +182,7 @@ class ChannelText:
                 assert_never(turn)
 
     def _behind_header(self, piece: bytes) -> bytes:
-        """Read on in a header; what follows it where it ends with its line."""
+        """Read on in a header; return the rest after it if it ends with its line."""
         self._header += piece
         if not self._is_line or b"\n" not in self._header:
             return b""

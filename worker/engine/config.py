@@ -1,4 +1,4 @@
-"""What an engine may do and how it goes about it, fixed when the model is loaded."""
+"""The engine's configuration, fixed when the model is loaded."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -15,39 +15,39 @@ from worker.wire.messages import Configure, RowCosts, Scheduling, SlotId
 class EngineConfig:
     n_slots: int
     n_cells: int
-    """How many KV cells all jobs have together."""
+    """The number of KV cells that all jobs share."""
     context_length: int
-    """How many tokens one job may use, at most n_cells."""
+    """The number of tokens that one job may use, at most n_cells."""
     chunk: int
-    """How many tokens a prefill step has at first while somebody generates."""
+    """The number of tokens of a prefill step at first while other jobs generate."""
     widest_step: int = 0
-    """How many tokens a prefill step has while nobody generates; less than the chunk means the chunk."""
+    """The number of tokens of a prefill step while no job generates; less than the chunk means the chunk."""
     chunk_s: float = 0.0
     """The number of seconds that a chunk took at warm-up; 0 if that is not known."""
     itl_target_s: float = 0.150
-    """How long a job may wait between two tokens while others' prompts are read."""
+    """The seconds that a job should wait at most between two tokens while other jobs' prompts are read."""
     is_deterministic: bool = False
-    """Prompts are cut at multiples of the chunk whatever else runs, known prefixes are too, and there are no drafts."""
+    """True if prompts and cached prefixes are cut at multiples of the chunk whatever else runs, without drafts."""
     prefix_cache_bytes: int = 0
-    """How many bytes of ended sequences' cells host memory keeps at most."""
+    """The largest number of bytes of ended sequences' cells in host memory."""
     retained_slots: tuple[SlotId, ...] = ()
-    """LoadedModel's. If there are none, ended sequences' cells are copied out at once."""
+    """The slots of LoadedModel. If there are none, ended sequences' cells are copied out at once."""
     max_dead_cells: int = 0
-    """LoadedModel's."""
+    """The number of LoadedModel."""
     row_costs: RowCosts = ()
-    """As Loaded.row_costs."""
+    """The costs of Loaded.row_costs."""
     switch_s: float = 0.0
-    """Loaded's."""
+    """The seconds of Loaded.switch_s."""
     scheduling: Scheduling = "fair"
-    """With fixed steps, or where nothing of what a job computed can be kept, it is first-come in any case."""
+    """The order of jobs. It is first-come in any case if steps are fixed or no computed cells can be kept."""
     has_own_drafts: bool = True
-    """Drafts are read from a job's own text."""
+    """True if drafts are read from a job's own text."""
     history_bytes: int = 0
-    """How many bytes the memory of earlier answers takes, from which drafts are read; 0: there is none."""
+    """The bytes that the memory of earlier answers takes, from which drafts are read; 0 means none."""
     draft_max: int = MAX_DRAFTS
-    """How many draft tokens of a draft model a job has in a step at most."""
+    """The largest number of draft tokens from a draft model for one job in a step."""
     reports_blocks: bool = False
-    """Changes of what prompts may find computed are sent as BlocksChanged."""
+    """True if changes of the cached blocks are sent as BlocksChanged."""
 
     @classmethod
     def of(cls, asked: Configure, model: LoadedModel) -> Self:
@@ -74,7 +74,7 @@ class EngineConfig:
         )
 
     def prefill_budget(self, *, can_abort: bool) -> PrefillBudget:
-        """`can_abort`: a step can be stopped while it runs."""
+        """Return the budget of prefill steps. `can_abort` says that a step can be stopped while it runs."""
         return PrefillBudget(
             chunk=self.chunk,
             widest_step=self.widest_step,
@@ -86,7 +86,7 @@ class EngineConfig:
         )
 
     def policy(self, *, can_keep: bool) -> Policy:
-        """`can_keep`: what a paused job computed need not be computed again."""
+        """Return the scheduling policy. `can_keep` says that a paused job's cells need not be computed again."""
         if self.scheduling == "fair" and can_keep and not self.is_deterministic:
             return FairShares()
         return FirstCome(is_reserving=self.is_deterministic)

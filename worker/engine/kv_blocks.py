@@ -1,11 +1,11 @@
-"""Which blocks of 16 tokens later prompts may find computed: what has changed in the KV memory and among the copies.
+"""A journal of the cached blocks of 16 tokens: changes in the KV memory and among the copies, for routers.
 
-Owns the blocks' hashes, and the count of the slots that hold a block. Knows nothing of cells, bytes and evictions: the
-prefix index says what it keeps, and the engine says after each step what its slots hold. Runs on the step thread, where
-somebody listens; elsewhere there is none of this.
+This module owns the blocks' hashes, and the count of the slots that hold a block. It knows nothing of cells, bytes and
+evictions: the prefix index reports what it keeps, and the engine reports after each step what its slots hold. It runs
+on the step thread, and only if blocks are reported at all.
 
-A block stands for its tokens and all before them, so that sequences that begin alike have the same blocks. The tokens
-behind the last whole block are not told of.
+A block stands for its tokens and all before them, so that sequences with the same prefix have the same blocks. Tokens
+after the last whole block are not reported.
 """
 
 from collections import Counter
@@ -18,19 +18,19 @@ from struct import Struct
 from worker.wire.messages import BlockHash, BlocksRemoved, BlocksStored, Medium, SlotId, TokenId
 
 BLOCK_TOKENS = 16
-"""vLLM's default, which routers assume where they are not told otherwise."""
+"""vLLM's default, which routers assume unless they are configured otherwise."""
 
 _PACKED = Struct(f"<{BLOCK_TOKENS}i")
 
 Held = tuple[SlotId, list[TokenId], int]
-"""A slot, its sequence's tokens, and how many of them others may have. A list of tokens only grows; another list is
-another sequence."""
+"""A slot, its sequence's tokens, and how many of them other jobs may share. A list of tokens only grows; another list
+is another sequence."""
 
 
 def block_hashes(parent: BlockHash | None, tokens: Seq[TokenId]) -> list[BlockHash]:
-    """The hashes of the whole blocks at the beginning of `tokens`, which follow the block `parent`.
+    """Return the hashes of the whole blocks at the start of `tokens`, which follow the block `parent`.
 
-    A hash is BLAKE2b, cut to 8 bytes, of the parent's (big-endian; 0 for none) and of the 16 tokens (i32,
+    A hash is BLAKE2b, cut to 8 bytes, of the parent's hash (big-endian; 0 for none) and of the 16 tokens (i32,
     little-endian), so that every process of every release has the same.
     """
     hashes: list[BlockHash] = []
@@ -50,18 +50,18 @@ class _Chain:
 
 
 class BlockJournal:
-    """Replaying all that `take` has returned gives what there is: in each medium no block twice, and none without its
-    parent.
+    """Collects changes. Replaying everything that `take` has returned gives the current blocks: in each medium no block
+    twice, and none without its parent.
     """
 
     def __init__(self) -> None:
         self._changes: list[BlocksStored | BlocksRemoved] = []
         self._chains: dict[SlotId, _Chain] = {}
         self._n_holders: Counter[BlockHash] = Counter()
-        """How many slots hold a block; only of blocks that one does."""
+        """The number of slots that hold a block, for all blocks that a slot holds."""
 
     def store_copies(self, parent: BlockHash | None, tokens: Seq[TokenId]) -> list[BlockHash]:
-        """Copies of these tokens' cells, which follow `parent`, are kept from now on; their blocks."""
+        """Note that copies of these tokens' cells, which follow `parent`, are kept from now on. Return their blocks."""
         blocks = block_hashes(parent, tokens)
         self._store("CPU", parent, blocks, tokens)
         return blocks
@@ -70,7 +70,7 @@ class BlockJournal:
         self._remove("CPU", blocks)
 
     def take(self, held: Iterable[Held]) -> tuple[BlocksStored | BlocksRemoved, ...]:
-        """What has changed since the last call, now that the slots hold these tokens."""
+        """Return the changes since the last call, given the tokens that the slots hold now."""
         before, self._chains = self._chains, {}
         released: list[BlockHash] = []
         for slot, tokens, n_tokens in held:
@@ -86,14 +86,14 @@ class BlockJournal:
             self._chains[slot] = chain
         for chain in before.values():
             released += chain.blocks
-        # Only now, because what went from one slot to another was never gone.
+        # Blocks are released only now, because a block that went from one slot to another was never gone.
         self._release(released)
         changes, self._changes = tuple(self._changes), []
         return changes
 
     def _grow(self, chain: _Chain, n_blocks: int) -> None:
-        """Add the chain's blocks up to so many. A slot that holds a block holds those before it, so that the blocks
-        nobody has held are the last.
+        """Add the chain's blocks up to n_blocks. A slot that holds a block holds those before it, so the blocks that no
+        slot has held are the last.
         """
         start = len(chain.blocks)
         if start == n_blocks:

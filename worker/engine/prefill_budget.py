@@ -1,11 +1,11 @@
-"""The number of tokens of prompts that a step takes.
+"""The prefill budget: how many tokens of prompts a step takes.
 
-- While somebody generates: as many as the gap between two tokens of his has room for.
-- While nobody does, a prompt that is alone is read in steps as wide as they can be, and a newcomer stops the step that
-  is in his way. Where steps cannot be stopped, they are so short that he can wait.
+- While other jobs generate, a step takes as many as the gap between two of their tokens has room for.
+- While no job generates, a prompt that is alone is read in steps as wide as they can be, and a new job stops a step
+  that delays it. If steps cannot be stopped, they are short enough for a new job to wait.
 
-Owns the sizes of prefill steps, and what a prompt may lose to newcomers. Knows neither whose tokens they are nor the
-clock: it is told how long steps took. Pure; step thread.
+This module owns the sizes of prefill steps, and how much a prompt may lose to new jobs. It knows neither the jobs nor
+the clock: callers report how long steps took. It is pure and runs on the step thread.
 """
 
 from math import inf
@@ -14,49 +14,50 @@ from worker.engine.prefill_times import PrefillTimes
 from worker.limits import MAX_DRAFTS
 
 MIN_CHUNK = 16
-"""Steps have at least so many tokens, as far as there are so many; a large model would be read in crumbs else."""
+"""The least number of tokens in a step, if there are as many. Otherwise a large model would read prompts in crumbs."""
 
 WIDENING = 4
-"""How many chunks long a prefill step is while nobody generates, where it cannot be stopped: whoever arrives meanwhile
-waits for it. While several prompts wait, others are read along with the first for so many targets."""
+"""The number of chunks in a prefill step while no job generates, if it cannot be stopped: a new job waits for it. If
+several prompts wait, others are read along with the first for as many targets."""
 
 GRAIN = 8
-"""Steps are made shorter and longer by so many tokens; slices end at multiples of them."""
+"""The number of tokens by which steps grow and shrink; slices end at multiples of it."""
 
 TILE = 64
-"""From so many tokens on llama.cpp may compute attention in tiles, each of so many. A few tokens more cost as much as
-half a tile: behind 600 cells a token of a step of 56 takes 8.2 ms, of 64 6.9, of 72 7.6, of 96 7.1 and of 128 6.6."""
+"""The number of tokens in a tile of llama.cpp's attention, which it may use from one tile on. A few tokens more cost as
+much as half a tile: after 600 cells a token of a step of 56 takes 8.2 ms, of 64 6.9, of 72 7.6, of 96 7.1 and of 128
+6.6."""
 
 MAX_GROWTH = 1.5
-"""A step is at most this many times as large as one that has run lately, or one grain larger: what a much larger step
-costs is only known when it has run."""
+"""A step is at most this many times as large as one that has run lately, or one grain larger: the cost of a much larger
+step is unknown until it has run."""
 
 MAX_GAP = 1.3
-"""How many ITL targets a prefill and a decode step take together, which is the gap between two tokens of a stream while
-prompts are read. Single steps take a tenth longer than those like them before, and gaps are to stay under 1.5 targets.
-"""
+"""The number of ITL targets that a prefill and a decode step take together; this is the gap between two tokens of a
+stream while prompts are read. Single steps take a tenth longer than earlier ones of their kind, and gaps should stay
+under 1.5 targets."""
 
 MIN_DECODES = 3
-"""A prefill step may take as long as so many decode steps, however long these are. In the time of one it would read the
-weights again for a handful of tokens: of 7B parameters a decode step takes 175 ms on two cores, and 150 of them for the
-weights."""
+"""The number of decode steps that a prefill step may take as long as, however long these are. In the time of one it
+would read the weights again for a handful of tokens: with 7B parameters a decode step takes 175 ms on two cores, and
+150 of them for the weights."""
 
 PROMPTS_SHARE = 15 / 16
-"""Where decode steps take long, the gap is made longer until prompts have this share of it, for the same reason."""
+"""If decode steps take long, the gap grows until prompts have this share of it, for the same reason."""
 WHOLE_SHARE = 0.08
-"""The gap is not made longer for that than this share of the time in which the prompts could be read at once. A server
+"""The gap grows for that reason to this share of the time in which the prompts could be read at once, at most. A server
 that reads prompts first would let its streams wait for all of it."""
 LONGEST_GAP = 8.0
-"""Nor is it made longer than so many targets."""
+"""The gap never grows beyond this number of targets."""
 
 EARNED_SHARE = 1 / 8
-"""Steps that are stopped for newcomers may cost a prompt one micro-batch, and this share of what it has computed."""
+"""Steps that are stopped for new jobs may cost a prompt one micro-batch, and this share of its computed tokens."""
 
 
 def widest_step_of(chunk: int, n_ubatch: int, *, can_abort: bool) -> int:
-    """How many tokens a step has while nobody generates, where `chunk` is chosen by the machine's speed.
+    """Return how many tokens a step has while no job generates, if `chunk` was chosen by the machine's speed.
 
-    If it cannot be stopped, a machine that is slow with the least chunk already must not fall silent for longer.
+    If a step cannot be stopped, a machine that is slow even with the smallest chunk must not be silent for longer.
     """
     if can_abort:
         return n_ubatch
@@ -75,26 +76,27 @@ class PrefillBudget:
         can_abort: bool = False,
         is_fixed: bool = False,
     ) -> None:
-        """`chunk`: how many tokens a prefill step has at first while somebody generates; `widest_step`: how many while
-        nobody does, at least a chunk; `chunk_s`, `row_s`: what a chunk took at warm-up and a decode step of one token,
-        0 where that is not known. `can_abort`: a step can be stopped for a newcomer. `is_fixed`: a prefill step is one
-        chunk, however long it takes.
+        """`chunk` is the number of tokens of a prefill step at first while other jobs generate, `widest_step` while no
+        job does, at least a chunk. `chunk_s` and `row_s` are the seconds of a chunk at warm-up and of a decode step of
+        one token; 0 means unknown. `can_abort` says that a step can be stopped for a new job. If `is_fixed`, a prefill
+        step is one chunk, however long it takes.
         """
         self.is_fixed = is_fixed
         self.grain = chunk if is_fixed else min(GRAIN, chunk)
-        """Slices end at multiples of so many tokens, or with their prompt."""
+        """Slices end at multiples of this number of tokens, or with their prompt."""
         self.widest = chunk if is_fixed else max(chunk, widest_step)
-        """The number of tokens that a step has at most."""
+        """The largest number of tokens in a step."""
         self.most_scored = chunk if is_fixed else MAX_DRAFTS
-        """Of how many tokens a step gives log-probabilities: of a fixed chunk all, else as many as there are rows of
-        logits for. Scoring a row takes so long beside computing it that wider steps would gain little."""
+        """The number of tokens whose log-probabilities a step gives: all of a fixed chunk, otherwise as many as there
+        are rows of logits. Scoring a row takes so long compared with computing it that wider steps would gain little.
+        """
         self.can_abort = can_abort and not is_fixed
         self.target_s = itl_target_s
         self._chunk = chunk
         self._largest = self._asked = chunk
-        """The largest step that has run while somebody generated, and the size that the last one was to have."""
+        """The largest step that has run while other jobs generated, and the size that was asked of the last one."""
         first_s = chunk_s or (itl_target_s if itl_target_s < inf else 1e-3 * chunk)
-        # Wide steps are computed by other kernels than narrow ones, and say nothing of these.
+        # Wide steps use other kernels than narrow ones, so their times say nothing about these.
         self._beside, self._alone = PrefillTimes(chunk, first_s), PrefillTimes(chunk, first_s)
         self._decode_s = 0.0
         self._least_decode_s = inf
@@ -104,8 +106,8 @@ class PrefillBudget:
     # ── sizes ────────────────────────────────────────────────────────────────────────────────────
 
     def size_beside(self, n_whole: int, depth: int) -> int:
-        """How many tokens a step has while somebody generates. `n_whole`: how many tokens all prompts have together
-        that are being read; `depth`: how many cells lie before the next of the deepest.
+        """Return how many tokens a step has while other jobs generate. `n_whole` is the number of tokens of all prompts
+        that are being read; `depth` is the number of cells before the next token of the deepest.
         """
         if self.is_fixed:
             return self._chunk
@@ -114,7 +116,7 @@ class PrefillBudget:
         return self._asked
 
     def size_within(self, n_targets: float, depth: int) -> int:
-        """The number of tokens that a step has while nobody generates that takes so many targets."""
+        """Return how many tokens a step can compute within n_targets while no job generates."""
         return self._whole(self._alone.n_within(n_targets * self.target_s, depth), self.widest)
 
     def _whole(self, n_fitting: float, n_most: float) -> int:
@@ -124,7 +126,7 @@ class PrefillBudget:
         return max(least, int(min(n_fitting, n_most, self.widest)) // self.grain * self.grain)
 
     def _room_s(self, n_whole: int) -> float:
-        """The seconds that a prefill step may take between two decode steps."""
+        """Return the seconds that a prefill step may take between two decode steps."""
         least_gap_s = MAX_GAP * self.target_s
         whole_s = self._beside.seconds_of(n_whole, n_whole / 2)
         wanted_s = min(self._decode_s / (1 - PROMPTS_SHARE), WHOLE_SHARE * whole_s, LONGEST_GAP * self.target_s)
@@ -133,11 +135,11 @@ class PrefillBudget:
     # ── stopping ─────────────────────────────────────────────────────────────────────────────────
 
     def most_lost(self, n_computed: int, n_lost: int) -> int:
-        """How many tokens a prompt may lose with the next step, after so many that it has computed and lost."""
+        """Return how many tokens a prompt may lose with the next step, after it has computed and lost this many."""
         return max(0, self.widest + int(EARNED_SHARE * n_computed) - n_lost)
 
     def expected_s(self, n_tokens: int, depth: float) -> float:
-        """The seconds of a step while nobody generates."""
+        """Return the expected seconds of a step while no job generates."""
         return self._alone.seconds_of(n_tokens, depth)
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────
@@ -151,8 +153,8 @@ class PrefillBudget:
         self._least_decode_s = self._beside.base_s = self._alone.base_s = seconds
 
     def took_beside(self, n_tokens: int, depth: float, seconds: float) -> None:
-        """A prefill step that held up others took so long. The end of a prompt says little: a few tokens take long for
-        their number, because the weights are read once all the same.
+        """Learn from a prefill step that delayed other jobs. The end of a prompt says little: a few tokens take long
+        for their number, because the weights are read in any case.
         """
         if 2 * n_tokens >= self._asked or seconds > MAX_GAP * self.target_s:
             self._beside.took(n_tokens, depth, seconds)

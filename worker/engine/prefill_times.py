@@ -1,7 +1,7 @@
-"""The times of prefill steps, learned from those that ran: the weights are read once, and then so much for each token.
+"""A model of the times of prefill steps, learned from those that ran: the weights are read once, then each token adds.
 
-A token's attention looks at all cells before it, so that behind a long context it takes several times as long as at the
-beginning of a prompt. Pure; step thread.
+A token's attention looks at all cells before it, so that after a long context a token takes several times as long as at
+the start of a prompt. This is pure and runs on the step thread.
 """
 
 from collections import deque
@@ -11,16 +11,16 @@ from statistics import fmean, median
 _N_SEEN = 32
 """The number of steps that are remembered."""
 _N_LAST = 7
-"""How many of the last ones say how fast the machine is now."""
+"""The number of last steps that show how fast the machine is now."""
 
 _NOISE = 1.15
-"""Steps take so many times as long as those like them before without a reason that lasts."""
+"""Steps may take this many times as long as earlier ones of their kind without a lasting reason."""
 
 _USUAL_SLOPE = 1e-3
-"""What a cell before a token adds to its time, as a share of the token's, until steps of different depths have run. A
+"""The time that a cell before a token adds, as a share of the token's, until steps of different depths have run. A
 model of 135M has 0.8e-3, one of 1.5B 0.7e-3 (K in bf16, two cores)."""
 _DOUBT_CELLS = 60.0
-"""How many cells apart two steps are whose times say as much about that share as the usual one: with a spread of 6 % in
+"""The distance in cells of two steps whose times say as much about that share as the usual one, with a spread of 6 % in
 single steps' times."""
 
 _MIN_SHARE = 0.1
@@ -30,21 +30,21 @@ one has taken on average."""
 
 class PrefillTimes:
     def __init__(self, n_tokens: int, seconds: float) -> None:
-        """What a step at the beginning of a prompt takes, as far as is known before the first."""
+        """Start from one step at the start of a prompt, with its tokens and its assumed seconds."""
         self.base_s = 0.0
-        """The time of a step beside that of its tokens, as far as is known: a step of one token takes little more."""
+        """The time of a step without that of its tokens, as far as is known: a step of one token takes little more."""
         self._seen: deque[tuple[int, float, float]] = deque([(n_tokens, n_tokens / 2, seconds)], maxlen=_N_SEEN)
-        """(tokens, how many cells each had before it on average, seconds), the oldest first."""
+        """(tokens, average number of cells before each, seconds), the oldest first."""
 
     def took(self, n_tokens: int, depth: float, seconds: float) -> None:
-        """Learn from a step. `depth`: how many cells a token of it had before it, on average."""
+        """Learn from a step. `depth` is the average number of cells before a token of it."""
         self._seen.append((n_tokens, depth, max(seconds, 1e-6)))
 
     def seconds_of(self, n_tokens: int, depth: float) -> float:
         return self.base_s + n_tokens * self._token_s(depth)[0]
 
     def n_within(self, seconds: float, start: int) -> float:
-        """The number of tokens that a step of one prompt from position `start` on computes in that time."""
+        """Return how many tokens a step of one prompt from position `start` on computes in that time."""
         if seconds == inf:
             return inf
         room_s = max(0.0, seconds - self.base_s)
@@ -52,8 +52,9 @@ class PrefillTimes:
         return 2 * room_s / (first_s + sqrt(first_s**2 + 2 * slope_s * room_s))
 
     def _token_s(self, depth: float) -> tuple[float, float]:
-        """The seconds of a token there as the last steps had it, and what each cell more adds. Where the machine has
-        become slower, that is believed at once: a single step that was held up makes one other step shorter.
+        """Return the seconds of a token at this depth by the last steps, and what each further cell adds. If the
+        machine has become slower, this counts at once: a single step that was delayed makes only one other step
+        shorter.
         """
         seen = [(at, max(seconds - self.base_s, _MIN_SHARE * seconds) / n) for n, at, seconds in self._seen]
         slope_s = _slope(seen)
@@ -64,7 +65,8 @@ class PrefillTimes:
 
 
 def _slope(seen: list[tuple[float, float]]) -> float:
-    """The seconds that a cell adds to a token's time: the line through all (depth, seconds), and the usual one."""
+    """Return the seconds that a cell adds to a token's time, by the line through all (depth, seconds) and the usual
+    one."""
     mean_depth, mean_s = fmean(depth for depth, _ in seen), fmean(token_s for _, token_s in seen)
     spread = sum((depth - mean_depth) ** 2 for depth, _ in seen)
     rise = sum((depth - mean_depth) * (token_s - mean_s) for depth, token_s in seen)

@@ -1,24 +1,25 @@
-"""What need not be computed again: cells that running sequences share, and those that ended ones have left.
+"""Prefix reuse: running sequences share KV cells, and the cells of ended ones are kept for later prompts.
 
-Owns the choice of a source and what is kept for later. Refuses to know steps and events. Step thread.
+This module owns the choice of a source and of the cells to keep. It knows neither steps nor events. It runs on the step
+thread.
 
-The KV memory holds running sequences; a prefix that two of them have in common lies there once. Cells that an ended or
+The KV memory holds running sequences; a prefix that two of them have in common is stored once. Cells that an ended or
 paused sequence leaves are kept in one of two ways:
 
-- On a CPU they are copied out into the prefix index, because attention looks at every cell in use, dead ones too. They
-  wait for that in retained slots, where later sequences find them without a copy: copies are made behind a step's
-  report, a part at a time, and not while somebody waits for his first token. Only while nothing runs may the last
-  sequence's cells stay.
-- On a GPU they stay in the KV memory, in retained slots, and give way to running sequences, the longest unused first. A
-  copy to main memory is thousands of small blocking reads there, and everybody would wait for it. Only while nothing
-  runs are prompts copied out, which lie in one piece.
+- On a CPU they are copied out into the prefix index, because attention looks at every cell in use, dead ones too. Until
+  then they wait in retained slots, where later sequences find them without a copy. Copies are made after a step's
+  report, a part at a time, and not while a job waits for its first token. The last sequence's cells may stay, but only
+  while nothing runs.
+- On a GPU they stay in the KV memory, in retained slots. Running sequences may take these, the longest unused first. A
+  copy to main memory is thousands of small blocking reads there, and all jobs would wait for it. Prompts, which lie in
+  one piece, are copied out, but only while nothing runs.
 
-A sequence whose beginning another one is computing right now follows that one until it is computed.
+If another sequence is computing the prefix of a sequence right now, this one follows it until it is computed.
 
-The log-probabilities of prompts (scores) go along with the cells: a sequence takes over those of the beginning it
-finds, and leaves them behind, though it wants none. One that wants them finds only what has them. The row of logits
-behind the last token it has in common with another says what its own next token is worth, so that this last token is
-computed again.
+The log-probabilities of prompts (scores) go along with the cells: a sequence takes over those of its cached prefix, and
+leaves them to others, even if it wants none. A sequence that wants scores reuses only cells that have them. The row of
+logits after the last token that it has in common with another gives the score of its own next token, so this last token
+is computed again.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -35,14 +36,14 @@ from worker.wire.messages import SlotId, TokenId
 T = TypeVar("T")
 
 MIN_KEPT = 16
-"""How many tokens are worth the calls of copying them out, or in again."""
+"""The least number of tokens that are worth the calls to copy them out, or in again."""
 
 PART = 256
-"""Copies are made of so many tokens at a time: 1 to 2 ms, and 15 where the system has to find the memory first."""
+"""The number of tokens that are copied at a time: 1 to 2 ms, and 15 if the system has to find the memory first."""
 
 MAX_DEAD = 1024
-"""On a CPU retained slots alone may hold so many cells for as long as somebody waits for his first token. Attention
-walks past them; copying them takes 3 ms, or 50."""
+"""The largest number of cells that retained slots alone may hold on a CPU while a job waits for its first token.
+Attention walks past them; copying them takes 3 ms, or 50."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +57,22 @@ class _Source:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Retained:
-    """Cells of a sequence that has lost its slot, in a slot of their own."""
+    """The cells of a sequence that has lost its slot, in a slot of their own."""
 
     slot: SlotId
     tokens: list[TokenId]
     scores: list[Score]
     n_prompt: int
-    """The number of tokens of the prompt; only these are in one piece on a GPU."""
+    """The number of tokens of the prompt; on a GPU only these are in one piece."""
 
 
 class PrefixCache:
-    """`grain`: found prefixes are cut to a multiple of so many tokens, 1 for no cut; `worthwhile`: how many tokens of a
-    prefix are worth waiting for until another sequence has computed them; `retained_slots`: the slots where cells of
-    sequences that have lost theirs may stay; `max_dead_cells`: how many cells these may hold alone while others run,
-    0 for none (a CPU's way); `journal` is told what the index keeps.
+    """The cells that can be reused, and the rules of their reuse.
+
+    `grain`: cached prefixes are cut to a multiple of this number of tokens; 1 cuts nothing. `min_tokens_to_wait_for`:
+    a sequence waits if another one is computing at least this many tokens of its prefix. `retained_slots`: the slots
+    where cells of sequences that have lost theirs may stay. `max_dead_cells`: the number of cells that these may hold
+    alone while jobs run; 0 on a CPU. `journal` gets the changes of the index.
     """
 
     def __init__(
@@ -89,15 +92,16 @@ class PrefixCache:
         self._free_slots = list(retained_slots)
         self._max_dead_cells = max_dead_cells
         self._token_bytes = 0.0
-        """How many bytes of a copy each token takes; 0 before the first copy."""
+        """The bytes of a copy for each token; 0 before the first copy."""
         self._is_on_device = bool(self._free_slots) and max_dead_cells > 0
         self.is_keeping = kv.can_share and (limit_bytes > 0 or self._is_on_device)
-        """Whether anything is kept of sequences that lose their slot."""
+        """True if cells of sequences that lose their slot are kept at all."""
         self.index = PrefixIndex(limit_bytes, journal)
         self._retained: dict[SlotId, _Retained] = {}
-        """The longest unused first. A conversation that goes on finds its cells there, without a copy."""
+        """The retained cells, the longest unused first. A conversation that goes on finds its cells here, without a
+        copy."""
         self._backed_up: set[SlotId] = set()
-        """Retained slots that are done with: once copied, the index may give a copy up for another one."""
+        """The retained slots that were copied once. They are not copied again, even if the index has evicted a copy."""
 
     @property
     def retained(self) -> list[list[TokenId]]:
@@ -106,21 +110,21 @@ class PrefixCache:
 
     @property
     def n_dead_cells(self) -> int:
-        """The number of cells that retained slots alone hold; they give way to any job."""
+        """The number of cells that retained slots alone hold; any job may take them."""
         return self._kv.n_cells_of(self._retained) if self._retained else 0
 
     def n_retained(self, slot: SlotId) -> int:
-        """How many tokens the slot holds while nothing runs."""
+        """Return how many tokens the slot holds while nothing runs."""
         return len(self._retained[slot].tokens) if slot in self._retained else 0
 
     def n_shared(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
-        """The number of its first tokens that running sequences hold. Retained cells are not counted: they count as
+        """Return how many of its first tokens running sequences hold. Retained cells are not counted: they count as
         free (`n_dead_cells`)."""
         _, n_shared = self._longest(sequence, self._held_by(sequence, running))
         return n_shared
 
     def in_memory(self, running: Iterable[Sequence]) -> Iterator[Held]:
-        """What other sequences may have of the KV memory."""
+        """Yield the contents of the KV memory that other sequences may share."""
         if not self._kv.can_share:
             return
         for one in running:
@@ -130,7 +134,8 @@ class PrefixCache:
             yield each.slot, each.tokens, len(each.tokens)
 
     def settle(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
-        """Give a sequence in FOLLOW what is kept of its beginning. False: it waits, as another is computing more."""
+        """Give a sequence in FOLLOW the cached cells of its prefix. Return False if it waits, because another one is
+        computing more of it."""
         if _is_awaiting(sequence):
             return False
         source, n_shared = self._nearest(sequence, running)
@@ -144,8 +149,8 @@ class PrefixCache:
         return True
 
     def n_missing(self, prompt: list[TokenId], running: Iterable[Sequence]) -> int | None:
-        """How many tokens of a prompt would be computed if it came now; None where it would wait until another one has
-        computed its beginning. Nothing changes.
+        """Return how many tokens of a prompt would be computed if it came now; None if it would wait until another one
+        has computed its prefix. Nothing changes.
         """
         if not self._kv.can_share:
             return len(prompt)
@@ -158,8 +163,8 @@ class PrefixCache:
         return max(1, len(prompt) - n_found)
 
     def keep(self, sequence: Sequence) -> None:
-        """Keep what a sequence that is about to lose its slot has computed, in a retained slot. Where there is none for
-        it, what the index does not have is copied out.
+        """Keep the computed cells of a sequence that is about to lose its slot, in a retained slot. If there is none,
+        copy out the cells that the index lacks.
         """
         if sequence.slot is None or not self.is_keeping or sequence.n_computed < MIN_KEPT:
             return
@@ -168,13 +173,13 @@ class PrefixCache:
         if self._free_slots or self._retained:
             self._retain(kept)
         else:
-            # Draft tokens may lie behind them.
+            # Draft tokens may lie after them.
             self._kv.trim(sequence.slot, len(tokens))
             self._copy_out(kept)
 
     def give_up(self, running: Iterable[Sequence]) -> bool:
         """Free retained cells because running sequences need room: on a CPU all of them, copied out first; on a GPU
-        those of the longest unused slot. False where there are none.
+        those of the longest unused slot. Return False if there are none.
         """
         if self._is_on_device and self._retained:
             self._drop(next(iter(self._retained)))
@@ -182,10 +187,11 @@ class PrefixCache:
         return self.put_away(running)
 
     def tidy(self, running: Collection[Sequence], n_headroom: int) -> bool:
-        """Put retained cells away, or drop them, after the front was sent a step's results. False if none had to go.
+        """Put retained cells away, or drop them, after a step's results were sent to the front. Return False if none
+        had to go.
 
-        On a CPU a part of them is put away, of the longest unused first, and while nothing runs the last used stay. On
-        a GPU they are kept within the budget of dead cells, with so many cells free for the next step.
+        On a CPU a part of the longest unused ones is put away; while nothing runs the last used stay. On a GPU they are
+        kept within the budget of dead cells, with `n_headroom` cells free for the next step.
         """
         if not self._is_on_device:
             return self._put_part_away(running)
@@ -208,8 +214,8 @@ class PrefixCache:
         return True
 
     def put_away(self, running: Iterable[Sequence] = ()) -> bool:
-        """Empty the retained slots. Their cells are copied out first where all the running sequences have left enough
-        of them unused. False where the slots were empty.
+        """Empty the retained slots. Their cells are copied out first if the running sequences share few enough of them.
+        Return False if the slots were empty.
         """
         was_retaining = bool(self._retained)
         for each in list(self._retained.values()):
@@ -219,13 +225,14 @@ class PrefixCache:
         return was_retaining
 
     def _is_worth_copying(self, kept: _Retained, running: Iterable[Sequence]) -> bool:
-        """True if the running sequences have left enough of it unused."""
+        """Return True if the running sequences share few enough of its cells."""
         n_alive = max((min(n_common(kept.tokens, one.tokens), one.n_computed) for one in running), default=0)
         return len(kept.tokens) - n_alive >= MIN_KEPT
 
     def back_up(self) -> bool:
-        """Copy out what one of the retained slots has and the index has not, and leave it there too. False where there
-        was nothing to copy. Each is copied once at most, the last used first, as many as the index has room for.
+        """Copy out one retained slot's cells that the index lacks, and leave them in the slot, too. Return False if
+        there was nothing to copy. Each slot is copied once at most, the last used first, as many as the index has room
+        for.
         """
         n_before, n_bytes = self.index.n_tokens, 0.0
         for each in reversed(self._retained.values()):
@@ -241,7 +248,8 @@ class PrefixCache:
         return False
 
     def _retain(self, kept: _Retained) -> None:
-        """Give the cells of a slot to a retained one. Others whose tokens these begin with are not needed any more."""
+        """Give the cells of a slot to a retained one. Retained slots that hold a prefix of it are not needed any more.
+        """
         for other in list(self._retained.values()):
             is_beginning = len(other.tokens) == n_common(other.tokens, kept.tokens)
             if is_beginning and len(other.scores) <= len(kept.scores):
@@ -262,8 +270,8 @@ class PrefixCache:
         self._kv.trim(slot, 0)
 
     def restore(self, tokens: list[TokenId], saved: Saved) -> bool:
-        """Keep cells that an engine before this one has left, of the last of `tokens`. False where their beginning is
-        missing, or they are known.
+        """Keep cells of the last of `tokens` that an earlier engine has saved. Return False if their prefix is missing,
+        or if they are cached already.
         """
         n_known, start = self.index.match(tokens), len(tokens) - saved.n_tokens
         if not self.is_keeping or not start <= n_known < len(tokens):
@@ -272,8 +280,8 @@ class PrefixCache:
         return True
 
     def _copy_out(self, kept: _Retained, n_most: int | None = None) -> bool:
-        """Put a slot's cells and their scores into the index, at most so many cells; whether there are more. What there
-        is no memory for is not even copied; it can be computed again.
+        """Put a slot's cells and their scores into the index, at most n_most cells. Return True if there are more.
+        Cells that there is no memory for are not copied; they can be computed again.
         """
         tokens = self._worth_copying(kept)
         n_known = self.index.match(tokens)
@@ -291,11 +299,11 @@ class PrefixCache:
         return False
 
     def _worth_copying(self, kept: _Retained) -> list[TokenId]:
-        """The tokens whose cells may be copied out: on a GPU only those that lie in one piece."""
+        """Return the tokens whose cells may be copied out: on a GPU only those that lie in one piece."""
         return kept.tokens[: kept.n_prompt] if self._is_on_device else kept.tokens
 
     def _n_kept(self, sequence: Sequence) -> int:
-        """How many of its first tokens the index has, if they are worth a copy; else 0."""
+        """Return how many of its first tokens the index has, if they are worth a copy; otherwise 0."""
         tokens = sequence.tokens
         n_kept = self._cut(
             len(self.index.scores(tokens)) if sequence.is_scoring else self.index.match(tokens), sequence
@@ -303,11 +311,12 @@ class PrefixCache:
         return n_kept if n_kept >= MIN_KEPT else 0
 
     def _fill(self, sequence: Sequence, source: _Source | None, n_shared: int, n_kept: int) -> None:
-        """Fill the sequence's empty slot from the index or, where that has no more tokens or no room, from `source`."""
+        """Fill the sequence's empty slot from the index, or from `source` if the index has no more tokens or no room.
+        """
         assert sequence.slot is not None
         if n_kept > max(n_shared, self._kv.n_free_cells):
             source = self._make_room(n_kept, source)
-            # What was copied out may have taken its place in the index.
+            # Cells that were copied out may have evicted these from the index.
             n_kept = self._n_kept(sequence)
         if n_shared < n_kept <= self._kv.n_free_cells and self._load(sequence, n_kept):
             sequence.begin_at(n_kept, self.index.scores(sequence.tokens))
@@ -318,7 +327,7 @@ class PrefixCache:
                 self._retained[source.slot] = self._retained.pop(source.slot)
 
     def _make_room(self, n_cells: int, source: _Source | None) -> _Source | None:
-        """Give up retained cells for so many that are to be loaded; the source, if it is still there."""
+        """Give up retained cells for n_cells that are to be loaded. Return the source, if it is still there."""
         while self._kv.n_free_cells < n_cells and self.give_up(()):
             pass
         is_gone = source is not None and source.is_retained and source.slot not in self._retained
@@ -333,7 +342,7 @@ class PrefixCache:
         return True
 
     def _nearest(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[_Source | None, int]:
-        """The slot that has computed most of this one's beginning, and how much; (None, 0) where none has any."""
+        """Return the slot that has computed most of this one's prefix, and how much; (None, 0) if none has any."""
         retained = (
             (
                 _Source(each.slot, each.scores, is_retained=True),
@@ -345,7 +354,7 @@ class PrefixCache:
         return self._longest(sequence, [*self._held_by(sequence, running), *retained])
 
     def _held_by(self, sequence: Sequence, running: Iterable[Sequence]) -> list[tuple[_Source, list[TokenId], int]]:
-        """The tokens that other running sequences have computed, in `_longest`'s form."""
+        """Return the tokens that other running sequences have computed, in the form of `_longest`."""
         return [
             (_Source(one.slot, one.scores), one.tokens, _n_usable(sequence, self._n_worth(one), len(one.scores)))
             for one in running
@@ -353,7 +362,7 @@ class PrefixCache:
         ]
 
     def _on_its_way(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence | None, int]:
-        """The sequence that is computing most of this one's beginning, and how much; (None, 0) where none is."""
+        """Return the sequence that is computing most of this one's prefix, and how much; (None, 0) if none is."""
         coming = [
             (one, one.tokens, _n_usable(sequence, len(one.tokens), len(one.prompt if one.is_scoring else one.scores)))
             for one in running
@@ -362,8 +371,8 @@ class PrefixCache:
         return self._longest(sequence, coming)
 
     def _longest(self, sequence: Sequence, sources: Iterable[tuple[T, list[TokenId], int]]) -> tuple[T | None, int]:
-        """The source that has most of the sequence's beginning. `sources`: (whose, their tokens, how many of these
-        count).
+        """Return the source that has most of the sequence's prefix. `sources` are (source, its tokens, how many of
+        these count).
         """
         best: tuple[T | None, int] = (None, 0)
         for who, tokens, n_most in sources if self._kv.can_share else ():
@@ -374,23 +383,23 @@ class PrefixCache:
         return best
 
     def _n_worth(self, sequence: Sequence) -> int:
-        """How many of its computed tokens another sequence may have. With a grain these are only the prompt's:
-        generated ones were computed one by one, and in another's prompt they would be computed in chunks.
+        """Return how many of its computed tokens another sequence may share. With a grain these are only the prompt's:
+        generated tokens were computed one by one, and in another prompt they would be computed in chunks.
         """
         return sequence.n_computed if self._grain == 1 else min(sequence.n_computed, len(sequence.prompt))
 
     def _cut(self, n_tokens: int, sequence: Sequence) -> int:
-        """So many tokens cut to the grain, and without the sequence's last: that is always computed, because a draw
-        needs its logits. Where scores are wanted, the last of the tokens found is computed too, because the score of
-        the one behind it needs its logits.
+        """Cut n_tokens to the grain, and leave out the sequence's last token: it is always computed, because a draw
+        needs its logits. If scores are wanted, the last cached token is computed too, because the score of the next
+        token needs its logits.
         """
         n_found = n_tokens - 1 if sequence.is_scoring else n_tokens
         return min(n_found, len(sequence.tokens) - 1) // self._grain * self._grain
 
 
 def _n_usable(sequence: Sequence, n_computed: int, n_scored: int) -> int:
-    """How many of another's tokens count for the sequence. If it wants scores, these are the tokens with one, and the
-    last of them need not be computed.
+    """Return how many of another sequence's tokens count for this one. If it wants scores, these are the tokens with
+    one, and the last of them need not be computed.
     """
     return min(n_computed + 1, n_scored) if sequence.is_scoring else n_computed
 

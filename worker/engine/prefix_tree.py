@@ -1,8 +1,8 @@
-"""What ended jobs computed, found again by its tokens: a radix tree whose nodes own saved cells, and scores with them.
+"""The prefix index: a radix tree over the tokens of ended jobs whose nodes own saved cells, and scores with them.
 
-Owns the tree, its limit in bytes and the choice of what is evicted when there is no room. Knows neither slots, jobs nor
-what is inside cells and scores, and has no clock: time is the number of operations so far. Runs on the engine's step
-thread.
+This module owns the tree, its limit in bytes and the choice of the leaf to evict when there is no room. It knows
+neither slots, jobs nor the contents of cells and scores, and has no clock: time is the number of operations so far. It
+runs on the engine's step thread.
 
     edges:  [ You are helpful. )──[ Add 2 and 2. 4 )──[ And 3? 7 )
                                 └─[ Translate "cat". )
@@ -25,11 +25,10 @@ from worker.engine.kv_blocks import BLOCK_TOKENS, BlockJournal
 from worker.wire.messages import BlockHash, TokenId
 
 _WIDTH = array("i").itemsize
-"""How many bytes a token has in an edge. Edges are bytes because C slices and compares these without a look at
-types."""
+"""The bytes of a token in an edge. Edges are bytes because C slices and compares these without a look at types."""
 
 SCORE_BYTES = 48
-"""What a score takes beside its own bytes: the object's head, and the place in a list that points at it."""
+"""The bytes that a score takes besides its own: the object's head, and the place in a list that points at it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,10 +39,10 @@ class _Node:
     last_used: int
     children: dict[bytes, "_Node"] = field(default_factory=dict)
     scores: list[Score] = field(default_factory=list)
-    """Of its first tokens."""
+    """The scores of its first tokens."""
     n_score_bytes: int = 0
     blocks: list[BlockHash] = field(default_factory=list)
-    """Those that end among its tokens; none without a journal."""
+    """The blocks that end among its tokens; none without a journal."""
 
     @property
     def n_bytes(self) -> int:
@@ -53,8 +52,8 @@ class _Node:
 class PrefixIndex:
     """Saved cells by token prefix, at most `limit_bytes` of them; lookup and insert cost the same in any size.
 
-    Whoever holds the parts that `take` gave may use them for as long as they like: evicting drops the index's
-    reference only, and a part is freed with its last reference. `journal` is told which blocks come and go.
+    The parts that `take` returns may be used for any time: evicting drops the index's reference only, and a part is
+    freed with its last reference. `journal` gets the blocks that come and go.
     """
 
     def __init__(self, limit_bytes: int, journal: BlockJournal | None = None) -> None:
@@ -68,28 +67,29 @@ class PrefixIndex:
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens' cells are kept; a shared prefix counts once."""
+        """The number of tokens whose cells are kept; a shared prefix counts once."""
         return self._n_tokens
 
     @property
     def n_bytes(self) -> int:
-        """How many bytes all saved cells and scores have together; never above the limit between two calls."""
+        """The bytes of all saved cells and scores together; never above the limit between two calls."""
         return self._n_bytes
 
     def match(self, tokens: Seq[TokenId]) -> int:
-        """Length of the longest prefix of `tokens` that is kept. Not a use: nothing changes."""
+        """Return the length of the longest cached prefix of `tokens`. This does not count as a use: nothing changes."""
         _, n_matched = self._walk(_packed(tokens))
         return n_matched
 
     def take(self, tokens: Seq[TokenId], n_tokens: int) -> list[Saved]:
-        """The parts that hold the first n_tokens ≤ match(tokens), in order, now used. The last may hold more."""
+        """Return the parts that hold the first n_tokens ≤ match(tokens), in order, and mark them as used. The last part
+        may hold more."""
         path, n_matched = self._walk(_packed(tokens[:n_tokens]))
         assert n_matched == n_tokens, "more than match() found"
         self._mark(path)
         return [node.saved for node in path]
 
     def scores(self, tokens: Seq[TokenId]) -> list[Score]:
-        """The scores of the first of `tokens`, as far as they are kept; not a use."""
+        """Return the scores of the first of `tokens`, as far as they are kept. This does not count as a use."""
         path, n_matched = self._walk(_packed(tokens))
         found: list[Score] = []
         for node in path:
@@ -101,8 +101,8 @@ class PrefixIndex:
     def insert(self, tokens: Seq[TokenId], n_known: int, saved: Saved) -> None:
         """Keep the cells of positions [n_known, len(tokens)), where n_known == match(tokens) < len(tokens).
 
-        Other leaves are evicted to make room. Cells that do not fit even beside their own prefix alone are dropped, and
-        nothing changes.
+        Other leaves are evicted to make room. If the cells do not fit even with their own prefix alone, they are
+        dropped and nothing changes.
         """
         packed = _packed(tokens)
         path, n_matched = self._walk(packed)
@@ -125,10 +125,11 @@ class PrefixIndex:
         self._shrink(self.limit_bytes)
 
     def add_scores(self, tokens: Seq[TokenId], scores: Seq[Score]) -> None:
-        """Keep the scores of the first of `tokens` with their cells, as far as these are kept. The path is now used.
+        """Keep the scores of the first of `tokens` with their cells, as far as these are kept, and mark the path as
+        used.
 
-        Other leaves are evicted to make room. What does not fit even beside its own path is dropped, and nothing
-        changes.
+        Other leaves are evicted to make room. If the scores do not fit even with their own path alone, they are dropped
+        and nothing changes.
         """
         path, n_matched = self._walk(_packed(tokens[: len(scores)]))
         ends = list(accumulate(node.saved.n_tokens for node in path))
@@ -152,7 +153,7 @@ class PrefixIndex:
         self._shrink(self.limit_bytes)
 
     def _walk(self, packed: bytes) -> tuple[list[_Node], int]:
-        """The nodes that match, and how many tokens do; the last node's edge need not match to its end."""
+        """Return the nodes that match, and how many tokens do; the last node's edge need not match to its end."""
         path: list[_Node] = []
         at, children = 0, self._children
         while (node := children.get(packed[at : at + _WIDTH])) is not None:
@@ -206,7 +207,8 @@ class PrefixIndex:
         return node
 
     def _shrink(self, n_bytes: int) -> None:
-        """Evict leaves until no more than n_bytes are left. What was used last goes last, because its age is 0."""
+        """Evict leaves until no more than n_bytes are left. The leaf that was used last goes last, because its age is
+        0."""
         while self._n_bytes > n_bytes:
             self._evict(self._leaves.first_to_go(self._now))
 
@@ -225,7 +227,8 @@ class PrefixIndex:
 
 
 class _Leaves:
-    """All leaves, and which of them goes first: the one with the greatest age × bytes, to within a factor of two.
+    """All leaves, in the order of eviction: the one with the greatest age × bytes goes first, to within a factor of
+    two.
 
     It is found without a scan: leaves stand in classes of like size (same power of two), the longest unused first. Only
     the first of each class is looked at, because no other of its class is older or twice as large. No two leaves were
@@ -268,7 +271,7 @@ def _packed(tokens: Seq[TokenId]) -> bytes:
 
 
 def _halves(path: list[_Node], n_matched: int) -> tuple[Saved, Saved] | None:
-    """The cells of the path's last node on either side of the match's end, unless that is the node's end."""
+    """Return the cells of the path's last node on either side of the match's end, unless that is the node's end."""
     n_unmatched = sum(node.saved.n_tokens for node in path) - n_matched
     if not n_unmatched:
         return None
@@ -277,10 +280,10 @@ def _halves(path: list[_Node], n_matched: int) -> tuple[Saved, Saved] | None:
 
 
 def n_common(one: bytes | list[TokenId], other: bytes | list[TokenId]) -> int:
-    """The length of their longest common prefix.
+    """Return the length of their longest common prefix.
 
-    Slices are compared in C, and halving needs few of them: what is left to compare halves as well, so that each item
-    is read about once.
+    Slices are compared in C, and halving needs few of them: the rest to compare halves as well, so each item is read
+    about once.
     """
     if one[:1] != other[:1]:
         return 0

@@ -1,17 +1,16 @@
-"""Who runs next: waiting sequences → slots and cells → one Step at a time.
+"""The scheduler gives waiting sequences slots and cells, and chooses one Step at a time.
 
-Pure and single-threaded (the step thread). Knows neither the runner nor the text nor the clock: it is told how many
-cells are free and how long steps took, so every decision can be replayed.
+It is pure and single-threaded (the step thread). It knows neither the runner nor the text nor the clock: callers report
+how many cells are free and how long steps took, so every decision can be replayed.
 
-Admission. The head of the queue gets the lowest free slot once its tokens have room, and nobody passes it. What it will
-generate is not reserved: when the cells run out, a sequence is paused and goes back to the queue. Who is the head, who
-is paused then, and who gives way to a head that has had less: shares.py.
+Admission. The head of the queue gets the lowest free slot once its tokens have room, and no sequence passes it. Cells
+for its answer are not reserved: when the cells run out, a sequence is paused and goes back to the queue. shares.py
+decides who is the head, who is paused, and who is preempted for a head with less service.
 
-A step is either prefill or decode, because decode steps of one shape reuse the compute graph. While both kinds have
-work they alternate: a long prompt holds the others up by one chunk per token. While nobody generates, a prefill step is
-wide; while somebody does, its size follows from what the last ones took (prefill_budget.py). Of several prompts the
-shortest rest goes first, but at most PASSES times before the oldest; what room it leaves is filled with parts of the
-next.
+A step is either prefill or decode, because decode steps of one shape reuse the compute graph. If both kinds have work,
+they alternate: a long prompt delays the other jobs by one chunk per token. While no job generates, a prefill step is
+wide; otherwise its size follows from the times of the last ones (prefill_budget.py). Of several prompts the shortest
+rest goes first, but at most PASSES times before the oldest; parts of the next prompts fill the rest of the step.
 """
 
 from bisect import insort
@@ -28,22 +27,23 @@ from worker.limits import DECODE_MARGIN
 from worker.wire.messages import JobKey, SlotId, StepKind
 
 MAX_FORCED = 16
-"""How many forced tokens a decode step takes beyond a token for each slot; more would hold the others up."""
+"""The largest number of forced tokens in a decode step beyond one token per slot; more would delay the other jobs."""
 
 PASSES = 2
-"""How many prefill steps in a row may go without the oldest prompt."""
+"""The number of prefill steps in a row that may leave out the oldest prompt."""
 
 
 class Scheduler:
     def __init__(self, *, n_slots: int, n_cells: int, budget: PrefillBudget, policy: Policy) -> None:
-        """With a fixed budget every prefill step is one prompt's next chunk, whatever other jobs there are."""
+        """Start without jobs. If the budget is fixed, every prefill step is the next chunk of one prompt, whatever
+        other jobs there are."""
         self.n_cells = n_cells
         self.free_slots = [SlotId(i) for i in range(n_slots)]
         heapify(self.free_slots)
         self.waiting: list[Sequence] = []
-        """Sequences without a slot, the next one first."""
+        """The sequences without a slot, the next one first."""
         self.running: dict[SlotId, Sequence] = {}
-        """Sequences that have a slot, in the order of their admission."""
+        """The sequences that have a slot, in the order of their admission."""
         self._prefill_budget = budget
         self._policy = policy
         self._jobs: dict[JobKey, Sequence] = {}
@@ -62,7 +62,7 @@ class Scheduler:
         return self._jobs.get(job)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence that fits the context: n_most ≤ n_cells, or it could never run to its end."""
+        """Queue a sequence that fits the context: n_most ≤ n_cells, or it could never finish."""
         assert sequence.n_most <= self.n_cells
         assert sequence.job not in self._jobs
         self._jobs[sequence.job] = sequence
@@ -73,7 +73,7 @@ class Scheduler:
     def admit(self, n_free_cells: int, n_shared: Callable[[Sequence], int]) -> None:
         """Give slots to the head of the queue for as long as slots and cells last; they are in FOLLOW then.
 
-        `n_shared`: how many of a sequence's tokens other running ones have computed; these take no cells.
+        `n_shared` returns how many of a sequence's tokens other running ones have computed; these take no cells.
         """
         n_spare = self._n_spare(n_free_cells)
         while self.waiting and self.free_slots:
@@ -105,7 +105,7 @@ class Scheduler:
         return chosen if has_room and len(chosen) >= n_missing_slots else []
 
     def _n_spare(self, n_free_cells: int) -> int:
-        """How many of the free cells are promised to nobody."""
+        """Return how many of the free cells are not reserved."""
         return n_free_cells - sum(self._policy.cells_to_reserve(one) for one in self.running.values())
 
     def _give_slot(self, sequence: Sequence) -> None:
@@ -150,7 +150,7 @@ class Scheduler:
     # ── steps ────────────────────────────────────────────────────────────────────────────────────
 
     def next_step(self) -> Step | None:
-        """The next decode call, or None while nothing can run."""
+        """Return the next decode call, or None while nothing can run."""
         prefilling = [sequence for sequence in self.running.values() if sequence.state is State.PREFILL]
         decoding = [sequence for sequence in self.running.values() if sequence.state is State.DECODE]
         if prefilling and (not decoding or self._last_kind == "decode"):
@@ -160,7 +160,7 @@ class Scheduler:
         return Step("decode", self._decode(decoding)) if decoding else None
 
     def begin(self, step: Step) -> None:
-        """Count the turn of a step that is run now. A chosen step that found no room was nobody's turn."""
+        """Count the turn of a step that runs now. A step that did not fit does not count as a turn."""
         self._last_kind = step.kind
         if step.kind == "prefill":
             oldest = min((one for one in self.running.values() if one.state is State.PREFILL), key=lambda one: one.job)
@@ -168,7 +168,7 @@ class Scheduler:
             self._n_passes = 0 if has_oldest else self._n_passes + 1
 
     def complete(self, step: Step, seconds: float) -> None:
-        """Count what a step has computed, or a part of it that ran alone; what it took shapes later steps.
+        """Count the tokens that a step has computed, or a part of it that ran alone; its time shapes later steps.
 
         `step` has the slices that were decoded, drafts included.
         """
@@ -182,9 +182,9 @@ class Scheduler:
             self.running[slice_.slot].advance(len(slice_.tokens) - slice_.n_drafts, slice_.n_drafts)
 
     def _decode(self, decoding: list[Sequence]) -> tuple[Slice, ...]:
-        """The next token of each sequence, and up to MAX_FORCED more that nothing has to be drawn for.
+        """Return slices with the next token of each sequence, and with up to MAX_FORCED more that need no draw.
 
-        With fixed steps each gives one token: the number of rows would else depend on the other jobs.
+        If steps are fixed, each gives one token; otherwise the number of rows would depend on the other jobs.
         """
         n_more = 0 if self._prefill_budget.is_fixed else MAX_FORCED
         slices: list[Slice] = []
@@ -197,7 +197,7 @@ class Scheduler:
     # ── prefill steps ────────────────────────────────────────────────────────────────────────────
 
     def _in_order(self, prefilling: list[Sequence]) -> list[Sequence]:
-        """The shortest rest first, unless the oldest has been passed by too often."""
+        """Sort by the shortest rest first, unless the oldest has been passed too often."""
         is_oldest_first = self._n_passes == PASSES
         return sorted(prefilling, key=lambda one: one.job if is_oldest_first else one.n_to_compute)
 
@@ -206,7 +206,7 @@ class Scheduler:
         return self._prefill_budget.size_beside(n_whole, _deepest(prefilling))
 
     def _size_alone(self, in_order: Seq[Sequence]) -> int:
-        """The size of a step while nobody generates. Where it can be stopped for a newcomer, the first prompt has as
+        """Return the size of a step while no job generates. If it can be stopped for a new job, the first prompt has as
         much of it as it may lose, and others that fit into a few targets are read to their end along with it.
         """
         budget, first, depth = self._prefill_budget, in_order[0], _deepest(in_order)
@@ -221,8 +221,8 @@ class Scheduler:
         return min(size, budget.widest)
 
     def _prefill(self, in_order: list[Sequence], size: int) -> tuple[Slice, ...]:
-        """The next slices of as many prompts as `size` tokens have room for; those with log-probabilities share the
-        rows there are for them.
+        """Return the next slices of as many prompts as `size` tokens have room for; prompts with log-probabilities
+        share the rows that there are for them.
         """
         if self._prefill_budget.is_fixed:
             del in_order[1:]
@@ -241,7 +241,8 @@ class Scheduler:
     # ── steps that are stopped ───────────────────────────────────────────────────────────────────
 
     def may_lose(self, step: Step) -> bool:
-        """True if a step may be stopped for a newcomer: nobody generates, and none of its prompts has lost too much."""
+        """Return True if a step may be stopped for a new job: no job generates, and no prompt in it has lost too much.
+        """
         return (
             step.kind == "prefill"
             and self._prefill_budget.can_abort
@@ -250,7 +251,7 @@ class Scheduler:
         )
 
     def lose(self, step: Step, share: float) -> None:
-        """Count what a step had computed when it was stopped: that share of its tokens."""
+        """Count this share of a step's tokens, which it had computed when it was stopped."""
         for slice_ in step.slices:
             self.running[slice_.slot].n_lost += ceil(share * len(slice_.tokens))
 
@@ -258,12 +259,12 @@ class Scheduler:
         return self._prefill_budget.most_lost(sequence.n_turn, sequence.n_lost)
 
     def expected_s(self, step: Step) -> float:
-        """The seconds of a prefill step that may be stopped."""
+        """Return the expected seconds of a prefill step that may be stopped."""
         return self._prefill_budget.expected_s(step.n_tokens, step.depth)
 
     def is_first(self, n_tokens: int, n_free_cells: int, step: Step) -> bool:
-        """True if a job that came now, with so many tokens to compute, would have a slot and cells, and its prompt
-        would be read before what the step reads.
+        """Return True if a new job with n_tokens to compute would get a slot and cells, and its prompt would be read
+        before those of the step.
         """
         has_room = self.free_slots and not self.waiting and n_tokens + DECODE_MARGIN <= self._n_spare(n_free_cells)
         return bool(has_room) and n_tokens < min(self.running[each.slot].n_to_compute for each in step.slices)

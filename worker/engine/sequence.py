@@ -2,10 +2,10 @@
 
 Owned by the step thread. Knows nothing of the decode call or the clock, and of other sequences only the one it follows.
 
-    WAITING ──slot──▶ FOLLOW ──prefix settled──▶ (TELL ──▶) PREFILL ──all computed──▶ DECODE
-     │   ▲               │                         │           │                        │
-     │   └── preempted ──┴─────────────────────────┴───────────┴────────────────────────┤
-     └─────────────────────────────── end ──────────────────────────────────────────────┴──▶ DONE
+    WAITING ──slot──▶ FOLLOW ──prefix settled──▶ (REPORT ──▶) PREFILL ──all computed──▶ DECODE
+     │   ▲               │                         │             │                        │
+     │   └── preempted ──┴─────────────────────────┴─────────────┴────────────────────────┤
+     └─────────────────────────────── end ────────────────────────────────────────────────┴──▶ DONE
 """
 
 from collections import deque
@@ -25,16 +25,16 @@ from worker.engine.drafting.predicted import Predicted
 from worker.wire.messages import Delta, JobKey, Sampling, SlotId, StopReason, TokenId
 
 NO_SCORE = Score(b"")
-"""In place of the score of a prompt's first token, which follows nothing."""
+"""A placeholder for the score of a prompt's first token, which follows nothing."""
 
 
 class State(Enum):
     WAITING = auto()
     """It waits for a slot and for room in the KV cache."""
     FOLLOW = auto()
-    """It has a slot; perhaps another sequence is computing what this one begins with."""
+    """It has a slot; another sequence may be computing its prefix."""
     REPORT = auto()
-    """The log-probabilities that were found with its beginning are told, a part with each step."""
+    """The log-probabilities that were found with its cached prefix are sent to the front, a few per step."""
     PREFILL = auto()
     DECODE = auto()
     DONE = auto()
@@ -52,12 +52,12 @@ LEGAL_MOVES: dict[State, frozenset[State]] = {
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`max_tokens` is already cut to the room the context leaves; `is_cut` says that it was. With 0 of them it ends
-    when its prompt is computed.
+    """One job in the engine. `max_tokens` is already cut to the room that the context leaves; `is_cut` says that it
+    was. If it is 0, the sequence ends when its prompt is computed.
     """
 
     job: JobKey
-    """Counts up with the arrival of jobs: the lower one is the older."""
+    """Keys count up with the arrival of jobs: the lower one is the older."""
     prompt: list[TokenId]
     max_tokens: int
     sampling: Sampling
@@ -67,52 +67,52 @@ class Sequence:
     predicted: Predicted | None = None
     """The text that its client expects the answer to repeat."""
     n_top: int | None = None
-    """How many of the most probable tokens are wanted beside each of the prompt's; None: no log-probabilities of the
-    prompt at all."""
+    """The number of most probable tokens to report with each token of the prompt; None reports no log-probabilities of
+    the prompt."""
     state: State = State.WAITING
     slot: SlotId | None = None
     tokens: list[TokenId] = field(init=False)
-    """The prompt and what was generated."""
+    """The prompt and the generated tokens."""
     generated: list[TokenId] = field(default_factory=list)
     n_computed: int = 0
-    """How many cells this sequence holds: positions [0, n_computed) of `tokens`."""
+    """The number of cells that this sequence holds: positions [0, n_computed) of `tokens`."""
     scores: list[Score] = field(default_factory=list)
-    """What is known of its first tokens, by position, whether it is wanted or not: others may want it. The first of all
-    has none. Where it is wanted, the token behind the last computed one has its own. After a pause or a failed step it
-    may know more, and computes that again unless it knows all."""
+    """The known scores of its first tokens, by position, kept even if only other jobs may want them. The very first
+    token has none. If scores are wanted, the token after the last computed one has one, too. After a pause or a failed
+    step more scores than cells may be known; these cells are computed again unless all scores are known."""
     n_reported: int = 1
-    """The position of the prompt's next token whose log-probability is to be told."""
+    """The position of the next token of the prompt whose log-probability is to be reported."""
     is_begun: bool = False
-    """Whether the front was told that it started; a preempted sequence that gets a slot again is not told of twice."""
+    """True once its start was reported. A preempted sequence that gets a slot again is not reported twice."""
     n_served: int = 0
-    """How many rows were computed for it, drafts included."""
+    """The number of rows that were computed for it, drafts included."""
     n_turn: int = 0
-    """How many of these since it got its slot."""
+    """The number of these since it got its slot."""
     n_lost: int = 0
-    """How many of its tokens were computed in steps that were stopped, as far as is known."""
+    """The estimated number of its tokens that were computed in steps that were stopped."""
     n_pauses: int = 0
-    """How often it was paused."""
+    """The number of times that it was paused."""
     n_passed: int = 0
-    """How many younger sequences got a slot while it waited for this one."""
+    """The number of younger sequences that got a slot while it waited for this one."""
     leader: Self | None = None
-    """In FOLLOW: the sequence that is computing its beginning."""
+    """In FOLLOW, the sequence that is computing its prefix."""
     n_awaited: int = 0
-    """How many of the leader's cells this sequence waits for."""
+    """The number of the leader's cells that this sequence waits for."""
     forced: deque[Token] = field(default_factory=deque)
-    """Tokens that come next without a choice; each waits here until a step gives its log-probability."""
+    """Tokens that must come next; each waits here until a step gives its log-probability."""
     unreported: list[Delta] = field(default_factory=list)
-    """The deltas of forced tokens that the text begins with. They are told with the first drawn token: until then
-    nothing that depends on the prompt was shown, and the job can begin anew."""
+    """The deltas of forced tokens at the start of the text. They are reported with the first drawn token: until then
+    nothing that depends on the prompt was shown, and the job can start again."""
     ngram_lookup: NgramLookup = field(init=False)
     acceptance: Acceptance = field(default_factory=Acceptance)
-    """Of drafts from its own text."""
+    """The acceptance of drafts from its own text."""
     match: Match = field(default_factory=Match)
-    """Where earlier answers are like its own."""
+    """The place in earlier answers that is like its own text."""
     account: Account = field(default_factory=Account)
     n_drafted: int = 0
-    """How many draft tokens were computed for it."""
+    """The number of draft tokens that were computed for it."""
     n_accepted: int = 0
-    """How many of these were drawn."""
+    """The number of these that were drawn."""
 
     def __post_init__(self) -> None:
         self.tokens = [*self.prompt, *self.generated]
@@ -122,27 +122,27 @@ class Sequence:
 
     @property
     def n_most(self) -> int:
-        """How many cells it may need in the end."""
+        """The number of cells that it may need in the end."""
         return len(self.prompt) + self.max_tokens
 
     @property
     def n_cells_left(self) -> int:
-        """How many cells it may need beyond those it has."""
+        """The number of cells that it may need beyond those it has."""
         return self.n_most - self.n_computed
 
     @property
     def n_to_compute(self) -> int:
-        """How many of its tokens are known and not computed."""
+        """The number of its tokens that are known and not computed."""
         return len(self.tokens) - self.n_computed
 
     @property
     def is_scoring(self) -> bool:
-        """Whether log-probabilities of its prompt are wanted that are not known yet."""
+        """True if log-probabilities of its prompt are wanted and not all known yet."""
         return self.n_top is not None and len(self.scores) < len(self.prompt)
 
     @property
     def n_reportable(self) -> int:
-        """The position behind the last token of the prompt whose log-probability can be told."""
+        """The position after the last token of the prompt whose log-probability can be reported."""
         return min(len(self.scores), len(self.prompt))
 
     @property
@@ -154,12 +154,12 @@ class Sequence:
         return len(self.generated) >= self.max_tokens
 
     def move(self, state: State) -> None:
-        """Change the state. Raises: AssertionError for a move the table above does not draw; nothing changes then."""
+        """Change the state. Raises: AssertionError for a move that LEGAL_MOVES lacks; nothing changes then."""
         assert state in LEGAL_MOVES[self.state], f"{self.state.name} -> {state.name} is not a legal move"
         self.state = state
 
     def advance(self, n_tokens: int, n_drafts: int = 0) -> None:
-        """Count tokens that a step has computed, and the drafts behind them; the last token of a prefill ends it."""
+        """Count tokens that a step has computed, and the drafts after them; the last token of a prefill ends it."""
         self.n_computed += n_tokens
         self.n_served += n_tokens + n_drafts
         self.n_turn += n_tokens + n_drafts
@@ -167,7 +167,7 @@ class Sequence:
             self.move(State.DECODE)
 
     def begin_at(self, n_tokens: int, scores: Seq[Score]) -> None:
-        """Its first n_tokens are computed, as they were found, with these scores of its first tokens."""
+        """Start with the first n_tokens cached, and with these scores of its first tokens."""
         self.n_computed = n_tokens
         n_scores = n_tokens + self.is_scoring
         if self.is_scoring or len(self.scores) < min(n_scores, len(scores)):
@@ -179,10 +179,10 @@ class Sequence:
         self.tokens.append(token)
 
     def followed(self, drawn: Seq[Token]) -> Seq[Token]:
-        """What was drawn, if anything was, and behind it the tokens that the constraint leaves no choice about.
+        """Return the drawn tokens, if any, and after them the tokens that the constraint forces.
 
-        Where log-probabilities are wanted, the forced tokens wait in `forced` instead, and come back through later
-        calls one by one, as if they were drawn; those of the prompt are told before them.
+        If log-probabilities are wanted, the forced tokens wait in `forced` instead, and come back through later calls
+        one by one, as if they were drawn; the prompt's log-probabilities are reported before them.
         """
         if self.constraint is None:
             return drawn
@@ -199,11 +199,12 @@ class Sequence:
 
     @property
     def is_over(self) -> bool:
-        """Whether the constraint allows nothing behind the tokens there are."""
+        """True if the constraint allows no further token."""
         return self.constraint is not None and not self.forced and self.constraint.is_over
 
     def stop_reason(self, *, is_end: bool, is_stop_token: bool, is_over: bool) -> StopReason | None:
-        """Why nothing follows the token just appended; a stop completed by the last allowed token is a stop."""
+        """Return why the sequence ends after the token just appended, or None. If the last allowed token completes a
+        stop string, the reason is the stop."""
         if is_end:
             return "EOS"
         if is_stop_token or self.text.matched is not None:
@@ -213,8 +214,8 @@ class Sequence:
         return "MAX_TOKENS" if self.is_out_of_tokens else None
 
     def prefill_slice(self, n_most: int, grain: int) -> Slice | None:
-        """A slice of up to `n_most` of the tokens to compute. It has all of them, and then the last one draws unless
-        nothing is to be generated, or it ends at an absolute multiple of `grain`; None where `n_most` tokens do not
+        """Return a slice of up to `n_most` of the tokens to compute. If it has all of them, the last one draws unless
+        nothing is generated. If not, it ends at an absolute multiple of `grain`, or is None if `n_most` tokens do not
         reach one.
         """
         reach = self.n_computed + n_most
@@ -229,8 +230,8 @@ class Sequence:
         return replace(slice_, scoring=Scoring(self.prompt[begin : begin + len(tokens)], self.scores))
 
     def decode_slice(self, draft: Seq[TokenId] = (), n_most: int = 1) -> Slice:
-        """A slice of up to `n_most` of the tokens to compute, and of the draft tokens behind them. There are several to
-        compute where a constraint has forced some; the last of all tokens to compute draws.
+        """Return a slice of up to `n_most` of the tokens to compute, and of the draft tokens after them. There are
+        several to compute if a constraint has forced some; the last of all tokens to compute draws.
         """
         tokens = self.tokens[self.n_computed : self.n_computed + n_most]
         return self._slice([*tokens, *draft], draws=len(tokens) == self.n_to_compute, n_drafts=len(draft))

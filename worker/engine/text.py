@@ -1,7 +1,7 @@
-"""From token bytes to text that may be shown: whole code points, and stop strings honoured.
+"""Token bytes become text that may be shown: whole code points, cut at stop strings.
 
-Owns what must wait: the bytes of an unfinished code point, and text that may yet become a stop string.
-Knows nothing of tokens, jobs or events. Runs on the engine's step thread, one TextStream per job.
+This module owns what must wait: the bytes of an unfinished code point, and text that may yet become a stop string. It
+knows nothing of tokens, jobs or events. It runs on the engine's step thread, with one TextStream per job.
 
     all pushed bytes = [ shown for good )[ held: the longest that may begin a stop )[ unfinished code point )
 
@@ -18,15 +18,15 @@ _SURROGATE_HALF_FROM, _SURROGATE_HALF_BELOW = b"\xed\xa0", b"\xee"
 
 
 class TextStream:
-    """The text of one job. Law: for any chunking, all that is returned, joined, is
-    decode(all bytes, "replace") less an unfinished code point at the very end, cut where the stop begins.
+    """The text of one job. Law: for any chunking, all returned texts, joined, are decode(all bytes, "replace") without
+    an unfinished code point at the very end, cut where the stop begins.
 
-    A stop ends the text at the first character that completes one; if that character completes several,
-    the first in the request is the one that matched (docs/protocol.md 4).
+    A stop ends the text at the first character that completes one; if that character completes several, the first in
+    the request is the one that matched (docs/protocol.md 4).
     """
 
     def __init__(self, stops: Seq[str]) -> None:
-        """`stops` in the order of the request, none of them empty."""
+        """`stops` are in the order of the request, and none of them is empty."""
         self.matched: str | None = None
         self._decoder = _Utf8Decoder("replace")
         self._is_unfinished = False
@@ -35,8 +35,8 @@ class TextStream:
         self._held = ""
 
     def push(self, piece: bytes) -> str:
-        """The text that may be shown now. The piece that completes a stop sets `matched`: then what precedes
-        the stop is returned, and nothing after it ever.
+        """Return the text that may be shown now. The piece that completes a stop sets `matched`: then the text before
+        the stop is returned, and never any text after it.
         """
         if self.matched is not None:
             return ""
@@ -50,14 +50,15 @@ class TextStream:
         return self._hold_back(text)
 
     def part(self) -> str:
-        """The held text, at a place that no stop spans; the text goes on behind it. An unfinished code point is
+        """Return the held text, at a place that no stop spans; the text goes on after it. An unfinished code point is
         dropped."""
         for watch in self._watches:
             watch.n_matched = 0
         return self.flush()
 
     def flush(self) -> str:
-        """End of generation: the held text, which turned out not to be a stop. An unfinished code point is dropped.
+        """Return the held text at the end of generation, because no stop has followed. An unfinished code point is
+        dropped.
 
         Nothing may be pushed afterwards.
         """
@@ -112,7 +113,7 @@ class _StopWatch:
 
 
 def _borders(stop: str) -> list[int]:
-    """For each n, the length of the longest proper prefix of stop[:n] that is also its suffix (0 for n < 2)."""
+    """Return for each n the length of the longest proper prefix of stop[:n] that is also its suffix (0 for n < 2)."""
     borders = [0, 0]
     for char in stop[1:]:
         borders.append(_extend(stop, borders, borders[-1], char))
@@ -120,7 +121,7 @@ def _borders(stop: str) -> list[int]:
 
 
 def _extend(stop: str, borders: list[int], n_matched: int, char: str) -> int:
-    """The longest prefix of `stop` that ends a text whose longest was `n_matched` before `char` came."""
+    """Return the longest prefix of `stop` that ends a text whose longest was `n_matched` before `char` came."""
     while n_matched and stop[n_matched] != char:
         n_matched = borders[n_matched]
     return n_matched + (stop[n_matched] == char)

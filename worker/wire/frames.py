@@ -2,7 +2,7 @@
 
     [u32 body bytes][u32 generation][body]
 
-Pure encoding and decoding. Who sends and when is the business of process/ and front/link.py.
+This is pure encoding and decoding. process/ and front/link.py decide who sends and when.
 """
 
 import struct
@@ -15,8 +15,8 @@ from worker.wire.messages import Inbound, Outbound
 _HEADER = struct.Struct("<II")
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
-"""Above any honest frame (a 32,768-character prompt is 128 KiB; the longest is the answer about a prompt of 2²¹
-characters, each of which is four tokens); a larger length means the peer is broken."""
+"""A limit above any valid frame: a prompt of 32,768 characters is 128 KiB; the longest frame is the answer about a
+prompt of 2²¹ characters with four tokens each. A larger length means that the peer is broken."""
 
 _encoder = msgspec.msgpack.Encoder()
 inbound_decoder: msgspec.msgpack.Decoder[Inbound] = msgspec.msgpack.Decoder(Inbound)
@@ -29,7 +29,7 @@ def encode_frame(generation: int, message: Inbound | Outbound) -> bytes:
 
 
 class FrameBuffer:
-    """Bytes in any portions → whole frames."""
+    """Turns bytes in any portions into whole frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

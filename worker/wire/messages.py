@@ -1,6 +1,7 @@
-"""All messages between the two processes, and the words they are made of.
+"""All messages between the two processes, and the types of their fields.
 
-Owns the frames on the socketpair (msgspec structs, tagged, array-like). Knows nothing of HTTP, llama.cpp or numpy.
+This module owns the frames on the socketpair (msgspec structs, tagged, array-like). It knows nothing of HTTP, llama.cpp
+or numpy.
 
     front  ── Configure, Submit, Cancel, AskResidency, Tokenize, Detokenize ──▶  engine
     front  ◀── Progress, Loaded, LoadFailed, SelfTested, Accepted, Refused, StepBegun, StepDone, Residency ──  engine
@@ -17,21 +18,21 @@ from worker.wire.numerics import Numerics
 
 TokenId = NewType("TokenId", int)
 SlotId = NewType("SlotId", int)
-"""llama.cpp's seq_id. Jobs have 0..parallel-1; `parallel` is the retained slot, which keeps the last job's cells."""
+"""llama.cpp's seq_id. Jobs have 0..parallel-1; `parallel` is the first retained slot, which keeps ended jobs' cells."""
 JobKey = NewType("JobKey", int)
 """The front's internal number for a job, never reused; the client's job_id stays in the front."""
 QuestionKey = NewType("QuestionKey", int)
 """The front's internal number for a question about tokens, never reused."""
 BlockHash = NewType("BlockHash", int)
-"""u64: 16 tokens and everything before them, as engine/kv_blocks.py makes it."""
+"""A u64 for 16 tokens and everything before them; engine/kv_blocks.py computes it."""
 
 StopReason = Literal["MAX_TOKENS", "EOS", "STOP_SEQUENCE"]
 FailureCode = Literal["VRAM_OOM", "INVALID_REQUEST", "INFERENCE_FAILED"]
 StepKind = Literal["prefill", "decode"]
 Scheduling = Literal["fair", "first-come"]
-"""Who waits when jobs need more slots or cells than there are: those that have had most, or the youngest."""
+"""The jobs that wait if there are too few slots or cells: those that have had most, or the youngest."""
 SwaFull = Literal["auto", "on", "off"]
-"""Whether layers with a sliding window have as many KV cells as others, so that prefixes can be shared and kept."""
+"""Whether layers with a sliding window have as many KV cells as others, so that prefixes can be shared and cached."""
 FlashAttn = Literal["auto", "on", "off"]
 PromptLookup = Literal["on", "own", "off"]
 """The texts that drafts are read from: a job's own and other jobs' answers, its own only, or none."""
@@ -40,7 +41,7 @@ BatchInvariant = Literal["auto", "on", "off"]
 SplitMode = Literal["none", "layer", "row"]
 """llama.cpp's words: all layers on one GPU; whole layers over all GPUs; each layer's rows over all GPUs."""
 Medium = Literal["GPU", "CPU"]
-"""Where the cells of a block are, in vLLM's words, whatever the device is: in the KV memory that steps compute in
+"""The place of a block's cells, in vLLM's words, whatever the device is: in the KV memory that steps compute in
 ("GPU"), or in the prefix cache's copies in main memory ("CPU")."""
 
 
@@ -49,7 +50,7 @@ Medium = Literal["GPU", "CPU"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn; docs/sampling.md has every formula. Each default but the temperature's means off.
+    """The parameters of the draw; docs/sampling.md has every formula. Each default except the temperature's means off.
 
     Order: bias and bans, temperature, repetition, frequency, presence and DRY penalties, top_n_sigma, top_k, typical_p,
     top_p, min_p, xtc, draw. Penalties look at the last `repeat_last_n` generated tokens, never at the prompt.
@@ -58,7 +59,7 @@ class Sampling:
     seed: int
     """u64; the draw at position i depends on (seed, i) only."""
     temperature: float = 1.0
-    """Below 1e-6 the token with the highest score after the penalties is taken."""
+    """If it is below 1e-6, the token with the highest score after the penalties is taken."""
     top_p: float = 1.0
     top_k: int = 0
     repetition_penalty: float = 1.0
@@ -75,7 +76,7 @@ class Sampling:
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     logit_bias: tuple[tuple[TokenId, float], ...] = ()
-    """Added to the raw logits; -inf is a ban. Ids are distinct and in the vocabulary."""
+    """Numbers that are added to the raw logits; -inf is a ban. Ids are distinct and in the vocabulary."""
     ignore_eos: bool = False
     """Ban the vocabulary's end-of-generation tokens."""
     min_tokens: int = 0
@@ -83,28 +84,29 @@ class Sampling:
     stop_token_ids: tuple[TokenId, ...] = ()
     """Each ends the job when it is drawn, as STOP_SEQUENCE; its text is not shown."""
     logprobs: int | None = None
-    """How many of the most probable tokens are reported beside each sampled one, with their log-probabilities; None
-    reports no log-probabilities at all."""
+    """The number of most probable tokens to report with each sampled one, with their log-probabilities; None reports no
+    log-probabilities at all."""
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model's chat template turns into a prompt. The front has checked its shape, and nobody its meaning."""
+    """A conversation that the model's chat template turns into a prompt. The front has checked its shape; its meaning
+    is not checked."""
 
     messages: str
     """A JSON array of objects, each with a `role`."""
     tools: str | None = None
     """A JSON array."""
     template_kwargs: str = "{}"
-    """A JSON object: what the template may be told beside the messages."""
+    """A JSON object with variables for the template besides the messages."""
     add_generation_prompt: bool = True
-    """Whether the text ends where the assistant's answer begins."""
+    """True if the text ends where the assistant's answer begins."""
     continue_final_message: bool = False
-    """Whether the last message is the beginning of the answer. Not with add_generation_prompt."""
+    """True if the last message is the start of the answer. It excludes add_generation_prompt."""
 
 
 Prompt = str | tuple[TokenId, ...] | Conversation
 """Text in which special tokens are parsed; tokens as they are; or a conversation, in which only the template's own
-special tokens are."""
+special tokens are parsed."""
 
 MarkUse = Literal["hidden", "shown", "split"]
 """The treatment of control tokens in a job's text: they are hidden, shown by their names, or hidden while they
@@ -114,7 +116,7 @@ RowCosts = tuple[tuple[int, float], ...]
 """(tokens in a decode step, seconds it takes)."""
 
 PaddedWidths = tuple[tuple[int, int], ...]
-"""(tokens in a decode step, the number that it is filled up to)."""
+"""(tokens in a decode step, the number that it is padded to)."""
 
 
 class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
@@ -129,15 +131,15 @@ class DraftModelAsked(msgspec.Struct, frozen=True, array_like=True):
 
     path: str
     device: str
-    """As Configure.device."""
+    """The device, in the words of Configure.device."""
     n_most: int
-    """How many draft tokens a job has in a step at most."""
+    """The largest number of draft tokens for one job in a step."""
     n_cells: int = 0
     """0 means "decide for me"."""
 
 
 class Configure(_Frame, frozen=True, kw_only=True):
-    """The first frame: everything the engine needs to load. Sizes are in tokens; 0 means "decide for me"."""
+    """The first frame, with everything that the engine needs to load. Sizes are in tokens; 0 means "decide for me"."""
 
     model_path: str
     device: str
@@ -156,7 +158,7 @@ class Configure(_Frame, frozen=True, kw_only=True):
     cache_type_v: str
     flash_attn: FlashAttn
     max_tokens_in: int
-    """0 means whatever fits the context."""
+    """The longest prompt in tokens; 0 means whatever fits the context."""
     is_successor: bool = False
     """True if an engine before this one has had the model, and this one is to have it in the same shape: what was
     checked and planned then is not checked and planned again."""
@@ -164,41 +166,42 @@ class Configure(_Frame, frozen=True, kw_only=True):
     """0 means that it is measured at warm-up. A successor is given its predecessor's, so that its steps have the same
     shapes."""
     row_costs: RowCosts = ()
-    """As Loaded.row_costs, of a predecessor; empty: they are measured at warm-up."""
+    """Loaded.row_costs of the predecessor; if it is empty, they are measured at warm-up."""
     switch_s: float = 0.0
-    """Loaded.switch_s of the same predecessor."""
+    """Loaded.switch_s of the predecessor."""
     padded_widths: PaddedWidths = ()
-    """Loaded.padded_widths of the same predecessor."""
+    """Loaded.padded_widths of the predecessor."""
     itl_target_ms: int = 150
-    """How long a prefill step may hold up the jobs that are generating; 0 means as long as it takes."""
+    """The milliseconds that a prefill step may delay generating jobs; 0 means as long as it takes."""
     is_deterministic: bool = False
     batch_invariant: BatchInvariant = "auto"
-    """True if numbers are to be the same in any company; auto: where that costs nothing."""
+    """Whether numbers must be the same whatever other jobs run; auto means if that costs nothing."""
     prefix_cache_bytes: int = -1
-    """How many bytes of ended jobs' KV cells are kept for later prompts at most; -1 means "decide for me"."""
+    """The largest number of bytes of ended jobs' KV cells that are cached; -1 means "decide for me"."""
     scheduling: Scheduling = "fair"
-    """How jobs share slots and cells when there are not enough."""
+    """The order of jobs if there are too few slots or cells."""
     prompt_lookup: PromptLookup = "on"
     draft: DraftModelAsked | None = None
     swa_full: SwaFull = "auto"
-    """auto means on where it costs neither cells, jobs nor layers on a GPU."""
+    """auto means on if that costs neither cells, jobs nor layers on a GPU."""
     split_mode: SplitMode = "none"
     tensor_split: tuple[float, ...] = ()
-    """Each GPU's share of the layers; empty means by free memory."""
+    """The share of the layers for each GPU; empty means by free memory."""
     main_gpu: int = -1
-    """Which of the backend's GPUs holds a model that lies on one GPU; -1 means "decide for me"."""
+    """The index of the backend's GPU for a model on one GPU; -1 means "decide for me"."""
     chat_template: str | None = None
     """A Jinja template instead of the model's own."""
     chat_template_kwargs: str = "{}"
-    """A JSON object: what the template is told beside each conversation, where that says nothing else."""
+    """A JSON object with default variables for the template, which a conversation may override."""
     reports_blocks: bool = False
-    """Whether the engine sends BlocksChanged."""
+    """True if the engine sends BlocksChanged."""
     arena_fd: int = -1
-    """Memory of the front's, inherited under this number: what is put there outlives the engine. -1: there is none."""
+    """The descriptor of the front's memory, which the engine inherits: its contents outlive the engine. -1 means none.
+    """
     prefix_cache_dir: str | None = None
-    """A directory for what is to outlive the worker too."""
+    """A directory for saved cells that outlive the worker, too."""
     wants_numerics: bool = False
-    """Whether Loaded has them: llama.cpp's libraries are read for it."""
+    """True if Loaded has numerics; llama.cpp's libraries are read for them."""
 
     @property
     def itl_target_s(self) -> float:
@@ -207,7 +210,7 @@ class Configure(_Frame, frozen=True, kw_only=True):
 
     @property
     def must_be_invariant(self) -> bool:
-        """True if the load fails unless numbers are the same in any company."""
+        """True if the load fails unless numbers are the same whatever other jobs run."""
         return self.is_deterministic or self.batch_invariant == "on"
 
 
@@ -215,19 +218,19 @@ class Submit(_Frame, frozen=True, kw_only=True):
     job: JobKey
     prompt: Prompt
     max_tokens: int
-    """0: nothing is generated; the prompt's log-probabilities are all that is wanted."""
+    """The longest answer in tokens. If it is 0, only the prompt's log-probabilities are wanted."""
     sampling: Sampling
     stop: tuple[str, ...] = ()
     grammar: str | None = None
-    """GBNF with a `root`, or Lark, which begins with `%llguidance`. At most one of `grammar`, `json_schema` and `regex`
-    is set."""
+    """A grammar in GBNF with a `root`, or in Lark, which begins with `%llguidance`. At most one of `grammar`,
+    `json_schema` and `regex` is set."""
     json_schema: str | None = None
-    """A JSON schema as JSON text, nested at most 64 deep; nobody has looked at its keywords yet."""
+    """A JSON schema as JSON text, nested at most 64 deep; its keywords are not checked yet."""
     regex: str | None = None
     prompt_logprobs: int | None = None
-    """As Sampling.logprobs, of the prompt's own tokens."""
+    """The number of Sampling.logprobs, for the prompt's own tokens."""
     prediction: str = ""
-    """A text that the answer will probably repeat; empty: there is none."""
+    """A text that the answer will probably repeat; empty means none."""
     marks: MarkUse = "hidden"
 
 
@@ -242,19 +245,19 @@ class AskResidency(_Frame, frozen=True, kw_only=True):
 
 
 class Tokenize(_Frame, frozen=True, kw_only=True):
-    """Asks what a prompt becomes. The intake thread answers with Tokenized or Untokenized while steps run on."""
+    """Asks for the tokens of a prompt. The intake thread answers with Tokenized or Untokenized while steps run on."""
 
     question: QuestionKey
     prompt: Prompt
     add_special: bool = True
-    """Whether BOS comes first where the model wants it; of a text only."""
+    """True if BOS comes first if the model wants it; for a text only."""
     parse_special: bool = True
-    """Whether names of special tokens are these tokens; of a text only."""
+    """True if names of special tokens are parsed as these tokens; for a text only."""
 
 
 class Detokenize(_Frame, frozen=True, kw_only=True):
     """Asks for the text of tokens, special ones by their names. The intake thread answers with Detokenized, or with
-    Untokenized where an id is outside the vocabulary."""
+    Untokenized if an id is outside the vocabulary."""
 
     question: QuestionKey
     tokens: tuple[TokenId, ...]
@@ -264,8 +267,8 @@ class Detokenize(_Frame, frozen=True, kw_only=True):
 
 
 class Progress(_Frame, frozen=True, kw_only=True):
-    """Load progress, 0..100, which is also the heartbeat while loading: a percent that is sent again says that the load
-    still moves."""
+    """Load progress, 0..100, which is also the heartbeat while loading: a repeated percent shows that the load still
+    moves."""
 
     percent: int
 
@@ -282,25 +285,25 @@ class OffPlan(msgspec.Struct, frozen=True, array_like=True):
     device: str
     planned_bytes: int
     allocated_bytes: int
-    """What the library itself says that it has allocated there."""
+    """The bytes that the library reports as allocated there."""
     taken_bytes: int | None = None
-    """How far the device's free memory fell during the load; None where that memory is not
-    the device's own, or did not change."""
+    """The bytes by which the device's free memory fell during the load; None if that memory is not the device's own, or
+    did not change."""
 
     @property
     def difference_bytes(self) -> int:
-        """By how much the device holds more or less than was planned, by whichever account says that it is more."""
+        """The difference between the planned and the held bytes, by the account with the larger one."""
         held = (self.allocated_bytes, self.allocated_bytes if self.taken_bytes is None else self.taken_bytes)
         return max(abs(n_bytes - self.planned_bytes) for n_bytes in held)
 
 
 class Offload(msgspec.Struct, frozen=True, array_like=True):
-    """Where the layers of a loaded model lie. The output layer counts as one, as in llama.cpp."""
+    """The place of a loaded model's layers. The output layer counts as one, as in llama.cpp."""
 
     gpu_layers: int = 0
     layers_total: int = 0
     tensor_split: tuple[float, ...] = ()
-    """The share of the model that each GPU holds; empty where one device holds all of it."""
+    """The share of the model that each GPU holds; empty if one device holds all of it."""
     off_plan: tuple[OffPlan, ...] = ()
 
 
@@ -308,17 +311,17 @@ _KEY = "kwargs."
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model file says of itself that clients ask for."""
+    """Facts of a model file that clients ask for."""
 
     n_ctx_train: int = 0
     n_params: int = 0
     file_bytes: int = 0
     bos_token: str | None = None
-    """Its name, as in `<s>`; None where the vocabulary has none."""
+    """Its name, as in `<s>`; None if the vocabulary has none."""
     eos_token: str | None = None
     pad_token: str | None = None
     chat_template: str | None = None
-    """The Jinja template in force; None: conversations cannot be answered."""
+    """The Jinja template in force; None if conversations cannot be answered."""
     chat_template_caps: tuple[str, ...] = ()
     """The features that the template supports: system, tools, …, and `kwargs.NAME` for each variable that it reads."""
 
@@ -332,17 +335,18 @@ class DraftModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A draft model that is in memory."""
 
     name: str
-    """As Loaded.name."""
+    """Its name, in the form of Loaded.name."""
     quant_kind: str
     device: str
-    """As it is asked for: `cpu:0`, `cuda:1`."""
+    """The device in the form of a setting: `cpu:0`, `cuda:1`."""
     n_cells: int
     memory_bytes: int
-    """Weights + KV + compute buffers. Those on the served model's device are part of Loaded.memory_bytes, too."""
+    """The bytes of weights, KV and compute buffers. Those on the served model's device are part of Loaded.memory_bytes.
+    """
 
 
 class BatchInvariance(msgspec.Struct, frozen=True, kw_only=True):
-    """True if a job's numbers are computed so that they do not depend on what is computed beside it."""
+    """Whether a job's numbers are computed so that they do not depend on other jobs, and why."""
 
     is_kept: bool = False
     why: str = ""
@@ -367,12 +371,12 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     """The model is in memory, warmed up, and steps can run."""
 
     name: str
-    """The file's general.name or, where it has none, the file name's stem."""
+    """The file's general.name or, if it has none, the stem of the file name."""
     quant_kind: str
     tokenizer_kind: str
     vocab_size: int
     context_length: int
-    """N of docs/protocol.md 1: how many tokens one job may use, min(cells, trained length)."""
+    """N of docs/protocol.md 1: the number of tokens that one job may use, min(cells, trained length)."""
     n_cells: int
     parallel: int
     resident: bool
@@ -381,33 +385,35 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     device_name: str
     memory_architecture: Literal["vram-only", "unified", "host"]
     memory_bytes: int
-    """Weights + KV + compute buffers on the device, or on all that share the model, measured after the load."""
+    """The bytes of weights, KV and compute buffers on the device, or on all that share the model, measured after the
+    load.
+    """
     prefill_chunk: int
     row_costs: RowCosts = ()
-    """What decode steps took at warm-up, ascending; empty: not measured, and there are no drafts."""
+    """The times of decode steps at warm-up, ascending; empty if they were not measured and there are no drafts."""
     switch_s: float = 0.0
-    """The extra seconds of a step that has another width than those before and behind it; 0 on a CPU."""
+    """The extra seconds of a step that has another width than those before and after it; 0 on a CPU."""
     padded_widths: PaddedWidths = ()
-    """The widths of decode steps that are filled up because a wider step takes less time. `row_costs` has what they
-    cost then."""
+    """The widths of decode steps that are padded because a wider step takes less time. `row_costs` has their padded
+    costs."""
     ubatch_size: int = 0
-    """The number of tokens that are computed at once at most; 0 where the engine does not say."""
+    """The largest number of tokens that are computed at once; 0 if the engine does not say."""
     batch_size: int = 0
-    """How many tokens one decode call takes at most: more than was asked for where the slots need more; 0 where the
-    engine does not say."""
+    """The largest number of tokens in one decode call: more than was asked for if the slots need more; 0 if the engine
+    does not say."""
     prefix_cache_bytes: int = 0
-    """The limit in force; 0 where the model's memory cannot be cut, or where nothing is to be kept."""
+    """The limit in force; 0 if the model's memory cannot be cut, or if the prefix cache is off."""
     prefix_cache_off: str | None = None
-    """Why nothing is kept, and what to do about it; None where something is."""
+    """The reason why the prefix cache is off, and what to do about it; None if it is on."""
     swa_full: bool | None = None
-    """Whether layers with a sliding window have as many cells as others; None where no layer has one."""
+    """True if layers with a sliding window have as many cells as others; None if no layer has one."""
     offload: Offload = Offload()
     step_s: float = 0.0
-    """How many seconds the longest step, a prefill step while nobody generates, takes by the warm-up's times."""
+    """The seconds of the longest step, a prefill step while no job generates, by the times of the warm-up."""
     model: ModelFacts = ModelFacts()
     draft: DraftModelFacts | None = None
     numerics: Numerics | None = None
-    """Where Configure asked for them."""
+    """The numerics, if Configure asked for them."""
     amx: Amx = Amx()
     batch_invariance: BatchInvariance = BatchInvariance()
     attention: Attention | None = None
@@ -422,7 +428,7 @@ class LoadFailed(_Frame, frozen=True, kw_only=True):
     needed_bytes: int | None = None
     available_bytes: int | None = None
     device: str | None = None
-    """The device whose memory is meant."""
+    """The device whose memory is too small."""
 
 
 class Accepted(_Frame, frozen=True, kw_only=True):
@@ -433,16 +439,16 @@ class Accepted(_Frame, frozen=True, kw_only=True):
 
 
 class Overflow(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt that has more tokens than it may have."""
+    """The numbers of a prompt with too many tokens."""
 
     n_tokens: int
     most: int
-    """The context's length, or what --max-tokens-in says."""
+    """The context's length, or --max-tokens-in."""
 
 
 class Violation(msgspec.Struct, frozen=True, array_like=True):
-    """A rule that the request breaks and only the engine can check: context_length(N), max_tokens_in(K), or what a
-    constraint says."""
+    """A rule that the request breaks and only the engine can check: context_length(N), max_tokens_in(K), or one of
+    constraints."""
 
     field: Literal[
         "prompt", "messages", "chat_template_kwargs", "tokens", "grammar", "json_schema", "regex", "prediction"
@@ -450,7 +456,7 @@ class Violation(msgspec.Struct, frozen=True, array_like=True):
     constraint: str
     message: str
     overflow: Overflow | None = None
-    """The numbers, where the rule is context_length(N) or max_tokens_in(K)."""
+    """The numbers, if the rule is context_length(N) or max_tokens_in(K)."""
 
 
 class Refused(_Frame, frozen=True, kw_only=True):
@@ -461,54 +467,54 @@ class Refused(_Frame, frozen=True, kw_only=True):
 
 
 class SelfTested(_Frame, frozen=True, kw_only=True):
-    """Whether the same tokens gave the same logits, bit for bit, alone, in chunks and beside neighbours."""
+    """Whether the same tokens gave the same logits, bit for bit, alone, in chunks and with other jobs."""
 
     is_same: bool
     differences: tuple[str, ...] = ()
-    """The comparisons that gave other bits, in words: `beside 7 others`."""
+    """The comparisons that gave other bits, in words such as `beside 7 others`."""
     ways: tuple[str, ...] = ()
     """All comparisons that were made, in the same words."""
     widths: tuple[int, ...] = ()
-    """How many rows the compared decode steps had."""
+    """The numbers of rows in the compared decode steps."""
     n_prompts: int = 0
     row_multiple: int = 1
-    """Decode steps are filled up to a multiple of this many rows, in the test and in serving."""
+    """Decode steps are padded to a multiple of this many rows, in the test and in serving."""
     most_rows: int = 0
-    """How many rows are decoded at once at most, in the test and in serving; 0 means all rows of a step."""
+    """The largest number of rows that are decoded at once, in the test and in serving; 0 means all rows of a step."""
 
 
 class PrefixCacheFound(_Frame, frozen=True, kw_only=True):
-    """What this engine has found of the prefix caches of engines before it."""
+    """The saved cells of earlier engines that this engine has found."""
 
     n_parts: int
     n_tokens: int
     n_bytes: int
     n_dropped: int = 0
-    """How many parts more were there: damaged, made otherwise, or what an engine died of."""
+    """The number of further parts that were dropped: damaged, made differently, or involved in a crash."""
     dropped_because: str | None = None
-    """Of the first of these."""
+    """The reason for the first of these."""
 
 
 class Residency(_Frame, frozen=True, kw_only=True):
-    """Where the model is now, by the device's own figures."""
+    """The current place of the model, by the device's own figures."""
 
     is_resident: bool
     memory_bytes: int
-    """How many bytes of the model the device can hold at most: what Loaded said, or what is in use on the device where
-    that is less."""
+    """The largest number of bytes of the model that the device can hold: those of Loaded, or the device's memory in use
+    if that is less."""
 
 
 class Tokenized(_Frame, frozen=True, kw_only=True):
-    """What a prompt becomes."""
+    """The tokens and the text of a prompt."""
 
     question: QuestionKey
     tokens: tuple[TokenId, ...]
     text: str
-    """The prompt's text; of a conversation, what the template made of it."""
+    """The prompt's text; for a conversation, the text that the template made of it."""
 
 
 class Untokenized(_Frame, frozen=True, kw_only=True):
-    """Why a question has no answer: at least one reason."""
+    """The reasons why a question has no answer, at least one."""
 
     question: QuestionKey
     violations: tuple[Violation, ...]
@@ -521,7 +527,7 @@ class Detokenized(_Frame, frozen=True, kw_only=True):
 
 
 class StepBegun(_Frame, frozen=True, kw_only=True):
-    """Sent before a step whenever the set of jobs in it changes: these are to blame if the engine dies."""
+    """The jobs of the next step, sent whenever their set changes: these are to blame if the engine dies."""
 
     jobs: tuple[JobKey, ...]
 
@@ -533,7 +539,7 @@ class TopToken(msgspec.Struct, frozen=True, array_like=True):
     id: TokenId
     logprob: float
     raw: bytes | None = None
-    """Its bytes, where `text` does not have all of them."""
+    """Its bytes, if `text` does not have all of them."""
 
     @property
     def piece(self) -> bytes:
@@ -559,9 +565,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """What the tokens of a job's prompt were worth to the model, from position `start` on; the first token of all has
-    no log-probability, so the first part starts at 1. Parts come in order and without gaps, all before the first
-    Delta."""
+    """Log-probabilities of a job's prompt, from position `start` on. The very first token has none, so the first part
+    starts at 1. Parts come in order and without gaps, all before the first Delta."""
 
     job: JobKey
     start: int
@@ -577,11 +582,11 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     """The stop string that matched, as the request spelled it."""
     is_context_full: bool = False
     n_drafted: int = 0
-    """How many draft tokens were computed for it."""
+    """The number of draft tokens that were computed for it."""
     n_accepted: int = 0
-    """How many of these were drawn."""
+    """The number of these that were drawn."""
     n_reasoning: int = 0
-    """The number of tokens that were drawn outside of the answer, those that divide it included."""
+    """The number of tokens that were drawn outside the answer, those that divide it included."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True):
@@ -591,57 +596,57 @@ class Failed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
-    """A job has its slot and begins. It is sent once for each job, also for one that is preempted and resumed."""
+    """A job has its slot and begins. It is sent once for each job, even if the job is preempted and resumed."""
 
     job: JobKey
     n_cached: int = 0
-    """How many prompt tokens were found in the prefix cache or in another job's cells."""
+    """The number of cached prompt tokens: in the prefix cache or in another job's cells."""
 
 
 class StepDone(msgspec.Struct, kw_only=True, tag=True, array_like=True):
-    """What a step did for all its jobs, in one frame, which is also the heartbeat. Fields are applied in this order.
+    """The results of a step for all its jobs, in one frame, which is also the heartbeat. Fields apply in this order.
 
     The engine collects the results of a step in it, so it is the one frame that can change, until it is sent.
     """
 
     started: list[Started] = []
-    """Jobs that began since the last frame."""
+    """The jobs that began since the last frame."""
     prompt_logprobs: list[PromptLogprobs] = []
     deltas: list[Delta] = []
     finished: list[Finished] = []
     failed: list[Failed] = []
     kind: StepKind | None = None
-    """None where no step ran and only the lists or counts changed."""
+    """The kind of the step; None if no step ran and only the lists or counts changed."""
     n_threads: int = 0
-    """How many threads compute; 0 before the first step."""
+    """The number of threads that compute; 0 before the first step."""
     cells_used: int = 0
-    """How many KV cells running jobs hold; a shared one counts once."""
+    """The number of KV cells that running jobs hold; a shared one counts once."""
     prefix_tokens: int = 0
-    """How many tokens of ended jobs the prefix cache keeps for later prompts in host memory."""
+    """The number of tokens of ended jobs in the prefix cache in host memory."""
     prefix_bytes: int = 0
     n_preempted: int = 0
-    """How many jobs were paused since the last frame because the KV cache was full."""
+    """The number of jobs that were paused since the last frame because the KV cache was full."""
     n_yielded: int = 0
-    """How many jobs were paused since the last frame because another had had less of the machine."""
+    """The number of jobs that were paused since the last frame to give another job its fair share."""
     n_paused: int = 0
-    """How many jobs that have begun wait for a slot again."""
+    """The number of jobs that have begun and wait for a slot again."""
     n_drafted: int = 0
-    """How many draft tokens this step computed."""
+    """The number of draft tokens that this step computed."""
     n_accepted: int = 0
-    """How many of these drafts were drawn."""
+    """The number of these drafts that were drawn."""
     sampled_at_s: float = 0.0
-    """time.monotonic() after sampling; the two processes share that clock."""
+    """The time.monotonic() after sampling; the two processes share that clock."""
 
 
 class BlocksStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Whole blocks that follow each other are there now, and were not."""
+    """Whole blocks that follow each other are cached now, and were not before."""
 
     medium: Medium
     parent: BlockHash | None
-    """The block before the first; None where a prompt begins."""
+    """The block before the first; None at the start of a prompt."""
     hashes: tuple[BlockHash, ...]
     tokens: tuple[TokenId, ...]
-    """Of all the blocks, as many for each."""
+    """The tokens of all the blocks, the same number for each."""
 
 
 class BlocksRemoved(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -652,8 +657,7 @@ class BlocksRemoved(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class BlocksChanged(_Frame, frozen=True, kw_only=True):
-    """What has changed since the last such frame in what later prompts may find computed, in order. A new engine has
-    nothing."""
+    """The changes of the cached blocks since the last such frame, in order. A new engine has no blocks."""
 
     changes: tuple[BlocksStored | BlocksRemoved, ...]
 

@@ -1,9 +1,10 @@
-"""What a draft is, how often drafts of one source were right, and what drafts have cost a job.
+"""Drafts, how often those of one source were right, and how much time they have cost a job.
 
-Knows neither the model, nor where drafts come from, nor how many draft tokens pay (drafts.py). Pure; step thread.
+This module knows neither the model, nor the sources of drafts, nor how many draft tokens pay (drafts.py). It is pure
+and runs on the step thread.
 
 A token is the same whether there was a draft or not, so every draw judges the draft tokens that any source proposed for
-it, also those that the step did not take.
+it, even those that the step did not take.
 """
 
 from collections.abc import Sequence as Seq
@@ -13,9 +14,10 @@ from typing import Self
 from worker.wire.messages import TokenId
 
 N_CLASSES = 5
-"""Matches of up to 1, 2-3, 4-7, 8-15 and more tokens are judged apart: a long one is right far more often."""
+"""The number of classes of matches: up to 1, 2-3, 4-7, 8-15 and more tokens. A long match is right far more often."""
 HALF_LIFE = 16
-"""After so many draws, what was seen counts half. Values from 8 to 64 make no difference on edits, quotes and lists."""
+"""The number of draws after which an observation counts half. Values from 8 to 64 make no difference on edits, quotes
+and lists."""
 
 _DECAY = 0.5 ** (1 / HALF_LIFE)
 
@@ -26,8 +28,8 @@ class Draft:
 
     tokens: tuple[TokenId, ...] = ()
     n_matched: int = 0
-    """How many of the job's last tokens, at least, also stand before the place that the draft was read from; less where
-    one of them is another than there (`TRUST_BEHIND_A_CHANGE` in ngram.py)."""
+    """The least number of the job's last tokens that also stand before the place that the draft was read from. It is
+    less if one of them differs from that place (`TRUST_BEHIND_A_CHANGE` in ngram.py)."""
 
 
 NO_DRAFT = Draft()
@@ -35,49 +37,49 @@ NO_DRAFT = Draft()
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """By how many modelled seconds drafts have made one job slower. `Speculation.plan` keeps it."""
+    """The seconds that drafting has cost one job, by the cost model. `Speculation.plan` keeps it."""
 
     lost_s: float = 0.0
-    """Less what is forgiven. What drafts win beyond that is forgotten by the next plan."""
+    """The lost seconds, less those that are forgiven. The next plan forgets any gain beyond that."""
     token_s: float = 0.0
-    """What a token would have cost in the last plan without drafts."""
+    """The seconds of a token in the last plan without drafts."""
 
     def won(self, n_tokens: int) -> None:
-        """So many draft tokens of the planned step were right."""
+        """Count n_tokens draft tokens of the planned step as right."""
         self.lost_s -= n_tokens * self.token_s
 
 
 @dataclass(slots=True, eq=False)
 class Acceptance:
-    """How often the drafts of one source were right."""
+    """The share of the drafts of one source that were right."""
 
     _right: list[float] = field(default_factory=lambda: [2.0**i for i in range(N_CLASSES)])
-    """How many draft tokens were right, by class of match. A match of m tokens begins as if m had been right and one
-    wrong."""
+    """The number of draft tokens that were right, by class of match. A match of m tokens begins as if m had been right
+    and one wrong."""
     _wrong: list[float] = field(default_factory=lambda: [1.0] * N_CLASSES)
 
     @classmethod
     def believing(cls, n_right: float) -> Self:
-        """One that begins as if so many draft tokens of each class had been right and one wrong."""
+        """Make one that begins as if n_right draft tokens of each class had been right and one wrong."""
         return cls([n_right] * N_CLASSES, [1.0] * N_CLASSES)
 
     def copy(self) -> Self:
         return type(self)(list(self._right), list(self._wrong))
 
     def fade(self, half_life: int, beginning: Self) -> None:
-        """Go a little back to the beginning: after `half_life` calls, what was seen counts half."""
+        """Go back a little to the beginning: after `half_life` calls, an observation counts half."""
         kept = 0.5 ** (1 / half_life)
         self._right = [kept * a + (1 - kept) * b for a, b in zip(self._right, beginning._right, strict=True)]
         self._wrong = [kept * a + (1 - kept) * b for a, b in zip(self._wrong, beginning._wrong, strict=True)]
 
     def rate(self, n_matched: int) -> float:
-        """The chance, in [0, 1], that the next draft token is right after a match of n_matched ≥ 0 tokens."""
+        """Return the chance, in [0, 1], that the next draft token is right after a match of n_matched ≥ 0 tokens."""
         i = _class(n_matched)
         return self._right[i] / (self._right[i] + self._wrong[i])
 
     def saw(self, draft: Draft, drawn: Seq[TokenId]) -> None:
-        """Learn from a step: all of the draft, taken or not, and the tokens drawn. What stands behind a wrong token
-        teaches nothing.
+        """Learn from a step, given the whole draft, taken or not, and the drawn tokens. Tokens after a wrong one teach
+        nothing.
         """
         for n_matched, (expected, token) in enumerate(zip(draft.tokens, drawn, strict=False), draft.n_matched):
             i = _class(n_matched)

@@ -1,9 +1,9 @@
-"""Drafts from a small model that reads along: the tokens that it finds most likely behind a job's own.
+"""Drafts from a small model that reads along: the tokens that it finds most likely after a job's own.
 
-Owns what the draft model has computed of each slot's tokens, and what asking it has been worth. Its cells follow a job
-lazily: before it drafts it computes what it lacks, and after a rejection or a pause it forgets what is not the job's
-text. Any of them may be dropped at any time; no answer depends on them. Knows neither how many draft tokens pay
-(drafts.py) nor what computes (`Runner`). Pure; step thread.
+This module owns the draft model's computed cells of each slot, and how much asking it has been worth. Its cells follow
+a job lazily: before it drafts it computes the tokens that it lacks, and after a rejection or a pause it drops cells
+that are not the job's text. Any of them may be dropped at any time; no answer depends on them. It knows neither how
+many draft tokens pay (drafts.py) nor the device (`Runner`). It is pure and runs on the step thread.
 """
 
 from collections.abc import Callable, Collection
@@ -20,47 +20,47 @@ from worker.wire.messages import RowCosts, Sampling, SlotId, TokenId
 
 MIN_PROBABILITY = 0.5
 """A draft ends before a token that the draft model itself finds less likely than this. On two cores a further row costs
-half a step, and so does drafting it; a token that is more often wrong than right costs more than it wins there."""
+half a step, and so does drafting it; a token that is wrong more often than right costs more than it wins there."""
 
 MAX_LACKING = 8
-"""So many tokens that it lacks are computed with the first draft token. After a step it lacks one or two; more of them,
-as of a prompt, are caught up with in steps of their own."""
+"""The largest number of missing tokens that are computed with the first draft token. After a step it lacks one or two;
+more of them, as after a prompt, are computed in steps of their own."""
 CATCH_UP_SHARE = 0.5
 """Catching up takes at most this share of the ITL target between two steps."""
 MAX_AT_ONCE = 512
-"""How many tokens are caught up with between two steps at most, however little time they take."""
+"""The largest number of missing tokens that are computed between two steps, however little time they take."""
 LIKELY_TOKENS = 64
-"""A job is taken to generate as many tokens more as it has, and at least so many, if it may."""
+"""A job is expected to generate as many tokens again as it has, and at least this many, if it may."""
 
 HOPE = 8.0
-"""How many draft tokens for each wrong one are taken to be right before any was judged: a pair of models that were not
-worth trying would not have been started."""
+"""The assumed number of right draft tokens for each wrong one before any was judged: nobody starts a pair of models
+that is not worth a try."""
 HALF_LIFE_STEPS = 64
-"""After so many steps in which a job was not drafted for, what was seen of its drafts counts half: so it is tried again
-some hundred tokens later."""
+"""The number of steps without drafts for a job after which observations of its drafts count half, so that it is tried
+again some hundred tokens later."""
 HALF_LIFE_JOBS = 4
-"""After so many jobs have begun, what was seen of all jobs' drafts counts half."""
+"""The number of new jobs after which observations of all jobs' drafts count half."""
 
 _GREEDY = Sampling(seed=0, temperature=0.0, logprobs=0)
 _BEGINNING = Acceptance.believing(HOPE)
-"""Is never told of a draft."""
+"""This one never learns from a draft."""
 _NO_TOKEN = TokenId(-1)
-"""Is never drawn."""
+"""This token is never drawn."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class Worth:
-    """What drafts have been worth, by the place of a token in its draft."""
+    """The acceptance of drafts, by the place of a token in its draft."""
 
     offered: Acceptance = field(default_factory=_BEGINNING.copy)
-    """Of the tokens that were drafted."""
+    """The acceptance of the tokens that were drafted."""
     asked: Acceptance = field(default_factory=_BEGINNING.copy)
-    """Of the tokens that were asked for: one that the draft model was not sure of is wrong here."""
+    """The acceptance of the tokens that were asked for: one that the draft model was not sure of is wrong here."""
 
     def fade(self, half_life: int) -> None:
-        """Let what was seen count a little less, against the hope at the beginning."""
+        """Let observations count a little less, compared with the assumption at the start."""
         for acceptance in (self.offered, self.asked):
             acceptance.fade(half_life, _BEGINNING)
 
@@ -78,13 +78,14 @@ class Followed:
     held: list[TokenId]
     """The tokens whose cells it has, those of drafts included."""
     n_agreed: int = 0
-    """How many of these are known to be the sequence's."""
+    """The number of these that are known to be the sequence's."""
     asked: Draft = NO_DRAFT
-    """What it has drafted for the step that runs, with no token behind it where more was asked for."""
+    """The draft for the current step; _NO_TOKEN follows it if more tokens were asked for."""
 
     @property
     def n_lacking(self) -> int:
-        """How many of the sequence's tokens it has not computed; the last one at least, which gives the first draft."""
+        """The number of the sequence's tokens that it has not computed; at least the last one, which gives the first
+        draft."""
         return len(self.sequence.tokens) - self.n_agreed
 
     @property
@@ -92,7 +93,8 @@ class Followed:
         return self.n_lacking <= MAX_LACKING
 
     def agree(self) -> bool:
-        """Compare what is held with the sequence's tokens, from where they last agreed; whether any of it is wrong."""
+        """Compare the held tokens with the sequence's, from where they last agreed. Return True if any of them is
+        wrong."""
         tokens, held = self.sequence.tokens, self.held
         n_most = min(len(held), len(tokens) - 1)
         while self.n_agreed < n_most and held[self.n_agreed] == tokens[self.n_agreed]:
@@ -109,7 +111,7 @@ class _Growing:
     tokens: list[TokenId] = field(default_factory=list)
 
     def next_slice(self) -> Slice:
-        """What is to be computed before the next token of the draft can be drawn."""
+        """Return the tokens to compute before the next token of the draft can be drawn."""
         followed = self.followed
         return Slice(
             followed.slot,
@@ -119,7 +121,7 @@ class _Growing:
         )
 
     def take(self, drawn: Sampled) -> bool:
-        """Go on by a token if it is likely enough; whether another one may follow."""
+        """Append a token if it is likely enough. Return True if another one may follow."""
         if drawn.error is not None or drawn.logprob is None or exp(drawn.logprob.token.logprob) < MIN_PROBABILITY:
             return False
         self.tokens.append(drawn.token)
@@ -129,9 +131,9 @@ class _Growing:
 class DraftModel:
     """A DraftSource (drafts.py) whose drafts take time.
 
-    `runner`: the draft model, with a slot for each of the jobs'. `row_costs`: what its decode steps cost, ascending
-    from 1 token. `n_most`: how many draft tokens a job has in a step at most. `on_lost` is told, once, why there are no
-    drafts from it any more: it has failed, and the jobs go on without it.
+    `runner` is the draft model, with a slot for each slot of jobs. `row_costs` are the costs of its decode steps,
+    ascending from 1 token. `n_most` is the largest number of draft tokens for a job in a step. If the draft model
+    fails, `on_lost` gets the reason, once, and the jobs go on without it.
     """
 
     def __init__(
@@ -153,23 +155,24 @@ class DraftModel:
         self._on_lost = on_lost
         self._followed: dict[SlotId, Followed] = {}
         self._worth = Worth()
-        """Of all jobs' drafts, with which a job begins."""
+        """The worth of all jobs' drafts, with which a job begins."""
         self.is_lost = False
 
     # ── what it costs ────────────────────────────────────────────────────────────────────────────
 
     def draft_s(self, n_rows: int) -> float:
-        """The seconds of one draft token for each of n_rows ≥ 1 sequences."""
+        """Return the seconds of one draft token for each of n_rows ≥ 1 sequences."""
         return self._costs.of(min(n_rows, self._costs.widest))
 
     def catch_up_s(self, n_tokens: int) -> float:
-        """The seconds of so many tokens that it only reads."""
+        """Return the seconds of n_tokens that it only reads."""
         return n_tokens * self._costs.of(self._costs.widest) / self._costs.widest
 
     # ── following ────────────────────────────────────────────────────────────────────────────────
 
     def follow(self, sequences: Seq[Sequence]) -> list[Followed]:
-        """What the draft model has of the sequences, each of which has a slot; what is not their text is forgotten."""
+        """Return the draft model's state of the sequences, each of which has a slot. Cells of other texts are dropped.
+        """
         return self._unless_it_fails(lambda: [self._follow(sequence) for sequence in sequences], [])
 
     def _follow(self, sequence: Sequence) -> Followed:
@@ -191,9 +194,10 @@ class DraftModel:
         followed.n_agreed = min(followed.n_agreed, n_keep)
 
     def catch_up(self, followed: Followed) -> float:
-        """Compute a part of what the draft model lacks of a sequence; the seconds that took, 0 where there is no room.
+        """Compute a part of the tokens that the draft model lacks of a sequence. Return the seconds that this took; 0
+        if there is no room.
 
-        The part is as long as the ITL target allows, because others wait for their next tokens.
+        The part is as long as the ITL target allows, because other jobs wait for their next tokens.
         """
         n_at_once = max(1, int(min(MAX_AT_ONCE, self._most_s / self.catch_up_s(1))))
         tokens = followed.sequence.tokens[followed.n_agreed : -1][:n_at_once]
@@ -210,7 +214,7 @@ class DraftModel:
     # ── drafting ─────────────────────────────────────────────────────────────────────────────────
 
     def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[Draft]:
-        """For each sequence, which it follows and hardly lacks anything of, a draft of at most so many tokens."""
+        """Return for each sequence, which it follows closely, a draft of at most the wanted number of tokens."""
         growing = [
             _Growing(self._followed[sequence.slot], n_most) for sequence, n_most in wanted if sequence.slot is not None
         ]
@@ -223,7 +227,7 @@ class DraftModel:
         return Draft(tokens)
 
     def _grow(self, growing: list[_Growing]) -> None:
-        """Make the drafts longer by a token each until none may go on, all of them in one batch a token."""
+        """Make all drafts longer by a token each, in one batch for each token, until none may go on."""
         n_tokens = sum(each.followed.n_lacking + each.n_most - 1 for each in growing)
         if not self._has_room(n_tokens, {each.followed.slot for each in growing}):
             return
@@ -241,7 +245,7 @@ class DraftModel:
         return self._followed[sequence.slot].worth.offered
 
     def judge(self, slot: SlotId, drawn: Seq[TokenId]) -> None:
-        """Learn from what was drawn where a draft was asked for. Whoever judges drafts tells `acceptance` of them."""
+        """Learn from the draws of a slot if a draft was asked for. The judge of drafts updates `acceptance`."""
         followed = self._followed.get(slot)
         if followed is None or not followed.asked.tokens:
             return
@@ -253,8 +257,8 @@ class DraftModel:
     # ── room and failures ────────────────────────────────────────────────────────────────────────
 
     def _has_room(self, n_tokens: int, kept: Collection[SlotId]) -> bool:
-        """Whether there are so many free cells, or can be without what it has of slots that are not to be kept: ended
-        and paused sequences' first."""
+        """Return True if n_tokens cells are free, after dropping cells of slots that are not in `kept` if need be:
+        those of ended and paused sequences first."""
         others = [followed for slot, followed in self._followed.items() if slot not in kept and followed.held]
         others.sort(key=lambda followed: followed.sequence.slot == followed.slot)
         for followed in others:
@@ -264,7 +268,7 @@ class DraftModel:
         return self._runner.kv.n_free_cells >= n_tokens
 
     def _unless_it_fails(self, work: Callable[[], T], otherwise: T) -> T:
-        """Do some work with the draft model, whose failures are no job's."""
+        """Do some work with the draft model. Its failures end no job."""
         if self.is_lost:
             return otherwise
         try:

@@ -1,11 +1,12 @@
-"""Drafts in decode steps: the best that any source has, as many tokens of them as pay, judged by what was drawn.
+"""Drafts in decode steps: the best draft of any source, with as many tokens as pay, judged by the draws.
 
-Owns which jobs have drafts and from which source (`Drafts`), what wider steps cost, and how many draft tokens a step
-takes along: as many as pay, and never so many that a job is held up (`Speculation`). Knows neither how a draft is found
-(`DraftSource`: ngram.py, predicted.py, history.py) nor what a token means. Pure; step thread.
+This module owns which jobs have drafts and from which source (`Drafts`), the costs of wider steps, and the number of
+draft tokens in a step: as many as pay, and never so many that a job is delayed (`Speculation`). It knows neither how a
+draft is found (`DraftSource`: ngram.py, predicted.py, history.py) nor the meaning of a token. It is pure and runs on
+the step thread.
 
-No step ever takes a draft only to find out whether it would be right. A draft model's drafts take time to make; it is
-asked for them where that is expected to pay (`Speculation.asked`).
+No step takes a draft only to find out whether it would be right. Drafts of a draft model take time to make; it is
+asked for them if that is expected to pay (`Speculation.asked`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,63 +29,64 @@ from worker.limits import MAX_DRAFTS
 from worker.wire.messages import SlotId, TokenId
 
 MIN_GAIN = 1.03
-"""A step takes drafts where it is expected to be at least this many times as fast; measured costs are no more precise
-than that."""
+"""A step takes drafts if it is expected to be at least this many times as fast; measured costs are no more precise than
+that."""
 MAX_LOST = 0.02
 """Wrong drafts may cost this share of a job's time."""
 
 N_INVESTED = 64
-"""Reading along with a prompt pays later or never. So much time as this many tokens take may be spent on it beyond what
-drafts have won."""
+"""The number of tokens whose time may be spent on reading along with a prompt, beyond the time that drafts have won.
+Reading along pays later or never."""
 
 PAYBACK = 2.0
-"""Reading along must be expected to win this many times what it costs: an answer may be shorter than was expected, and
-drafts be wrong more often."""
+"""Reading along must be expected to win this many times its cost: an answer may be shorter than expected, and drafts
+may be wrong more often."""
 
 MAX_HELD_UP = 0.05
-"""On a GPU a sequence may be slower by this share for others' drafts."""
+"""The share by which drafts of other jobs may slow a sequence down on a GPU."""
 
 LOOKING_SHARE = 0.01
-"""The share of the steps' time that may go into looking for drafts that then do not pay. On a CPU it never takes as
-much; on a GPU 16 jobs' lookups take 0.25 ms of a step of 7."""
+"""The share of the steps' time that may go into looking for drafts that do not pay. On a CPU the look never takes as
+long; on a GPU the lookups of 16 jobs take 0.25 ms of a step of 7."""
 MAX_RESTING = 16
-"""The most steps in a row without a look: one that was held up by something else must not end all drafts."""
+"""The largest number of steps in a row without a look: one look that was delayed by something else must not end all
+drafts."""
 
 N_READ = 256
-"""How many tokens of ended jobs are made known to others after a step, at about a microsecond each. A step generates
-fewer."""
+"""The number of tokens of ended jobs that are indexed for other jobs after a step, at about a microsecond each. A step
+generates fewer."""
 
 Running = Mapping[SlotId, Sequence]
 
 
 class DraftSource(Protocol):
-    """Where drafts come from. Each source proposes for all sequences of a step, and is judged by every draw."""
+    """A source of drafts. Each source proposes for all sequences of a step, and is judged by every draw."""
 
     def propose(self, wanted: Seq[tuple[Sequence, int]]) -> Seq[Draft]:
-        """For each sequence, in order, a draft of at most so many tokens; that may be none."""
+        """Return for each sequence, in order, a draft of at most the wanted number of tokens; it may be empty."""
         ...
 
     def acceptance(self, sequence: Sequence) -> Acceptance:
-        """How often such drafts were right, as far as it says something about this sequence. The same object while the
-        sequence runs; whoever judges drafts tells it of them."""
+        """Return how often such drafts were right, as far as this applies to the sequence. It is the same object while
+        the sequence runs; the judge of drafts updates it."""
         ...
 
 
 class Maker(Protocol):
-    """What drafts cost that take time to make. Two implementations: DraftModel and the tests' modelled one."""
+    """The costs of drafts that take time to make. DraftModel and the tests' modelled one implement it."""
 
     @property
     def n_most(self) -> int:
-        """How many draft tokens a sequence has at most."""
+        """The largest number of draft tokens for one sequence."""
         ...
 
     def draft_s(self, n_rows: int) -> float:
-        """The seconds of one draft token for each of n_rows ≥ 1 sequences."""
+        """Return the seconds of one draft token for each of n_rows ≥ 1 sequences."""
         ...
 
 
 class OwnText:
-    """Drafts from a job's own text. What they are worth is learned for each job."""
+    """Drafts from a job's own text. Their acceptance is learned for each job."""
 
     def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[Draft]:
         return [sequence.ngram_lookup.propose(n_most) for sequence, n_most in wanted]
@@ -94,7 +96,7 @@ class OwnText:
 
 
 class PredictedTexts:
-    """Drafts from what clients say that answers will repeat. What they are worth is learned for each job."""
+    """Drafts from texts that clients predict. Their acceptance is learned for each job."""
 
     def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[Draft]:
         return [
@@ -107,8 +109,8 @@ class PredictedTexts:
 
 
 class EarlierAnswers:
-    """Drafts from what other jobs have generated. What they are worth is learned from all jobs together, so that a job
-    begins with what is known."""
+    """Drafts from answers of other jobs. Their acceptance is learned from all jobs together, so that a job begins with
+    it."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -122,9 +124,9 @@ class EarlierAnswers:
 
 
 class Drafts:
-    """The drafts of all jobs, from each DraftSource that is switched on: `has_own_text` for a job's own text and its
-    predicted text, `history_bytes` for other jobs' answers, `model` for a draft model. If `row_costs` (tokens in a
-    decode step, seconds it takes) is empty, there are no drafts. `switch_s` is Speculation's. `clock` gives seconds.
+    """The drafts of all jobs, from each DraftSource that is on: `has_own_text` for a job's own text and its predicted
+    text, `history_bytes` for other jobs' answers, `model` for a draft model. If `row_costs` (tokens in a decode step,
+    seconds it takes) is empty, there are no drafts. `switch_s` is as in Speculation. `clock` gives seconds.
     """
 
     def __init__(
@@ -146,23 +148,23 @@ class Drafts:
         self._model = model
         self._clock = clock
         self._proposals: dict[SlotId, list[Proposal]] = {}
-        """All sources' for the step that runs, also what the step did not take of them."""
+        """The proposals of all sources for the current step, also those that the step did not take."""
         self._n_resting = 0
-        """The number of steps until drafts are looked for again."""
+        """The number of steps until the next look for drafts."""
         self._asked: set[SlotId] = set()
-        """For which of its sequences the draft model has made drafts."""
+        """The slots for whose sequences the draft model has made drafts."""
 
     def remember(self, sequence: Sequence) -> None:
-        """Keep a copy of what a job that ends has generated; `learn` makes it known."""
+        """Keep a copy of an ended job's answer; `learn` indexes it."""
         self._history.remember(sequence.tokens, len(sequence.prompt))
 
     def learn(self, *, is_idle: bool) -> None:
-        """Make known to other jobs what ended ones have generated: all of it while nobody waits, else a part."""
+        """Index the answers of ended jobs for other jobs: all of them if the engine is idle, otherwise a part."""
         while self._history.read(N_READ) and is_idle:
             pass
 
     def added_to(self, step: Step, running: Running, n_free_cells: int) -> Step:
-        """The step with drafts, where it is a decode step, they pay and have room, and no prompt waits for it."""
+        """Return the step with drafts, if it is a decode step, drafts pay and have room, and no prompt waits for it."""
         self._proposals, self._asked = {}, set()
         if step.kind != "decode" or not self._is_on or step.n_tokens + MAX_DRAFTS > n_free_cells:
             return step
@@ -179,8 +181,8 @@ class Drafts:
         return drafted
 
     def catch_up(self, running: Running, n_most: int) -> None:
-        """Take in prompts and what was drawn, so many tokens at most, while a device computes: the next look finds them
-        known. Behind a long prompt it would take milliseconds."""
+        """Index at most n_most tokens of prompts and answers while a device computes, so that the next look is short.
+        After a long prompt it would take milliseconds."""
         if not self._is_on or not self._sources:
             return
         for sequence in running.values():
@@ -211,8 +213,8 @@ class Drafts:
         )
 
     def _ask(self, model: DraftModel, sequences: Running) -> float:
-        """Ask the draft model for drafts of the sequences for which they are expected to win more than they cost: each
-        of these then has another proposal. The seconds that took.
+        """Ask the draft model for drafts of the sequences for which they are expected to win more than they cost. Each
+        of these then has another proposal. Return the seconds that this took.
         """
         n_rows, speculation = len(sequences), self._speculation
         followed = model.follow([each for each in sequences.values() if _n_allowed(each, 1)])
@@ -238,7 +240,7 @@ class Drafts:
         return made_s
 
     def _catch_up(self, model: DraftModel, lacking: list[Followed], n_rows: int) -> None:
-        """Have the draft model read a part of the first sequence for which that is expected to pay."""
+        """Let the draft model read a part of the first sequence for which that is expected to pay."""
         speculation = self._speculation
         for each in lacking:
             sequence = each.sequence
@@ -259,8 +261,8 @@ class Drafts:
         return found
 
     def judge(self, step: Step, sampled: Seq[Sampled], running: Running, seconds: float) -> tuple[int, int]:
-        """Learn from a step that ran, before its draws are taken: (draft tokens it computed, of these drawn). Each
-        sequence counts its own.
+        """Learn from a step that ran, before its draws are applied. Return the number of draft tokens that it computed,
+        and how many of these were drawn. Each sequence counts its own, too.
         """
         if step.kind != "decode" or not self._is_on:
             return 0, 0
@@ -275,7 +277,7 @@ class Drafts:
             sequence = running[slot]
             sequence.account.won(len(tokens) - 1)
             if slot not in self._asked:
-                # Only what a draft model has won is spent on it.
+                # Only the time that a draft model has won is spent on it.
                 sequence.account.lost_s = max(0.0, sequence.account.lost_s)
             for proposal in self._proposals[slot]:
                 proposal.acceptance.saw(proposal.draft, tokens)
@@ -287,14 +289,15 @@ class Drafts:
 
 
 def _n_allowed(sequence: Sequence, n_most: int) -> int:
-    """How many draft tokens it may have: none where the next token is known, nor behind the last allowed token."""
+    """Return how many draft tokens it may have: none if the next token is known, and none after the last allowed token.
+    """
     if sequence.n_to_compute > 1 or sequence.forced:
         return 0
     return max(0, min(n_most, sequence.max_tokens - len(sequence.generated) - 1))
 
 
 def _permitted(draft: Draft, sequence: Sequence) -> Draft:
-    """The draft as far as the sequence's constraint allows it."""
+    """Return the draft as far as the sequence's constraint allows it."""
     if sequence.constraint is None or not draft.tokens:
         return draft
     return Draft(draft.tokens[: sequence.constraint.n_allowed(draft.tokens)], draft.n_matched)
@@ -305,9 +308,9 @@ class Proposal:
     """A draft for a decoding sequence, which may be empty."""
 
     account: Account
-    """The sequence's."""
+    """The account of the sequence."""
     acceptance: Acceptance
-    """What such drafts were worth."""
+    """The acceptance of such drafts."""
     draft: Draft
 
 
@@ -316,16 +319,16 @@ class Speculation:
 
     `row_costs` are (tokens in a decode step, seconds it took), ascending from 1 token, and linear between; no step is
     made wider than the widest of them, and without any there are no drafts. `n_most` bounds the draft tokens of a step.
-    `switch_s`: the seconds that a step with drafts costs beyond that, because steps before and behind it are of another
-    width: a GPU's graph is built and captured anew for each change.
+    `switch_s` are the seconds that a step with drafts costs beyond that, because the steps before and after it have
+    another width: a GPU's graph is built and captured again for each change.
 
     A plan maximises the geometric mean of the sequences' expected speeds. For one sequence that is its tokens per
     second; in a batch one sequence's draft must win more than it costs all the others, and then the batch's tokens
     per second rise as well.
 
-    Law: whatever is accepted, any stretch of a job costs at most 1 + MAX_LOST times what it costs without drafts, plus
-    one step of a single sequence with n_most draft tokens and one change of width. A job that has used this up has
-    drafts again when it is forgiven: soon a short one, and what that wins lets it go on. Where drafts take time to
+    Law: whatever is accepted, any stretch of a job costs at most 1 + MAX_LOST times its cost without drafts, plus one
+    step of a single sequence with n_most draft tokens and one change of width. A job that has used this up has drafts
+    again when some of it is forgiven: soon a short one, and the time that it wins lets it go on. If drafts take time to
     make, that time counts too; all jobs together then lose at most the time of N_INVESTED tokens more.
     """
 
@@ -336,37 +339,39 @@ class Speculation:
         self._had_drafts = False
         self._most_spare_s = N_INVESTED * self.costs.of(1) if row_costs else 0.0
         self.spare_s = self._most_spare_s
-        """How many seconds may be spent on what pays later or never: what jobs have won, and the share of their time
-        that wrong drafts did not cost."""
+        """The seconds that may be spent on work that pays later or never: those that jobs have won, and the share of
+        their time that wrong drafts did not cost."""
 
     def took(self, n_tokens: int, seconds: float, *, has_drafts: bool) -> None:
-        """Learn from a decode step's time, without what it took to come to another width."""
+        """Learn from a decode step's time, without the time of a change of width."""
         if has_drafts != self._had_drafts:
             seconds -= self._switch_s / 2
         self._had_drafts = has_drafts
         self.costs.took(n_tokens, seconds)
 
     def cost_s(self, n_rows: int) -> float:
-        """The seconds of a step of n_rows ≥ 1 sequences without drafts; 0 where that is not known."""
+        """Return the seconds of a step of n_rows ≥ 1 sequences without drafts; 0 if they are not known."""
         return self.costs.of(n_rows) if n_rows <= self.costs.widest else 0.0
 
     def most_drafts(self, n_rows: int) -> int:
-        """How many draft tokens would pay with n_rows ≥ 1 sequences if all were right; 0: no need to look for any."""
+        """Return how many draft tokens would pay with n_rows ≥ 1 sequences if all were right; if 0, none need be
+        sought."""
         gains = (log(1 + 1 / n) for n in range(1, self._n_most + 1) for _ in range(n_rows))
         return self._n_paying(n_rows, gains)
 
     def best(self, proposals: Seq[Proposal], n_rows: int) -> Proposal:
-        """The proposal, of those for one of n_rows sequences, that makes the step fastest if the others have none."""
+        """Return the one of a sequence's proposals that makes the step of n_rows fastest if the other sequences have
+        none."""
         drafted = [proposal for proposal in proposals if proposal.draft.tokens]
         if len(drafted) < 2:
             return (drafted or proposals)[0]
         return max(drafted, key=lambda proposal: self._most_gained(n_rows, _gains(proposal))[1])
 
     def plan(self, proposals: Seq[Proposal], made_s: float = 0.0) -> list[int]:
-        """How many of its draft tokens each sequence of the step takes, in order; their cost is put on its account.
-        `made_s`: the seconds that it took to make the drafts, which are on the accounts already.
+        """Return how many of its draft tokens each sequence of the step takes, in order, and put their cost on its
+        account. `made_s` are the seconds that it took to make the drafts; they are on the accounts already.
 
-        Give every sequence of the step, and tell each `Account` and `Acceptance` what was drawn.
+        The caller gives every sequence of the step, and updates each `Account` and `Acceptance` with the draws.
         """
         n_rows = len(proposals)
         counts = [0] * n_rows
@@ -392,8 +397,9 @@ class Speculation:
         return counts
 
     def _holds_up(self, taken: Seq[tuple[int, float]], n_rows: int) -> bool:
-        """True if on a GPU some sequence would be slower for others' drafts. Whoever has none pays for all of them
-        there; and what the others win is lost again when they have ended, as fewer rows take nearly as long.
+        """Return True if on a GPU some sequence would be slower because of other jobs' drafts. A sequence without
+        drafts pays for all of them there; and the time that the others win is lost again when they have ended, because
+        fewer rows take nearly as long.
         """
         if not self._switch_s or n_rows == 1 or not taken:
             return False
@@ -406,20 +412,22 @@ class Speculation:
     # ── drafts that take time to make ────────────────────────────────────────────────────────────
 
     def can_pay(self, account: Account) -> bool:
-        """Whether a job may have drafts made; half of what it may lose is for the steps that take them."""
+        """Return True if drafts may be made for a job; half of the time that it may lose is for the steps that take
+        them."""
         return account.lost_s <= self._most_lost_s / 2
 
     def gained(self, proposals: Seq[Proposal]) -> float:
-        """What a step gains by these proposals, one for each sequence: the sum of the logarithms of their speeds."""
+        """Return the gain of a step by these proposals, one for each sequence: the sum of the logarithms of their
+        speeds."""
         if not any(proposal.draft.tokens for proposal in proposals):
             return 0.0
         return self._most_gained(len(proposals), (gain for _, gain in self._best(proposals)))[1]
 
     def asked(self, hopes: Seq[Acceptance], n_rows: int, maker: Maker, gained: float) -> tuple[int, int]:
-        """For how many of a step's n_rows sequences drafts are to be made, and of how many tokens each; (0, 0) where
-        that is not expected to gain more than `gained`.
+        """Return the number of a step's n_rows sequences to make drafts for, and the number of tokens of each draft;
+        (0, 0) if that is not expected to gain more than `gained`.
 
-        `hopes`: how many tokens of each sequence's drafts are right, by their place; the best sequence first.
+        `hopes` say how often tokens of each sequence's drafts are right, by their place; the best sequence comes first.
         """
         best = max(gained, n_rows * log(MIN_GAIN)), 0, 0
         for n_asked in range(1, len(hopes) + 1):
@@ -428,14 +436,14 @@ class Speculation:
         return best[1:]
 
     def saved_s(self, hope: Acceptance, n_rows: int, maker: Maker) -> float:
-        """How many seconds of a step of n_rows sequences drafts for one of them are expected to save; 0 where they are
-        not worth making."""
+        """Return the seconds of a step of n_rows sequences that drafts for one of them are expected to save; 0 if they
+        are not worth making."""
         net, _ = self._deepest([hope], n_rows, maker)
         return self.costs.of(n_rows) * (1 - exp(-net / n_rows)) if net > n_rows * log(MIN_GAIN) else 0.0
 
     def _deepest(self, hopes: Seq[Acceptance], n_rows: int, maker: Maker) -> tuple[float, int]:
-        """What drafts for these sequences gain at most, with the time that it takes to make them, and of how many
-        tokens each."""
+        """Return the largest gain of drafts for these sequences, counting the time to make them, and the number of
+        tokens of each draft."""
         n_asked, cost_s, each_s = len(hopes), self.costs.of(n_rows), maker.draft_s(len(hopes))
         chances, expected = [1.0] * n_asked, [1.0] * n_asked
         gained, best, n_best = 0.0, 0.0, 0
@@ -453,7 +461,7 @@ class Speculation:
     # ── the best of all draft tokens ─────────────────────────────────────────────────────────────
 
     def _best(self, proposals: Seq[Proposal]) -> list[tuple[int, float]]:
-        """The n_most best draft tokens that their jobs can pay, as (index of the proposal, gain), best first."""
+        """Return the n_most best draft tokens that their jobs can pay, as (index of the proposal, gain), best first."""
         prospects = [_gains(proposal) for proposal in proposals]
         room_s = [self._most_lost_s - self._switch_s - proposal.account.lost_s for proposal in proposals]
         heap = [(-gain, i) for i, gains in enumerate(prospects) for gain in islice(gains, 1)]
@@ -471,14 +479,14 @@ class Speculation:
         return best
 
     def _n_paying(self, n_rows: int, gains: Iterable[float], made_s: float = 0.0) -> int:
-        """How many draft tokens make the step fastest, if that is fast enough; else 0."""
+        """Return how many draft tokens make the step fastest, if it is then fast enough; otherwise 0."""
         n_best, best = self._most_gained(n_rows, gains, made_s)
         return n_best if best > n_rows * log(MIN_GAIN) else 0
 
     def _most_gained(self, n_rows: int, gains: Iterable[float], made_s: float = 0.0) -> tuple[int, float]:
-        """How many draft tokens make the step fastest, and what that adds to the sum of the logarithms of all n_rows
-        sequences' speeds. `gains`: what each draft token adds to the logarithm of its sequence's expected tokens, best
-        first. `made_s`: the seconds that have gone by for this step already.
+        """Return how many draft tokens make the step fastest, and how much they add to the sum of the logarithms of all
+        n_rows sequences' speeds. `gains` are the additions of each draft token to the logarithm of its sequence's
+        expected tokens, best first. `made_s` are the seconds that this step has taken already.
         """
         n_most = min(self._n_most, self.costs.widest - n_rows)
         if n_most <= 0:
@@ -501,7 +509,7 @@ class Speculation:
 
 
 def _gains(proposal: Proposal) -> Iterator[float]:
-    """What each draft token adds to the logarithm of the sequence's expected tokens; never more than the one before."""
+    """Yield how much each draft token adds to the logarithm of the sequence's expected tokens; it never rises."""
     chance = expected = 1.0
     first = proposal.draft.n_matched
     for n_matched in range(first, first + len(proposal.draft.tokens)):

@@ -1,7 +1,7 @@
 """N-grams of earlier answers: drafts of a job's next tokens, read from what other jobs have generated.
 
-Owns the answers that are remembered and the index over them, both of a fixed size in bytes. Knows neither jobs nor
-steps. Pure; step thread. Nothing of it outlives the engine.
+This module owns the stored answers and the index over them, both of a fixed size in bytes. It knows neither jobs nor
+steps. It is pure and runs on the step thread. Nothing of it outlives the engine.
 """
 
 from array import array
@@ -17,34 +17,34 @@ HISTORY_BYTES = 4 * 2**20
 """Some 260,000 tokens of answers and their index."""
 
 NGRAM_SIZES = (8, 4, 2)
-"""How many last tokens to look for, in this order."""
+"""The numbers of last tokens to look for, in this order."""
 _END = -1
-"""Stands behind each answer, and where none was written yet. It is no token, so that no n-gram and no draft reaches
-over it."""
+"""A mark after each answer, and in places that were never written. It is no token, so no n-gram and no draft reaches
+across it."""
 _WIDTH = array("i").itemsize
 
 
 @dataclass(slots=True)
 class Match:
-    """Where in the history a job's text has last been found; the history's own note on the job."""
+    """The place in the history where a job's text was last found; the history's own note on the job."""
 
     place: int = 0
-    """Of the token that should come next; 0: nowhere."""
+    """The place of the token that should come next; 0 means none."""
     n_seen: int = 0
-    """How many tokens the job had then."""
+    """The number of tokens that the job had then."""
 
 
 class History:
-    """The last answers, one behind the other in a ring, each behind the last tokens of its prompt; and a table that has
-    for the hash of an n-gram the place behind it.
+    """The last answers in a ring, each after the last tokens of its prompt; and a table that has the place after an
+    n-gram for its hash.
 
         ring:  ... q q q b b b b b ■ p p p a a a a a a a ■ x x x x x ■ (the oldest)
                                            └ a place: the n-gram ends before it, the draft begins there
 
     Nothing is ever deleted from the table: an n-gram overwrites whatever had its hash, and the tokens before a place
-    are compared before anything is read from it. So any place does, however old or wrong it is.
+    are compared before anything is read from it. So a place may be old or wrong.
 
-    Memory: at most `limit_bytes`, all of it from the beginning.
+    Memory: at most `limit_bytes`, all of it allocated at the start.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -53,15 +53,15 @@ class History:
         self._places = array("i", [0]) * (n_tokens * len(NGRAM_SIZES))
         self._head = 0
         self._unread: deque[range] = deque()
-        """Places of answers that are in the ring and not yet in the table."""
+        """The places of answers that are in the ring and not yet in the table."""
 
     @property
     def n_bytes(self) -> int:
         return _WIDTH * (len(self._ring) + len(self._places))
 
     def remember(self, tokens: Seq[TokenId], n_prompt: int) -> None:
-        """Write down an answer, tokens[n_prompt:], and the tokens before it by which it will be found; what is too long
-        for the ring loses its beginning. Microseconds; `read` makes the answer known.
+        """Store an answer, tokens[n_prompt:], and the tokens before it by which it will be found. An answer that is too
+        long for the ring loses its beginning. This takes microseconds; `read` makes the answer known.
         """
         begin = max(0, n_prompt - NGRAM_SIZES[0], len(tokens) + 1 - len(self._ring))
         if len(tokens) == n_prompt or begin >= len(tokens):
@@ -75,8 +75,8 @@ class History:
         self._unread.append(range(start + max(1, n_prompt - begin), self._head - 1))
 
     def read(self, n_most: int) -> bool:
-        """Put the n-grams before up to n_most tokens of what was remembered into the table, a microsecond each.
-        Whether there is more.
+        """Put the n-grams before up to n_most tokens of stored answers into the table, at a microsecond each. Return
+        True if there are more.
         """
         while self._unread and n_most > 0:
             places = self._unread.popleft()
@@ -87,9 +87,9 @@ class History:
         return bool(self._unread)
 
     def propose(self, tokens: list[TokenId], match: Match, n_most: int) -> Draft:
-        """What followed the job's last tokens in an earlier answer, up to n_most tokens and that answer's end.
+        """Return the continuation of the job's last tokens in an earlier answer, up to n_most tokens and its end.
 
-        Keeps to the place it has found for as long as the text goes on as it did there, as NgramLookup does.
+        A place is kept for as long as the text goes on as it did there, as in NgramLookup.
         """
         place = match.place + len(tokens) - match.n_seen if match.place else 0
         draft = self._read_at(place, tokens, 1, n_most)
@@ -102,7 +102,7 @@ class History:
         return draft
 
     def _read_at(self, place: int, tokens: list[TokenId], n_least: int, n_most: int) -> Draft:
-        """What stands at the place, if at least n_least tokens before it are the job's last ones."""
+        """Return the tokens at the place, if at least n_least tokens before it are the job's last ones."""
         if not 0 < place < len(self._ring) or self._ring[place] == _END:
             return NO_DRAFT
         n_matched = n_common(self._ring, place, tokens, len(tokens))
@@ -123,5 +123,5 @@ class History:
                     self._places[self._slot(tokens[end - size : end])] = place
 
     def _slot(self, ngram: Seq[int]) -> int:
-        """Of the n-gram's place in the table. Tuples of numbers have the same hash in every process."""
+        """Return the index of the n-gram in the table. Tuples of numbers have the same hash in every process."""
         return hash(tuple(ngram)) % len(self._places)

@@ -1,7 +1,7 @@
-"""N-gram lookup: drafts of a job's next tokens, read from where its last tokens stood before.
+"""N-gram lookup: drafts of a job's next tokens, read from an earlier place with the same last tokens.
 
-Owns the index over one job's tokens. Knows neither the model nor how many draft tokens pay (drafts.py). Pure; step
-thread.
+This module owns the index over one job's tokens. It knows neither the model nor how many draft tokens pay (drafts.py).
+It is pure and runs on the step thread.
 """
 
 from collections.abc import Sequence as Seq
@@ -10,47 +10,49 @@ from worker.engine.drafting.acceptance import NO_DRAFT, Draft
 from worker.wire.messages import TokenId
 
 NGRAM_SIZES = (4, 2, 1)
-"""How many last tokens to look for, in this order: long n-grams find the right place, short ones find it soon after an
-edit. What a short match is worth is learned apart (`Acceptance`), so that it does not spoil the long ones."""
+"""The numbers of last tokens to look for, in this order: long n-grams find the right place, short ones find it soon
+after an edit. The acceptance of short matches is learned separately (`Acceptance`), so that it does not spoil the long
+ones.
+"""
 
 MAX_COUNTED = 16
-"""How far back a match that was just found is counted; beyond that it is simply long."""
+"""The largest number of tokens that are counted back from a new match; a longer match is simply long."""
 
 TRUST_BEHIND_A_CHANGE = 4
-"""A place that goes on behind a changed token is trusted as one that has agreed for this part of what it had. With 1
-drafts behind names are too long, with more than any match has had those behind an edit are too short."""
+"""A place that goes on after a changed token is trusted as if it had agreed for this part of its tokens. With 1, drafts
+after names are too long; with more than any match has had, drafts after an edit are too short."""
 
 
 def n_common(one: Seq[int], end: int, other: Seq[int], other_end: int) -> int:
-    """How many tokens before the two positions are the same, up to MAX_COUNTED."""
+    """Return how many tokens before the two positions are the same, up to MAX_COUNTED."""
     most = min(end, other_end, MAX_COUNTED)
     return next((n for n in range(most) if one[end - 1 - n] != other[other_end - 1 - n]), most)
 
 
 class NgramLookup:
-    """Where the n-grams of one job's tokens last stood; `tokens`, prompt and generated, is the job's own growing list.
+    """The last place of each n-gram of one job's tokens; `tokens`, prompt and generated, is the job's own growing list.
 
-    Keeps to the place it has found for as long as the text goes on as it did there: an earlier place that has agreed
-    for long tells more than a later one that agrees in the last few tokens. Where one token is another than there, as a
-    name in a form is, it goes on behind it, unless the last two tokens have stood somewhere together.
+    A place is kept for as long as the text goes on as it did there: an earlier place that has agreed for long predicts
+    more than a later one that agrees in the last few tokens. If one token differs, as a name in a form does, the place
+    goes on after it, unless the last two tokens have stood somewhere together.
 
-    Time: the index is made by `propose` and `catch_up`, two microseconds a token, so that a job which is never asked
-    costs nothing. Memory: once asked up to 500 bytes a token; freed with the job.
+    Time: the index is made by `propose` and `catch_up`, two microseconds a token, so a job that is never asked
+    costs nothing. Memory: up to 500 bytes a token once it was asked; freed with the job.
     """
 
     def __init__(self, tokens: list[TokenId]) -> None:
         self._tokens = tokens
         self._n_indexed = 0
         self._ends: dict[tuple[TokenId, ...], int] = {}
-        """n-gram → the position behind its last occurrence."""
+        """n-gram → the position after its last occurrence."""
         self._next: int | None = None
-        """Position of the token that should come next; None: the last tokens never stood before."""
+        """The position of the token that should come next; None if the last tokens never stood before."""
         self._n_matched = 0
 
     def propose(self, n_most: int) -> Draft:
-        """What followed the earlier place, up to n_most tokens; `NO_DRAFT` where there is none.
+        """Return the continuation at the earlier place, up to n_most tokens; `NO_DRAFT` if there is none.
 
-        The draft runs on into its own tokens: of a text that repeats with any period it is n_most tokens long.
+        The draft runs on into its own tokens: if a text repeats with any period, it is n_most tokens long.
         """
         tokens = self._tokens
         self.catch_up(len(tokens))
@@ -63,7 +65,7 @@ class NgramLookup:
         return Draft(tuple(draft), self._n_matched)
 
     def catch_up(self, n_most: int) -> int:
-        """Take in so many tokens at most, of those that there are now; how many that were."""
+        """Index at most n_most of the current tokens. Return how many were indexed."""
         start, end = self._n_indexed, min(len(self._tokens), self._n_indexed + n_most)
         while self._n_indexed < end:
             self._n_indexed += 1

@@ -1,7 +1,7 @@
 """Drafts from a text that the client expects its answer to repeat: OpenAI's `prediction`.
 
-Owns the index over one such text, and the place where the answer has come to in it. Knows neither the model nor how
-many draft tokens pay (drafts.py). Pure; step thread.
+This module owns the index over one such text, and the place that the answer has reached in it. It knows neither the
+model nor how many draft tokens pay (drafts.py). It is pure and runs on the step thread.
 """
 
 from bisect import bisect_left
@@ -22,9 +22,9 @@ BELIEVED = 8
 class Predicted:
     """A text that the answer will probably repeat, with changes.
 
-    Its place is the text's beginning at first, and moves on with the answer for as long as both agree. Behind a token
-    that differs it is where the answer's last tokens stand next in the text; where they stand nowhere, behind the token
-    that was expected, which another has replaced.
+    Its place is the start of the text at first, and moves on with the answer for as long as both agree. After a token
+    that differs, the place is where the answer's last tokens stand next in the text. If they stand nowhere, it is after
+    the expected token, which another one has replaced.
     """
 
     def __init__(self, tokens: Seq[TokenId]) -> None:
@@ -32,7 +32,7 @@ class Predicted:
         """The acceptance of this job's predicted drafts."""
         self._tokens = list(tokens[:MAX_TOKENS])
         self._places: dict[tuple[TokenId, ...], list[int]] = {}
-        """n-gram → the positions behind it, ascending."""
+        """n-gram → the positions after it, ascending."""
         self._n_indexed = 0
         self._n_seen = 0
         """The number of the answer's tokens that were compared."""
@@ -40,11 +40,12 @@ class Predicted:
         """The position of the token that should come next."""
         self._n_matched = BELIEVED
         self._reached = 0
-        """The position behind what the answer surely has repeated: it goes on there or later, rather than before."""
+        """The position after the part that the answer has surely repeated: it goes on there or later rather than
+        before."""
 
     def propose(self, generated: Seq[TokenId], n_most: int) -> Draft:
-        """The next tokens of the text, up to n_most; `NO_DRAFT` at its end. `generated` is the whole answer up to now,
-        which only grows."""
+        """Return the next tokens of the text, up to n_most; `NO_DRAFT` at its end. `generated` is the whole answer so
+        far, which only grows."""
         self._index(min(len(self._tokens), self._n_indexed + N_INDEXED))
         while self._n_seen < len(generated):
             self._n_seen += 1

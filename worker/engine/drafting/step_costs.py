@@ -1,6 +1,6 @@
-"""What the decode steps of one model cost: measured once at warm-up, corrected by each step that ran.
+"""The costs of one model's decode steps: measured once at warm-up, and corrected by each step that ran.
 
-Knows neither jobs nor the clock. Pure; step thread.
+This module knows neither jobs nor the clock. It is pure and runs on the step thread.
 """
 
 from collections import deque
@@ -9,11 +9,12 @@ from itertools import accumulate, pairwise
 from statistics import median
 
 N_TIMED = 9
-"""How many steps' times are remembered; their median is not moved by one step that was held up."""
+"""The number of steps whose times are kept; one step that was delayed does not move their median."""
 
 
 class StepCosts:
-    """`row_costs` are (tokens in a decode step, seconds it took), ascending from 1 token, and linear between."""
+    """Costs by rows. `row_costs` are (tokens in a decode step, seconds it took), ascending from 1 token, linear
+    between."""
 
     def __init__(self, row_costs: Seq[tuple[int, float]]) -> None:
         assert not row_costs or row_costs[0][0] == 1
@@ -23,13 +24,13 @@ class StepCosts:
 
     @property
     def widest(self) -> int:
-        """How many tokens the widest step has whose cost is known; 0 where none is."""
+        """The number of tokens in the widest step with a known cost; 0 if none is known."""
         return len(self._seconds)
 
     def took(self, n_rows: int, seconds: float) -> None:
-        """Learn from a decode step's time. What it took beyond its measured cost is put down to its rows.
+        """Learn from a decode step's time. The time beyond its measured cost is attributed to its rows.
 
-        Attention over a long context costs every row the same, and was not there at warm-up. Where something else took
+        Attention over a long context costs every row the same, and was not measured at warm-up. If something else took
         the time, drafts are shorter than would pay.
         """
         if n_rows > self.widest:
@@ -38,16 +39,16 @@ class StepCosts:
         self._row_surplus_s = max(0.0, median(self._surplus_s))
 
     def of(self, n_rows: int) -> float:
-        """The seconds of a step of 1 ≤ n_rows ≤ widest tokens."""
+        """Return the seconds of a step of 1 ≤ n_rows ≤ widest tokens."""
         return self._seconds[n_rows - 1] + n_rows * self._row_surplus_s
 
     def of_one_more(self, n_rows: int) -> float:
-        """What one more token adds to such a step."""
+        """Return the seconds that one more token adds to such a step."""
         return self.of(n_rows + 1) - self.of(n_rows)
 
 
 def interpolated(row_costs: Seq[tuple[int, float]]) -> list[float]:
-    """Seconds of steps of 1, 2, ... rows. More rows never cost less: where it was measured so, it was noise."""
+    """Return the seconds of steps of 1, 2, ... rows. More rows never cost less; a measurement that says so is noise."""
     rising = list(accumulate((seconds for _, seconds in row_costs), max))
     costs = rising[:1]
     for ((n, _), (m, _)), (n_s, m_s) in zip(pairwise(row_costs), pairwise(rising), strict=True):
