@@ -1,9 +1,8 @@
-"""The parity certificate: what a report of `llorch-worker parity` says, and whether it is about what is served here.
+"""The parity certificate: the facts of a report of `llorch-worker parity`, compared with the model that is served here.
 
-Owns: the few facts of a report.json that the front repeats, and their comparison with the model file and with what the
-engine of the moment says that it computes with. Refuses to know: how parity is measured, and that its bounds were
-sensible; the report itself has both. Runs in the front; the file's digest is made in a thread, before the model is
-loaded.
+This module owns the few facts of a report.json that the front repeats, and their comparison with the model file and
+with the numerics of the current engine. It does not know how parity is measured, or whether its bounds were sensible;
+the report itself has both. It runs in the front; the file's digest is made in a thread, before the model is loaded.
 """
 
 import asyncio
@@ -27,34 +26,35 @@ REPORT_FILE: Final = "report.json"
 """Its name in a proof bundle."""
 
 Stamp = tuple[int, int, int] | None
-"""What changes with a file: its number, size and time of change. None for a file that is not there."""
+"""The facts that change with a file: its number, size and time of change. None for a missing file."""
 
 _OF_OTHER_FILES = {"sources", "matrix"}
-"""Levels that measure what was made from the file; alone they say nothing about the file."""
+"""Levels that measure derived files; alone they say nothing about the file itself."""
 _MAX_REPORT_BYTES = 64 << 20
-"""A hundred times a report of all levels. Whoever names the model by mistake is told so at once."""
+"""A hundred times a report of all levels. It catches a model file that is given by mistake."""
 _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A report that passed, as `read_certificate` found it."""
+    """A report that passed; `read_certificate` makes it."""
 
     model_sha256: str
     model_file: str
     """The file's name without its folder."""
     run_id: str
     date: str
-    """RFC 3339."""
+    """The date in RFC 3339."""
     verdict: ParityVerdict
     levels: Mapping[str, ParityVerdict]
     bounds: str
-    """Whose bounds were used: `built in`, or the name of the user's file."""
+    """The bounds that were used: `built in`, or the name of the user's file."""
     numerics: Numerics | None
-    """What the model was computed with; None in an older report, and where no level computed with it."""
+    """The numerics of the measured model; None in an older report, and if no level computed with it."""
 
     async def examined(self, info: ModelInfo) -> "Examined":
-        """The certificate beside a model file, which is read as a whole; when cancelled the reading ends too.
+        """Compare the certificate with a model file, which is read as a whole. If this is cancelled, the reading ends
+        too.
 
         Raises: CertificateRefused for a file that cannot be read.
         """
@@ -76,12 +76,12 @@ class Examined:
     certificate: Certificate
     path: Path
     stamp: Stamp
-    """Of the file when its digest was made."""
+    """The stamp of the file when its digest was made."""
     difference: str
-    """Between the file and the certificate's; empty where they are one."""
+    """The difference between the file and the certificate's; empty if they are the same."""
 
     def body(self, here: Numerics | None) -> ParityBody:
-        """The certificate's part of `/health`, beside what the engine computes with."""
+        """Make the certificate's part of `/health`, compared with the numerics of the engine."""
         said, differing = self.certificate, tuple(self._differences(here))
         return ParityBody(
             model_sha256=said.model_sha256,
@@ -95,7 +95,7 @@ class Examined:
         )
 
     def check_file(self) -> None:
-        """Raises: CertificateRefused for another file than the certificate's."""
+        """Check that the file is the certificate's. Raises: CertificateRefused if it is not."""
         if self.difference:
             raise uncovered((f"model: {self.difference}",))
 
@@ -112,7 +112,7 @@ class Examined:
 
 
 def uncovered(differing: Sequence[str]) -> CertificateRefused:
-    """The error of a worker that may serve what was proved and nothing else."""
+    """Make the error of a worker that may serve only what its report covers."""
     return CertificateRefused(
         f"--require-parity: the parity report does not cover what runs here: {'; '.join(differing)}; make one with "
         "`llorch-worker parity run` and the flags that this worker has, or leave --require-parity out"
@@ -155,9 +155,9 @@ class _Report(msgspec.Struct, frozen=True):
 
 
 def read_certificate(path: Path) -> Certificate:
-    """What the report at `path` certifies; a proof bundle's folder stands for the report in it.
+    """Read the certificate of the report at `path`, or of the report in a proof bundle's folder.
 
-    Raises: CertificateRefused where there is no report, and where it did not pass.
+    Raises: CertificateRefused if there is no report, or if it did not pass.
     """
     report = _read(path)
     failed = [level.name for level in report.levels if level.verdict == "fail"]
@@ -215,7 +215,8 @@ async def _sha256_off_the_loop(path: Path) -> str:
 
 
 def _sha256(path: Path, is_cancelled: threading.Event) -> str:
-    """Read in chunks, so that a stop need not wait for the end of a large file; the digest is then of no use."""
+    """Return the digest of a file, read in chunks, so that a stop need not wait for the end of a large file; the digest
+    is of no use then."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while not is_cancelled.is_set() and (chunk := file.read(_CHUNK_BYTES)):

@@ -1,8 +1,8 @@
-"""The front's handle on the engine, whichever process that is at the moment: it submits, cancels, and survives a death.
+"""The front's handle on the current engine: it starts engines, sorts their frames, and survives their death.
 
-Runs on the front's event loop. Owns the generations, the watchdog and the rules of docs/protocol.md 6 for an engine
-that died; what becomes of its jobs is dispatch.py's. Knows nothing of HTTP. `Observer` hears what the rest of the front
-must know.
+It runs on the front's event loop. It owns the generations, the watchdog and the rules of docs/protocol.md 6 for an
+engine that died; dispatch.py decides what becomes of its jobs. It knows nothing of HTTP. `Observer` gets the events
+that the rest of the front needs.
 
     LOADING ──Loaded──▶ RUNNING ──death──▶ RESTARTING ──Loaded──▶ RUNNING
        └──death, LoadFailed──▶ FAILED ◀──fifth death in ten minutes──┘
@@ -54,10 +54,10 @@ from worker.wire.messages import (
 )
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "worker.process.main")
-"""-P: the working directory must not be able to plant modules."""
+"""The flag -P keeps the working directory from planting modules."""
 
 RESIDENCY_PERIOD_S = 60.0
-"""How long the client waits between two questions to the engine whether its model is still on the GPU."""
+"""The seconds between two questions to the engine whether its model is still on the GPU."""
 
 MAX_DEATHS = 5
 DEATHS_WINDOW_S = 600.0
@@ -89,25 +89,25 @@ _SIGNS_OF_LIFE = (StepDone, StepBegun, Progress, Loaded, LoadFailed, SelfTested)
 
 
 class Observer:
-    """What the client tells of its engines. An observer overrides what it wants to hear."""
+    """The events of the client's engines. An observer overrides the ones that it needs."""
 
     def on_progress(self, percent: int) -> None:
-        """The model is loaded by so much."""
+        """This percentage of the model is loaded."""
 
     def on_step(self, step: StepDone) -> None:
-        """The engine has done a step; the jobs have already heard of it."""
+        """The engine has done a step; the jobs have its results already."""
 
     def on_blocks_changed(self, message: BlocksChanged) -> None:
-        """Later prompts may find other blocks computed."""
+        """The cached blocks have changed."""
 
     def on_self_tested(self, result: SelfTested) -> None:
         """The engine has tested itself."""
 
     def on_residency(self, residency: Residency) -> None:
-        """The engine has looked where its model is."""
+        """The engine has checked where its model is."""
 
     def on_prefix_cache_found(self, found: PrefixCacheFound) -> None:
-        """The engine has looked for what others before it have kept."""
+        """The engine has looked for saved cells of earlier engines."""
 
     def on_warned(self, warned: Warned) -> None:
         """Something has failed in the engine that ends no job."""
@@ -122,11 +122,11 @@ class Observer:
         """The successor is ready. `EngineClient.on_fatal` refuses it."""
 
     def on_fatal(self, error: StartupError) -> None:
-        """There will be no engine any more. Called before the jobs in flight are ended."""
+        """There will be no further engine. This is called before the jobs in flight are ended."""
 
 
 class Link(Protocol):
-    """One engine of a generation: EngineLink, and the tests' engine that is not a process."""
+    """One engine of a generation. EngineLink and the tests' engine without a process implement it."""
 
     @property
     def pid(self) -> int: ...
@@ -142,7 +142,7 @@ Spawn = Callable[[Sequence[str], int, LinkOwner, Mapping[str, str]], Awaitable[L
 
 
 class Deaths:
-    """When engines died since a job was last finished."""
+    """The times at which engines died since a job last finished."""
 
     def __init__(self) -> None:
         self._times_s: deque[float] = deque(maxlen=MAX_DEATHS)
@@ -151,17 +151,17 @@ class Deaths:
         self._times_s.append(now_s)
 
     def withdraw(self) -> None:
-        """The last one turned out to be a request's doing."""
+        """Remove the last one, because a request turned out to be its cause."""
         if self._times_s:
             self._times_s.pop()
 
     def clear(self) -> None:
-        """A job has finished, so the engine is able to work."""
+        """Remove all, because a job has finished: the engine is able to work."""
         self._times_s.clear()
 
     @property
     def are_too_many(self) -> bool:
-        """Whether the last MAX_DEATHS lie within the window."""
+        """True if the last MAX_DEATHS lie within the window."""
         return len(self._times_s) == MAX_DEATHS and self._times_s[-1] - self._times_s[0] <= DEATHS_WINDOW_S
 
 
@@ -219,7 +219,7 @@ class EngineClient:
         self.state = state
 
     async def close(self) -> None:
-        """End the engine; idempotent. Jobs still in flight are the caller's to end."""
+        """End the engine; idempotent. The caller ends the jobs that are still in flight."""
         if self.state is not EngineState.CLOSED:
             self._move(EngineState.CLOSED)
         for timer in self._timers:
@@ -246,13 +246,13 @@ class EngineClient:
             self._link.kill(cause)
 
     def _ask_residency(self) -> None:
-        """Ask a GPU's engine that has loaded its model where that is. A model cannot leave a CPU's memory."""
+        """Ask an engine with a loaded model on a GPU where the model is. A model cannot leave a CPU's memory."""
         if self.state is EngineState.RUNNING and self.facts is not None and self.facts.backend != "cpu":
             self._send(AskResidency())
 
     @property
     def pid(self) -> int | None:
-        """The process id of the engine of the moment, or of the one that has just died."""
+        """The process id of the current engine, or of the one that has just died."""
         return self._link.pid if self._link is not None else None
 
     def _send(self, message: Submit | Cancel | AskResidency | Tokenize | Detokenize) -> None:
@@ -305,8 +305,8 @@ class EngineClient:
         is_first = self.facts is None
         self.facts = facts
         self._move(EngineState.RUNNING)
-        # A successor gets the same shape, whatever memory looks like by then, so that accepted jobs still fit; and
-        # what steps cost, which takes up to a second to measure.
+        # A successor gets the same shape, whatever memory is free by then, so that accepted jobs still fit. It also
+        # gets the costs of steps, which take up to a second to measure.
         self._config = msgspec.structs.replace(
             self._config,
             is_successor=True,
@@ -344,7 +344,7 @@ class EngineClient:
             return
         match self.jobs.close_gate():
             case Charge.WORKER:
-                # Deaths that no job is blamed for count too: a worker that only ever dies must not stay in the pool.
+                # Deaths without a job to blame count too: a worker that always dies must not stay in the pool.
                 self._deaths.add(self._clock())
             case Charge.WORK:
                 pass
@@ -361,7 +361,7 @@ class EngineClient:
     def on_fatal(self, error: StartupError) -> None:
         """Give up, whatever the reason. Idempotent.
 
-        The front hears of it before the jobs are ended, because ending them may be what fails.
+        The front is informed before the jobs are ended, because ending them may be what fails.
         """
         if self.state in _OVER:
             return
@@ -377,14 +377,14 @@ class EngineClient:
 
 
 def _placed(asked: DraftModelAsked | None, facts: DraftModelFacts | None) -> DraftModelAsked | None:
-    """What a successor is asked for: the draft model where its predecessor had it."""
+    """Return what to ask of a successor: the draft model on the device where its predecessor had it."""
     if asked is None or facts is None:
         return asked
     return msgspec.structs.replace(asked, device=facts.device, n_cells=facts.n_cells)
 
 
 def _load_error(failed: LoadFailed) -> StartupError:
-    """The engine's reason for not loading, as the front raises it."""
+    """Return the engine's reason for not loading as the error that the front raises."""
     if failed.needed_bytes is not None and failed.available_bytes is not None:
         return InsufficientMemory(
             failed.message,

@@ -1,8 +1,8 @@
-"""Where each job is, in which order jobs go to the engine, and what becomes of them when it dies (docs/protocol.md 6).
+"""The bookkeeping of jobs: their order on the way to the engine, and their fate when it dies (docs/protocol.md 6).
 
-Bookkeeping on the front's event loop: it hears what the engine said and what clients did, and hands frames to `send`.
+It runs on the front's event loop: it gets the engine's messages and the clients' actions, and gives frames to `send`.
 It knows nothing of processes, sockets or time. Every job leaves exactly once: finished, failed, refused or released.
-Questions about tokens go the same way to the engine's intake, and leave once they are answered, failed or dropped.
+Questions about tokens go the same way to the engine's intake, and leave when they are answered, failed or dropped.
 """
 
 from collections import deque
@@ -32,14 +32,14 @@ from worker.wire.messages import (
 DEATHS_OF_A_CULPRIT = 2
 
 Work = Job | Question
-"""What the engine's intake reads, one after the other."""
+"""The work that the engine's intake reads, one after the other."""
 
 
 class Charge(Enum):
     """The party to which a crash of the engine is charged."""
 
     WORKER = auto()
-    """Nobody can be blamed for it, or several can."""
+    """Either no work can be blamed for it, or several can."""
     WORK = auto()
     """A job or a question is the cause."""
     WORK_TWICE = auto()
@@ -48,7 +48,7 @@ class Charge(Enum):
 
 @dataclass(slots=True)
 class Aftermath:
-    """What becomes of the work in flight when the engine dies: each is in exactly one list, in order of arrival."""
+    """The fate of the work in flight when the engine dies: each is in exactly one list, in order of arrival."""
 
     interrupted: list[Work] = field(default_factory=list)
     """Text of them may have left, so they cannot run again without the client noticing."""
@@ -94,15 +94,17 @@ class Dispatch:
         self._in_flight: dict[JobKey, Job] = {}
         """Every job without its terminal event, in order of arrival."""
         self._questions: dict[QuestionKey, Question] = {}
-        """Every question that somebody waits for, in order of arrival."""
+        """Every question with a waiting caller, in order of arrival."""
         self._held: dict[Work, None] = {}
-        """What is not sent yet, because there is no engine or suspects run first; a set that keeps its order."""
+        """The work that is not sent yet, because there is no engine or suspects run first; a set that keeps its order.
+        """
         self._suspects: deque[Work] = deque()
         self._alone: Work | None = None
         self._submitted: set[Job] = set()
-        """Jobs that this engine knows and has not ended."""
+        """The jobs that this engine knows and has not ended."""
         self._undecided: dict[Work, None] = {}
-        """What the engine's intake has not answered yet, in the order it takes it; ended work stays until it does."""
+        """The work that the engine's intake has not answered, in the order in which it reads; ended work stays until it
+        does."""
         self._has_run: set[Job] = set()
         self._step_jobs: list[Job] = []
         self._in_doubt: Work | None = None
@@ -110,12 +112,13 @@ class Dispatch:
 
     @property
     def n_leaving(self) -> int:
-        """How many jobs have ended here and are still in the engine's intake, where they take room and time."""
+        """The number of jobs that have ended here and are still in the engine's intake, where they take room and time.
+        """
         return sum(isinstance(work, Job) and work.is_ended for work in self._undecided)
 
     @property
     def n_questions(self) -> int:
-        """How many questions are open, those included that nobody waits for and the intake has not come to."""
+        """The number of open questions, also those whose caller has left and that the intake has not reached."""
         return len({*self._questions.values(), *(work for work in self._undecided if isinstance(work, Question))})
 
     # ── the front ────────────────────────────────────────────────────────────────────────────────
@@ -143,7 +146,7 @@ class Dispatch:
         self._pump()
 
     def drop(self, question: Question) -> None:
-        """Nobody waits for the answer any more. Idempotent."""
+        """Forget a question whose caller has left. Idempotent."""
         if self._questions.pop(question.key, None) is not None:
             self._held.pop(question, None)
             self._pump()
@@ -151,7 +154,7 @@ class Dispatch:
     # ── the engine ───────────────────────────────────────────────────────────────────────────────
 
     def open_gate(self) -> None:
-        """An engine is ready for jobs."""
+        """Send work from now on, because an engine is ready for jobs."""
         self._is_open = True
         self._pump()
 
@@ -200,7 +203,7 @@ class Dispatch:
     # ── death ────────────────────────────────────────────────────────────────────────────────────
 
     def close_gate(self) -> Charge:
-        """The engine died. Decide what becomes of all work, and to whom the death is charged."""
+        """Decide the fate of all work after the engine died, and to whom its death is charged."""
         self._is_open = False
         being_read = next(iter(self._undecided), None)
         are_running = bool(self._has_run)
@@ -228,8 +231,9 @@ class Dispatch:
         return self._charge(being_read, are_running=are_running, culprits=aftermath.culprits)
 
     def _charge(self, being_read: Work | None, *, are_running: bool, culprits: list[Work]) -> Charge:
-        """A text that kills whoever reads it says nothing of the machine, so its first death does not count either.
-        Where jobs were running, too, that is known only at the second, when it was read alone."""
+        """Return to whom a death is charged. A text that kills every engine that reads it says nothing of the machine,
+        so its first death does not count either. If jobs were running too, the second death, when it is read alone,
+        shows that."""
         in_doubt, self._in_doubt = self._in_doubt, None
         if being_read is not None and being_read is in_doubt and being_read in culprits:
             return Charge.WORK_TWICE
@@ -243,7 +247,7 @@ class Dispatch:
             self._end(job, code, message)
 
     def fail_questions(self, error: WorkerError) -> None:
-        """There will be no answers."""
+        """Fail all questions, because there will be no answers."""
         for question in list(self._questions.values()):
             question.fail(error)
             self.drop(question)
@@ -251,7 +255,7 @@ class Dispatch:
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
     def _pump(self) -> None:
-        """Submit what may be submitted: suspects one at a time, before anything else."""
+        """Send the work that may be sent: suspects one at a time, before anything else."""
         if not self._is_open or (self._alone is not None and not self._alone.is_ended):
             return
         self._alone = None
@@ -274,7 +278,7 @@ class Dispatch:
             self._send_frame(work.submit)
 
     def _decided(self, key: JobKey) -> Job | None:
-        """The job that the intake has answered. It answers in order, so the first one is meant, or nearly."""
+        """Return the job that the intake has answered. It answers in order, so it is the first one, or nearly."""
         for work in self._undecided:
             if isinstance(work, Job) and work.key == key:
                 del self._undecided[work]

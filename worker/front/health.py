@@ -1,6 +1,6 @@
 """The worker's state as clients see it (docs/protocol.md 3): its phases, and the body of `/health`.
 
-Runs on the front's event loop and reads cached state only, so that asking never waits for the engine.
+It runs on the front's event loop and reads cached state only, so that an answer never waits for the engine.
 
     STARTING ──open──▶ READY ◀──engine died, engine loaded──▶ RESTARTING
        └──────────────────┴──────────── drain ───────────────────┴──▶ DRAINING
@@ -65,7 +65,7 @@ STATES: dict[Phase, State] = {
     Phase.DRAINING: "draining",
     Phase.FAILED: "failed",
 }
-"""What `/health` says in `state`."""
+"""The words of `state` in `/health`."""
 
 READY_WORDS: dict[Phase, ReadyState] = {
     Phase.STARTING: "loading",
@@ -74,12 +74,12 @@ READY_WORDS: dict[Phase, ReadyState] = {
     Phase.DRAINING: "draining",
     Phase.FAILED: "error",
 }
-"""What `/v1/ready` says in `state`; a ready worker with jobs is "busy"."""
+"""The words of `state` in `/v1/ready`; a ready worker with jobs is "busy"."""
 
 
 @dataclass(slots=True)
 class EngineStatus:
-    """What the engine of the moment has last said of itself; `EngineStatus()` before it has said anything."""
+    """The last reports of the current engine about itself; `EngineStatus()` before the first."""
 
     step: StepDone = field(default_factory=StepDone)
     self_tested: SelfTested | None = None
@@ -87,7 +87,7 @@ class EngineStatus:
     found: PrefixCacheFound | None = None
 
     def residency_of(self, facts: Loaded) -> Residency:
-        """Where the model is: as the engine last said, else as it was after the load."""
+        """Return where the model is, by the engine's last report, or after the load if there is none."""
         return self.residency or Residency(is_resident=facts.resident, memory_bytes=facts.memory_bytes)
 
 
@@ -104,7 +104,7 @@ class FrontStatus:
 
 
 def health_body(settings: Settings, facts: Loaded | None, engine: EngineStatus, front: FrontStatus) -> HealthBody:
-    """The body of `/health`; `facts` are None until a model is loaded."""
+    """Make the body of `/health`; `facts` are None until a model is loaded."""
     tested = engine.self_tested
     return HealthBody(
         status="healthy" if front.phase in {Phase.READY, Phase.DRAINING} else "unhealthy",

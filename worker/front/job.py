@@ -1,8 +1,8 @@
-"""One request in flight as the front sees it: its state, its figures, and the events its client has not taken yet.
+"""One request in flight in the front: its state, its figures, and the events that its client has not taken yet.
 
-Lives on the front's event loop. The engine client feeds it (accept, start, delta, finish, fail, rewind), one response
-drains it (`next_chunk`); neither waits for the other. After its end every further message is ignored, so exactly one
-terminal event leaves whatever races.
+It lives on the front's event loop. The engine client feeds it (accept, start, delta, finish, fail, rewind), one
+response drains it (`next_chunk`); neither waits for the other. After its end every further message is ignored, so
+exactly one terminal event leaves, whatever the order of messages.
 
     ARRIVED ──accepted──▶ ACCEPTED ◀──engine died── RUNNING
        │                     │  └───────slot─────────▶ │
@@ -49,10 +49,10 @@ _REASONS: dict[StopReason | Outcome, FinishReason] = {
 }
 
 MAX_BUFFERED_BYTES = 4 * 1024 * 1024
-"""docs/protocol.md 6: a client further behind than this loses its job."""
+"""The limit of docs/protocol.md 6: a client that is further behind loses its job."""
 
 MAX_CHUNK_BYTES = 64 * 1024
-"""One send; small enough that a send without progress means a client that does not read."""
+"""The largest send. It is small enough that a send without progress means a client that does not read."""
 
 METRICS_EVERY_S = 1.0
 
@@ -61,13 +61,13 @@ TOO_LARGE = "the answer is larger than one that does not stream may be: ask for 
 
 class JobState(Enum):
     ARRIVED = auto()
-    """The engine has not said yet whether it takes the job: no header may leave."""
+    """The engine has not accepted the job yet: no header may leave."""
     ACCEPTED = auto()
-    """The engine has taken it, and it waits for a slot; headers may leave."""
+    """The engine has accepted it, and it waits for a slot; headers may leave."""
     RUNNING = auto()
     """It has a slot."""
     ENDED = auto()
-    """Its terminal event, or its refusal, is there for the client."""
+    """Its terminal event, or its refusal, is ready for the client."""
 
 
 LEGAL_MOVES: dict[JobState, frozenset[JobState]] = {
@@ -93,11 +93,11 @@ class Admission:
     vram_bytes: int
     metrics: Metrics
     woken: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when there is something to take, or nothing will be. Jobs whose answers leave together share it."""
+    """It is set when there is an event to take, or when none will come. Jobs whose answers leave together share it."""
 
 
 class Job:
-    """`on_end(job)` is called once, synchronously, when the terminal event has been queued."""
+    """A job. `on_end(job)` is called once, synchronously, when the terminal event has been queued."""
 
     def __init__(self, key: JobKey, request: JobRequest, admission: Admission, on_end: Callable[["Job"], None]) -> None:
         self.key = key
@@ -108,7 +108,7 @@ class Job:
         self.dialect = request.dialect
         self.state = JobState.ARRIVED
         self.outcome: Outcome | None = None
-        """How it ended; None before its end."""
+        """The way it ended; None before its end."""
         self.failure: StreamCode | None = None
         self.failure_message = ""
         self.refusal: WorkerError | None = None
@@ -118,11 +118,11 @@ class Job:
         self.queue_time_s: float | None = None
         """The time from its arrival to its first slot; None before that."""
         self.cached_tokens = 0
-        """How many of the prompt's tokens were found computed when it got its slot."""
+        """The number of the prompt's tokens that were cached when it got its slot."""
         self.n_deaths = 0
-        """How many engines died while this job was running or being tokenised."""
+        """The number of engines that died while this job was running or being tokenised."""
         self.decided = asyncio.Event()
-        """Set once the job has left ARRIVED: headers may leave, or `refusal` says why not."""
+        """It is set once the job has left ARRIVED: headers may leave, or `refusal` says why not."""
         self._on_end = on_end
         self._started_event: bytes | None = None
         self._slot_since_s: float | None = None
@@ -144,22 +144,22 @@ class Job:
 
     @property
     def is_running(self) -> bool:
-        """Whether it holds a slot, as far as the front knows."""
+        """True if it holds a slot, as far as the front knows."""
         return self.state is JobState.RUNNING
 
     @property
     def service_s(self) -> float:
-        """How long it has had its slot; 0 without one."""
+        """The seconds since it got its slot; 0 without one."""
         return 0.0 if self._slot_since_s is None else time.monotonic() - self._slot_since_s
 
     @property
     def has_sent_token(self) -> bool:
-        """Whether text of it may have left, so that it cannot run again without its client noticing."""
+        """True if text of it may have left, so that it cannot run again without its client noticing."""
         return self.tokens_out > 0 and not self.dialect.is_collecting
 
     @property
     def age_s(self) -> float:
-        """How long ago it arrived."""
+        """The seconds since it arrived."""
         return time.monotonic() - self.admission.arrived_s
 
     @property
@@ -193,7 +193,7 @@ class Job:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why it ended, in the words of routers; None before its end, and of one that was refused."""
+        """The reason for its end, in the words of routers; None before its end, and if it was refused."""
         why = self._stop_reason if self.outcome == "success" else self.outcome
         return None if why is None else _REASONS.get(why)
 
@@ -211,13 +211,13 @@ class Job:
         self.decided.set()
 
     def accept(self, prompt_tokens: int) -> None:
-        """The engine has tokenised the prompt and takes the job. A second engine says so again."""
+        """The engine has tokenised the prompt and accepts the job. A second engine does so again."""
         self.prompt_tokens = prompt_tokens
         if self.state is JobState.ARRIVED:
             self._move(JobState.ACCEPTED)
 
     def refuse(self, refused: Refused) -> None:
-        """The engine cannot take it. When a second engine says so, a 400 comes too late, and the stream fails."""
+        """The engine refuses the job. If a second engine does, a 400 comes too late, and the stream fails."""
         refusal = refused_by_engine(refused.violations)
         if self.state is JobState.ARRIVED:
             self.refusal = refusal
@@ -226,7 +226,7 @@ class Job:
             self.fail("INVALID_REQUEST", str(refusal))
 
     def start(self, n_cached: int, at_s: float) -> None:
-        """The job got a slot at `at_s`, and `n_cached` tokens of its prompt were found computed.
+        """The job got a slot at `at_s`, and `n_cached` tokens of its prompt were cached.
 
         A job that runs again after an engine death has no second `started` event.
         """
@@ -245,7 +245,7 @@ class Job:
             self._push(self.dialect.prompt_logprobs(part.tokens))
 
     def delta(self, text: str, logprob: Logprob | None, sampled_at_s: float, *, is_reasoning: bool = False) -> None:
-        """One token was drawn; `text` is what may be shown now, with what was held back of the tokens before it."""
+        """One token was drawn; `text` may be shown now, and includes text that was held back of earlier tokens."""
         if self.is_ended:
             return
         self._count_sampled(sampled_at_s)
@@ -273,7 +273,7 @@ class Job:
             stop_sequence_matched=msgspec.UNSET if finished.stop is None else finished.stop,
             tokens_sampled=self.tokens_sampled,
             prompt_tokens=self.prompt_tokens,
-            time_to_first_token_ms=self.time_to_first_token_ms or 0,  # none where nothing was to be generated
+            time_to_first_token_ms=self.time_to_first_token_ms or 0,  # none if nothing was generated
             context_full=finished.is_context_full,
         )
         self._stop_reason = finished.reason
@@ -281,7 +281,7 @@ class Job:
         self._end("success")
 
     def rewind(self) -> None:
-        """The engine died before any text had left: the job will run again from its beginning."""
+        """The engine died before any text had left: the job will run again from its start."""
         assert not self.has_sent_token
         if self.state is JobState.RUNNING:
             self._move(JobState.ACCEPTED)
@@ -294,7 +294,7 @@ class Job:
     def fail(self, code: StreamCode, message: str, *, is_retriable: bool | None = None) -> None:
         """End with an error event; before the headers may leave, a time-out is a 504 instead.
 
-        `is_retriable` is given where the cause decides it, not the code (RETRIABLE).
+        `is_retriable` is given if the cause decides it, not the code (RETRIABLE).
         """
         if self.is_ended:
             return
@@ -310,8 +310,7 @@ class Job:
         self._end(_OUTCOMES.get(code, "error"))
 
     def show_life(self) -> None:
-        """Tell the client that the job lives, unless there is something else to tell it. Not an event: nothing counts
-        it."""
+        """Show the client that the job lives, unless there is an event to send. This is no event and is not counted."""
         sign = self.dialect.sign_of_life
         if sign and not self._events:
             self._push(sign)
@@ -319,7 +318,7 @@ class Job:
     # ── what the client takes ────────────────────────────────────────────────────────────────────
 
     async def next_chunk(self) -> bytes:
-        """All events that are ready, at most MAX_CHUNK_BYTES (or one event); b"" after the terminal one."""
+        """Return all events that are ready, at most MAX_CHUNK_BYTES (or one event); b"" after the terminal one."""
         while not self._events:
             if self.is_ended:
                 return b""
@@ -328,7 +327,7 @@ class Job:
         return self.take_chunk()
 
     def take_chunk(self) -> bytes:
-        """The events that are ready, as `next_chunk` gives them; b"" where there is none now."""
+        """Return the events that are ready, as `next_chunk` does; b"" if there is none now."""
         if not self._events:
             return b""
         chunk = [self._events.popleft()]
@@ -387,7 +386,7 @@ class Job:
             self.fail("CANCELLED", f"the client is more than {MAX_BUFFERED_BYTES} bytes behind")
 
     def _forget_unsent_tokens(self) -> None:
-        """Once a job has failed no token may leave, because a cancel's 202 may already be on its way."""
+        """Drop tokens that have not left: after a failure none may leave, because a cancel's 202 may be on its way."""
         self._events = deque(event for event in self._events if event is self._started_event)
         self._n_buffered_bytes = sum(len(event) for event in self._events)
 
@@ -401,8 +400,8 @@ class Job:
 
 
 async def next_chunk_of(jobs: Sequence[Job]) -> bytes:
-    """What is ready of jobs that share their `woken`, as `Job.next_chunk` has it, at most one chunk more than
-    MAX_CHUNK_BYTES; b"" when all have ended. Once one has failed, what it has to say is all that comes.
+    """Return the ready events of jobs that share their `woken`, as `Job.next_chunk` does, at most one chunk more than
+    MAX_CHUNK_BYTES; b"" when all have ended. Once one has failed, only its events come.
     """
     while True:
         if failed := next((job for job in jobs if job.failure is not None), None):

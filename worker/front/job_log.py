@@ -1,6 +1,6 @@
-"""What is counted, logged and traced of each job: its beginning, its end, and how fast jobs leave, as Retry-After says.
+"""The log lines, counters and spans of each job, at its start and its end; and the rate of jobs, for Retry-After.
 
-Runs on the front's event loop. It reads jobs and changes none.
+It runs on the front's event loop. It reads jobs and changes none.
 """
 
 import math
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = get_logger()
 
 MAX_LOGGED_ID = 256
-"""Characters of a client's job_id in a log line, and of any text of a client's in a span; nothing else bounds them."""
+"""The largest number of characters of a client's job_id in a log line, and of any client's text in a span."""
 
 MAX_WAIT_S = 600
 _NEWEST_WEIGHT = 0.1
@@ -28,7 +28,7 @@ _NEWEST_WEIGHT = 0.1
 
 
 class Throughput:
-    """How fast jobs leave, measured, and how long one more would wait. Pure."""
+    """The measured rate at which jobs leave, and the wait of one more. It is pure."""
 
     def __init__(self) -> None:
         self._mean_service_s = 1.0
@@ -38,7 +38,7 @@ class Throughput:
         self._mean_service_s += _NEWEST_WEIGHT * (service_s - self._mean_service_s)
 
     def wait_s(self, *, n_waiting: int, n_slots: int) -> int:
-        """Whole seconds until a place should be free for one more; 1..MAX_WAIT_S."""
+        """Return the whole seconds until a place should be free for one more; 1..MAX_WAIT_S."""
         return min(max(1, math.ceil(self._mean_service_s * (n_waiting + 1) / n_slots)), MAX_WAIT_S)
 
 
@@ -55,7 +55,7 @@ class JobLog:
         log.info("execute_start", **self._fields(job, facts))
 
     def ended(self, job: Job, facts: Loaded | None) -> None:
-        """One canonical line, the counters and the span of a job that has its outcome."""
+        """Write one canonical line, the counters and the span of a job that has its outcome."""
         assert job.outcome is not None
         if job.outcome == "success":
             self.throughput.finished(job.service_s)
@@ -106,7 +106,7 @@ class JobLog:
         }
 
     def _shown(self, text: str) -> str:
-        """Masked before it is cut: a client may send the API key as its job_id, at any place in it."""
+        """Mask a client's text before it is cut: a client may send the API key anywhere in its job_id."""
         return self._secrets.mask_known(text)[:MAX_LOGGED_ID]
 
     def _fields(self, job: Job, facts: Loaded | None) -> dict[str, object]:

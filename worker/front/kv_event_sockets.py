@@ -1,7 +1,7 @@
 """Two ZeroMQ sockets: PUB publishes batches of KV events, ROUTER gives those that a subscriber has missed.
 
-The only module that imports zmq. Owns the sockets and their frames; the batches are kv_events.py's. Runs on the front's
-event loop and never waits for a subscriber: one that reads slowly misses batches, which it sees by their numbers.
+This is the only module that imports zmq. It owns the sockets and their frames; kv_events.py has the batches. It runs on
+the front's event loop and never waits for a subscriber: a slow reader misses batches, and sees that by their numbers.
 
     PUB     topic │ number │ batch
     ROUTER  ◀── empty │ first number wanted
@@ -32,15 +32,15 @@ _NUMBER_BYTES = 8
 _END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 
 _TURN = 32
-"""After how many batches of a replay the event loop has its turn: they take it half a millisecond."""
+"""The number of batches of a replay after which the event loop has its turn: they take half a millisecond."""
 
 _LONGEST_REQUEST_BYTES = 256
-"""Of a frame; a connection that sends a longer one is closed."""
+"""The longest frame; a connection that sends a longer one is closed."""
 
 
 @asynccontextmanager
 async def published(settings: Settings, fail: Fail) -> AsyncIterator[KvEvents]:
-    """KV events that are published at --kv-events for as long as the block lasts. Raises: BindFailed."""
+    """Publish KV events at --kv-events for as long as the block lasts. Raises: BindFailed."""
     assert settings.kv_events is not None
     endpoint, topic = settings.kv_events, settings.kv_events_topic or ""
     port = urlsplit(endpoint).port
@@ -62,7 +62,7 @@ async def published(settings: Settings, fail: Fail) -> AsyncIterator[KvEvents]:
 
 
 def _bind(sock: zmq.Socket[bytes], endpoint: str) -> str:
-    """Where the socket is bound now. It closes without waiting for who is to read, and a replay has room in it."""
+    """Bind the socket and return its address. It closes without waiting for readers, and has room for a replay."""
     sock.linger = 0
     sock.sndhwm = MAX_BATCHES + 1
     sock.ipv6 = "[" in endpoint
@@ -77,7 +77,7 @@ def _bind(sock: zmq.Socket[bytes], endpoint: str) -> str:
 
 
 async def _replay(router: zmq.Socket[bytes], topic: bytes, events: KvEvents) -> None:
-    """Answer whoever asks, one after the other; what is no request is not answered. This never returns by itself."""
+    """Answer requests, one after the other; other frames are not answered. This never returns by itself."""
     with zmq.asyncio.Socket.from_socket(router) as requests:
         while True:
             peer, *request = await requests.recv_multipart()

@@ -1,10 +1,11 @@
-"""What blocks of prompts the engine of the moment has, as vLLM tells of its own: numbered batches for routers.
+"""The cached blocks of the current engine, in the form of vLLM's KV events: numbered batches for routers.
 
-Owns the batches' form and numbers, and those that are kept for who missed them. Knows nothing of sockets
-(kv_event_sockets.py); the blocks themselves are the engine's (engine/kv_blocks.py). Runs on the front's event loop.
+This module owns the batches' form and numbers, and keeps the last ones for subscribers that missed them. It knows
+nothing of sockets (kv_event_sockets.py); the engine has the blocks themselves (engine/kv_blocks.py). It runs on the
+front's event loop.
 
-A batch is `[seconds, [event, …], 0]` in MessagePack, its events are maps with the class's name as `type`. Numbers go on
-when an engine dies: its blocks are cleared, those of its successor follow.
+A batch is `[seconds, [event, …], 0]` in MessagePack; its events are maps with the class's name as `type`. Numbers go on
+when an engine dies: its blocks are cleared, and those of its successor follow.
 Source: vllm/distributed/kv_events.py of vLLM 0.26.
 """
 
@@ -18,14 +19,14 @@ import msgspec
 from worker.wire.messages import BlockHash, BlocksRemoved, BlocksStored, Medium, TokenId
 
 MAX_BATCHES = 10_000
-"""How many batches are kept, and how many may wait for a subscriber; vLLM keeps as many."""
+"""The number of batches that are kept, and that may wait for a subscriber; vLLM keeps as many."""
 
 MAX_BYTES = 64 * 1024 * 1024
-"""How many bytes they have together: a batch about a long prompt has a hundred times those of a usual one."""
+"""The bytes of all kept batches: a batch about a long prompt has a hundred times those of a usual one."""
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base of the events. Fields that consumers require are there also where they are null."""
+    """The base of the events. Fields that consumers require are there even if they are null."""
 
 
 class BlockStored(_Event, frozen=True, kw_only=True):
@@ -44,12 +45,12 @@ class BlockRemoved(_Event, frozen=True, kw_only=True):
 
 
 class AllBlocksCleared(_Event, frozen=True, kw_only=True):
-    """Of all media."""
+    """The blocks of all media are gone."""
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
-    """Since 1970."""
+    """The seconds since 1970."""
     events: tuple[BlockStored | BlockRemoved | AllBlocksCleared, ...]
     data_parallel_rank: Literal[0] = 0
 
@@ -59,7 +60,7 @@ Send = Callable[[int, bytes], None]
 
 
 class KvEvents:
-    """`send` publishes; `clock` gives the seconds since 1970."""
+    """Makes and keeps batches. `send` publishes; `clock` gives the seconds since 1970."""
 
     def __init__(self, send: Send, clock: Callable[[], float]) -> None:
         self._send = send
@@ -68,17 +69,17 @@ class KvEvents:
         self._kept: deque[bytes] = deque()
         self._n_kept_bytes = 0
         self.n_batches = 0
-        """How many were published, and the number of the next."""
+        """The number of published batches, which is the number of the next one."""
 
     def changed(self, changes: tuple[BlocksStored | BlocksRemoved, ...]) -> None:
         self._publish(tuple(map(_event_of, changes)))
 
     def cleared(self) -> None:
-        """There are no blocks, because there is a new engine or none."""
+        """Report that there are no blocks, because there is a new engine or none."""
         self._publish((AllBlocksCleared(),))
 
     def since(self, number: int) -> list[tuple[int, bytes]]:
-        """The batches from that number on, as far as they are kept, in order and with their numbers."""
+        """Return the batches from that number on, as far as they are kept, in order and with their numbers."""
         first = self.n_batches - len(self._kept)
         start = min(max(number, first), self.n_batches)
         return list(enumerate(islice(self._kept, start - first, None), start))

@@ -1,8 +1,8 @@
 """One engine process and the socket to it, for as long as that process lives.
 
-Runs on the front's event loop and never waits for the engine: frames come in through callbacks and leave through the
-transport's buffer, which is bounded because the front bounds the jobs in flight. Policy (who is submitted, what a death
-means) is client.py's.
+It runs on the front's event loop and never waits for the engine: frames come in through callbacks and leave through the
+transport's buffer, which is bounded because the front bounds the jobs in flight. client.py and dispatch.py have the
+policy: which jobs are sent, and the consequences of a death.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ _CLOSE_TIMEOUT_S = 5.0
 """An engine whose socket is closed exits at once; one that does not is wedged."""
 
 WAITING = {"GOMP_SPINCOUNT": "30000"}
-"""How often libgomp's threads look for work before they sleep; docs/performance.md has what other counts cost. clang's
-libomp reads none of it: its threads give the processor up while they wait, and are best left to it."""
+"""The number of times that libgomp's threads look for work before they sleep; docs/performance.md has the costs of
+other numbers. clang's libomp ignores it: its threads give the processor up while they wait, which is best."""
 
 
 class LinkOwner(Protocol):
-    """Who hears of the engine: the client, and the tests' recorder."""
+    """The receiver of an engine's events. The client and the tests' recorder implement it."""
 
     def on_message(self, generation: int, message: Outbound) -> None: ...
 
@@ -41,7 +41,7 @@ class LinkOwner(Protocol):
         ...
 
     def on_exit(self, generation: int, cause: str, last_words: str) -> None:
-        """The process is gone and everything it had sent has been delivered. Called once."""
+        """The process is gone and everything it had sent has been delivered. This is called once."""
         ...
 
     def on_fatal(self, error: StartupError) -> None:
@@ -133,7 +133,7 @@ class EngineLink(asyncio.Protocol):
             self._deliver(data)
 
     def _deliver(self, data: bytes) -> None:
-        """What came whole before something that cannot be read counts: it tells whose step this happened in."""
+        """Deliver whole frames, also those before one that cannot be read: they say in whose step this happened."""
         frames: list[tuple[int, Outbound]] = []
         unreadable: ValueError | None = None
         try:
@@ -155,7 +155,7 @@ class EngineLink(asyncio.Protocol):
 
     async def _watch(self, process: Process) -> None:
         """Read stderr until it ends, even if the owner fails over a line, because an engine that cannot write stands
-        still. Tell the owner once the process is gone and its last frame was delivered."""
+        still. Call the owner once the process is gone and its last frame was delivered."""
         assert process.stderr is not None
         while data := await process.stderr.read(4096):
             with failures_to(self._owner.on_fatal, "the engine's stderr"):
@@ -177,9 +177,9 @@ def _describe(code: int) -> str:
 
 @contextlib.contextmanager
 def shared_memory() -> Iterator[int]:
-    """A descriptor of memory that lives as long as this process has it, whatever becomes of an engine that maps it.
+    """Open memory that lives as long as this process has the descriptor, whatever becomes of an engine that maps it.
 
-    Where the system has no such memory without a name (macOS), it is a file without one. Raises: OSError.
+    If the system has no memory without a name (macOS), it is a file without a name. Raises: OSError.
     """
     fd = -1
     if hasattr(os, "memfd_create"):
@@ -195,15 +195,16 @@ def shared_memory() -> Iterator[int]:
 
 
 def engine_environment() -> dict[str, str]:
-    """The environment an engine may see: ours without the API token and what may be a collector's, with defaults of its
-    own.
+    """Return the environment of an engine: ours with its own defaults, and without the API token and variables that may
+    belong to a trace collector.
 
     ggml must not start a debugger for a backtrace when it aborts. Threads of libgomp that wait for each other spin for
     some microseconds and then sleep (its own count is 300,000): on an idle machine that makes no difference, and other
-    processes need the processor meanwhile. Where ggml lets OpenMP choose how many there are, as it lays weights into
-    tiles of AMX, it would be one for each processor, whatever the quota. Who has set how many there are, or how they
-    wait, is obeyed. glibc's malloc has one arena, so that the step thread uses what the intake thread has freed
-    (tests/test_hostile_jobs.py grew the engine by 81 MiB with two arenas, by 51 with one).
+    processes need the processor meanwhile. If ggml lets OpenMP choose the number of threads, as when it puts weights
+    into tiles of AMX, it would be one for each processor, whatever the quota. An explicit OMP_WAIT_POLICY,
+    GOMP_SPINCOUNT or OMP_NUM_THREADS is respected. glibc's malloc has one arena, so that the step thread reuses memory
+    that the intake thread has freed (tests/test_hostile_jobs.py grew the engine by 81 MiB with two arenas, by 51 with
+    one).
     """
     kept = {
         name: value

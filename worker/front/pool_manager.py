@@ -1,8 +1,8 @@
-"""The ready callback: tells the pool manager, once, that this worker serves.
+"""The ready callback announces to the pool manager, once, that this worker serves.
 
-Owns: the POST, what counts as success, what is tried again and for how long (docs/protocol.md 2).
-Refuses to know: what the body says (worker/protocol writes it), and what a failure means to the worker (serve.py).
-Runs on the front's event loop.
+This module owns the POST, the rules of success, and the retries with their time limit (docs/protocol.md 2). It knows
+neither the body (worker/protocol writes it) nor the consequences of a failure (serve.py). It runs on the front's event
+loop.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ import stamina
 from worker.errors import CallbackFailed
 
 BUDGET_S: Final = 60.0
-"""How long attempts are made, from the first on; docs/protocol.md 2."""
+"""The seconds in which attempts are made, from the first on; docs/protocol.md 2."""
 
 ATTEMPT_TIMEOUT_S: Final = 5.0
-"""How long one whole attempt may take, not each read of it; docs/protocol.md 2."""
+"""The seconds that one whole attempt may take, not each read of it; docs/protocol.md 2."""
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _JITTER_S = 0.2, 5.0, 0.5
 """The waits double: a receiver that restarts is found quickly, and one that stays away is called about 15 times."""
@@ -74,7 +74,7 @@ async def announce(
 
 
 def _check(url: str) -> None:
-    """Refuse what the client would find out only while connecting, after retries or with a foreign error."""
+    """Refuse URLs that the client would refuse only while connecting, after retries or with an error of its own."""
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
@@ -97,7 +97,7 @@ def _attempts() -> AsyncIterable[stamina.Attempt]:
 
 
 async def _post(client: httpx2.AsyncClient, url: str, body: bytes, timeout_s: float) -> None:
-    """One attempt. The answer's body is never read: only the status counts."""
+    """Make one attempt. The answer's body is never read: only the status counts."""
     headers = {"Content-Type": "application/json"}
     where = shown_url(url)
     try:
@@ -126,7 +126,7 @@ def _judge(status: int, where: str) -> None:
 
 
 def _bearer(token: str | None) -> Callable[[httpx2.Request], httpx2.Request] | None:
-    """The token as httpx2's auth hook, which goes before a user and password in the URL."""
+    """Return the token as httpx2's auth hook, which comes before a user and password in the URL."""
     if token is None:
         return None
 
@@ -138,7 +138,7 @@ def _bearer(token: str | None) -> Callable[[httpx2.Request], httpx2.Request] | N
 
 
 def _root_cause(error: Exception) -> str:
-    """What the system said. The libraries above it say no more than "all connection attempts failed"."""
+    """Return the system's message. The libraries above it say no more than "all connection attempts failed"."""
     link: BaseException | None = error
     while link is not None:
         if isinstance(link, BaseExceptionGroup):  # one per address of the host

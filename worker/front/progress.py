@@ -1,4 +1,4 @@
-"""How far the load is: a bar at a terminal, `model_load_progress` lines elsewhere; and the lines about its end."""
+"""The progress of the load: a bar at a terminal, `model_load_progress` lines elsewhere; and the lines about its end."""
 
 import sys
 
@@ -53,7 +53,7 @@ class LoadProgress:
 
 
 def report_loaded(facts: Loaded, settings: Settings) -> None:
-    """Log what was loaded and where, and a line for each device on which it takes other memory than was planned."""
+    """Log the loaded model and its device, and a line for each device on which it takes other memory than planned."""
     log.info(
         "model_load_complete",
         model=facts.name,

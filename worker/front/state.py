@@ -1,6 +1,6 @@
 """The front: one worker's state, its jobs, and the order of its refusals (docs/protocol.md 3, 4 and 6).
 
-Runs on the front's event loop and never waits for the engine: health and refusals come from cached state.
+It runs on the front's event loop and never waits for the engine: health and refusals come from cached state.
 web/ turns its methods into HTTP, serve.py starts and ends it.
 """
 
@@ -77,11 +77,12 @@ class Front(Observer):
         self.certificate: Examined | None = None
         """The parity report, once it was compared with the model file."""
         self._parity: ParityBody | None = None
-        """The certificate beside the engine of the moment; None while there is none."""
+        """The certificate compared with the current engine; None while there is none."""
         self.kv_events: KvEvents | None = None
-        """Where --kv-events has somebody told."""
+        """The KV events, if --kv-events is given."""
         self.unwatched = asyncio.Event()
-        """Set while no response is being written; after a drain clients get a moment to read their last events."""
+        """It is set while no response is being written; after a drain clients get a moment to read their last events.
+        """
         self.unwatched.set()
         self._n_streams = 0
         self.drain_requested = asyncio.Event()
@@ -112,7 +113,7 @@ class Front(Observer):
 
     @property
     def vram_bytes(self) -> int:
-        """How much memory the model has on the device; 0 on a CPU, where `memory_bytes` has the figure."""
+        """The bytes of the model on the device; 0 on a CPU, where `memory_bytes` has the figure."""
         facts = self.facts
         return (
             self._engine_status.residency_of(facts).memory_bytes if facts is not None and facts.backend != "cpu" else 0
@@ -120,7 +121,7 @@ class Front(Observer):
 
     @property
     def n_running(self) -> int:
-        """Jobs in a slot; one that has begun may wait for a slot again."""
+        """The number of jobs in a slot; one that has begun may wait for a slot again."""
         n_begun = sum(job.is_running for job in self.jobs.values())
         return max(0, n_begun - self._engine_status.step.n_paused)
 
@@ -129,9 +130,9 @@ class Front(Observer):
         return len(self.jobs) - self.n_running
 
     def open(self, client: EngineClient) -> None:
-        """The model is loaded and warm: health, readiness and /execute open together.
+        """Open health, readiness and /execute together, because the model is loaded and warm.
 
-        Raises: CertificateRefused where --require-parity is given and the report does not cover what was loaded.
+        Raises: CertificateRefused if --require-parity is given and the report does not cover the loaded model.
         """
         self._client = client
         facts = self.facts
@@ -143,7 +144,7 @@ class Front(Observer):
         self._clear_blocks()
 
     def _compare(self, facts: Loaded) -> None:
-        """Set the certificate beside what runs now. Raises: as `open`."""
+        """Compare the certificate with the current engine. Raises: as `open`."""
         if self.certificate is None:
             return
         body = self._parity = self.certificate.body(facts.numerics)
@@ -153,17 +154,17 @@ class Front(Observer):
             log.warning("parity_differs", run_id=body.run_id, differences=list(body.differences))
 
     def load_ended(self) -> None:
-        """Whether or not the model was loaded, no progress is shown any more. Idempotent."""
+        """Show no more progress, whether or not the model was loaded. Idempotent."""
         self._progress.close()
 
     def drain(self) -> None:
-        """New work is refused from now on; accepted jobs go on. Idempotent."""
+        """Refuse new work from now on; accepted jobs go on. Idempotent."""
         if self.phase not in (Phase.DRAINING, Phase.FAILED):
             self._move(Phase.DRAINING)
 
     def end_all(self, message: str) -> None:
-        """Give every job in flight its terminal event, and every question an error. Only the worker wanted that, so
-        another worker may run them."""
+        """Give every job in flight its terminal event, and every question an error. The worker is the cause, so another
+        worker may run them."""
         for job in list(self.jobs.values()):
             job.fail("CANCELLED", message, is_retriable=True)
         if self._client is not None:
@@ -171,7 +172,7 @@ class Front(Observer):
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Around the writing of a response."""
+        """Count a response that is being written."""
         self._n_streams += 1
         self.unwatched.clear()
         try:
@@ -193,7 +194,7 @@ class Front(Observer):
         return health_body(self.settings, self.facts, self._engine_status, status)
 
     def scrape(self, accept: str | None) -> tuple[bytes, str]:
-        """The body and the content type of `/metrics`. Gauges are looked up now, not at every step."""
+        """Return the body and the content type of `/metrics`. Gauges are looked up now, not at every step."""
         facts = self.facts
         self.metrics.load(
             vram_bytes=self.vram_bytes,
@@ -225,10 +226,10 @@ class Front(Observer):
         trace: Mapping[str, str],
         is_crowded: bool,
     ) -> list[Job]:
-        """Admit the jobs of one answer, all or none. They wake whoever waits for any of them.
+        """Admit the jobs of one answer, all or none. They share one `woken`.
 
-        `timeout_s`: their longest life; None: as long as it takes. `trace`: as Admission.trace. `is_crowded`: only
-        the reserved connections are left.
+        `timeout_s` is their longest life; None means as long as it takes. `trace` is Admission.trace. `is_crowded` says
+        that only the reserved connections are left.
         Raises: WorkerError in docs/protocol.md 3's order: state, deadline, duplicate, busy.
         """
         arrived_s = time.monotonic()
@@ -258,7 +259,8 @@ class Front(Observer):
     def refused(
         self, trace: Mapping[str, str], correlation_id: str, began_s: float, code: str, operation: str | None
     ) -> None:
-        """A request was refused before it became a job. As Traces.refused."""
+        """Count and trace a request that was refused before it became a job; the arguments are those of Traces.refused.
+        """
         self.metrics.rejected()
         if self._traces is not None:
             self._traces.refused(trace, correlation_id, began_s, code, operation)
@@ -317,7 +319,7 @@ class Front(Observer):
             )
 
     def _on_job_end(self, job: Job) -> None:
-        """The one place where a job leaves, whatever ended it."""
+        """Let a job leave, whatever ended it. This is the only place where jobs leave."""
         del self.jobs[job.request.job_id]
         if timer := self._timers.pop(job.key, None):
             timer.cancel()
@@ -330,10 +332,10 @@ class Front(Observer):
     # ── questions ────────────────────────────────────────────────────────────────────────────────
 
     async def tokenize(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> Tokenized:
-        """What a prompt becomes. The two switches are a text's.
+        """Return the tokens and the text of a prompt. The two switches apply to a text.
 
-        Raises: WorkerError in the order of `open_jobs`; FieldsRefused where the engine says why not; InferenceFailed
-        when two engines died over it; DeadlineExceeded after what `/execute` gives a job.
+        Raises: WorkerError in the order of `open_jobs`; FieldsRefused if the engine refuses the prompt; InferenceFailed
+        if two engines died over it; DeadlineExceeded after the time limit of `/execute`.
         """
         answer = await self._ask(
             lambda key: Tokenize(question=key, prompt=prompt, add_special=add_special, parse_special=parse_special)
@@ -342,13 +344,14 @@ class Front(Observer):
         return answer
 
     async def detokenize(self, tokens: Sequence[TokenId]) -> str:
-        """The text of tokens, special ones by their names. Raises: as `tokenize`."""
+        """Return the text of tokens, special ones by their names. Raises: as `tokenize`."""
         answer = await self._ask(lambda key: Detokenize(question=key, tokens=tuple(tokens)))
         assert isinstance(answer, Detokenized)
         return answer.text
 
     async def _ask(self, ask: Ask) -> Tokenized | Detokenized:
-        """Ask the engine, or its successor if it dies meanwhile. An asker that is cancelled takes the question back."""
+        """Ask the engine, or its successor if it dies meanwhile. If the caller is cancelled, the question is dropped.
+        """
         self._check_state()
         assert self._client is not None
         if self._client.jobs.n_questions >= MAX_QUESTIONS:
@@ -382,7 +385,8 @@ class Front(Observer):
         self.metrics.kv_events_published()
 
     def _clear_blocks(self) -> None:
-        """Tell that there are no blocks: the engine is new, or dead. A router may know those of an earlier worker."""
+        """Report that there are no blocks, because the engine is new, or dead. A router may know those of an earlier
+        worker."""
         if self.kv_events is not None:
             self.kv_events.cleared()
             self.metrics.kv_events_published()
@@ -413,7 +417,7 @@ class Front(Observer):
         log.warning("engine", line=warned.text)
 
     def on_engine_line(self, line: str) -> None:
-        """llama.cpp's warnings and errors are for operators; whatever else the process writes is not."""
+        """Log llama.cpp's warnings and errors for operators, and any other line of the process for developers."""
         if line.startswith(LIBRARY_LINES):
             log.warning("engine", line=line)
         else:
@@ -437,7 +441,7 @@ class Front(Observer):
         )
 
     def on_restarted(self, facts: Loaded) -> None:
-        if self._client is not None:  # else `open` compares
+        if self._client is not None:  # otherwise `open` compares
             try:
                 self._compare(facts)
             except CertificateRefused as error:
@@ -449,7 +453,7 @@ class Front(Observer):
         self._restarted.set()
 
     def on_fatal(self, error: StartupError) -> None:
-        """A part of the worker is lost that nothing replaces. Only the first reason is reported."""
+        """Fail, because a part of the worker is lost that nothing replaces. Only the first reason is reported."""
         if self.phase is not Phase.FAILED:
             self._move(Phase.FAILED)
         if not self.fatal.done():

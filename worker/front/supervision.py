@@ -1,9 +1,9 @@
-"""Work that nobody awaits, and who is told when it fails. The one place where the front makes a task.
+"""Background tasks, and the handling of their failures. This is the only place where the front makes a task.
 
-A task whose exception nobody takes ends in silence: the watchdog would no longer look, or a dead engine would never be
-replaced, while the worker still says that it is ready. So a task here has either a block that takes its result
-(`running`), or a `fail` that is told what it raised (`supervised`). Runs on the front's event loop; knows nothing of
-what the tasks do.
+A task whose exception is not taken ends in silence: the watchdog would stop, or a dead engine would never be replaced,
+while the worker still reports that it is ready. So a task here has either a block that takes its result (`running`), or
+a `fail` that gets its exception (`supervised`). This runs on the front's event loop and knows nothing of the tasks'
+work.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from worker.errors import InternalFailure, StartupError
 T = TypeVar("T")
 
 Fail = Callable[[StartupError], None]
-"""Called when the worker cannot go on. It may be called more than once, and must not raise."""
+"""A callback for failures after which the worker cannot go on. It may be called more than once, and must not raise."""
 
 
 @contextmanager
 def failures_to(fail: Fail, what: str) -> Iterator[None]:
-    """Encloses what the event loop calls and nobody awaits: `fail` gets what it raised. `what` names it in the log."""
+    """Enclose a callback of the event loop: `fail` gets the exception that it raised. `what` names it in the log."""
     try:
         yield
     except StartupError as error:
@@ -31,7 +31,7 @@ def failures_to(fail: Fail, what: str) -> Iterator[None]:
 
 
 def supervised(work: Coroutine[Any, Any, None], fail: Fail, what: str) -> asyncio.Task[None]:
-    """Run `work` beside its caller, who keeps the task. What it raises goes to `fail`; the task itself never raises."""
+    """Run `work` in a task that the caller keeps. Its exception goes to `fail`; the task itself never raises."""
     return asyncio.create_task(_reporting(work, fail, what), name=what)
 
 
@@ -42,8 +42,8 @@ async def _reporting(work: Coroutine[Any, Any, None], fail: Fail, what: str) -> 
 
 @asynccontextmanager
 async def running(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """A task for as long as the block lasts, cancelled then. What it raised is raised at the block's end, if no other
-    exception ends the block."""
+    """Run a task for as long as the block lasts, and cancel it then. Its exception is raised at the block's end, if no
+    other exception ends the block."""
     task = asyncio.create_task(work)
     try:
         yield task

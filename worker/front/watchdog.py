@@ -8,17 +8,17 @@ from collections.abc import Callable
 
 LOAD_SILENCE_S = 300.0
 SLOW_DISK_BYTES_PER_S = 20e6
-"""While loading, the time to read the file at this rate is added: where page-ins cannot be counted, or push each other
-out, the first steps read the whole file before the engine says anything."""
+"""While loading, the time to read the file at this rate is added: if page-ins cannot be counted, or evict each other,
+the first steps read the whole file before the engine says anything."""
 
 STEPS_OF_SILENCE = 10
 """A silent engine is wedged after this many of its longest steps, if that is more than the floor."""
 
 
 class Watchdog:
-    """`kill(cause)` is called once per silence. A heartbeat is a frame of the thread that loads and steps.
+    """Calls `kill(cause)` once for each silence. A heartbeat is a frame of the thread that loads and steps.
 
-    `tick` is to be called every `tick_s`, from the front's event loop.
+    The front's event loop calls `tick` every `tick_s`.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class Watchdog:
         self._end_silence()
 
     def loaded(self, step_s: float) -> None:
-        """`step_s`, the longest step as far as the engine knows, is there so that the first one is not misjudged."""
+        """End the load. `step_s` is the longest step as far as the engine knows, so that the first one is not
+        misjudged."""
         self._is_loading = False
         self._longest_step_s = max(self._longest_step_s, step_s)
         self._end_silence()
