@@ -43,7 +43,7 @@ would read the weights again for a handful of tokens: with 7B parameters a decod
 150 of them for the weights."""
 
 PROMPTS_SHARE = 15 / 16
-"""If decode steps take long, the gap grows until prompts have this share of it, for the same reason."""
+"""The share of the gap for prompts up to which it grows if decode steps take long, for the same reason."""
 WHOLE_SHARE = 0.08
 """The gap grows for that reason to this share of the time in which the prompts could be read at once, at most. A server
 that reads prompts first would let its streams wait for all of it."""

@@ -95,7 +95,7 @@ class Sequence:
     n_passed: int = 0
     """The number of younger sequences that got a slot while it waited for this one."""
     leader: Self | None = None
-    """In FOLLOW, the sequence that is computing its prefix."""
+    """The sequence that is computing its prefix, while it is in FOLLOW."""
     n_awaited: int = 0
     """The number of the leader's cells that this sequence waits for."""
     forced: deque[Token] = field(default_factory=deque)

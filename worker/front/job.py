@@ -80,7 +80,7 @@ LEGAL_MOVES: dict[JobState, frozenset[JobState]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """What the jobs of one answer have in common once the front has admitted them."""
+    """The facts that the jobs of one answer share once the front has admitted them."""
 
     correlation_id: str
     trace: Mapping[str, str] = field(default_factory=dict)
