@@ -115,32 +115,33 @@ def _sampled(entry: Logprob) -> SampledLogprob:
 
 
 class Dialect(Protocol):
-    """What becomes of one job's events for its client. A method that gives b"" leaves its event out, or keeps it."""
+    """The form of one job's events for its client. A method that returns b"" leaves its event out, or keeps it."""
 
     @property
     def media_type(self) -> str: ...
 
     @property
     def sign_of_life(self) -> bytes:
-        """Bytes that tell the client in a long silence that the job lives, and mean nothing else; b"" if none can."""
+        """Bytes that show the client in a long silence that the job lives, and mean nothing else; b"" if there are
+        none."""
         ...
 
     @property
     def is_collecting(self) -> bool:
-        """Whether nothing leaves before the job's end, so that until then the job may run again."""
+        """True if nothing leaves before the job's end, so that until then the job may run again."""
         ...
 
     @property
     def is_overfull(self) -> bool:
-        """Whether it keeps more of what it was told than it may. Asked only after it left an event out."""
+        """True if it keeps more bytes than it may. This is read only after it left an event out."""
         ...
 
     def started(self, event: StartedEvent) -> bytes:
-        """The job has its slot; once, also where the job runs again."""
+        """The job has its slot. This is called once, even if the job runs again."""
         ...
 
     def prompt_logprobs(self, tokens: Sequence[Logprob]) -> bytes:
-        """The next part of what the prompt's tokens were worth, from its second token on."""
+        """The next part of the prompt's log-probabilities has come; they start at its second token."""
         ...
 
     def token(
@@ -152,17 +153,17 @@ class Dialect(Protocol):
         *,
         is_reasoning: bool = False,
     ) -> bytes:
-        """Some text, not empty and without lone surrogates. `index` counts 0, 1, 2, …. `logprobs`, where the request
-        asked for them, are those of every sampled token that no event before this one covers; the list is the caller's.
-        `n_sampled` tokens were drawn so far. `is_reasoning`: it is not the answer's; only where the job's control
-        tokens divide its text (Submit.marks).
+        """Some text has come, not empty and without lone surrogates. `index` counts 0, 1, 2, …. `logprobs`, if the
+        request asked for them, are those of every sampled token that no earlier event covers; the list is the caller's.
+        `n_sampled` tokens were drawn so far. `is_reasoning` says that the text is not the answer's; this occurs only if
+        the job's control tokens divide its text (Submit.marks).
         """
         ...
 
     def metrics(self, event: MetricsEvent) -> bytes: ...
 
     def end(self, event: EndEvent, finished: Finished, logprobs: Sequence[Logprob] = ()) -> bytes:
-        """The job came to its ordinary end; `logprobs` are those that no event before this one covers."""
+        """The job came to its ordinary end; `logprobs` are those that no earlier event covers."""
         ...
 
     def error(self, event: ErrorEvent) -> bytes:
@@ -170,7 +171,7 @@ class Dialect(Protocol):
         ...
 
     def rewind(self) -> None:
-        """The job runs again from its beginning: all but `started` is to be forgotten."""
+        """The job runs again from its start: forget everything but `started`."""
         ...
 
 
@@ -181,7 +182,7 @@ class Framing:
 
     media_type: str
     leads: Mapping[str, bytes]
-    """What precedes the JSON, by event type."""
+    """The bytes before the JSON, by event type."""
     tail: bytes
     sign_of_life: bytes = b""
 
@@ -196,7 +197,7 @@ class Framing:
     def started(self, event: StartedEvent) -> bytes:
         return self._frame("started", event)
 
-    def prompt_logprobs(self, tokens: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - nobody can ask for them here
+    def prompt_logprobs(self, tokens: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - no request has them here
         return b""
 
     def token(
@@ -235,7 +236,7 @@ class _TextOnly(Framing):
 
 
 TEXT_ONLY: Final = _TextOnly("text/plain", {}, b"")
-"""What `llorch-worker generate` writes; no client can ask for it."""
+"""The form that `llorch-worker generate` writes; no client can ask for it."""
 
 _SSE = Framing(SSE_TYPE, dict.fromkeys(EVENT_TYPES, b"data: "), b"\n\n", SIGN_OF_LIFE)
 _NAMED_LEADS = {name: b"event: %b\ndata: " % name.encode() for name in EVENT_TYPES}
@@ -244,7 +245,7 @@ _JSON_LINES = {name: Framing(name, dict.fromkeys(EVENT_TYPES, b""), b"\n") for n
 
 
 def choose_dialect(accept: str | None, *, sse_event_names: bool) -> Framing:
-    """The framing for an Accept header: the one that it names with the most weight, the first among equals.
+    """Return the framing for an Accept header: the one that it names with the most weight, the first among equals.
 
     Wildcards ask for nothing in particular, and no header is refused: everything else gets server-sent events.
     """

@@ -1,6 +1,7 @@
-"""One job as a door asks the front for it, whichever door it is: `/execute`, `/v1` or a terminal. Pure data.
+"""One job as a door asks the front for it, whichever door it is: `/execute`, `/v1` or a terminal.
 
-Owns: what becomes of a request's fields in the frame that the engine gets. The only thing drawn here is a seed.
+This module owns the way from a request's fields to the frame that the engine gets. It is pure except for the seed that
+it draws.
 """
 
 import secrets
@@ -24,11 +25,11 @@ class JobRequest:
     dialect: Dialect
     """The form of its events; this job's own."""
     prompt_logprobs: int | None = None
-    """As Submit.prompt_logprobs."""
+    """The number of Submit.prompt_logprobs."""
     prediction: str = ""
-    """As Submit.prediction."""
+    """The text of Submit.prediction."""
     marks: MarkUse = "hidden"
-    """As Submit.marks."""
+    """The word of Submit.marks."""
     answer_id: str | None = None
     """The answer that it is a part of, whose id cancels it too; None if it is the whole."""
     model: str | None = None

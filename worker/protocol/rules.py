@@ -1,4 +1,4 @@
-"""What the values of an execute request must satisfy, and the words that say so (docs/protocol.md 4).
+"""The rules for the values of an execute request, and the messages of broken ones (docs/protocol.md 4).
 
 Owns: the order of all rules, the protocol's fields first and then those of our own; ranges, constraint and message
 texts, which clients compare byte for byte. Refuses to know: JSON types (execute.py), HTTP, the model but for the size
@@ -32,13 +32,13 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 """One spelling for each id, so that no id can be named twice."""
 
 _F32_DIGITS = 9
-"""Significant decimal digits that tell any two f32 apart."""
+"""The number of significant decimal digits that distinguish any two f32."""
 
 
 def violations(
     request: ExecuteRequest, max_tokens_out: int, vocab_size: int | None, *, max_prompt_chars: int
 ) -> list[FieldError]:
-    """All broken rules, as `checked_prompt` raises them."""
+    """Return all broken rules, as `checked_prompt` raises them."""
     try:
         checked_prompt(request, max_tokens_out, vocab_size, max_prompt_chars=max_prompt_chars)
     except FieldsRefused as refused:
@@ -49,7 +49,7 @@ def violations(
 def checked_prompt(
     request: ExecuteRequest, max_tokens_out: int, vocab_size: int | None, *, max_prompt_chars: int
 ) -> Prompt:
-    """What the model is to read, where no rule is broken.
+    """Return the prompt that the model reads, if no rule is broken.
 
     `max_tokens_out` is the largest max_tokens allowed. While `vocab_size` is None, ids are not compared with it.
     `max_prompt_chars` counts Unicode scalar values. Raises: FieldsRefused with all broken rules, in the order of the
