@@ -248,8 +248,8 @@ class PrefixCache:
         return False
 
     def _retain(self, kept: _Retained) -> None:
-        """Give the cells of a slot to a retained one. Retained slots that hold a prefix of it are not needed any more.
-        """
+        """Give the cells of a slot to a retained one. Retained slots that hold a prefix of it are not needed
+        any more."""
         for other in list(self._retained.values()):
             is_beginning = len(other.tokens) == n_common(other.tokens, kept.tokens)
             if is_beginning and len(other.scores) <= len(kept.scores):
@@ -311,8 +311,8 @@ class PrefixCache:
         return n_kept if n_kept >= MIN_KEPT else 0
 
     def _fill(self, sequence: Sequence, source: _Source | None, n_shared: int, n_kept: int) -> None:
-        """Fill the sequence's empty slot from the index, or from `source` if the index has no more tokens or no room.
-        """
+        """Fill the sequence's empty slot from the index, or from `source` if the index has no more tokens or
+        no room."""
         assert sequence.slot is not None
         if n_kept > max(n_shared, self._kv.n_free_cells):
             source = self._make_room(n_kept, source)

@@ -241,8 +241,8 @@ class Scheduler:
     # ── steps that are stopped ───────────────────────────────────────────────────────────────────
 
     def may_lose(self, step: Step) -> bool:
-        """Return True if a step may be stopped for a new job: no job generates, and no prompt in it has lost too much.
-        """
+        """Return True if a step may be stopped for a new job: no job generates, and no prompt in it has lost
+        too much."""
         return (
             step.kind == "prefill"
             and self._prefill_budget.can_abort

@@ -112,8 +112,8 @@ class Dispatch:
 
     @property
     def n_leaving(self) -> int:
-        """The number of jobs that have ended here and are still in the engine's intake, where they take room and time.
-        """
+        """The number of jobs that have ended here and are still in the engine's intake, where they take room
+        and time."""
         return sum(isinstance(work, Job) and work.is_ended for work in self._undecided)
 
     @property

@@ -259,8 +259,8 @@ class Front(Observer):
     def refused(
         self, trace: Mapping[str, str], correlation_id: str, began_s: float, code: str, operation: str | None
     ) -> None:
-        """Count and trace a request that was refused before it became a job; the arguments are those of Traces.refused.
-        """
+        """Count and trace a request that was refused before it became a job; the arguments are those of
+        Traces.refused."""
         self.metrics.rejected()
         if self._traces is not None:
             self._traces.refused(trace, correlation_id, began_s, code, operation)
@@ -350,8 +350,8 @@ class Front(Observer):
         return answer.text
 
     async def _ask(self, ask: Ask) -> Tokenized | Detokenized:
-        """Ask the engine, or its successor if it dies meanwhile. If the caller is cancelled, the question is dropped.
-        """
+        """Ask the engine, or its successor if it dies meanwhile. If the caller is cancelled, the question is
+        dropped."""
         self._check_state()
         assert self._client is not None
         if self._client.jobs.n_questions >= MAX_QUESTIONS:

@@ -171,8 +171,8 @@ class DraftModel:
     # ── following ────────────────────────────────────────────────────────────────────────────────
 
     def follow(self, sequences: Seq[Sequence]) -> list[Followed]:
-        """Return the draft model's state of the sequences, each of which has a slot. Cells of other texts are dropped.
-        """
+        """Return the draft model's state of the sequences, each of which has a slot. Cells of other texts are
+        dropped."""
         return self._unless_it_fails(lambda: [self._follow(sequence) for sequence in sequences], [])
 
     def _follow(self, sequence: Sequence) -> Followed:

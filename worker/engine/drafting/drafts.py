@@ -289,8 +289,8 @@ class Drafts:
 
 
 def _n_allowed(sequence: Sequence, n_most: int) -> int:
-    """Return how many draft tokens it may have: none if the next token is known, and none after the last allowed token.
-    """
+    """Return how many draft tokens it may have: none if the next token is known, and none after the last
+    allowed token."""
     if sequence.n_to_compute > 1 or sequence.forced:
         return 0
     return max(0, min(n_most, sequence.max_tokens - len(sequence.generated) - 1))
