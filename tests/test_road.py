@@ -1,0 +1,197 @@
+"""The road of a request: the modules whose functions run while it is answered, and a budget of their lines.
+
+A reader of the road opens these files. A file that a request needs joins the list; a file that grows past the budget is
+split, or loses the part that no request runs.
+"""
+
+import pytest
+
+from tests.imports import Source, arrows, reachable, sources
+
+ROADS: dict[str, dict[str, int]] = {
+    "/execute": {
+        "worker.config.settings": 656,
+        "worker.constraints.constraint": 335,
+        "worker.engine.backend": 357,
+        "worker.engine.channels": 197,
+        "worker.engine.drafting.acceptance": 93,
+        "worker.engine.drafting.drafts": 519,
+        "worker.engine.drafting.history": 127,
+        "worker.engine.drafting.ngram": 95,
+        "worker.engine.drafting.step_costs": 56,
+        "worker.engine.loop": 627,
+        "worker.engine.prefill_budget": 165,
+        "worker.engine.prefill_times": 74,
+        "worker.engine.prefix_cache": 413,
+        "worker.engine.prefix_tree": 297,
+        "worker.engine.scheduler": 274,
+        "worker.engine.sequence": 246,
+        "worker.engine.shares": 133,
+        "worker.engine.text": 127,
+        "worker.front.client": 395,
+        "worker.front.dispatch": 311,
+        "worker.front.job": 418,
+        "worker.front.job_log": 133,
+        "worker.front.link": 215,
+        "worker.front.state": 465,
+        "worker.front.supervision": 80,
+        "worker.front.watchdog": 86,
+        "worker.llama.batch": 260,
+        "worker.llama.context": 288,
+        "worker.llama.draw_threads": 43,
+        "worker.llama.draws": 162,
+        "worker.llama.exp_sum": 34,
+        "worker.llama.kv": 506,
+        "worker.llama.model": 446,
+        "worker.llama.prompts": 58,
+        "worker.llama.runner": 82,
+        "worker.llama.seq_ids": 89,
+        "worker.llama.spelling": 57,
+        "worker.llama.threads": 211,
+        "worker.model.vocabulary": 286,
+        "worker.observe.log_lines": 290,
+        "worker.observe.log_writer": 158,
+        "worker.observe.metrics": 334,
+        "worker.observe.redaction": 71,
+        "worker.observe.vllm_metrics": 125,
+        "worker.plan.devices": 111,
+        "worker.process.intake": 247,
+        "worker.process.main": 254,
+        "worker.process.outbox": 87,
+        "worker.protocol.constraints": 89,
+        "worker.protocol.events": 266,
+        "worker.protocol.execute": 307,
+        "worker.protocol.headers": 79,
+        "worker.protocol.job_request": 87,
+        "worker.protocol.json_bytes": 37,
+        "worker.protocol.rules": 240,
+        "worker.sampling.draw": 39,
+        "worker.sampling.estimate": 53,
+        "worker.sampling.penalties": 96,
+        "worker.sampling.row": 116,
+        "worker.sampling.sample": 137,
+        "worker.sampling.shortlist": 248,
+        "worker.sampling.unsorted": 180,
+        "worker.web.app": 232,
+        "worker.web.bodies": 166,
+        "worker.web.connection": 376,
+        "worker.web.cors": 57,
+        "worker.web.crowd": 140,
+        "worker.web.edge": 307,
+        "worker.web.refusals": 166,
+        "worker.web.request_parser": 109,
+        "worker.web.server": 130,
+        "worker.web.streaming": 188,
+        "worker.wire.frames": 50,
+        "worker.wire.messages": 682,
+    },
+    "/v1/chat/completions": {
+        "worker.chat.forms": 406,
+        "worker.chat.marks": 142,
+        "worker.chat.sandbox": 221,
+        "worker.chat.template": 278,
+        "worker.chat.witnesses": 158,
+        "worker.config.typed_name": 15,
+        "worker.openai.answers": 281,
+        "worker.openai.chat": 357,
+        "worker.openai.constraints": 225,
+        "worker.openai.errors": 171,
+        "worker.openai.fields": 394,
+        "worker.openai.listed": 82,
+        "worker.openai.models": 60,
+        "worker.protocol.conversation": 325,
+        "worker.protocol.unread": 45,
+        "worker.web.openai": 278,
+    },
+}
+"""The modules that a request runs, as a trace of both processes has shown, and their lines on the day of the
+list. A chat needs the modules of /execute, too."""
+
+MAX_LINES = {"/execute": 16000, "/v1/chat/completions": 3600}
+"""The budget of each list: two percent above its lines on the day of the list."""
+
+BESIDE = frozenset(
+    {
+        "worker",
+        "worker.chat.probes",
+        "worker.config.gpu_flags",
+        "worker.config.option",
+        "worker.constraints.closing",
+        "worker.constraints.gbnf",
+        "worker.constraints.idle_keywords",
+        "worker.constraints.schema_gaps",
+        "worker.constraints.trial",
+        "worker.constraints.vocabulary",
+        "worker.engine.config",
+        "worker.engine.drafting.draft_model",
+        "worker.engine.drafting.predicted",
+        "worker.engine.kv_blocks",
+        "worker.errors",
+        "worker.front.certificate",
+        "worker.front.health",
+        "worker.front.kv_events",
+        "worker.front.progress",
+        "worker.front.questions",
+        "worker.host",
+        "worker.limits",
+        "worker.llama.buffers",
+        "worker.llama.devices",
+        "worker.llama.held_width",
+        "worker.llama.library",
+        "worker.loading.load",
+        "worker.model.gguf",
+        "worker.observe.buckets",
+        "worker.observe.traces",
+        "worker.openai.completions",
+        "worker.openai.operations",
+        "worker.openai.tokens",
+        "worker.plan.buffers",
+        "worker.plan.memory",
+        "worker.protocol.bodies",
+        "worker.protocol.openapi",
+        "worker.protocol.operations",
+        "worker.sampling.arrays",
+        "worker.sampling.logprobs",
+        "worker.sampling.sorted",
+        "worker.saved.arena",
+        "worker.saved.copies",
+        "worker.saved.keeper",
+        "worker.upstream.numbers",
+        "worker.web.browsed",
+        "worker.web.chat_page",
+        "worker.web.described",
+        "worker.wire.numerics",
+    }
+)
+"""Modules that the road imports for a type, an error, a constant, or work at the start, at the end or while idle."""
+
+
+def lines_of(name: str) -> int:
+    return MODULES[name].text.count("\n")
+
+
+MODULES: dict[str, Source] = {module.name: module for module in sources()}
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_every_module_of_a_road_runs_in_the_front_or_in_the_engine(road: str) -> None:
+    reached = reachable("worker.serve") | reachable("worker.process.main")
+    assert [name for name in ROADS[road] if name not in reached] == []
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_a_road_stays_as_short_as_it_is(road: str) -> None:
+    """If it has grown, the message says where: each module with its lines, and those of the day of the list."""
+    n_lines = sum(map(lines_of, ROADS[road]))
+    grown = {name: (now, before) for name, before in ROADS[road].items() if (now := lines_of(name)) > before}
+    assert n_lines <= MAX_LINES[road], f"the road of {road} has {n_lines} lines; these modules grew: {grown}"
+
+
+def test_a_module_that_the_road_imports_is_on_it_or_known_to_lie_beside_it() -> None:
+    """A new module on the way of a request is added to the road; one that it only names, to BESIDE."""
+    roads = {name for road in ROADS.values() for name in road}
+    graph = arrows()
+    imported = {target for name in roads for target in graph[name] if target in MODULES}
+    unknown = sorted(imported - roads - BESIDE)
+    assert unknown == [], "add each to the road that runs it, or to BESIDE"
+    assert sorted(BESIDE - imported) == [], "the road does not import these any more"
