@@ -17,7 +17,7 @@ from worker.model.info import ModelInfo
 from worker.wire.messages import Configure, Violation
 
 log = logging.getLogger(__name__)
-"""What it warns of goes to the front, which logs it (process/main.py)."""
+"""Its warnings go to the front, which logs them (process/main.py)."""
 
 
 def check_given_template(config: Configure) -> None:

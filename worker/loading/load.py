@@ -65,7 +65,7 @@ from worker.wire.messages import (
 )
 
 log = logging.getLogger(__name__)
-"""What it warns of goes to the front, which logs it (process/main.py)."""
+"""Its warnings go to the front, which logs them (process/main.py)."""
 
 COPYING_IS_SLOW = (
     "on this device a prefix is computed again sooner than a copy of it is loaded from main memory; finished jobs' "

@@ -31,7 +31,7 @@ from worker.saved.records import CODE_BYTES, Untrusted, binding_of, code_of, rea
 from worker.wire.messages import TokenId
 
 log = logging.getLogger(__name__)
-"""What it warns of goes to the front, which logs it (process/main.py)."""
+"""Its warnings go to the front, which logs them (process/main.py)."""
 
 FIND_S = 2.0
 """The longest that the first job waits until the saved cells are checked, at about 1 GB/s. The rest follow later."""
