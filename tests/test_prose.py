@@ -17,6 +17,7 @@ CLEAN = (
     *("worker/__main__.py", "worker/argv.py", "worker/cli.py", "worker/errors.py", "worker/host.py"),
     *("worker/limits.py", "worker/serve.py", "worker/commands", "worker/config", "worker/constraints"),
     *("worker/downloads", "worker/llama", "worker/loading", "worker/model", "worker/observe", "worker/plan"),
+    *("worker/engine", "worker/front", "worker/wire"),
     *("worker/process", "worker/sampling", "worker/saved", "worker/upstream"),
 )
 
@@ -35,7 +36,7 @@ PHRASES = {
     r"held up": "delayed",
     r"(?<!~)nobody": "no job, no client, no user; or the passive",
     r"last words\b": "last line",
-    r"(?-i:LEAST_(?!CHUNK))|least_(s|rows|bytes|cells|values)": "MIN_, min_",
+    r"(?-i:LEAST_)|least_(s|rows|bytes|cells|values)": "MIN_, min_",
     r"leaves? (it|them) out|or leave (--|\{)": "remove",
     r"(?-i:MOST_)|most_(s|bytes|cells|jobs|parts)\b": "MAX_, max_",
     r"so many (cells|jobs|rows|slots|tokens|of)": "n, this many, as many",

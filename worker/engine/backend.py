@@ -280,7 +280,7 @@ class BadBatch(StepFailed):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The saved cells of ended jobs that earlier engines have left."""
+    """The saved cells of finished jobs that earlier engines have left."""
 
     parts: Seq[tuple[list[TokenId], Saved]]
     """Cells, and all tokens from position 0 to their last; a prefix comes before its continuation."""
@@ -336,7 +336,7 @@ class LoadedModel:
     widest_step: int = 0
     """The number of tokens of a prefill step while no job generates; 0 means the chunk."""
     retained_slots: tuple[SlotId, ...] = ()
-    """Slots beyond those for jobs, which keep the cells of ended jobs; on a CPU until they are copied out."""
+    """Slots beyond those for jobs, which keep the cells of finished jobs; on a CPU until they are copied out."""
     max_dead_cells: int = 0
     """The most cells that retained slots alone may hold while jobs run; 0 on a CPU."""
     self_test: SelfTest | None = None

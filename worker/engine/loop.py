@@ -288,7 +288,8 @@ class Engine:
             self._drafts.learn(is_idle=self.is_idle)
 
     def tidy(self) -> bool:
-        """Put away a part of the cells that ended jobs have left in the KV memory, while nothing runs. Return False if
+        """Put away a part of the cells that finished jobs have left in the KV memory, while nothing runs.
+        Return False if
         there are none, or if they have to wait.
         """
         is_changed = self._tidy()

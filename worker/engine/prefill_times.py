@@ -60,8 +60,8 @@ class PrefillTimes:
         slope_s = _slope(seen)
         last = [token_s + slope_s * (depth - at) for at, token_s in seen[-_N_LAST:]]
         usual_s = median(last)
-        least_s = _MIN_SHARE * fmean(token_s for _, token_s in seen)
-        return max(last[-1] if last[-1] > _NOISE * usual_s else usual_s, least_s), slope_s
+        min_s = _MIN_SHARE * fmean(token_s for _, token_s in seen)
+        return max(last[-1] if last[-1] > _NOISE * usual_s else usual_s, min_s), slope_s
 
 
 def _slope(seen: list[tuple[float, float]]) -> float:

@@ -1,4 +1,4 @@
-"""The prefix index: a radix tree over the tokens of ended jobs whose nodes own saved cells, and scores with them.
+"""The prefix index: a radix tree over the tokens of finished jobs whose nodes own saved cells, and scores with them.
 
 This module owns the tree, its limit in bytes and the choice of the leaf to evict when there is no room. It knows
 neither slots, jobs nor the contents of cells and scores, and has no clock: time is the number of operations so far. It

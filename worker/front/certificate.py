@@ -115,7 +115,7 @@ def uncovered(differing: Sequence[str]) -> CertificateRefused:
     """Make the error of a worker that may serve only what its report covers."""
     return CertificateRefused(
         f"--require-parity: the parity report does not cover what runs here: {'; '.join(differing)}; make one with "
-        "`llorch-worker parity run` and the flags that this worker has, or leave --require-parity out"
+        "`llorch-worker parity run` and the flags that this worker has, or remove --require-parity"
     )
 
 

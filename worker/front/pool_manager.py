@@ -36,7 +36,7 @@ class _NoSuccessYet(CallbackFailed):
 
 
 def is_test_mode(url: str) -> bool:
-    """True for a URL that means "log it, call nobody" (docs/protocol.md 2)."""
+    """True for a URL that means "log it, make no call" (docs/protocol.md 2)."""
     return _TEST_MODE_MARK in url
 
 

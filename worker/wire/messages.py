@@ -18,7 +18,8 @@ from worker.wire.numerics import Numerics
 
 TokenId = NewType("TokenId", int)
 SlotId = NewType("SlotId", int)
-"""llama.cpp's seq_id. Jobs have 0..parallel-1; `parallel` is the first retained slot, which keeps ended jobs' cells."""
+"""llama.cpp's seq_id. Jobs have 0..parallel-1; `parallel` is the first retained slot, which keeps
+finished jobs' cells."""
 JobKey = NewType("JobKey", int)
 """The front's internal number for a job, never reused; the client's job_id stays in the front."""
 QuestionKey = NewType("QuestionKey", int)
@@ -32,12 +33,13 @@ StepKind = Literal["prefill", "decode"]
 Scheduling = Literal["fair", "first-come"]
 """The jobs that wait if there are too few slots or cells: those that have had most, or the youngest."""
 SwaFull = Literal["auto", "on", "off"]
-"""Whether layers with a sliding window have as many KV cells as others, so that prefixes can be shared and cached."""
+"""The choice of as many KV cells in layers with a sliding window as in others, so that prefixes can be
+shared and cached."""
 FlashAttn = Literal["auto", "on", "off"]
 PromptLookup = Literal["on", "own", "off"]
 """The texts that drafts are read from: a job's own and other jobs' answers, its own only, or none."""
 BatchInvariant = Literal["auto", "on", "off"]
-"""Whether numbers must not depend on the jobs that are computed alongside."""
+"""The choice of numbers that do not depend on the jobs that are computed alongside."""
 SplitMode = Literal["none", "layer", "row"]
 """llama.cpp's words: all layers on one GPU; whole layers over all GPUs; each layer's rows over all GPUs."""
 Medium = Literal["GPU", "CPU"]
@@ -175,9 +177,9 @@ class Configure(_Frame, frozen=True, kw_only=True):
     """The milliseconds that a prefill step may delay generating jobs; 0 means as long as it takes."""
     is_deterministic: bool = False
     batch_invariant: BatchInvariant = "auto"
-    """Whether numbers must be the same whatever other jobs run; auto means if that costs nothing."""
+    """on means that numbers must be the same whatever other jobs run; auto means if that costs nothing."""
     prefix_cache_bytes: int = -1
-    """The largest number of bytes of ended jobs' KV cells that are cached; -1 means "decide for me"."""
+    """The largest number of bytes of finished jobs' KV cells that are cached; -1 means "decide for me"."""
     scheduling: Scheduling = "fair"
     """The order of jobs if there are too few slots or cells."""
     prompt_lookup: PromptLookup = "on"
@@ -346,7 +348,7 @@ class DraftModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchInvariance(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a job's numbers are computed so that they do not depend on other jobs, and why."""
+    """The answer whether a job's numbers are computed so that they do not depend on other jobs, and the reason."""
 
     is_kept: bool = False
     why: str = ""
@@ -364,7 +366,7 @@ class Amx(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Attention = Literal["gpu", "cpu", "both"]
-"""Where attention is computed; `both`: that of some layers on each."""
+"""The place where attention is computed; `both` means that of some layers on each."""
 
 
 class Loaded(_Frame, frozen=True, kw_only=True):
@@ -467,7 +469,8 @@ class Refused(_Frame, frozen=True, kw_only=True):
 
 
 class SelfTested(_Frame, frozen=True, kw_only=True):
-    """Whether the same tokens gave the same logits, bit for bit, alone, in chunks and with other jobs."""
+    """The result of a comparison: the same tokens gave the same logits, bit for bit, alone, in chunks and
+    with other jobs, or not."""
 
     is_same: bool
     differences: tuple[str, ...] = ()
@@ -622,7 +625,7 @@ class StepDone(msgspec.Struct, kw_only=True, tag=True, array_like=True):
     cells_used: int = 0
     """The number of KV cells that running jobs hold; a shared one counts once."""
     prefix_tokens: int = 0
-    """The number of tokens of ended jobs in the prefix cache in host memory."""
+    """The number of tokens of finished jobs in the prefix cache in host memory."""
     prefix_bytes: int = 0
     n_preempted: int = 0
     """The number of jobs that were paused since the last frame because the KV cache was full."""

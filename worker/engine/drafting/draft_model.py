@@ -33,8 +33,8 @@ LIKELY_TOKENS = 64
 """A job is expected to generate as many tokens again as it has, and at least this many, if it may."""
 
 HOPE = 8.0
-"""The assumed number of right draft tokens for each wrong one before any was judged: nobody starts a pair of models
-that is not worth a try."""
+"""The assumed number of right draft tokens for each wrong one before any was judged: a pair of models that is
+not worth a try is not started."""
 HALF_LIFE_STEPS = 64
 """The number of steps without drafts for a job after which observations of its drafts count half, so that it is tried
 again some hundred tokens later."""
@@ -150,7 +150,7 @@ class DraftModel:
         self._runner = runner
         self._costs = StepCosts(row_costs)
         self.n_most = n_most
-        self._most_s = CATCH_UP_SHARE * itl_target_s
+        self._max_s = CATCH_UP_SHARE * itl_target_s
         self._clock = clock
         self._on_lost = on_lost
         self._followed: dict[SlotId, Followed] = {}
@@ -199,7 +199,7 @@ class DraftModel:
 
         The part is as long as the ITL target allows, because other jobs wait for their next tokens.
         """
-        n_at_once = max(1, int(min(MAX_AT_ONCE, self._most_s / self.catch_up_s(1))))
+        n_at_once = max(1, int(min(MAX_AT_ONCE, self._max_s / self.catch_up_s(1))))
         tokens = followed.sequence.tokens[followed.n_agreed : -1][:n_at_once]
         began_s = self._clock()
         self._unless_it_fails(lambda: self._read(followed, tokens), None)

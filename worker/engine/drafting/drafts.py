@@ -53,8 +53,8 @@ MAX_RESTING = 16
 drafts."""
 
 N_READ = 256
-"""The number of tokens of ended jobs that are indexed for other jobs after a step, at about a microsecond each. A step
-generates fewer."""
+"""The number of tokens of finished jobs that are indexed for other jobs after a step, at about a microsecond each. A
+step generates fewer."""
 
 Running = Mapping[SlotId, Sequence]
 
@@ -155,11 +155,11 @@ class Drafts:
         """The slots for whose sequences the draft model has made drafts."""
 
     def remember(self, sequence: Sequence) -> None:
-        """Keep a copy of an ended job's answer; `learn` indexes it."""
+        """Keep a copy of a finished job's answer; `learn` indexes it."""
         self._history.remember(sequence.tokens, len(sequence.prompt))
 
     def learn(self, *, is_idle: bool) -> None:
-        """Index the answers of ended jobs for other jobs: all of them if the engine is idle, otherwise a part."""
+        """Index the answers of finished jobs for other jobs: all of them if the engine is idle, otherwise a part."""
         while self._history.read(N_READ) and is_idle:
             pass
 
