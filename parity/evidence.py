@@ -43,8 +43,8 @@ class Window:
 
 
 SHORT, LONG = 64, 512
-"""Why two: llama.cpp's RoPE angles are float32 and their error grows with the position, so float32 is proved on short
-windows; everything else is measured where models are used."""
+"""There are two: llama.cpp's RoPE angles are float32 and their error grows with the position, so float32 is proved on
+short windows; everything else is measured where models are used."""
 
 
 def longest(windows: Iterable[Window]) -> int:

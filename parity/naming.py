@@ -66,7 +66,7 @@ class Naming:
 
 
 def not_comparable(info: ModelInfo) -> str | None:
-    """Why the tensors of a model have no counterpart one by one in a checkpoint; None where they have."""
+    """Return why the tensors of a model have no counterpart one by one in a checkpoint; None if they have."""
     if info.architecture != "llama":
         return f"architecture {info.architecture}: tensors are compared for llama only"
     if any("_exps." in tensor.name for tensor in info.tensors):

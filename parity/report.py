@@ -38,7 +38,7 @@ class Check:
     relation: Relation
     bound: float
     reason: str
-    """Why the bound is where it is; from the bounds file."""
+    """The reason for the bound, from the bounds file."""
     note: str = ""
     """The origin of the value: the worst tensor, position or text."""
 

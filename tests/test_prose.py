@@ -18,7 +18,11 @@ CLEAN = (
     *("worker/limits.py", "worker/serve.py", "worker/commands", "worker/config", "worker/constraints"),
     *("worker/downloads", "worker/llama", "worker/loading", "worker/model", "worker/observe", "worker/plan"),
     *("worker/engine", "worker/front", "worker/wire"),
-    *("worker/process", "worker/sampling", "worker/saved", "worker/upstream"),
+    *("worker/process", "worker/sampling", "worker/saved", "worker/upstream", "worker/chat", "worker/openai"),
+    *("worker/web", "parity", "client", "tools", "deploy", "README.md", "CONTRIBUTING.md", "docs/architecture.md"),
+    *("docs/chat.md", "docs/clients.md", "docs/determinism.md", "docs/kubernetes.md", "docs/openai.md"),
+    *("docs/operating.md", "docs/page.md", "docs/parity.md", "docs/routers.md", "docs/scaling.md"),
+    "docs/upgrading-llama-cpp.md",
 )
 
 FRAGMENT = re.compile(

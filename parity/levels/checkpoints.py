@@ -108,7 +108,7 @@ class Computed:
 
     activations: Activations
     logits: NDArray[np.float32]
-    """[n_tokens, n_vocab], of a run that nobody looked into."""
+    """[n_tokens, n_vocab], of a run without capture."""
     continuations: tuple[tuple[int, ...], ...]
 
 

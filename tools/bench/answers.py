@@ -40,7 +40,7 @@ class Answer:
     n_prompt: int = 0
     """Tokens of the prompt, as the server counts them; 0 where it says nothing of them."""
     error: str = ""
-    """Why it is no answer; empty for a good one."""
+    """The reason why it is no answer; empty for a good one."""
     is_refused: bool = False
     """True if the worker refused it because it was full (503); then there is also an error."""
 

@@ -32,7 +32,7 @@ LARGE_BYTES = 300_000_000
 ROUNDS, ROUNDS_OF_LARGE = 7, 3
 _NO_DRAFTS = ("--prompt-lookup", "off")
 _NO_CACHE = ("--cache-ram", "0")
-"""llama-server copies ended jobs' cells to main memory, which costs a GPU half of its tokens."""
+"""llama-server copies finished jobs' cells to main memory, which costs a GPU half of its tokens."""
 _SPECULATIONS: dict[str, tuple[str, ...]] = {
     "ngram": (
         *("--spec-type", "ngram-mod,ngram-map-k"),

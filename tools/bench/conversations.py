@@ -66,7 +66,7 @@ class Turn:
     n_cached: int
     """Tokens of the prompt, and how many of them the worker knew, by the answer's own account."""
     failures: Sequence[str]
-    """Why it was asked again, once for each time."""
+    """The reasons why it was asked again, once for each time."""
     is_answered: bool = True
     n_hung: int = 0
     """The tries that sent nothing for SILENCE_S."""
@@ -190,7 +190,7 @@ class Read:
     n_cached: int = 0
     n_ends: int = field(default=0, repr=False)
     error: str = ""
-    """Why it is no whole answer; empty for one."""
+    """The reason why it is no whole answer; empty for one."""
 
 
 def read(exchange: Exchange) -> Read:

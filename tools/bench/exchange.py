@@ -61,7 +61,7 @@ class Exchange:
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     """The parts of the body, each with the time of its arrival."""
     broken: str = "no end of the answer"
-    """Why the answer is not whole; empty when it is."""
+    """The reason why the answer is not whole; empty if it is."""
 
     @property
     def body(self) -> bytes:

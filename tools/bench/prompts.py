@@ -50,7 +50,7 @@ class Prompts:
         return f"{' '.join(self._serial())}\n\n{next(self._kinds)(self.chance(), n_words - 2)}"
 
     def words(self, n_words: int) -> list[str]:
-        """Words by chance alone: what follows a beginning that is another one already."""
+        """Words by chance alone: they follow a start that differs already."""
         return self._random.choices(common_words(), k=n_words)
 
     def chance(self) -> random.Random:
@@ -73,7 +73,7 @@ def in_sentences(words: list[str]) -> str:
 
 _CODE = '''\
 class Account:
-    """Money that belongs to somebody."""
+    """Money that belongs to one owner."""
 
     def __init__(self, owner, balance=0):
         self.owner = owner

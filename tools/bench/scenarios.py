@@ -56,7 +56,7 @@ class Scenario:
     text: Text = WORDS
     """The kind of text of its prompts."""
     has_drafts: bool = True
-    """Our worker guesses tokens from earlier text, as it does by default."""
+    """Our worker drafts tokens from earlier text, as it does by default."""
     peers: frozenset[Role] = _USUAL_PEERS
     has_llama_bench: bool = False
     """llama-bench has the same number, without HTTP."""

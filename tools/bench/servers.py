@@ -34,7 +34,7 @@ _KEPT_OF_A_LOG = 400
 
 
 class NotStarted(WorkerError):
-    """A server did not come up: one line with its last words."""
+    """A server did not come up: one line with the end of its log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,13 +28,14 @@ class Image:
     refusal: str = ""
     """The error without devices; empty if the image serves without them."""
     missing: str = ""
-    """Why its backend has no device in a container that is given none, by `devices`: nothing that the image lacks."""
+    """The reason why its backend has no device in a container that is given none, by `devices`: nothing that the image
+    lacks."""
     has_software_gpu: bool = False
     """Its driver can compute on the processor, where a variable says so."""
     is_for_every_processor: bool = False
     """True if it must run on an x86-64 processor of 2008."""
     wheel_comes_from: Literal["outside", "inside", "before"] = "outside"
-    """This machine's build_llama.sh, the Dockerfile's own stage, or somebody who has put it into `wheels` before; where
+    """This machine's build_llama.sh, the Dockerfile's own stage, or a wheel that lies in `wheels` already; if
     it is not built outside, one that lies there is used."""
 
     @property
