@@ -22,7 +22,7 @@ COMMANDS = (
 
 _VERBS = """
 Accept Aim Allow Announce Answer Apply Begin Call Choose Compare Compute Do Draft Draw Drop End Generate Give
-Guess Judge Keep Leave Let Limit Listen Log Look Make Measure Name Open Override Pass Print Publish Put
+Guess Judge Keep Leave Let Limit Listen Log Look Make Measure Name Open Override Pass Print Process Publish Put
 Read Refuse Repeat Report Require Restart Run Send Serve Share Show Split Store Submit Take Use Wait
 Write
 """

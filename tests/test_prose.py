@@ -41,7 +41,7 @@ PHRASES = {
     r"(?<!~)nobody": "no job, no client, no user; or the passive",
     r"last words\b": "last line",
     r"(?-i:LEAST_)|least_(s|rows|bytes|cells|values)": "MIN_, min_",
-    r"leaves? (it|them) out|or leave (--|\{)": "remove",
+    r"or leave (--|\{)": "remove",
     r"(?-i:MOST_)|most_(s|bytes|cells|jobs|parts)\b": "MAX_, max_",
     r"so many (cells|jobs|rows|slots|tokens|of)": "n, this many, as many",
     r"somebody": "a client, a job, another process",
