@@ -140,8 +140,8 @@ def test_a_bad_flag_is_one_line_and_exit_2(
     ("stdin", "said"),
     [
         (b"", "prompt must not be empty"),
-        (b"caf\xe9", "byte 3 is no character"),
-        ("世界".encode()[:-1], "byte 3 is no character"),
+        (b"caf\xe9", "byte 3 is not a character"),
+        ("世界".encode()[:-1], "byte 3 is not a character"),
         ("世".encode() * 40_000, "prompt must be at most 32768 characters"),
     ],
 )
