@@ -513,7 +513,7 @@ def _refuse_flags_of_a_load(ctx: click.Context) -> None:
         if option.name not in _FILE_OPTIONS and ctx.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
             flag = option.opts[0]
             raise UsageError(
-                f"{flag} configures loading a model, but the server at --url has loaded its own: leave it out"
+                f"{flag} configures loading a model, but the server at --url has loaded its own: remove it"
             )
 
 

@@ -17,7 +17,7 @@ CLEAN = (
     *("worker/__main__.py", "worker/argv.py", "worker/cli.py", "worker/errors.py", "worker/host.py"),
     *("worker/limits.py", "worker/serve.py", "worker/commands", "worker/config", "worker/constraints"),
     *("worker/downloads", "worker/llama", "worker/loading", "worker/model", "worker/observe", "worker/plan"),
-    *("worker/engine", "worker/front", "worker/wire"),
+    *("worker/engine", "worker/front", "worker/protocol", "worker/wire"),
     *("worker/process", "worker/sampling", "worker/saved", "worker/upstream", "worker/chat", "worker/openai"),
     *("worker/web", "parity", "client", "tools", "deploy", "README.md", "CONTRIBUTING.md", "docs/architecture.md"),
     *("docs/chat.md", "docs/clients.md", "docs/determinism.md", "docs/kubernetes.md", "docs/openai.md"),

@@ -4,7 +4,7 @@ Owns what counts as a difference and where it begins. Refuses to know either tok
 it is handed functions, ids and texts. llama.cpp gets the bytes, the reference got `corpus.decode` of them; neither puts
 a BOS before them.
 
-Some texts are special cases. Some bytes are in no token of a vocabulary, and the tokenizers leave them out at different
+Some texts are special cases. Some bytes are in no token of a vocabulary, and the tokenizers omit them at different
 moments: the reference before it merges, so that their neighbours may become one token, llama.cpp after. A text with
 surrogates cannot be given to a reference at all, nor can one that is not UTF-8 where llama.cpp spells its bytes one by
 one (SentencePiece) instead of replacing them; these are only tokenised.

@@ -171,17 +171,17 @@ def _contradictions(request: ChatRequest) -> Iterator[FieldError]:
             text = "top_logprobs needs logprobs to be true"
             yield FieldError(field="top_logprobs", constraint="needs(logprobs)", message=text)
     if request.prompt_logprobs is not None:
-        text = "prompt_logprobs is supported by /v1/completions only; leave it out"
+        text = "prompt_logprobs is supported by /v1/completions only; remove it"
         yield FieldError(field="prompt_logprobs", constraint="unsupported", message=text)
     yield from _tool_errors(request)
 
 
 def _tool_errors(request: ChatRequest) -> Iterator[FieldError]:
     if request.tools and request.tool_choice != "none":
-        text = "this worker cannot call tools; leave tools out, or send tool_choice none"
+        text = "this worker cannot call tools; remove tools, or send tool_choice none"
         yield FieldError(field="tools", constraint="unsupported", message=text)
     elif not request.tools and request.tool_choice not in (None, "none", "auto"):
-        text = "tool_choice needs tools; leave it out"
+        text = "tool_choice needs tools; remove it"
         yield FieldError(field="tool_choice", constraint="needs(tools)", message=text)
 
 

@@ -150,7 +150,7 @@ def _option_errors(outputs: StructuredOutputs | None) -> Iterator[FieldError]:
     for name in _OPTIONS:
         if getattr(outputs, name, None) not in (None, False):
             place = f"structured_outputs.{name}"
-            text = f"{place} is not supported by this worker; leave it out"
+            text = f"{place} is not supported by this worker; remove it"
             yield FieldError(field=place, constraint="unsupported", message=text)
 
 

@@ -242,7 +242,7 @@ def unsupported(members: Members) -> Iterator[FieldError]:
     for name, idle in _UNSUPPORTED.items():
         value = members.get(name)
         if value is not None and value not in idle:
-            text = f"{name} is not supported by this worker; leave it out"
+            text = f"{name} is not supported by this worker; remove it"
             yield FieldError(field=name, constraint="unsupported", message=text)
 
 
@@ -393,5 +393,5 @@ def _prediction_errors(prediction: Prediction) -> Iterator[FieldError]:
 
 def _stream_errors(request: GeneratingRequest) -> Iterator[FieldError]:
     if request.stream_options is not None and not request.stream:
-        text = "stream_options needs stream to be true; leave it out"
+        text = "stream_options needs stream to be true; remove it"
         yield FieldError(field="stream_options", constraint="needs(stream)", message=text)

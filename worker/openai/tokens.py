@@ -100,7 +100,7 @@ def read_tokenize(body: bytes | bytearray, terms: Terms) -> TextAsked:
         errors.append(FieldError(field="prompt", constraint="required", message=text))
     for name in ("return_token_strs", "with_pieces"):
         if getattr(request, name):
-            text = f"{name} is not supported by this worker; leave it out"
+            text = f"{name} is not supported by this worker; remove it"
             errors.append(FieldError(field=name, constraint="unsupported", message=text))
     if errors:
         raise FieldsRefused(errors)

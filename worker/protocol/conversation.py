@@ -160,7 +160,7 @@ def _message_errors(place: str, message: Message) -> Iterator[FieldError]:
         yield _error(f"{place}.content", "required", text)
     for field in ("tool_calls", "function_call"):
         if getattr(message, field) and message.role != "assistant":
-            text = f"{place}.{field} is allowed in an assistant's message only; leave it out, or change the role"
+            text = f"{place}.{field} is allowed in an assistant's message only; remove it, or change the role"
             yield _error(f"{place}.{field}", "role(assistant)", text)
     if message.tool_calls and message.function_call:
         text = f"{place}.function_call cannot go with tool_calls; send one of them"
@@ -184,7 +184,7 @@ def part_errors(place: str, parts: list[Part]) -> Iterator[FieldError]:
         where = f"{place}[{at}]"
         if part.type != "text":
             named = f" (got {part.type})" if _KIND_OF_PART.fullmatch(part.type) else ""
-            text = f"{where}.type must be text, the only type that this worker reads{named}; leave the part out"
+            text = f"{where}.type must be text, the only type that this worker reads{named}; remove the part"
             yield _error(f"{where}.type", "text_only", text)
         elif part.text is UNSET:
             yield _error(f"{where}.text", "required", f"{where}.text is missing; send a text, which may be empty")

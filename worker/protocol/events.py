@@ -1,7 +1,7 @@
 """A job's events, and a stream of them as bytes: server-sent events or JSON lines (docs/protocol.md 4).
 
-Owns: keys, their order and what the OpenAPI document says of them; the framings, and which one a client gets; and what
-any other way to tell a client of a job has to offer. Refuses to know: when an event is due, sockets. Pure; runs on the
+Owns: keys, their order and their descriptions in the OpenAPI document; the framings, and the choice of one for a
+client; the interface of any other form of events. Refuses to know: the time of an event, sockets. Pure; runs on the
 front's event loop. `token` is called for every token.
 """
 

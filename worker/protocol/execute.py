@@ -73,7 +73,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
         doc("Repeats an answer; null draws one, which `started` reports.", maximum=U64_MAX),
     ] = None
     top_p: Annotated[float, doc("Keep the fewest tokens with this much probability; 1 is off.", **_ZERO_TO_ONE)] = 1.0
-    top_k: Annotated[U32, doc("Keep so many of the most probable tokens; 0 is off.")] = 0
+    top_k: Annotated[U32, doc("Keep this many of the most probable tokens; 0 is off.")] = 0
     repetition_penalty: Annotated[
         float, doc("Above 1 makes tokens generated before less probable; 1 is off.", minimum=0, maximum=2)
     ] = 1.0
@@ -86,7 +86,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.0
     logprobs: Annotated[
         U32 | None,
-        doc("Report each token's log-probability and so many of the most probable ones; null is off.", maximum=20),
+        doc("Report each token's log-probability and this many of the most probable tokens; null is off.", maximum=20),
     ] = None
     frequency_penalty: Annotated[
         float, doc("Taken off a token's logit for each time it was generated; 0 is off.", minimum=-2, maximum=2)
@@ -102,7 +102,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1.0
     top_n_sigma: Annotated[
         float,
-        doc("Keep logits within so many standard deviations of the best; 0 is off.", minimum=0, maximum=100),
+        doc("Keep logits within this many standard deviations of the best; 0 is off.", minimum=0, maximum=100),
     ] = 0.0
     xtc_probability: Annotated[
         float, doc("How often the most probable tokens are left out (XTC); 0 is off.", **_ZERO_TO_ONE)
@@ -127,7 +127,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
         bool, doc("Go on to max_tokens: end tokens are never drawn. Not with grammar, json_schema or regex.")
     ] = False
     min_tokens: Annotated[
-        U32, doc("Draw no end token and none of stop_token_ids before so many tokens; at most max_tokens.")
+        U32, doc("Draw no end token and none of stop_token_ids before this many tokens; at most max_tokens.")
     ] = 0
     stop_token_ids: Annotated[
         tuple[U32, ...], doc("Tokens that end the answer as a stop does and are not shown.", maxItems=64)

@@ -1,4 +1,4 @@
-"""One job as a door asks the front for it, whichever door it is: `/execute`, `/v1` or a terminal.
+"""One job for the front, from any API: `/execute`, `/v1` or a terminal.
 
 This module owns the way from a request's fields to the frame that the engine gets. It is pure except for the seed that
 it draws.
@@ -16,7 +16,7 @@ from worker.wire.messages import JobKey, MarkUse, Prompt, Sampling, Submit, Toke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """One job, from the door to its end. Whoever makes it has checked every rule that does not need the tokens."""
+    """One job, from its request to its end. It has passed every check that does not need the tokens."""
 
     job_id: str
     """The client's name for it, or the name of the choice of an answer."""
