@@ -32,7 +32,7 @@ pytestmark = pytest.mark.model
     ],
 )
 def test_sizes_out_of_range_are_refused(make_context: MakeContext, changes: dict[str, int]) -> None:
-    with pytest.raises(ModelLoadFailed, match="not possible"):
+    with pytest.raises(ModelLoadFailed, match="must be"):
         make_context(**changes)
 
 

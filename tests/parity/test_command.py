@@ -137,7 +137,7 @@ def test_show_prints_what_was_proved_of_what_and_with_what(passed: Ran, capsys: 
 def test_a_run_whose_id_is_taken_is_refused_before_anything_is_computed(passed: Ran, default_model: Path) -> None:
     again = judged(default_model, passed.folder.parents[1], "good", "logits")
     assert again.code == 2
-    assert "is there already" in again.stderr
+    assert "exists, and a bundle is never changed" in again.stderr
     assert "==>" not in again.stderr
 
 
@@ -172,7 +172,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["run", "--tokens", "5"], (2, "512")),
         (["run", "--cache-type-v", "q4_0", "--flash-attn", "off"], (2, "needs flash attention")),
         (["run", "--device", "cpu", "--gpu-layers", "all"], (2, "--gpu-layers all conflicts with --device cpu")),
-        (["run", "--url", "http://127.0.0.1:9", "--cache-type-k", "q8_0"], (2, "--cache-type-k says how a model is")),
+        (["run", "--url", "http://127.0.0.1:9", "--cache-type-k", "q8_0"], (2, "--cache-type-k configures loading a model")),
         (["run", "--run-id", "../../x", "--reference", str(GOLDEN)], (2, "run id")),
         (["run", "--reference", str(GOLDEN), "--catalog", "nowhere.toml"], (2, "nowhere.toml")),
         (["matrix"], (2, "make one with `llorch-worker parity reference`")),

@@ -280,7 +280,7 @@ def test_loading_and_draining_workers_are_shown_as_such(browser: Browser, any_mo
         with visited(browser, f"{worker.url}/") as tab:
             tab.until("banner.checkVisibility()")
             assert tab.text("#state") == "loading"
-            assert "being loaded" in tab.text("#banner")
+            assert "is loading" in tab.text("#banner")
             gate.write_bytes(b"")
             tab.until("document.querySelector('#state').textContent === 'ready' && !banner.checkVisibility()")
         with worker.stream(prompt="Once upon a time", max_tokens=1900, ignore_eos=True) as stream:
