@@ -21,6 +21,7 @@ from tools.fleet_sim.costs import RowsMs, StepCosts
 from tools.fleet_sim.workloads import Ask
 from worker.config.settings import Settings
 from worker.engine.prefill_budget import MIN_CHUNK, widest_step_of
+from worker.plan.memory import DEFAULT_UBATCH
 from worker.wire.messages import TokenId
 
 N_DEEP = 512
@@ -76,7 +77,7 @@ class Probe:
         step_ms = found["decode", 1]
         request_ms = max(0.0, 1000 * (await self._timed(self._new(1), 2)).first_token_s - step_ms)
         found["request", 1] = request_ms
-        widest = widest_step_of(health.prefill_chunk, Settings().ubatch_size, can_abort=False)
+        widest = widest_step_of(health.prefill_chunk, DEFAULT_UBATCH, can_abort=False)
         for rows in _widths(MIN_CHUNK, widest):
             found["prefill", rows] = 1000 * (await self._timed(self._new(rows), 2)).first_token_s - request_ms
         deep = self._new(N_DEEP)
