@@ -41,9 +41,9 @@ def last_of(stream: Stream) -> dict[str, object]:
 
 
 def test_every_accepted_job_is_finished_before_exit_0(shallow_model: Path) -> None:
-    with one_slot(shallow_model) as worker:
+    with one_slot(shallow_model, "--prompt-lookup", "off") as worker:
         with (
-            worker.stream(prompt=STORY, max_tokens=120) as running,
+            worker.stream(prompt=STORY, max_tokens=1000, ignore_eos=True) as running,
             worker.stream(prompt="Hello", max_tokens=4) as queued,
             worker.stream(prompt="1, 2, 3,", max_tokens=4) as last,
         ):
@@ -52,7 +52,7 @@ def test_every_accepted_job_is_finished_before_exit_0(shallow_model: Path) -> No
             worker.wait_for("shutdown", jobs=3)
             answers = [[*seen, *running], list(queued), list(last)]
         assert worker.exit_code() == 0
-    for events, n_tokens in zip(answers, (120, 4, 4), strict=True):
+    for events, n_tokens in zip(answers, (1000, 4, 4), strict=True):
         check_order(events)
         assert (events[-1]["stop_reason"], events[-1]["tokens_sampled"]) == ("MAX_TOKENS", n_tokens)
     assert worker.log[-1]["exit_code"] == 0

@@ -40,12 +40,12 @@ PARTICULAR: tuple[Event, ...] = (
     {"ignore_eos": True, "repetition_penalty": 1.2},
 )
 GROWING: tuple[Event, ...] = tuple(
-    {"prompt": f"{question}, it was said,", "max_tokens": 120, "temperature": 0.8, "seed": i}
+    {"prompt": f"{question}, it was said,", "max_tokens": 200, "temperature": 0.8, "seed": i}
     | PARTICULAR[i % len(PARTICULAR)]
     for i, question in enumerate(QUESTIONS)
 )
 N_CELLS = 512
-"""The growing jobs need some 780 together, and none more than 140."""
+"""The growing jobs need some 1,260 together, and none more than 220."""
 
 
 @pytest.fixture(scope="module")
