@@ -1,4 +1,4 @@
-"""What the modules of worker/, parity/ and client/ import and call, read from their source without running it."""
+"""The imports and calls of the modules of worker/, parity/ and client/, read from their source without running it."""
 
 import ast
 from collections.abc import Collection, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What an installation of this tree would declare: its name and its entry points, as pyproject.toml has them.
+"""An installation of this tree would declare these: its name and its entry points, as pyproject.toml has them.
 
 The environment may have been installed from another tree, or before an entry point was added.
 """

@@ -115,7 +115,7 @@ _END = TokenId(63)
 SAID: tuple[str, ...] = ("<|channel|>", "analysis", "<|message|>", "The user", " greets.", "<|end|>")
 SAID += ("<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "Hel", "lo!")
 SCRIPT = [*((_IDS.get(said, TokenId(3)), b"" if said in _IDS else said.encode()) for said in SAID), (_END, b"")]
-"""What each job draws, token by token; control tokens have no text, as in the library."""
+"""The tokens that each job draws, one by one; control tokens have no text, as in the library."""
 
 
 class ThinkingRunner(FakeRunner):
@@ -141,7 +141,7 @@ RUNNERS = {
     TALKATIVE: TalkativeRunner,
     THINKING: ThinkingRunner,
 }
-"""Of the kinds that do not have a FakeRunner."""
+"""These kinds do not have a FakeRunner."""
 
 
 def load(config: Configure, on_progress: Callable[[int], None], kind: str | None = None) -> LoadedModel:

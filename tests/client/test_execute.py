@@ -1,4 +1,4 @@
-"""What a client makes of a stream of `/execute`."""
+"""A client reads a stream of `/execute`."""
 
 from client.execute import END, Failed, answer_of, events
 from worker.protocol.events import EndEvent, MetricsEvent, StartedEvent, choose_dialect

@@ -1,4 +1,4 @@
-"""Where a device computes by itself, a step is told while the next one is computed: the same, in the same order."""
+"""If a device computes by itself, a step is reported while the next one is computed: the same, in the same order."""
 
 from itertools import count
 
@@ -47,7 +47,7 @@ class Timed(Rig):
         self.n_begun = 0
         """The number of steps that the runner was given, also those that failed."""
         self.n_built: list[int] = []
-        """How many of them there were when each frame was told."""
+        """The number of them when each frame was reported."""
         self.was_computing: list[bool] = []
 
     def _hear(self, frame: Outbound) -> None:
@@ -60,7 +60,7 @@ class Timed(Rig):
         self.n_begun += 1
 
     def check(self) -> None:
-        """What is not told yet cannot be compared; the twin that is synchronous is checked at every step."""
+        """Results that are not reported yet cannot be compared; the synchronous twin is checked at every step."""
         if not self.runner.is_asynchronous:
             super().check()
 

@@ -41,7 +41,7 @@ class Looks:
         return self.n_reads // 2
 
     def step(self, token: int) -> bool:
-        """Whether the step has drafts; behind it each sequence has the next token."""
+        """True if the step has drafts; after it each sequence has the next token."""
         step = Step("decode", tuple(one.decode_slice() for one in self.running.values()))
         has_drafts = self.drafts.added_to(step, self.running, 10_000) is not step
         self.drafts.catch_up(self.running, 1000)

@@ -1,4 +1,4 @@
-"""What a GPU has no attention for is refused by name, and what it computes slowly is warned of."""
+"""Caches that a GPU has no attention for are refused by name, and slow ones are warned of."""
 
 from dataclasses import replace
 from pathlib import Path

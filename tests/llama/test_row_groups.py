@@ -18,7 +18,7 @@ from worker.wire.messages import SlotId, TokenId
 
 FILLED = RowGroups(multiple=4, most=4)
 FASTER = RowGroups(padded={2: 4, 3: 4, 7: 9})
-"""As a GPU may want it."""
+"""A GPU may want these widths."""
 
 
 @given(groups=st.sampled_from(ROW_GROUPINGS), n_rows=st.integers(1, 40))

@@ -262,7 +262,7 @@ WIDE_FIXED = Serving(chunk=64, is_fixed=True, n_parallel=8, has_drafts=False, co
 
 @contextmanager
 def wide_runner(folder: Path, family: str, name: str, *, is_fixed: bool) -> Iterator[LlamaRunner]:
-    """As loading/load.py makes one with the flag and without it."""
+    """The same as loading/load.py makes with the flag and without it."""
     path = write_wide(folder / "wide.gguf", family, name)
     cpu = choose_device("cpu", devices())
     may_repack = weights_in_main(path, keeps_bits=is_fixed).repacked > 0

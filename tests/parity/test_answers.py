@@ -1,4 +1,4 @@
-"""Where two answers part, and whether a seed draws what was served."""
+"""The place where two answers part, and a check that a seed draws what was served."""
 
 import random
 from math import inf

@@ -172,7 +172,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["run", "--tokens", "5"], (2, "512")),
         (["run", "--cache-type-v", "q4_0", "--flash-attn", "off"], (2, "needs flash attention")),
         (["run", "--device", "cpu", "--gpu-layers", "all"], (2, "--gpu-layers all conflicts with --device cpu")),
-        (["run", "--url", "http://127.0.0.1:9", "--cache-type-k", "q8_0"], (2, "--cache-type-k configures loading a model")),
+        (["run", "--url", "http://127.0.0.1:9", "--cache-type-k", "q8_0"], (2, "--cache-type-k configures loading")),
         (["run", "--run-id", "../../x", "--reference", str(GOLDEN)], (2, "run id")),
         (["run", "--reference", str(GOLDEN), "--catalog", "nowhere.toml"], (2, "nowhere.toml")),
         (["matrix"], (2, "make one with `llorch-worker parity reference`")),

@@ -84,9 +84,7 @@ class Asked:
         if self.url and (refused := _ALONE.intersection(self.scenarios)):
             raise UsageError(f"--scenario {min(refused)} needs a worker of its own: leave out --url")
         if unknown := [name for name in self.scenarios if name not in known]:
-            raise UsageError(
-                f"--scenario {unknown[0]} is not asked of a model as large as {self.file.name}: remove it"
-            )
+            raise UsageError(f"--scenario {unknown[0]} is not asked of a model as large as {self.file.name}: remove it")
         return self.scenarios or tuple(name for name in known if name not in (_ALONE if self.url else ()))
 
     @property
