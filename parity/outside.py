@@ -5,6 +5,7 @@ Refuses to know: a server's routes (servers.py), how numbers come about (compare
 of logits; neither PyTorch nor the served file is needed.
 """
 
+import worker.llama  # noqa: F401, I001 - before numpy, which brings another C++ library
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,5 +1,6 @@
 """A picture of quality against memory, drawn with matplotlib. Owns how it looks, and nothing of what it shows."""
 
+import worker.llama  # noqa: F401, I001 - before numpy, which brings another C++ library
 import importlib.util
 from collections.abc import Sequence
 from itertools import groupby

@@ -5,6 +5,7 @@ budgets. Refuses to know: how anything is compared (levels/), where the referenc
 the outcome (bundle.py).
 """
 
+import worker.llama  # noqa: F401, I001 - before numpy, which brings another C++ library
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

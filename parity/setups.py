@@ -4,6 +4,7 @@ Owns the opening of a model for its rows, also exactly as `serve` would with the
 lie. Knows nothing of what they are compared with.
 """
 
+import worker.llama  # noqa: F401, I001 - before numpy, which brings another C++ library
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
