@@ -14,7 +14,7 @@ from worker.wire.messages import JobKey, Outbound, StepBegun, StepDone
 LAW = settings(max_examples=40)
 
 SEED = 3
-"""With it the toy model ends no answer early."""
+"""The toy model ends no answer early with this sampling."""
 
 STEP, CANCEL, ABORT, NO_ROOM = "step", "cancel", "abort", "no room"
 Act = Request | tuple[str, int]

@@ -289,8 +289,8 @@ class Engine:
 
     def tidy(self) -> bool:
         """Put away a part of the cells that finished jobs have left in the KV memory, while nothing runs.
-        Return False if
-        there are none, or if they have to wait.
+
+        Return False if there are none, or if they have to wait.
         """
         is_changed = self._tidy()
         self._send_all()

@@ -268,7 +268,7 @@ def _retention(runner: LlamaRunner, chunk: int) -> Retention:
 
 
 def _lone_step_s(runner: LlamaRunner, n_tokens: int) -> float:
-    """The seconds of a decode step of `n` tokens of the first slot, whatever other slots hold."""
+    """The seconds of a decode step of `n_tokens` tokens of the first slot, whatever other slots hold."""
     times = []
     for _ in range(1 + _N_TIMES):
         began_s = time.perf_counter()

@@ -38,7 +38,7 @@ Origin = Literal["model", "synthetic"]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """At least one row, each float32[n_vocab] without NaN. A context's rows are valid until it decodes again."""
+    """The rows, at least one, each float32[n_vocab] without NaN. A context's rows are valid until it decodes again."""
 
     origin: Origin
     logits: Sequence[Logits]
