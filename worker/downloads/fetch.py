@@ -354,7 +354,7 @@ def _pip_download(requirement: str, staging: Path, on_bytes: Callable[[int], Non
         )
         try:
             while _is_running(process):
-                on_bytes(_largest_file(staging))
+                on_bytes(largest_file(staging))
         finally:
             process.kill()
             process.wait()
@@ -369,12 +369,13 @@ def _is_running(process: subprocess.Popen[bytes]) -> bool:
     return process.returncode is None
 
 
-def _largest_file(folder: Path) -> int:
-    """The wheel, wherever pip keeps it at the moment; files may vanish while we look."""
+def largest_file(folder: Path) -> int:
+    """The size of the wheel, wherever pip keeps it at the moment. Files and folders may vanish meanwhile."""
     largest = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            largest = max(largest, path.stat().st_size)
+    for parent, _, names in os.walk(folder):  # unlike rglob it passes over a folder that has vanished
+        for name in names:
+            with suppress(OSError):
+                largest = max(largest, Path(parent, name).stat().st_size)
     return largest
 
 
