@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.sampling.draw import uniform
-from worker.wire.messages import Sampling
+from worker.wire.jobs import Sampling
 
 Ids = NDArray[np.intp]
 Reals = NDArray[np.float64]

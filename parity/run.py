@@ -26,7 +26,8 @@ from worker.config.engine import configure
 from worker.config.settings import Settings, flags_of
 from worker.loading.load import placed
 from worker.plan.placement import Placement
-from worker.wire.messages import Configure, TokenId
+from worker.wire.jobs import TokenId
+from worker.wire.load import Configure
 from worker.wire.numerics import Numerics
 
 BUDGET_S: Final = {

@@ -26,7 +26,8 @@ from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
 from worker.process.main import main
 from worker.wire.frames import encode_frame
-from worker.wire.messages import Configure, Finished, JobKey, SlotId, StepDone, TokenId
+from worker.wire.jobs import Finished, JobKey, SlotId, StepDone, TokenId
+from worker.wire.load import Configure
 
 GATES_DIR = "CRASHING_ENGINE_GATES"
 DIES_LOADING = "CRASHING_ENGINE_DIES_LOADING"

@@ -14,7 +14,7 @@ from worker.cli import parse
 from worker.engine.backend import LoadedModel
 from worker.process import main as engine_process
 from worker.serve import run
-from worker.wire.messages import Configure
+from worker.wire.load import Configure
 
 
 def front_command(gate: Path) -> list[str]:

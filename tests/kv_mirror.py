@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worker.engine.kv_blocks import BLOCK_TOKENS
-from worker.wire.messages import BlocksRemoved, BlocksStored
+from worker.wire.blocks import BlocksRemoved, BlocksStored
 
 Path = tuple[int, ...]
 """A block's tokens and all before them."""

@@ -26,7 +26,8 @@ from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.plan.devices import choose_device
-from worker.wire.messages import Failed, Finished, JobKey, Outbound, Sampling, SlotId, StepDone, Submit, Violation
+from worker.wire.jobs import Failed, Finished, JobKey, Sampling, SlotId, StepDone, Submit, Violation
+from worker.wire.messages import Outbound
 
 pytestmark = pytest.mark.model
 

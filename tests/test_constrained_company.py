@@ -22,18 +22,9 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
-from worker.wire.messages import (
-    Failed,
-    Finished,
-    JobKey,
-    Outbound,
-    Sampling,
-    Scheduling,
-    StepDone,
-    Submit,
-    TokenId,
-    Violation,
-)
+from worker.wire.jobs import Failed, Finished, JobKey, Sampling, StepDone, Submit, TokenId, Violation
+from worker.wire.load import Scheduling
+from worker.wire.messages import Outbound
 
 pytestmark = pytest.mark.model
 

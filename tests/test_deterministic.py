@@ -21,7 +21,9 @@ from worker.engine.loop import Engine
 from worker.llama.invariance import has_own_products
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
-from worker.wire.messages import BatchInvariant, JobKey, Logprob, Outbound, Sampling, SelfTested, StepDone, TokenId
+from worker.wire.jobs import JobKey, Logprob, Sampling, StepDone, TokenId
+from worker.wire.load import BatchInvariant, SelfTested
+from worker.wire.messages import Outbound
 
 pytestmark = pytest.mark.model
 

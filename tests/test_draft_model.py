@@ -26,7 +26,9 @@ from worker.engine.loop import Engine
 from worker.errors import ModelLoadFailed
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
-from worker.wire.messages import DraftModelAsked, Finished, JobKey, Outbound, Sampling, StepDone
+from worker.wire.jobs import Finished, JobKey, Sampling, StepDone
+from worker.wire.load import DraftModelAsked
+from worker.wire.messages import Outbound
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("default_model")]
 

@@ -17,7 +17,8 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
-from worker.wire.messages import JobKey, Outbound, Sampling
+from worker.wire.jobs import JobKey, Sampling
+from worker.wire.messages import Outbound
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("default_model")]
 

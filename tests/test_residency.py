@@ -16,7 +16,7 @@ from worker.front.client import EngineClient, EngineState
 from worker.front.link import engine_environment
 from worker.front.state import Front
 from worker.observe.metrics import Metrics
-from worker.wire.messages import AskResidency, Loaded, Residency
+from worker.wire.load import AskResidency, Loaded, Residency
 
 PATIENCE_S = 60.0
 OFTEN_S = 0.001

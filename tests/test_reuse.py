@@ -19,7 +19,8 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
-from worker.wire.messages import JobKey, Outbound, Sampling, StepDone
+from worker.wire.jobs import JobKey, Sampling, StepDone
+from worker.wire.messages import Outbound
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 

@@ -15,7 +15,8 @@ from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.engine.backend import Slice, Step
 from worker.loading.load import load_runner
-from worker.wire.messages import Configure, Sampling, SlotId
+from worker.wire.jobs import Sampling, SlotId
+from worker.wire.load import Configure
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 

@@ -34,17 +34,8 @@ from worker.engine.backend import Constraint, Found, LoadedModel, Meanwhile, Rea
 from worker.engine.channels import Marks
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.process.main import main
-from worker.wire.messages import (
-    Configure,
-    Conversation,
-    Prompt,
-    Residency,
-    SelfTested,
-    SlotId,
-    Submit,
-    TokenId,
-    Violation,
-)
+from worker.wire.jobs import Conversation, Prompt, SlotId, Submit, TokenId, Violation
+from worker.wire.load import Configure, Residency, SelfTested
 
 TOY, LOUD, BROKEN, LEAVING, UNLOADABLE, TOO_BIG = "toy", "loud", "broken", "leaving", "unloadable", "too big"
 STARVED, DIFFERING, UNTESTABLE, KEEPING, SLOW = "starved", "differing", "untestable", "keeping", "slow"

@@ -11,7 +11,8 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
 from worker.protocol.rules import MAX_LOGPROBS
-from worker.wire.messages import JobKey, Logprob, Outbound, Sampling, StepDone
+from worker.wire.jobs import JobKey, Logprob, Sampling, StepDone
+from worker.wire.messages import Outbound
 
 NEAR = 1.0
 """Nats between the two best tokens. Rounding moves a logit of the default model by up to about half of that."""

@@ -16,7 +16,7 @@ from parity.evidence import Candidate, ReferenceLogits
 from parity.report import Check, Level, Table, judged
 from worker.sampling.draw import uniform
 from worker.sampling.sample import candidates, sample
-from worker.wire.messages import Sampling
+from worker.wire.jobs import Sampling
 
 Row = NDArray[np.float32]
 Distribution = tuple[NDArray[np.intp], NDArray[np.float64]]

@@ -2,7 +2,7 @@
 
 from client.execute import END, Failed, answer_of, events
 from worker.protocol.events import EndEvent, MetricsEvent, StartedEvent, choose_dialect
-from worker.wire.messages import Finished, JobKey, Logprob, TokenId, TopToken
+from worker.wire.jobs import Finished, JobKey, Logprob, TokenId, TopToken
 
 SSE = choose_dialect(None, sse_event_names=False)
 

@@ -7,7 +7,7 @@ import msgspec
 
 from worker.config.engine import configure
 from worker.config.settings import Settings
-from worker.wire.messages import Configure
+from worker.wire.load import Configure
 
 MEANS_MORE = {"device", "tensor_split", "main_gpu", "prefix_cache_dir", "chat_template"}
 """Settings that are read on their way: lists, files, and what is not given."""

@@ -10,7 +10,7 @@ import pytest
 from tests.front.rehearsal import FACTS
 from worker.config.no_effect import idle_after_load, idle_before_load
 from worker.config.settings import Settings
-from worker.wire.messages import Loaded
+from worker.wire.load import Loaded
 
 LOADED = msgspec.structs.replace(
     FACTS, parallel=2, context_length=512, n_cells=1024, batch_size=2048, prefix_cache_bytes=1, backend="cpu"

@@ -22,7 +22,7 @@ from worker.config.settings import (
     read_chat_template,
 )
 from worker.errors import UsageError
-from worker.wire.messages import FlashAttn
+from worker.wire.load import FlashAttn
 
 RANGED = [option for option in options() if isinstance(option.type, click.IntRange | click.FloatRange)]
 PATTERNED = [option for option in options() if isinstance(option.type, Text) and option.type.forms]

@@ -2,7 +2,7 @@
 
 from tests.llama.tiny import END
 from worker.constraints.constraint import Constraint, Constraints
-from worker.wire.messages import JobKey, Sampling, Submit, TokenId
+from worker.wire.jobs import JobKey, Sampling, Submit, TokenId
 
 
 def submit(*, grammar: str | None = None, json_schema: str | None = None, regex: str | None = None) -> Submit:

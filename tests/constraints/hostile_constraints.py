@@ -24,7 +24,7 @@ from worker.llama.constrained import constraints_of
 from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.plan.devices import choose_device
-from worker.wire.messages import TokenId, Violation
+from worker.wire.jobs import TokenId, Violation
 
 Kind = Literal["json_schema", "regex"]
 

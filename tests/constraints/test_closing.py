@@ -12,7 +12,7 @@ from tests.constraints.bytewise import constrain
 from tests.random_schemas import random_schema
 from worker.constraints.constraint import Constraint, Constraints
 from worker.llama.model import Model
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 TREE = {
     "type": "object",

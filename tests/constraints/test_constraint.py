@@ -25,7 +25,7 @@ from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.openai.completions import read_completion
 from worker.plan.devices import choose_device
-from worker.wire.messages import TokenId, Violation
+from worker.wire.jobs import TokenId, Violation
 
 LAW = settings(max_examples=60)
 

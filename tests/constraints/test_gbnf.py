@@ -13,7 +13,7 @@ from llama_cpp import llama_grammar
 
 from tests.constraints.hostile_grammars import HOSTILE, LARK, MISTAKEN
 from worker.constraints.gbnf import MAX_CHAIN, MAX_DEPTH, MAX_REPEATS, BadGrammar, check_lark, is_lark, lark_of
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 SHIPPED = [name for name in dir(llama_grammar) if name.endswith("_GBNF")]
 

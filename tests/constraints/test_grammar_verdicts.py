@@ -20,7 +20,7 @@ from worker.constraints.gbnf import lark_of
 from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.plan.devices import choose_device
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 LAW = settings(max_examples=300)
 

@@ -13,7 +13,7 @@ from tests.constraints.hostile_constraints import HOSTILE, Taken
 from worker.constraints.constraint import LIMITS_OF, Constraint, Constraints
 from worker.constraints.trial import MAX_CPU_S
 from worker.front.link import engine_environment
-from worker.wire.messages import TokenId, Violation
+from worker.wire.jobs import TokenId, Violation
 
 SLOWNESS = 3.0
 """Of the machines that run tests, which others use at the same time, against one whose processors are its own."""

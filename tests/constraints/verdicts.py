@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tests.constraints.bytewise import byte
 from tests.llama.tiny import END, TOKENS
 from worker.llama.model import Model
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 OTHERS = "é\x85\u2028ぁゟァ漢、〾✅❌🔵🟠😀\U0010ffff"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from weakref import WeakSet
 
 from worker.engine.prefix_tree import PrefixIndex
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 Tokens = tuple[TokenId, ...]
 

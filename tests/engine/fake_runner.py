@@ -13,7 +13,7 @@ from tests.engine.toy_constraint import N_VOCAB, ToyConstraint, letters_of
 from worker.engine.backend import Aborted, BadBatch, Meanwhile, NoRoom, Sampled, Saved, Score, Slice, Step, do_nothing
 from worker.engine.scheduler import MAX_FORCED
 from worker.limits import MAX_DRAFTS
-from worker.wire.messages import FailureCode, Logprob, SlotId, StepKind, StopReason, TokenId, TopToken
+from worker.wire.jobs import FailureCode, Logprob, SlotId, StepKind, StopReason, TokenId, TopToken
 
 CELL_BYTES = 10
 

@@ -15,23 +15,22 @@ from worker.engine.prefill_budget import GRAIN
 from worker.engine.scheduler import PASSES
 from worker.engine.sequence import Sequence, State
 from worker.engine.shares import FairShares, FirstCome
-from worker.wire.messages import (
-    BlocksChanged,
+from worker.wire.blocks import BlocksChanged
+from worker.wire.jobs import (
     Failed,
     Finished,
     JobKey,
     Logprob,
-    Outbound,
-    PrefixCacheFound,
     PromptLogprobs,
     Sampling,
-    Scheduling,
     SlotId,
     StepBegun,
     StepDone,
     StepKind,
     TokenId,
 )
+from worker.wire.load import PrefixCacheFound, Scheduling
+from worker.wire.messages import Outbound
 
 MAX_STEPS = 5_000
 Misfortune = Literal["no room", "abort"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from worker.engine.channels import FAMILIES, NO_MARKS, Channel, ChannelText, Marks, Turn
 from worker.engine.text import TextStream
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 CONTROLS = {
     name: TokenId(1000 + number)

@@ -8,7 +8,8 @@ from tests.engine.fake_runner import CELL_BYTES, Request
 from tests.engine.rig import Rig
 from worker.engine.prefix_cache import MAX_DEAD, PART
 from worker.engine.sequence import State
-from worker.wire.messages import JobKey, Outbound, StepDone
+from worker.wire.jobs import JobKey, StepDone
+from worker.wire.messages import Outbound
 
 LAW = settings(max_examples=60)
 PLENTY = 10**6

@@ -13,7 +13,9 @@ from worker.engine.backend import Step
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.shares import MAX_PAUSES
-from worker.wire.messages import JobKey, Outbound, Sampling, Scheduling, SlotId, StepDone, TokenId
+from worker.wire.jobs import JobKey, Sampling, SlotId, StepDone, TokenId
+from worker.wire.load import Scheduling
+from worker.wire.messages import Outbound
 
 STEP_S, DECODED_S, READ_S, COPIED_S = 3.6e-3, 3.9e-3, 3.1e-3, 12e-6
 """A small model on two cores: a step, each row of a decode and of a prefill step, and each cell out and in again."""

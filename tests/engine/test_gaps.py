@@ -11,7 +11,8 @@ from tests.engine.fake_runner import FakeRunner, ToyModel
 from worker.engine.backend import Slice, Step
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.wire.messages import JobKey, Outbound, Sampling, SlotId, StepDone, TokenId
+from worker.wire.jobs import JobKey, Sampling, SlotId, StepDone, TokenId
+from worker.wire.messages import Outbound
 
 TARGET_S = 0.150
 N_CELLS = 4_000

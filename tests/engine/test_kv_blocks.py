@@ -17,7 +17,8 @@ from tests.engine.toy_constraint import N_VOCAB
 from tests.kv_mirror import Mirror, blocks_of
 from worker.engine.kv_blocks import BLOCK_TOKENS, BlockJournal, block_hashes
 from worker.engine.prefix_tree import PrefixIndex
-from worker.wire.messages import BlocksRemoved, BlocksStored, SlotId
+from worker.wire.blocks import BlocksRemoved, BlocksStored
+from worker.wire.jobs import SlotId
 
 LAW = settings(max_examples=40, stateful_step_count=20, report_multiple_bugs=False)
 

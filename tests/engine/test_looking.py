@@ -10,7 +10,7 @@ from worker.engine.drafting.drafts import LOOKING_SHARE, MAX_RESTING, Drafts
 from worker.engine.drafting.history import HISTORY_BYTES
 from worker.engine.drafting.ngram import NgramLookup
 from worker.engine.sequence import Sequence, State
-from worker.wire.messages import JobKey, Sampling, SlotId, TokenId
+from worker.wire.jobs import JobKey, Sampling, SlotId, TokenId
 
 
 def decoding(slot: int, prompt: list[int], generated: int) -> Sequence:

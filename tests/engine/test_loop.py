@@ -18,19 +18,8 @@ from worker.engine.channels import Marks, Turn
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.prefix_cache import MIN_KEPT
-from worker.wire.messages import (
-    Delta,
-    Failed,
-    Finished,
-    JobKey,
-    MarkUse,
-    Outbound,
-    Sampling,
-    SlotId,
-    StepBegun,
-    StepDone,
-    TokenId,
-)
+from worker.wire.jobs import Delta, Failed, Finished, JobKey, MarkUse, Sampling, SlotId, StepBegun, StepDone, TokenId
+from worker.wire.messages import Outbound
 
 UNDRAWABLE, POISON = 2, 3
 POISONOUS = ToyModel(poison=frozenset({POISON}))

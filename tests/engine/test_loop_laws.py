@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from tests.engine.fake_runner import CELL_BYTES, Request, ToyModel
 from tests.engine.rig import Rig
 from tests.engine.toy_constraint import N_VOCAB
-from worker.wire.messages import JobKey
+from worker.wire.jobs import JobKey
 
 LAW = settings(max_examples=150, stateful_step_count=40, report_multiple_bugs=False)
 

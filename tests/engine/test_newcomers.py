@@ -16,7 +16,7 @@ from worker.engine.backend import Step
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.prefill_budget import EARNED_SHARE
-from worker.wire.messages import JobKey, Sampling, SlotId, TokenId
+from worker.wire.jobs import JobKey, Sampling, SlotId, TokenId
 
 LAW = settings(max_examples=60)
 N_CELLS = 20_000

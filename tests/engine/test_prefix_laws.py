@@ -15,7 +15,7 @@ from tests.kv_mirror import Mirror, blocks_of
 from worker.engine.backend import Saved, Score
 from worker.engine.kv_blocks import BlockJournal
 from worker.engine.prefix_tree import SCORE_BYTES, PrefixIndex
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 LAW = settings(max_examples=300)
 LAW_OF_STATES = settings(LAW, max_examples=150, stateful_step_count=25, report_multiple_bugs=False)

@@ -9,7 +9,8 @@ from tests.engine.fake_runner import CELL_BYTES, Request
 from tests.engine.rig import Rig
 from worker.engine.backend import Found, Saved
 from worker.engine.prefix_cache import MIN_KEPT
-from worker.wire.messages import PrefixCacheFound, StepDone, TokenId
+from worker.wire.jobs import StepDone, TokenId
+from worker.wire.load import PrefixCacheFound
 
 Part = tuple[list[TokenId], Saved]
 

@@ -10,7 +10,7 @@ import pytest
 from tests.engine.fake_cells import Memory, ids, index_of, numbered, remember
 from worker.engine import prefix_tree as prefix
 from worker.engine.prefix_tree import PrefixIndex
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 
 def lines_run(action: Callable[[], object]) -> int:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.engine.fake_cells import Cells, Memory, Tokens, ids, index_of, numbered, remember
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 
 def pieces(memory: Memory) -> list[Tokens]:

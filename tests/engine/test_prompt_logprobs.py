@@ -13,7 +13,7 @@ from worker.engine.prefill_budget import GRAIN
 from worker.engine.prefix_tree import SCORE_BYTES
 from worker.limits import MAX_DRAFTS
 from worker.protocol.rules import MAX_LOGPROBS
-from worker.wire.messages import Failed, JobKey, StepDone
+from worker.wire.jobs import Failed, JobKey, StepDone
 
 PLENTY = 10_000 * (CELL_BYTES + SCORE_BYTES)
 

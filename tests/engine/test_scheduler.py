@@ -10,7 +10,7 @@ from worker.engine.prefill_budget import PrefillBudget
 from worker.engine.scheduler import PASSES, Scheduler
 from worker.engine.sequence import Sequence, State
 from worker.engine.shares import FirstCome
-from worker.wire.messages import JobKey, Sampling, SlotId, StepKind, TokenId
+from worker.wire.jobs import JobKey, Sampling, SlotId, StepKind, TokenId
 
 LAW = settings(max_examples=300)
 TARGET_S = 0.15

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from worker.engine.backend import Slice
 from worker.engine.channels import ChannelText
 from worker.engine.sequence import LEGAL_MOVES, Sequence, State
-from worker.wire.messages import JobKey, Sampling, SlotId, TokenId
+from worker.wire.jobs import JobKey, Sampling, SlotId, TokenId
 
 LAW = settings(max_examples=200)
 SAMPLING = Sampling(seed=7)

@@ -4,7 +4,7 @@ from worker.engine.channels import ChannelText
 from worker.engine.sequence import Sequence
 from worker.engine.shares import CELLS_PER_ROW, MAX_PASSED, MAX_PAUSES, QUANTUM, FairShares, FirstCome
 from worker.limits import DECODE_MARGIN
-from worker.wire.messages import JobKey, Sampling, TokenId
+from worker.wire.jobs import JobKey, Sampling, TokenId
 
 FAIR = FairShares()
 MUCH = 100 * QUANTUM

@@ -9,7 +9,7 @@ from tests.engine.fake_runner import Request, ToyModel
 from tests.engine.rig import Rig
 from tests.engine.toy_constraint import ToyConstraint
 from worker.engine.backend import Sampled
-from worker.wire.messages import Finished, JobKey, SlotId, StopReason, TokenId
+from worker.wire.jobs import Finished, JobKey, SlotId, StopReason, TokenId
 
 PROMPT = (1,)
 LEAST_TOKEN = 4

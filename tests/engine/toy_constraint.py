@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from worker.engine.backend import Token
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 N_VOCAB = 64
 LETTERS = b"abcd"

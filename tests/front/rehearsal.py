@@ -16,27 +16,10 @@ from worker.observe.metrics import Metrics
 from worker.protocol.events import choose_dialect
 from worker.protocol.execute import GenerationFields
 from worker.protocol.job_request import JobRequest
-from worker.wire.messages import (
-    Accepted,
-    Cancel,
-    Configure,
-    Delta,
-    Finished,
-    Inbound,
-    JobKey,
-    Loaded,
-    Outbound,
-    QuestionKey,
-    Residency,
-    SelfTested,
-    Started,
-    StepBegun,
-    StepDone,
-    Submit,
-    TokenId,
-    Tokenize,
-    Tokenized,
-)
+from worker.wire.jobs import Accepted, Cancel, Delta, Finished, JobKey, Started, StepBegun, StepDone, Submit, TokenId
+from worker.wire.load import Configure, Loaded, Residency, SelfTested
+from worker.wire.messages import Inbound, Outbound
+from worker.wire.questions import QuestionKey, Tokenize, Tokenized
 
 CONFIG = Configure(
     model_path="/m.gguf",

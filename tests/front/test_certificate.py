@@ -30,7 +30,7 @@ from worker.host import sha256_of
 from worker.loading.load import placed
 from worker.model.info import read_info
 from worker.observe.metrics import Metrics
-from worker.wire.messages import Loaded
+from worker.wire.load import Loaded
 from worker.wire.numerics import Numerics
 
 

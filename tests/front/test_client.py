@@ -14,24 +14,9 @@ from worker.errors import EngineCrashed, InsufficientMemory, InternalFailure, Mo
 from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState
 from worker.front.link import LinkOwner
 from worker.front.watchdog import LOAD_SILENCE_S, STEPS_OF_SILENCE
-from worker.wire.messages import (
-    AskResidency,
-    Cancel,
-    Configure,
-    Delta,
-    Failed,
-    Finished,
-    Inbound,
-    LoadFailed,
-    Outbound,
-    Progress,
-    Refused,
-    Residency,
-    SelfTested,
-    Started,
-    StepDone,
-    Violation,
-)
+from worker.wire.jobs import Cancel, Delta, Failed, Finished, Refused, Started, StepDone, Violation
+from worker.wire.load import AskResidency, Configure, LoadFailed, Progress, Residency, SelfTested
+from worker.wire.messages import Inbound, Outbound
 
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -12,7 +12,9 @@ from tests.front.rehearsal import FACTS, Stage, rehearse
 from tests.worker_process import check_order
 from worker.front.client import EngineState
 from worker.front.dispatch import DEATHS_OF_A_CULPRIT, Work
-from worker.wire.messages import Failed, Inbound, JobKey, QuestionKey, Refused, StepDone, Submit, Tokenize, Violation
+from worker.wire.jobs import Failed, JobKey, Refused, StepDone, Submit, Violation
+from worker.wire.messages import Inbound
+from worker.wire.questions import QuestionKey, Tokenize
 
 ACTS = st.lists(st.tuples(st.integers(0, 2**16 - 1), st.integers(0, 2**6 - 1)), min_size=30, max_size=90)
 """Each act: which of those possible at that moment, and a number whose bits say to which jobs."""

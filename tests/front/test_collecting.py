@@ -10,7 +10,7 @@ from worker.front.job import Job, JobState, next_chunk_of
 from worker.openai.answers import Allowance
 from worker.openai.chat import CollectedMessage
 from worker.openai.completions import CollectedText, Echo, TextPart, read_completion
-from worker.wire.messages import PromptLogprobs, StepDone, TokenId
+from worker.wire.jobs import PromptLogprobs, StepDone, TokenId
 
 
 def collecting(stage: Stage, allowance: Allowance | None = None) -> tuple[Job, CollectedMessage]:

@@ -5,7 +5,7 @@ import pytest
 from tests.front.rehearsal import FACTS, Stage, rehearse
 from worker.front.client import DEATHS_WINDOW_S, MAX_DEATHS, Deaths, EngineState
 from worker.front.dispatch import judge
-from worker.wire.messages import LoadFailed
+from worker.wire.load import LoadFailed
 
 # ── what becomes of a job ────────────────────────────────────────────────────────────────────────
 

@@ -13,7 +13,8 @@ from worker.config.settings import Settings
 from worker.front.health import EngineStatus, FrontStatus, Phase, health_body
 from worker.front.state import Front
 from worker.observe.metrics import Metrics
-from worker.wire.messages import Amx, Attention, BatchInvariance, Loaded, PrefixCacheFound, SelfTested, StepDone
+from worker.wire.jobs import StepDone
+from worker.wire.load import Amx, Attention, BatchInvariance, Loaded, PrefixCacheFound, SelfTested
 
 STATUS = FrontStatus(phase=Phase.READY, vram_bytes=0, uptime_s=3.9, n_running=2, n_waiting=1, parity=None)
 SETTINGS = Settings(model="m.gguf", worker_id="w-1")

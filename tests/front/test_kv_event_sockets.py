@@ -14,7 +14,7 @@ from worker.config.settings import Settings
 from worker.errors import BindFailed, StartupError
 from worker.front.kv_event_sockets import published
 from worker.front.kv_events import MAX_BATCHES, KvEvents
-from worker.wire.messages import BlockHash, BlocksRemoved
+from worker.wire.blocks import BlockHash, BlocksRemoved
 
 __all__ = ["logging_is_put_back"]  # a fixture that every test here uses
 

@@ -8,7 +8,8 @@ from worker.config.settings import Settings
 from worker.front.kv_events import MAX_BATCHES, MAX_BYTES, KvEvents
 from worker.front.state import Front
 from worker.observe.metrics import Metrics
-from worker.wire.messages import BlockHash, BlocksChanged, BlocksRemoved, BlocksStored, Medium, TokenId
+from worker.wire.blocks import BlockHash, BlocksChanged, BlocksRemoved, BlocksStored, Medium
+from worker.wire.jobs import TokenId
 
 PARENT, FIRST, SECOND = BlockHash(7), BlockHash(2**64 - 1), BlockHash(9)
 TOKENS = tuple(TokenId(token) for token in range(100_000, 100_032))

@@ -14,7 +14,9 @@ from worker.errors import InternalFailure, StartupError
 from worker.front.link import EngineLink, engine_environment
 from worker.host import cpu_quota
 from worker.observe.log_lines import LAST_WORDS_BYTES
-from worker.wire.messages import Cancel, JobKey, Outbound, Progress
+from worker.wire.jobs import Cancel, JobKey
+from worker.wire.load import Progress
+from worker.wire.messages import Outbound
 
 pytestmark = pytest.mark.process
 

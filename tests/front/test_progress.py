@@ -12,7 +12,7 @@ from tests.front.rehearsal import FACTS
 from tests.observe.log_lines import Terminal, logging_is_put_back, to  # noqa: F401 - the first is a fixture of every test here
 from worker.config.settings import Settings
 from worker.front.progress import LoadProgress, report_loaded
-from worker.wire.messages import Amx, Loaded, Offload, OffPlan
+from worker.wire.load import Amx, Loaded, Offload, OffPlan
 
 
 def test_the_bar_ends_with_the_first_100_whatever_is_heard_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:

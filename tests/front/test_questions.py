@@ -23,17 +23,8 @@ from worker.front.questions import MAX_QUESTIONS
 from worker.front.state import Front
 from worker.observe.metrics import Metrics
 from worker.protocol.bodies import FieldsRefused
-from worker.wire.messages import (
-    Detokenize,
-    Detokenized,
-    QuestionKey,
-    Submit,
-    TokenId,
-    Tokenize,
-    Tokenized,
-    Untokenized,
-    Violation,
-)
+from worker.wire.jobs import Submit, TokenId, Violation
+from worker.wire.questions import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized, Untokenized
 
 TOKENS = (TokenId(7), TokenId(8))
 N_POISONOUS = 4 * MAX_DEATHS

@@ -17,7 +17,7 @@ from worker.front.job import Job, JobState
 from worker.front.state import Front
 from worker.observe.metrics import Metrics
 from worker.protocol.events import TEXT_ONLY
-from worker.wire.messages import Finished, Refused, Violation
+from worker.wire.jobs import Finished, Refused, Violation
 
 State = TypeVar("State", bound=Enum)
 

@@ -14,7 +14,7 @@ from tests.llama.seq_states import n_used, positions
 from worker.engine.backend import Aborted, NoRoom, Slice
 from worker.llama.context import Context
 from worker.saved.copies import ORDINARY, Layout, SavedCells
-from worker.wire.messages import SlotId, TokenId
+from worker.wire.jobs import SlotId, TokenId
 
 N_SLOTS = 4
 """So many do something; the context may have more."""

@@ -15,7 +15,7 @@ from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.plan.devices import choose_device
-from worker.wire.messages import Sampling, SlotId, TokenId
+from worker.wire.jobs import Sampling, SlotId, TokenId
 
 GREEDY = Sampling(seed=0, temperature=0.0)
 

@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from worker.wire.messages import SlotId
+from worker.wire.jobs import SlotId
 
 
 class PlainCells:

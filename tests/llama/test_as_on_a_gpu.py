@@ -20,7 +20,8 @@ from worker.llama.runner import LlamaRunner
 from worker.llama.seq_ids import n_retained_for
 from worker.llama.warm_up import Shapes, warm_up
 from worker.plan.devices import choose_device
-from worker.wire.messages import Delta, Finished, JobKey, Outbound, Sampling, SlotId, StepDone, TokenId
+from worker.wire.jobs import Delta, Finished, JobKey, Sampling, SlotId, StepDone, TokenId
+from worker.wire.messages import Outbound
 
 N_SLOTS = 4
 PADDED = RowGroups(padded={2: 4, 3: 4})

@@ -10,7 +10,7 @@ from worker.engine.backend import Aborted, BadBatch, NoRoom, Slice
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.upstream.numbers import CACHE_TYPE_IDS
-from worker.wire.messages import SlotId, TokenId
+from worker.wire.jobs import SlotId, TokenId
 
 TEXT = "The first prime numbers are 2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41 and 43; the next one after them is"
 

@@ -13,7 +13,7 @@ from worker.errors import ModelLoadFailed
 from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.plan.devices import choose_device
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 pytestmark = pytest.mark.model
 

@@ -13,7 +13,7 @@ from worker.engine.backend import BadBatch, Sampled, Slice, Step
 from worker.limits import MAX_DRAFTS
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.wire.messages import Sampling, SlotId, TokenId
+from worker.wire.jobs import Sampling, SlotId, TokenId
 
 pytestmark = pytest.mark.model
 

@@ -19,7 +19,7 @@ from worker.llama.draw_threads import MIN_ROWS, MIN_VALUES, DrawThreads
 from worker.llama.draws import Draws
 from worker.llama.model import Model
 from worker.plan.devices import choose_device
-from worker.wire.messages import Sampling, SlotId, TokenId
+from worker.wire.jobs import Sampling, SlotId, TokenId
 
 LAW = settings(max_examples=40)
 ALONE, THREADS = DrawThreads(1), DrawThreads(3, min_rows=1, min_values=1)

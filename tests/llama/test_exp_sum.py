@@ -11,7 +11,7 @@ from worker.llama.library import LIBRARY_DIR
 from worker.sampling.arrays import Logits
 from worker.sampling.estimate import F32_SLACK, Estimate, numpy_estimate
 from worker.sampling.sample import sample
-from worker.wire.messages import Sampling
+from worker.wire.jobs import Sampling
 
 ESTIMATES = [numpy_estimate, fastest_estimate()]
 

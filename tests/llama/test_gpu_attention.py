@@ -14,7 +14,7 @@ from worker.llama.buffers import LogLine, Watch
 from worker.llama.gpu_attention import asked_flash, attention_at, check_cache_types, check_flash
 from worker.plan.devices import Device
 from worker.upstream.numbers import CUDA_ATTENTION_PAIRS, CUDA_ATTENTION_TYPES
-from worker.wire.messages import Attention, Configure
+from worker.wire.load import Attention, Configure
 
 GPU = gpu(GIB)
 

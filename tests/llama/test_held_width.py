@@ -11,7 +11,8 @@ from worker.engine.backend import Slice
 from worker.engine.drafting.step_costs import interpolated
 from worker.llama.batch import RowGroups
 from worker.llama.held_width import MAX_SURPLUS, HeldWidth
-from worker.wire.messages import RowCosts, SlotId, TokenId
+from worker.wire.jobs import SlotId, TokenId
+from worker.wire.load import RowCosts
 
 WIDEST = 12
 MISTRAL: RowCosts = ((1, 3.5), (2, 4.2), (4, 5.3), (6, 6.4), (7, 7.1), (8, 7.1), (9, 7.1), (12, 7.5))

@@ -11,7 +11,7 @@ from tests.llama.test_repack import layout, matrix, model
 from worker.llama.invariance import PRODUCT_TYPES, invariance_of
 from worker.llama.repack import LaidOut
 from worker.model.gguf import Tensor
-from worker.wire.messages import BatchInvariance, Configure
+from worker.wire.load import BatchInvariance, Configure
 
 CONFIG = changed(REHEARSED, cache_type_k="auto", flash_attn="auto", swa_full="auto")
 

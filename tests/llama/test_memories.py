@@ -8,7 +8,7 @@ from tests.llama.random_models import GEMMA, MROPE, NAMED_ONLY, PLAIN, RECURRENT
 from worker.engine.backend import Slice, Step
 from worker.llama.runner import LlamaRunner
 from worker.upstream.numbers import MAX_SEQ_IDS
-from worker.wire.messages import SlotId, TokenId
+from worker.wire.jobs import SlotId, TokenId
 
 pytestmark = pytest.mark.model
 

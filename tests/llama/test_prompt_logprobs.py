@@ -14,7 +14,8 @@ from worker.engine.sequence import NO_SCORE
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.sampling.logprobs import log_probabilities
-from worker.wire.messages import JobKey, Logprob, Outbound, Sampling, SlotId, StepDone, TokenId
+from worker.wire.jobs import JobKey, Logprob, Sampling, SlotId, StepDone, TokenId
+from worker.wire.messages import Outbound
 
 pytestmark = pytest.mark.model
 

@@ -21,7 +21,7 @@ from worker.llama.model import Model
 from worker.llama.prompts import Prompts
 from worker.loading.load import load_model
 from worker.model.info import read_info
-from worker.wire.messages import Conversation, TokenId, Violation
+from worker.wire.jobs import Conversation, TokenId, Violation
 
 pytestmark = pytest.mark.model
 

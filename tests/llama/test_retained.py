@@ -9,7 +9,8 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.wire.messages import JobKey, Outbound, Sampling, SlotId, StepDone, TokenId
+from worker.wire.jobs import JobKey, Sampling, SlotId, StepDone, TokenId
+from worker.wire.messages import Outbound
 
 pytestmark = pytest.mark.model
 

@@ -14,7 +14,7 @@ from worker.llama.model import Model
 from worker.llama.row_widths import in_words, widths
 from worker.llama.self_test import ROW_GROUPINGS
 from worker.upstream.numbers import MAX_SEQ_IDS
-from worker.wire.messages import SlotId, TokenId
+from worker.wire.jobs import SlotId, TokenId
 
 FILLED = RowGroups(multiple=4, most=4)
 FASTER = RowGroups(padded={2: 4, 3: 4, 7: 9})

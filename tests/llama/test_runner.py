@@ -21,7 +21,7 @@ from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.plan.devices import choose_device
-from worker.wire.messages import Sampling, SlotId, TokenId, TopToken
+from worker.wire.jobs import Sampling, SlotId, TokenId, TopToken
 
 CHAT = "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n"
 

@@ -24,7 +24,8 @@ from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import Serving, self_test
 from worker.plan.devices import choose_device
 from worker.plan.memory import MAX_PADDING
-from worker.wire.messages import SelfTested, SlotId
+from worker.wire.jobs import SlotId
+from worker.wire.load import SelfTested
 
 SERVING = Serving(chunk=16, is_fixed=False, n_parallel=8, has_drafts=True, context_length=64)
 ALL_WAYS = (

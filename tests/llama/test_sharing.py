@@ -16,7 +16,7 @@ from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.saved.copies import Layout
 from worker.upstream.numbers import MAX_SEQ_IDS
-from worker.wire.messages import SlotId, TokenId
+from worker.wire.jobs import SlotId, TokenId
 
 pytestmark = pytest.mark.model
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.llama.plain_cells import PlainCells
 from worker.llama.kv import Spans
-from worker.wire.messages import SlotId
+from worker.wire.jobs import SlotId
 
 N_SLOTS = 4
 SLOTS = st.integers(0, N_SLOTS - 1).map(SlotId)

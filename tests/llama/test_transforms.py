@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tools.bench.llama.chain import Chain, Stage, temp, top_p
 from worker.sampling.sample import candidates
-from worker.wire.messages import Sampling, TokenId
+from worker.wire.jobs import Sampling, TokenId
 
 N_VOCAB = 600
 RELATIVE = 1e-5

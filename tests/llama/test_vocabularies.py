@@ -28,7 +28,7 @@ from worker.llama.model import Model
 from worker.model.gguf import read_header
 from worker.model.vocabulary import WHOLE_ARRAYS, check_vocabulary
 from worker.plan.devices import choose_device
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 pytestmark = pytest.mark.model
 

@@ -27,7 +27,7 @@ from worker.model.gguf import Tensor
 from worker.model.info import read_info
 from worker.plan.placement import Placement, place
 from worker.upstream.ggml_types import TENSOR_TYPES
-from worker.wire.messages import Configure
+from worker.wire.load import Configure
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is held is read from /proc")
 

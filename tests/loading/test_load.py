@@ -21,7 +21,8 @@ from worker.loading.load import _to_stderr, load_model, load_runner
 from worker.model.info import read_info
 from worker.plan.spread import nothing_repacked
 from worker.upstream.wording import FALSE_ALARM
-from worker.wire.messages import Configure, Offload, SelfTested, SlotId, SwaFull
+from worker.wire.jobs import SlotId
+from worker.wire.load import Configure, Offload, SelfTested, SwaFull
 
 TINY_CELL_BYTES = 2 * 32 * 2
 """One layer, K and V of 32 numbers, f16."""

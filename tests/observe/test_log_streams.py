@@ -23,7 +23,7 @@ from worker.front import pool_manager as pool
 from worker.front.state import Front
 from worker.observe import log_lines as logs
 from worker.observe.metrics import Metrics
-from worker.wire.messages import Warned
+from worker.wire.load import Warned
 
 STDLIB_LOGGERS = ("uvicorn.error", "httpx2", "huggingface_hub.file_download", "litestar")
 

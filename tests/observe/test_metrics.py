@@ -15,7 +15,8 @@ from tests.observe.ended import ended
 from tests.observe.test_vllm_metrics import VLLM_SERIES
 from worker import __version__, errors
 from worker.observe.metrics import REFUSAL_CODES, Metrics
-from worker.wire.messages import Offload, OffPlan, StepDone
+from worker.wire.jobs import StepDone
+from worker.wire.load import Offload, OffPlan
 
 WORKER = {"worker_id"}
 

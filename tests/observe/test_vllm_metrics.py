@@ -9,7 +9,7 @@ from tests.front.rehearsal import FACTS
 from tests.observe.ended import ended
 from worker.observe.buckets import FIRST_TOKEN_S, REQUEST_S, TOKEN_S, TOKENS
 from worker.observe.metrics import Metrics
-from worker.wire.messages import StepDone
+from worker.wire.jobs import StepDone
 
 VLLM_SERIES = {
     **dict.fromkeys(

@@ -7,7 +7,7 @@ from typing import Any
 from worker.openai.answers import Choice, Heading
 from worker.openai.fields import Terms
 from worker.protocol.events import EndEvent, ErrorEvent, StartedEvent
-from worker.wire.messages import Finished, JobKey, Logprob, StopReason, TokenId, TopToken
+from worker.wire.jobs import Finished, JobKey, Logprob, StopReason, TokenId, TopToken
 
 TERMS = Terms(
     model="toy",

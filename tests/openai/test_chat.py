@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.openai.asking import ASKED, HEADING, TERMS, body, entry, fail, finish, objects, start
 from worker.openai.answers import Allowance, last_chunks, whole
 from worker.openai.chat import CHUNK_OBJECT, ChatAsked, CollectedMessage, read_chat
-from worker.wire.messages import Logprob
+from worker.wire.jobs import Logprob
 
 texts = st.lists(st.text(min_size=1, max_size=5), max_size=8)
 

@@ -10,7 +10,7 @@ from worker.openai.answers import last_chunks
 from worker.openai.completions import OBJECT, CompletionAsked, Echo, read_completion
 from worker.openai.errors import error_detail
 from worker.protocol.bodies import FieldsRefused
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 
 def asked(**fields: Any) -> CompletionAsked:

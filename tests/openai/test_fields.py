@@ -15,7 +15,7 @@ from worker.openai.completions import read_completion
 from worker.openai.errors import NotAnObject, UnknownModel, error_detail
 from worker.openai.fields import MAX_IGNORED, MAX_PREDICTION_CHARS, SHARED
 from worker.protocol.bodies import FieldError, FieldsRefused
-from worker.wire.messages import Overflow
+from worker.wire.jobs import Overflow
 
 
 def read(**fields: Any) -> ChatAsked:

@@ -12,7 +12,7 @@ from tests.openai.asking import ASKED, HEADING, TERMS, body, finish, objects, st
 from worker.engine.text import TextStream
 from worker.openai.answers import whole
 from worker.openai.chat import read_chat
-from worker.wire.messages import Logprob, StopReason, TokenId, TopToken
+from worker.wire.jobs import Logprob, StopReason, TokenId, TopToken
 
 UNICODE = "a\u00e9\u20ac\U0001f388"
 valid = st.text(alphabet=UNICODE + "bc", min_size=1, max_size=8).map(str.encode)

@@ -13,7 +13,7 @@ from worker.protocol.execute import narrow
 from worker.sampling.draw import uniform
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import sample
-from worker.wire.messages import Sampling
+from worker.wire.jobs import Sampling
 
 
 def test_answers_part_at_their_first_difference_by_what_either_row_says() -> None:

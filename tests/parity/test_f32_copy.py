@@ -26,7 +26,7 @@ from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.model.info import read_info
 from worker.plan.devices import choose_device
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 
 def contents(path: Path) -> dict[str, object]:

@@ -29,7 +29,7 @@ from parity.setups import GELU, opened
 from tests.parity.other_architectures import convert, write_gemma2, write_gemma3, write_qwen2, write_qwen3
 from tests.parity.small_gguf import read_tensor
 from worker.llama.model import Model
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 pytestmark = pytest.mark.model
 

@@ -17,7 +17,7 @@ from parity.report import Level
 from tests.parity.made_logits import PROVENANCE, Rows, candidate, made_reference, noisy
 from worker.sampling.draw import uniform
 from worker.sampling.sample import candidates, sample
-from worker.wire.messages import Sampling
+from worker.wire.jobs import Sampling
 
 
 @pytest.fixture(scope="module")

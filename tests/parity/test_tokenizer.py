@@ -14,7 +14,7 @@ from parity.reference.model import ReferenceTokenizer
 from parity.report import Level
 from parity.setups import opened
 from worker.llama.model import Model
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 # ── a tokenizer that one can read ────────────────────────────────────────────────────────────────
 

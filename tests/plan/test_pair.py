@@ -12,7 +12,7 @@ from worker.plan.pair import Pair, left_beside, left_in_main, place_pair
 from worker.plan.placement import HOST_SHARE, place
 from worker.plan.spread import nothing_repacked
 from worker.upstream.numbers import CELL_STEP
-from worker.wire.messages import DraftModelAsked
+from worker.wire.load import DraftModelAsked
 
 SMALL = replace(
     MODEL, tensors=tuple(replace(tensor, n_bytes=tensor.n_bytes // 10) for tensor in MODEL.tensors), path=Path("d.gguf")

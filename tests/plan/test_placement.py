@@ -33,7 +33,7 @@ from worker.plan.placement import (
 )
 from worker.plan.spread import InMain, RepackedBytes, layers_of, nothing_repacked, spread
 from worker.upstream.numbers import CELL_STEP
-from worker.wire.messages import Configure, SplitMode, SwaFull
+from worker.wire.load import Configure, SplitMode, SwaFull
 
 MIB, GIB = 2**20, 2**30
 PLENTY = 1 << 45

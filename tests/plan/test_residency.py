@@ -21,7 +21,7 @@ from worker.plan.residency import (
     off_plan,
     residency_on,
 )
-from worker.wire.messages import OffPlan, Residency
+from worker.wire.load import OffPlan, Residency
 
 CARD = gpu(80 * GIB)
 

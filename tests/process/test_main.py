@@ -37,28 +37,29 @@ from tests.toy_engine import (
 )
 from worker.process.outbox import MAX_OUTSTANDING_BYTES
 from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
-from worker.wire.messages import (
+from worker.wire.jobs import (
     Accepted,
-    AskResidency,
     Cancel,
     Finished,
-    Inbound,
     JobKey,
-    Loaded,
-    LoadFailed,
-    Outbound,
-    PrefixCacheFound,
-    Progress,
     Refused,
-    Residency,
     Sampling,
-    SelfTested,
     Started,
     StepBegun,
     StepDone,
     Submit,
+)
+from worker.wire.load import (
+    AskResidency,
+    Loaded,
+    LoadFailed,
+    PrefixCacheFound,
+    Progress,
+    Residency,
+    SelfTested,
     Warned,
 )
+from worker.wire.messages import Inbound, Outbound
 
 pytestmark = pytest.mark.process
 

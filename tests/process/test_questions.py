@@ -7,26 +7,21 @@ from tests.engine.fake_runner import ToyModel
 from tests.engine.toy_constraint import N_VOCAB
 from tests.process.test_main import toy_engine
 from tests.toy_engine import TOY
-from worker.wire.messages import (
+from worker.wire.jobs import (
     Accepted,
     Conversation,
-    Detokenize,
-    Detokenized,
     JobKey,
-    Loaded,
     Prompt,
-    QuestionKey,
     Refused,
     Sampling,
     SlotId,
     StepDone,
     Submit,
     TokenId,
-    Tokenize,
-    Tokenized,
-    Untokenized,
     Violation,
 )
+from worker.wire.load import Loaded
+from worker.wire.questions import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized, Untokenized
 
 pytestmark = pytest.mark.process
 

@@ -16,7 +16,7 @@ from worker.protocol.events import (
     StartedEvent,
     choose_dialect,
 )
-from worker.wire.messages import Finished, JobKey, Logprob, StopReason, TokenId, TopToken
+from worker.wire.jobs import Finished, JobKey, Logprob, StopReason, TokenId, TopToken
 
 SSE = choose_dialect(None, sse_event_names=False)
 NAMED_SSE = choose_dialect(None, sse_event_names=True)

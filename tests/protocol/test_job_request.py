@@ -8,7 +8,7 @@ from tests.protocol.vectors import OTHER_THAN_DEFAULTS, R0, body_of
 from worker.protocol.events import TEXT_ONLY
 from worker.protocol.execute import GenerationFields, parse_execute
 from worker.protocol.job_request import JobRequest
-from worker.wire.messages import JobKey, Sampling, Submit, TokenId
+from worker.wire.jobs import JobKey, Sampling, Submit, TokenId
 
 
 def submit_of(fields: GenerationFields) -> Submit:

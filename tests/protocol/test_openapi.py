@@ -25,7 +25,7 @@ from worker.protocol.events import (
 from worker.protocol.execute import ExecuteRequest, WrongShape, parse_execute
 from worker.protocol.openapi import Limits, Route, openapi_document
 from worker.protocol.rules import violations
-from worker.wire.messages import Finished, JobKey, Logprob, TokenId, TopToken
+from worker.wire.jobs import Finished, JobKey, Logprob, TokenId, TopToken
 
 Json = dict[str, Any]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from numpy.random import Philox
 
-from worker.wire.messages import Sampling
+from worker.wire.jobs import Sampling
 
 Scores = dict[int, float]
 Probs = dict[int, float]

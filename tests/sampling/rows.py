@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from worker.sampling.arrays import NO_IDS
 from worker.sampling.sample import candidates
-from worker.wire.messages import Sampling
+from worker.wire.jobs import Sampling
 
 Row = NDArray[np.float32]
 

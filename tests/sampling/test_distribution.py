@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tests.sampling.reference import expected_candidates
 from worker.sampling.sample import sample
-from worker.wire.messages import Sampling
+from worker.wire.jobs import Sampling
 
 WORST = Sampling(seed=42, temperature=0.8, top_p=0.95)
 

@@ -16,7 +16,7 @@ from tests.sampling.test_transforms import ENDS, SHARP, Case, cases
 from worker.sampling.arrays import NO_IDS, Ids, Mask
 from worker.sampling.draw import uniform
 from worker.sampling.sample import candidates, masked, sample
-from worker.wire.messages import Sampling, TokenId
+from worker.wire.jobs import Sampling, TokenId
 
 LAW = settings(max_examples=250)
 GREEDY = Sampling(seed=0, temperature=0.0)

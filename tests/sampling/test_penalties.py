@@ -11,7 +11,7 @@ from tests.sampling.reference import match_lengths
 from tests.sampling.rows import log_ratio, probs_of, row
 from worker.sampling.penalties import dry, repetitions
 from worker.sampling.sample import candidates, sample
-from worker.wire.messages import Sampling
+from worker.wire.jobs import Sampling
 
 F32_MAX = float(np.finfo(np.float32).max)
 LAW = settings(max_examples=400)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.sampling.rows import ids_of, log_ratio, row
 from worker.sampling.sample import sample
-from worker.wire.messages import Sampling, TokenId
+from worker.wire.jobs import Sampling, TokenId
 
 ENDS = np.array([0, 2], dtype=np.intp)
 

@@ -11,7 +11,7 @@ from tests.sampling.reference import Borders, NothingLeft, expected_candidates, 
 from tests.sampling.rows import Row, ids_of, row
 from worker.sampling.draw import uniform
 from worker.sampling.sample import candidates, sample
-from worker.wire.messages import Sampling, TokenId
+from worker.wire.jobs import Sampling, TokenId
 
 LAW = settings(max_examples=250)
 ENDS = np.array([0, 2], dtype=np.intp)

@@ -16,7 +16,7 @@ from worker.sampling.sample import candidates, sample
 from worker.sampling.shortlist import covering, settled, some_highest, whole
 from worker.sampling.sorted import in_order
 from worker.sampling.unsorted import truncated
-from worker.wire.messages import Sampling
+from worker.wire.jobs import Sampling
 
 Row = NDArray[np.float32]
 Make = Callable[[np.random.Generator, int], Row]

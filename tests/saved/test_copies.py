@@ -13,7 +13,7 @@ from tests.llama.random_models import PLAIN
 from worker.engine.backend import Slice
 from worker.llama.context import Context
 from worker.saved.copies import Block, SavedCells, chained, lasting, parse_seq_state
-from worker.wire.messages import SlotId, TokenId
+from worker.wire.jobs import SlotId, TokenId
 
 MAGIC, SEQ_ID = 0xAF143CD8, 7
 

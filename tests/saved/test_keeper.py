@@ -18,7 +18,7 @@ from worker.saved.copies import ORDINARY, SavedCells, chained
 from worker.saved.directory import key_path, prepare_directory
 from worker.saved.keeper import Keeper, Keeping
 from worker.saved.records import record_of
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 PATIENCE_S = 60.0
 TOKENS = [TokenId(token) for token in (9, 8, 7, 6, 5, 4)]

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from worker.config.settings import options
 from worker.protocol.conversation import conversation
 from worker.wire.frames import MAX_BODY_BYTES, FrameBuffer, encode_frame, inbound_decoder
-from worker.wire.messages import Cancel, JobKey, QuestionKey, Sampling, Submit, TokenId, Tokenized
+from worker.wire.jobs import Cancel, JobKey, Sampling, Submit, TokenId
+from worker.wire.questions import QuestionKey, Tokenized
 
 LAW = settings(max_examples=200)
 

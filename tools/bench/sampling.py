@@ -29,7 +29,7 @@ from worker.downloads.catalog import load_catalog, locate
 from worker.llama.exp_sum import fastest_estimate
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import candidates, sample
-from worker.wire.messages import Sampling, TokenId
+from worker.wire.jobs import Sampling, TokenId
 
 Settings = Literal["greedy", "worst case"]
 Draw = Callable[[int], object]

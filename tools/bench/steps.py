@@ -24,7 +24,9 @@ from worker.engine.sequence import Sequence, State
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
 from worker.wire.frames import encode_frame
-from worker.wire.messages import Configure, JobKey, Outbound, Sampling, TokenId
+from worker.wire.jobs import JobKey, Sampling, TokenId
+from worker.wire.load import Configure
+from worker.wire.messages import Outbound
 
 BOUNDS = {1: 0.03, 16: 0.015}
 """streams → the most that the rest of a step may take, as a share of llama_decode."""

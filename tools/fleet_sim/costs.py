@@ -12,7 +12,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.drafting.step_costs import interpolated
 from worker.errors import UsageError
 from worker.plan.memory import retained_slots
-from worker.wire.messages import SlotId, StepKind
+from worker.wire.jobs import SlotId, StepKind
 
 RowsMs = tuple[tuple[int, float], ...]
 """(rows of a step, milliseconds that it takes while the memory is empty), ascending."""

@@ -22,7 +22,7 @@ from tools.fleet_sim.workloads import Ask
 from worker.config.settings import Settings
 from worker.engine.prefill_budget import MIN_CHUNK, widest_step_of
 from worker.plan.memory import DEFAULT_UBATCH
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 N_DEEP = 512
 """The tokens of a prompt after which costs are measured again, and which is copied out and in."""

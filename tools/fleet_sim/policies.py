@@ -12,7 +12,7 @@ from math import ceil
 from typing import Protocol
 
 from tools.fleet_sim.workloads import Ask
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 BLOCK = 16
 """The number of tokens that are cached together, as in the KV events of common engines."""

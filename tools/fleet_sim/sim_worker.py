@@ -13,7 +13,8 @@ from tools.fleet_sim.workloads import Ask
 from worker.engine.backend import Meanwhile, Sampled, Saved, Score, Step, do_nothing
 from worker.engine.loop import Engine
 from worker.engine.prefix_tree import n_common
-from worker.wire.messages import JobKey, Logprob, Outbound, SlotId, StepDone, TokenId
+from worker.wire.jobs import JobKey, Logprob, SlotId, StepDone, TokenId
+from worker.wire.messages import Outbound
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import exp, log
 
-from worker.wire.messages import Sampling, TokenId
+from worker.wire.jobs import Sampling, TokenId
 
 BIAS = 100.0
 """The largest bias that OpenAI's API accepts: no other token is drawn."""

@@ -17,7 +17,7 @@ from worker.chat.marks import Json, Marker, Names, Span, texts
 from worker.chat.probes import contents_known, forms_known
 from worker.chat.sandbox import Runaway, Sandbox, Unrendered
 from worker.chat.witnesses import Found, Witnesses
-from worker.wire.messages import Conversation, Violation
+from worker.wire.jobs import Conversation, Violation
 
 _MIN_FUEL, _FUEL_PER_CHAR, _MAX_FUEL = 2_000_000, 200, 10_000_000
 """The instructions of one rendering: 10 million take 0.3 s. A conversation needs two or three renderings, up to twelve

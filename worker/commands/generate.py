@@ -20,7 +20,7 @@ from worker.errors import UsageError
 from worker.observe import log_lines as logs
 from worker.protocol.bodies import FieldsRefused
 from worker.protocol.execute import ExecuteRequest
-from worker.wire.messages import Prompt
+from worker.wire.jobs import Prompt
 
 _STDIN = "-"
 _MAX_TOKENS = 256

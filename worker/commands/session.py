@@ -29,7 +29,8 @@ from worker.protocol.events import TEXT_ONLY
 from worker.protocol.execute import ExecuteRequest, narrow
 from worker.protocol.job_request import JobRequest
 from worker.protocol.rules import checked_prompt
-from worker.wire.messages import JobKey, Loaded, Prompt
+from worker.wire.jobs import JobKey, Prompt
+from worker.wire.load import Loaded
 
 _LONGEST_S = 86_400.0
 """The longest life of a job here, which is no limit in practice: a terminal has Ctrl-C."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from worker.config.gpu_flags import shares, wants_no_layers
 from worker.config.settings import Settings
-from worker.wire.messages import Configure, DraftModelAsked
+from worker.wire.load import Configure, DraftModelAsked
 
 
 def configure(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from worker.config.settings import DEFAULT_PROMPT_CHARS, Settings
 from worker.observe.log_lines import get_logger
-from worker.wire.messages import Loaded
+from worker.wire.load import Loaded
 
 log = get_logger()
 

@@ -37,7 +37,7 @@ from worker.errors import UsageError
 from worker.limits import MAX_DRAFTS, MIN_CELLS, max_jobs
 from worker.observe.log_lines import Format, Level
 from worker.upstream.numbers import CACHE_TYPE_IDS, MAX_SEQ_IDS
-from worker.wire.messages import BatchInvariant, FlashAttn, PromptLookup, Scheduling, SplitMode, SwaFull
+from worker.wire.load import BatchInvariant, FlashAttn, PromptLookup, Scheduling, SplitMode, SwaFull
 
 CACHE_TYPES = tuple(CACHE_TYPE_IDS)
 """llama.cpp's KV cache types; the first three are not quantised."""

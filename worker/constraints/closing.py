@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import Protocol, Self
 
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 MAX_WAY = 512
 """The most tokens of a way; a text that is further from its end is not steered."""

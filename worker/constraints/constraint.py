@@ -24,7 +24,7 @@ from worker.constraints.schema_gaps import gap, has_open_names, plain, readable
 from worker.constraints.trial import survives
 from worker.constraints.vocabulary import Vocabulary
 from worker.engine.backend import Token
-from worker.wire.messages import Submit, TokenId, Violation
+from worker.wire.jobs import Submit, TokenId, Violation
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # in the stubs only

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 MAX_DEPTH = 64
 """Parentheses inside each other."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 
 @dataclass(frozen=True, slots=True, eq=False)

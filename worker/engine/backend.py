@@ -12,21 +12,8 @@ from typing import NewType, Protocol
 import msgspec
 
 from worker.engine.channels import NO_MARKS, Marks
-from worker.wire.messages import (
-    Configure,
-    Loaded,
-    Logprob,
-    Prompt,
-    Residency,
-    RowCosts,
-    Sampling,
-    SelfTested,
-    SlotId,
-    StepKind,
-    Submit,
-    TokenId,
-    Violation,
-)
+from worker.wire.jobs import Logprob, Prompt, Sampling, SlotId, StepKind, Submit, TokenId, Violation
+from worker.wire.load import Configure, Loaded, Residency, RowCosts, SelfTested
 
 MAX_TOPS = 20
 """The number of most probable tokens in each score, however many the job wants, because later jobs may want more."""

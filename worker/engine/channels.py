@@ -15,7 +15,7 @@ from enum import Enum, auto
 from typing import Final, assert_never
 
 from worker.engine.text import TextStream
-from worker.wire.messages import MarkUse, TokenId
+from worker.wire.jobs import MarkUse, TokenId
 
 
 class Channel(Enum):

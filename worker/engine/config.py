@@ -8,7 +8,8 @@ from worker.engine.drafting.history import HISTORY_BYTES
 from worker.engine.prefill_budget import PrefillBudget
 from worker.engine.shares import FairShares, FirstCome, Policy
 from worker.limits import MAX_DRAFTS
-from worker.wire.messages import Configure, RowCosts, Scheduling, SlotId
+from worker.wire.jobs import SlotId
+from worker.wire.load import Configure, RowCosts, Scheduling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from struct import Struct
 
-from worker.wire.messages import BlockHash, BlocksRemoved, BlocksStored, Medium, SlotId, TokenId
+from worker.wire.blocks import BlockHash, BlocksRemoved, BlocksStored, Medium
+from worker.wire.jobs import SlotId, TokenId
 
 BLOCK_TOKENS = 16
 """vLLM's default, which routers assume unless they are configured otherwise."""

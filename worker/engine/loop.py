@@ -33,8 +33,8 @@ from worker.engine.prefix_cache import PrefixCache
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, State
 from worker.limits import MAX_DRAFTS
-from worker.wire.messages import (
-    BlocksChanged,
+from worker.wire.blocks import BlocksChanged
+from worker.wire.jobs import (
     Delta,
     Failed,
     FailureCode,
@@ -42,8 +42,6 @@ from worker.wire.messages import (
     JobKey,
     Logprob,
     MarkUse,
-    Outbound,
-    PrefixCacheFound,
     PromptLogprobs,
     Sampling,
     SlotId,
@@ -54,6 +52,8 @@ from worker.wire.messages import (
     StopReason,
     TokenId,
 )
+from worker.wire.load import PrefixCacheFound
+from worker.wire.messages import Outbound
 
 MAX_TOKENS_TO_WAIT_FOR = 256
 """A sequence waits if another one is computing at least this many tokens of its prefix, or a chunk if that is less."""

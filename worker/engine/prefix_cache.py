@@ -31,7 +31,7 @@ from worker.engine.backend import Kv, Saved, Score
 from worker.engine.kv_blocks import BlockJournal, Held
 from worker.engine.prefix_tree import PrefixIndex, n_common
 from worker.engine.sequence import Sequence, State
-from worker.wire.messages import SlotId, TokenId
+from worker.wire.jobs import SlotId, TokenId
 
 T = TypeVar("T")
 

@@ -22,7 +22,8 @@ from operator import attrgetter
 
 from worker.engine.backend import Saved, Score
 from worker.engine.kv_blocks import BLOCK_TOKENS, BlockJournal
-from worker.wire.messages import BlockHash, TokenId
+from worker.wire.blocks import BlockHash
+from worker.wire.jobs import TokenId
 
 _WIDTH = array("i").itemsize
 """The bytes of a token in an edge. Edges are bytes because C slices and compares these without a look at types."""

@@ -24,7 +24,7 @@ from worker.engine.prefill_budget import WIDENING, PrefillBudget
 from worker.engine.sequence import Sequence, State
 from worker.engine.shares import Policy
 from worker.limits import DECODE_MARGIN
-from worker.wire.messages import JobKey, SlotId, StepKind
+from worker.wire.jobs import JobKey, SlotId, StepKind
 
 MAX_FORCED = 16
 """The largest number of forced tokens in a decode step beyond one token per slot; more would delay the other jobs."""

@@ -22,7 +22,7 @@ from worker.engine.drafting.acceptance import Acceptance, Account
 from worker.engine.drafting.history import Match
 from worker.engine.drafting.ngram import NgramLookup
 from worker.engine.drafting.predicted import Predicted
-from worker.wire.messages import Delta, JobKey, Sampling, SlotId, StopReason, TokenId
+from worker.wire.jobs import Delta, JobKey, Sampling, SlotId, StopReason, TokenId
 
 NO_SCORE = Score(b"")
 """A placeholder for the score of a prompt's first token, which follows nothing."""

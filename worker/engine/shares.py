@@ -18,7 +18,7 @@ from typing import Protocol
 
 from worker.engine.sequence import Sequence
 from worker.limits import DECODE_MARGIN
-from worker.wire.messages import JobKey
+from worker.wire.jobs import JobKey
 
 QUANTUM = 256
 """The number of rows that a sequence gets in its slot before another that needs as many preempts it. A small model

@@ -25,33 +25,23 @@ from worker.front.dispatch import Charge, Dispatch
 from worker.front.link import EngineLink, LinkOwner
 from worker.front.supervision import ended, every, supervised
 from worker.front.watchdog import Watchdog
-from worker.wire.messages import (
-    Accepted,
+from worker.wire.blocks import BlocksChanged
+from worker.wire.jobs import Accepted, Cancel, Refused, StepBegun, StepDone, Submit
+from worker.wire.load import (
     AskResidency,
-    BlocksChanged,
-    Cancel,
     Configure,
-    Detokenize,
-    Detokenized,
     DraftModelAsked,
     DraftModelFacts,
-    Inbound,
     Loaded,
     LoadFailed,
-    Outbound,
     PrefixCacheFound,
     Progress,
-    Refused,
     Residency,
     SelfTested,
-    StepBegun,
-    StepDone,
-    Submit,
-    Tokenize,
-    Tokenized,
-    Untokenized,
     Warned,
 )
+from worker.wire.messages import Inbound, Outbound
+from worker.wire.questions import Detokenize, Detokenized, Tokenize, Tokenized, Untokenized
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "worker.process.main")
 """The flag -P keeps the working directory from planting modules."""

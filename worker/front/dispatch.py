@@ -15,19 +15,8 @@ from worker.errors import InferenceFailed, WorkerError
 from worker.front.job import Job
 from worker.front.questions import Question
 from worker.protocol.events import StreamCode
-from worker.wire.messages import (
-    Cancel,
-    Detokenize,
-    Detokenized,
-    JobKey,
-    QuestionKey,
-    Refused,
-    StepDone,
-    Submit,
-    Tokenize,
-    Tokenized,
-    Untokenized,
-)
+from worker.wire.jobs import Cancel, JobKey, Refused, StepDone, Submit
+from worker.wire.questions import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized, Untokenized
 
 DEATHS_OF_A_CULPRIT = 2
 

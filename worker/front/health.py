@@ -24,16 +24,8 @@ from worker.protocol.bodies import (
     State,
     TriedBody,
 )
-from worker.wire.messages import (
-    Amx,
-    BatchInvariance,
-    DraftModelFacts,
-    Loaded,
-    PrefixCacheFound,
-    Residency,
-    SelfTested,
-    StepDone,
-)
+from worker.wire.jobs import StepDone
+from worker.wire.load import Amx, BatchInvariance, DraftModelFacts, Loaded, PrefixCacheFound, Residency, SelfTested
 
 
 class Phase(Enum):

@@ -12,7 +12,8 @@ from worker.observe.log_lines import get_logger
 from worker.observe.metrics import Metrics
 from worker.observe.redaction import Secrets
 from worker.observe.vllm_metrics import EndedJob, FinishReason
-from worker.wire.messages import Conversation, Loaded
+from worker.wire.jobs import Conversation
+from worker.wire.load import Loaded
 
 if TYPE_CHECKING:
     from worker.observe.traces import Traces, Value  # an extra

@@ -16,7 +16,8 @@ from typing import Literal
 
 import msgspec
 
-from worker.wire.messages import BlockHash, BlocksRemoved, BlocksStored, Medium, TokenId
+from worker.wire.blocks import BlockHash, BlocksRemoved, BlocksStored, Medium
+from worker.wire.jobs import TokenId
 
 MAX_BATCHES = 10_000
 """The number of batches that are kept, and that may wait for a subscriber; vLLM keeps as many."""

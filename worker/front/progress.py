@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from worker.config.settings import Settings
 from worker.observe.log_lines import get_logger, is_pretty
-from worker.wire.messages import Loaded
+from worker.wire.load import Loaded
 
 log = get_logger()
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from worker.errors import WorkerError
 from worker.protocol.bodies import refused_by_engine
-from worker.wire.messages import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized, Untokenized
+from worker.wire.questions import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized, Untokenized
 
 MAX_QUESTIONS = 64
 """The largest number of open questions; one more is WORKER_BUSY. The intake reads jobs between them, so the more there

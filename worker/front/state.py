@@ -36,23 +36,10 @@ from worker.observe.metrics import Metrics
 from worker.protocol.bodies import HealthBody, ParityBody, ReadyBody
 from worker.protocol.headers import parse_deadline
 from worker.protocol.job_request import JobRequest
-from worker.wire.messages import (
-    BlocksChanged,
-    Detokenize,
-    Detokenized,
-    JobKey,
-    Loaded,
-    PrefixCacheFound,
-    Prompt,
-    QuestionKey,
-    Residency,
-    SelfTested,
-    StepDone,
-    TokenId,
-    Tokenize,
-    Tokenized,
-    Warned,
-)
+from worker.wire.blocks import BlocksChanged
+from worker.wire.jobs import JobKey, Prompt, StepDone, TokenId
+from worker.wire.load import Loaded, PrefixCacheFound, Residency, SelfTested, Warned
+from worker.wire.questions import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized
 
 if TYPE_CHECKING:
     from worker.observe.traces import Traces  # an extra

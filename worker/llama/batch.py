@@ -24,7 +24,7 @@ from worker.engine.backend import BadBatch, Scoring, Slice
 from worker.llama.held_width import HeldWidth
 from worker.llama.seq_ids import SeqIds
 from worker.plan.memory import MAX_PADDING
-from worker.wire.messages import SlotId, TokenId
+from worker.wire.jobs import SlotId, TokenId
 
 _Int32s = ctypes.POINTER(ctypes.c_int32)
 

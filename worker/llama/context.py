@@ -25,7 +25,7 @@ from worker.llama.model import Model
 from worker.llama.seq_ids import padded_seq_ids_for, seq_ids_for
 from worker.llama.threads import Threads
 from worker.upstream.numbers import CACHE_TYPE_IDS, CELL_STEP, FLASH_ATTENTION, MAX_SEQ_IDS, MAX_THREADS
-from worker.wire.messages import SlotId
+from worker.wire.jobs import SlotId
 
 Logits = NDArray[np.float32]
 _NO_ROWS: Logits = np.empty((0, 0), np.float32)

@@ -19,7 +19,7 @@ from worker.llama.exp_sum import fastest_estimate
 from worker.llama.model import Model
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import GREEDY_BELOW, sample
-from worker.wire.messages import Logprob, Sampling, TokenId, TopToken
+from worker.wire.jobs import Logprob, Sampling, TokenId, TopToken
 
 _ENTRY = struct.Struct("<id")
 """A token and its log-probability. A score has one for the prompt's own token, and then the most probable ones."""

@@ -11,7 +11,7 @@ from worker.errors import ModelLoadFailed
 from worker.plan.buffers import BufferSizes
 from worker.plan.devices import Device
 from worker.upstream.numbers import CUDA_ATTENTION_PAIRS, CUDA_ATTENTION_TYPES
-from worker.wire.messages import Attention, Configure, FlashAttn
+from worker.wire.load import Attention, Configure, FlashAttn
 
 _ANY_PAIR = f"{', '.join(CUDA_ATTENTION_PAIRS[:-1])} or {CUDA_ATTENTION_PAIRS[-1]}"
 

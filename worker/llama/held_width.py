@@ -7,7 +7,7 @@ and where another job ends or a prompt is read before, a change is saved. Pure; 
 """
 
 from worker.engine.drafting.step_costs import interpolated
-from worker.wire.messages import RowCosts
+from worker.wire.load import RowCosts
 
 MAX_SURPLUS = 0.1
 """The share of its time by which a step may be longer than one without the unread rows."""

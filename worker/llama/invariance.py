@@ -16,7 +16,7 @@ from worker.llama.repack import TILES, LayoutOf, multiplied
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.plan.memory import k_type
-from worker.wire.messages import BatchInvariance, Configure
+from worker.wire.load import BatchInvariance, Configure
 
 OWN_PRODUCTS = "ROWS16"
 """The name of our products and attention among the features of ggml's CPU backend (patches/rows16.patch)."""

@@ -33,7 +33,7 @@ from worker.saved.arena import Bytes
 from worker.saved.copies import ORDINARY, Allocate, Layout, SavedCells, chained, lasting, passing
 from worker.saved.keeper import Keeper
 from worker.upstream.numbers import MROPE_TYPES
-from worker.wire.messages import SlotId, TokenId
+from worker.wire.jobs import SlotId, TokenId
 
 _SPARE_CELLS = 256
 """The number of forgotten cells that are always tolerated: moving costs time, and so does attention that walks past

@@ -30,7 +30,8 @@ from worker.model.vocabulary import Gaps
 from worker.plan.buffers import BufferSizes
 from worker.plan.devices import Device
 from worker.upstream.numbers import LOAD_AUTO, LOAD_NONE, SPLIT_MODES
-from worker.wire.messages import SplitMode, TokenId
+from worker.wire.jobs import TokenId
+from worker.wire.load import SplitMode
 
 _PIECE_BYTES = 64
 """Most pieces are shorter; a longer one costs a second call."""

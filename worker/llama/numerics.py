@@ -18,7 +18,7 @@ from worker.llama.repack import tile_bytes
 from worker.model.info import ModelInfo
 from worker.plan.buffers import BufferSizes
 from worker.plan.placement import Group, Placement
-from worker.wire.messages import Configure
+from worker.wire.load import Configure
 from worker.wire.numerics import Numerics
 
 _SHARED_OUT = ("f32", "f16")

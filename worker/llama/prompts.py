@@ -11,7 +11,7 @@ from worker.chat.template import ChatTemplates
 from worker.engine.backend import Read
 from worker.llama.model import Model
 from worker.llama.spelling import Unspellable
-from worker.wire.messages import Conversation, Prompt, TokenId, Violation
+from worker.wire.jobs import Conversation, Prompt, TokenId, Violation
 
 
 class Prompts:

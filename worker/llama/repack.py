@@ -23,7 +23,7 @@ from worker.plan.buffers import BufferSizes
 from worker.plan.devices import Device
 from worker.plan.spread import RepackedBytes, layers_of, nothing_repacked
 from worker.upstream.ggml_types import TENSOR_TYPES
-from worker.wire.messages import Amx
+from worker.wire.load import Amx
 
 TILES = "AMX"
 """ggml's name of the buffers in which weights lie in tiles."""

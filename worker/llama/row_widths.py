@@ -13,7 +13,7 @@ import numpy as np
 from worker.engine.backend import Saved, Slice
 from worker.llama.context import Logits
 from worker.llama.runner import LlamaRunner
-from worker.wire.messages import Sampling, SlotId, TokenId
+from worker.wire.jobs import Sampling, SlotId, TokenId
 
 DRAWN = Sampling(seed=0, temperature=0.0)
 """Marks a slice whose logits are wanted; nothing is drawn."""

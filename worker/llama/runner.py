@@ -14,7 +14,7 @@ from worker.llama.draw_threads import DrawThreads
 from worker.llama.draws import Draws
 from worker.llama.model import Model
 from worker.plan.buffers import BufferSizes
-from worker.wire.messages import Logprob
+from worker.wire.jobs import Logprob
 
 
 class LlamaRunner:

@@ -24,7 +24,8 @@ from worker.llama.batch import RowGroups
 from worker.llama.context import Context
 from worker.llama.row_widths import DRAWN, Rows, RowWidths, Steps, in_words, same_bits
 from worker.llama.runner import LlamaRunner
-from worker.wire.messages import SelfTested, SlotId, TokenId
+from worker.wire.jobs import SlotId, TokenId
+from worker.wire.load import SelfTested
 
 MAX_S = 5.0
 """The seconds of computing that the test may take if no setting asked for it."""

@@ -17,7 +17,8 @@ from worker.llama.held_width import HeldWidth
 from worker.llama.runner import LlamaRunner
 from worker.plan.memory import DEFAULT_UBATCH, DETERMINISTIC_CHUNK
 from worker.upstream.numbers import CELL_STEP
-from worker.wire.messages import PaddedWidths, RowCosts, Sampling, SlotId, StepKind, TokenId
+from worker.wire.jobs import Sampling, SlotId, StepKind, TokenId
+from worker.wire.load import PaddedWidths, RowCosts
 
 _MAX_CHUNK = 512
 """The longest chunk on a CPU. On a GPU a chunk may be as long as a micro-batch."""

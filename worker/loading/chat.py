@@ -14,7 +14,8 @@ from worker.chat.template import ChatTemplates
 from worker.errors import ModelLoadFailed
 from worker.llama.model import TOKEN_KINDS, Model
 from worker.model.info import ModelInfo
-from worker.wire.messages import Configure, Violation
+from worker.wire.jobs import Violation
+from worker.wire.load import Configure
 
 log = logging.getLogger(__name__)
 """Its warnings go to the front, which logs them (process/main.py)."""

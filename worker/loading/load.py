@@ -51,18 +51,8 @@ from worker.plan.residency import Holding, is_resident, off_plan, residency_on
 from worker.plan.spread import RepackedBytes
 from worker.saved.keeper import Keeper, Keeping
 from worker.upstream.wording import FALSE_ALARM
-from worker.wire.messages import (
-    Attention,
-    Configure,
-    DraftModelFacts,
-    Loaded,
-    ModelFacts,
-    Offload,
-    OffPlan,
-    RowCosts,
-    SlotId,
-    Violation,
-)
+from worker.wire.jobs import SlotId, Violation
+from worker.wire.load import Attention, Configure, DraftModelFacts, Loaded, ModelFacts, Offload, OffPlan, RowCosts
 
 log = logging.getLogger(__name__)
 """Its warnings go to the front, which logs them (process/main.py)."""

@@ -23,7 +23,8 @@ from prometheus_client.samples import Sample
 from worker import __version__
 from worker.observe.buckets import FIRST_TOKEN_S, REQUEST_S, TOKEN_S
 from worker.observe.vllm_metrics import EndedJob, VllmMetrics
-from worker.wire.messages import Loaded, StepDone, StepKind
+from worker.wire.jobs import StepDone, StepKind
+from worker.wire.load import Loaded
 
 Outcome = Literal["success", "error", "cancelled", "timeout", "rejected"]
 

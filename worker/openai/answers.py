@@ -15,7 +15,7 @@ from worker.openai.errors import error_body, failure, failure_detail
 from worker.openai.fields import StreamOptions
 from worker.protocol.bodies import Count, doc
 from worker.protocol.events import SIGN_OF_LIFE, SSE_TYPE, EndEvent, ErrorEvent, MetricsEvent, StartedEvent
-from worker.wire.messages import Finished, Logprob, StopReason
+from worker.wire.jobs import Finished, Logprob, StopReason
 
 FinishReason = Literal["stop", "length"]
 

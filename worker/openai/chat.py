@@ -39,7 +39,7 @@ from worker.openai.listed import ListedTokens
 from worker.protocol.bodies import Count, FieldError, FieldsRefused, doc
 from worker.protocol.conversation import unread_members
 from worker.protocol.rules import int_range
-from worker.wire.messages import Conversation, Logprob, MarkUse
+from worker.wire.jobs import Conversation, Logprob, MarkUse
 
 OBJECT = "chat.completion"
 CHUNK_OBJECT = "chat.completion.chunk"

@@ -38,7 +38,7 @@ from worker.openai.fields import (
 )
 from worker.protocol.bodies import Count, FieldError, doc
 from worker.protocol.rules import int_range
-from worker.wire.messages import Logprob, MarkUse, TokenId
+from worker.wire.jobs import Logprob, MarkUse, TokenId
 
 OBJECT = "text_completion"
 DEFAULT_MAX_TOKENS = 16

@@ -22,7 +22,7 @@ from worker.protocol.execute import GenerationFields, narrow
 from worker.protocol.json_bytes import fault_of, without_mark
 from worker.protocol.rules import int_range, sampling_violations
 from worker.protocol.unread import unread
-from worker.wire.messages import Conversation
+from worker.wire.jobs import Conversation
 
 Members = dict[str, Any]
 """The members of a JSON object, as msgspec.json.decode gives them."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from worker.wire.messages import Logprob
+from worker.wire.jobs import Logprob
 
 _SURROGATE_HALF_FROM, _SURROGATE_HALF_BELOW = b"\xed\xa0", b"\xee"
 """CPython's incremental decoder waits for a third byte after ED A0..BF, although no code point begins with these bytes

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from worker.protocol.bodies import Count, doc
-from worker.wire.messages import Loaded
+from worker.wire.load import Loaded
 
 OWNER = "llorch-worker"
 

@@ -11,7 +11,9 @@ import msgspec
 from worker.openai.fields import Terms, conversation_of, ignored_fields, read_object, read_struct
 from worker.protocol.bodies import Count, FieldError, FieldsRefused, doc
 from worker.protocol.conversation import unread_members
-from worker.wire.messages import Loaded, Prompt, TokenId, Tokenized
+from worker.wire.jobs import Prompt, TokenId
+from worker.wire.load import Loaded
+from worker.wire.questions import Tokenized
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from worker.limits import MAX_DRAFTS, max_jobs
 from worker.model.info import ModelInfo
 from worker.upstream.ggml_types import TYPES_BY_NAME
 from worker.upstream.numbers import CELL_STEP, MAX_SEQ_IDS
-from worker.wire.messages import Configure
+from worker.wire.load import Configure
 
 DEFAULT_PARALLEL = 8
 MIN_WANTED_CELLS = 16_384

@@ -15,7 +15,7 @@ from worker.plan.memory import demand_of, wanted_cells
 from worker.plan.placement import HOST_SHARE, Placement, place
 from worker.plan.spread import RepackedBytes
 from worker.upstream.numbers import CELL_STEP
-from worker.wire.messages import Configure, DraftModelAsked
+from worker.wire.load import Configure, DraftModelAsked
 
 
 @dataclass(frozen=True, slots=True)

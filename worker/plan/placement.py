@@ -16,7 +16,7 @@ from worker.plan.devices import Device, candidates
 from worker.plan.memory import WIDER_UBATCHES, Demand, Plan, demand_of, max_cells, plan_memory, plan_of, wanted_cells
 from worker.plan.spread import InMain, Layers, Part, RepackedBytes, layers_of, nothing_repacked, spread
 from worker.upstream.numbers import CELL_STEP
-from worker.wire.messages import Configure, SwaFull
+from worker.wire.load import Configure, SwaFull
 
 HOST_SHARE = 0.9
 """The share of the host's available memory that is planned with; the rest is left to the front and to everything else

@@ -12,7 +12,7 @@ from worker.plan.memory import Plan, prefix_cache_bytes
 from worker.plan.placement import HOST_SHARE, Placement
 from worker.upstream.architectures import ATTENTION_FREE, HYBRIDS, OF_SEVERAL_PARTS
 from worker.upstream.numbers import MAX_SEQ_IDS
-from worker.wire.messages import Configure
+from worker.wire.load import Configure
 
 MAX_SLOTS, MAX_SLOTS_OF_WINDOWS = MAX_SEQ_IDS - 1, MAX_SEQ_IDS // 2 - 1
 """The most slots that leave a sequence id for sharing (llama/seq_ids.py)."""

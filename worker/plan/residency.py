@@ -14,7 +14,7 @@ from functools import partial
 from worker.plan.buffers import BufferSizes
 from worker.plan.devices import Device, Memory
 from worker.plan.placement import Placement
-from worker.wire.messages import OffPlan, Residency
+from worker.wire.load import OffPlan, Residency
 
 TOLERANCE, MIN_BYTES = 0.1, 16 * 2**20
 """The share of what was planned for a device by which it may differ; more is worth a line in the log, unless it is so

@@ -17,24 +17,10 @@ from worker.engine.backend import Constraint, Found, LoadedModel
 from worker.engine.loop import Engine
 from worker.process.outbox import Outbox, die, leave
 from worker.wire.frames import FrameBuffer, inbound_decoder
-from worker.wire.messages import (
-    Accepted,
-    AskResidency,
-    Cancel,
-    Configure,
-    Detokenize,
-    Detokenized,
-    Inbound,
-    JobKey,
-    Overflow,
-    Refused,
-    Submit,
-    TokenId,
-    Tokenize,
-    Tokenized,
-    Untokenized,
-    Violation,
-)
+from worker.wire.jobs import Accepted, Cancel, JobKey, Overflow, Refused, Submit, TokenId, Violation
+from worker.wire.load import AskResidency, Configure
+from worker.wire.messages import Inbound
+from worker.wire.questions import Detokenize, Detokenized, Tokenize, Tokenized, Untokenized
 
 _READ_BYTES = 256 * 1024
 

@@ -22,14 +22,8 @@ from worker.engine.loop import Engine
 from worker.errors import InsufficientMemory, ModelLoadFailed, StartupError
 from worker.process.intake import Intake, Leaving, Queued, Work
 from worker.process.outbox import Outbox, die, leave
-from worker.wire.messages import (
-    Cancel,
-    Configure,
-    LoadFailed,
-    Progress,
-    SelfTested,
-    Warned,
-)
+from worker.wire.jobs import Cancel
+from worker.wire.load import Configure, LoadFailed, Progress, SelfTested, Warned
 
 log = logging.getLogger("worker.process")
 

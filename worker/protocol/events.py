@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal, Protocol
 import msgspec
 
 from worker.protocol.bodies import U64, Count, Moment, doc
-from worker.wire.messages import Finished, Logprob, StopReason
+from worker.wire.jobs import Finished, Logprob, StopReason
 
 EVENT_TYPES: Final = ("started", "token", "metrics", "end", "error")
 SSE_TYPE: Final = "text/event-stream"

@@ -17,7 +17,7 @@ from worker.protocol.bodies import U64_MAX, doc
 from worker.protocol.constraints import SchemaText, schema_text
 from worker.protocol.conversation import MAX_MESSAGES, conversation
 from worker.protocol.json_bytes import fault_of, without_mark
-from worker.wire.messages import Conversation
+from worker.wire.jobs import Conversation
 
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]

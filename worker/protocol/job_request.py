@@ -11,7 +11,7 @@ from math import inf
 from worker.protocol.events import Dialect
 from worker.protocol.execute import GenerationFields
 from worker.protocol.rules import MAX_BIAS
-from worker.wire.messages import JobKey, MarkUse, Prompt, Sampling, Submit, TokenId
+from worker.wire.jobs import JobKey, MarkUse, Prompt, Sampling, Submit, TokenId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

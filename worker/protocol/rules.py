@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused
 from worker.protocol.constraints import constraint_errors
 from worker.protocol.execute import ExecuteRequest, GenerationFields, narrow
-from worker.wire.messages import Prompt
+from worker.wire.jobs import Prompt
 
 MAX_STOPS = 4
 MAX_STOP_BYTES = 100

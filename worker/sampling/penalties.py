@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from worker.sampling.arrays import Ids, Reals
-from worker.wire.messages import Sampling
+from worker.wire.jobs import Sampling
 
 _MIN_PENALTY = 1e-6
 """docs/protocol.md 5: penalty 0 acts as this; used as a floor, so that a smaller penalty is never a stronger one."""

@@ -13,7 +13,7 @@ import numpy as np
 from worker.sampling import penalties
 from worker.sampling.arrays import NO_IDS, Ids, Logits, Reals
 from worker.sampling.estimate import Estimate, numpy_estimate
-from worker.wire.messages import Sampling
+from worker.wire.jobs import Sampling
 
 
 class NoToken(ValueError):

@@ -22,7 +22,7 @@ from worker.sampling.row import NoToken, Row, banned, has_only_bans, row_of
 from worker.sampling.shortlist import Shortlist, covering, settled, whole
 from worker.sampling.sorted import in_order, softmax, truncated, without_top_choices
 from worker.sampling.unsorted import Undecided
-from worker.wire.messages import Sampling, TokenId
+from worker.wire.jobs import Sampling, TokenId
 
 GREEDY_BELOW = 1e-6
 """docs/protocol.md 5: a lower temperature means argmax."""

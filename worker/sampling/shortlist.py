@@ -14,7 +14,7 @@ import numpy as np
 from worker.sampling.arrays import Ids, Logits, Mask, Reals
 from worker.sampling.estimate import F32_SLACK, F32_SUM
 from worker.sampling.row import Row
-from worker.wire.messages import Sampling
+from worker.wire.jobs import Sampling
 
 _ROUNDING = 2.0**-52
 """This times the number of terms bounds the relative difference of two float64 sums of the same weights."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from worker.sampling.arrays import Ids, Reals
 from worker.sampling.shortlist import Shortlist
-from worker.wire.messages import Sampling
+from worker.wire.jobs import Sampling
 
 
 def in_order(shortlist: Shortlist) -> tuple[Ids, Reals]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from worker.sampling.arrays import Ids, Mask, Reals
 from worker.sampling.shortlist import Shortlist
-from worker.wire.messages import Sampling
+from worker.wire.jobs import Sampling
 
 _SORTABLE = 1024
 """More tokens than these are first narrowed to those near the sum that is looked for."""

@@ -28,7 +28,7 @@ from worker.saved.arena import Arena, Bytes, Room
 from worker.saved.copies import Layout, SavedCells
 from worker.saved.directory import CacheFiles, read_key
 from worker.saved.records import CODE_BYTES, Untrusted, binding_of, code_of, read_record, record_of
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 log = logging.getLogger(__name__)
 """Its warnings go to the front, which logs them (process/main.py)."""

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 Buffer = bytes | memoryview
 

@@ -37,7 +37,9 @@ from worker.web.connection import has_too_many, is_crowded
 from worker.web.described import described
 from worker.web.refusals import counted, json_answer, render_api_error, text_answer
 from worker.web.streaming import JobAnswer, JobStream
-from worker.wire.messages import Loaded, Prompt, Tokenized
+from worker.wire.jobs import Prompt
+from worker.wire.load import Loaded
+from worker.wire.questions import Tokenized
 
 Asked = TypeVar("Asked")
 Read = Callable[[bytearray, Terms], Asked]

@@ -11,18 +11,8 @@ from tests.engine.toy_constraint import N_VOCAB, ToyConstraint
 from worker.engine.backend import LoadedDraft, Sampled, Step
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.wire.messages import (
-    Finished,
-    JobKey,
-    Logprob,
-    Outbound,
-    Sampling,
-    SlotId,
-    StepDone,
-    StepKind,
-    TokenId,
-    TopToken,
-)
+from worker.wire.jobs import Finished, JobKey, Logprob, Sampling, SlotId, StepDone, StepKind, TokenId, TopToken
+from worker.wire.messages import Outbound
 
 CONTEXT = 2_000
 ITL_TARGET_S = 0.05

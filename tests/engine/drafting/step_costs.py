@@ -5,7 +5,7 @@ from itertools import accumulate, pairwise
 from hypothesis import strategies as st
 
 from worker.engine.drafting.acceptance import NO_DRAFT, Draft
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 CPU = ((1, 7.5e-3), (2, 11e-3), (4, 19e-3), (8, 34e-3), (16, 66e-3))
 """A small model on two cores: a row computes for half as long as the weights take to read."""

@@ -13,7 +13,7 @@ from tests.engine.fake_runner import Request
 from worker.engine.drafting.draft_model import CATCH_UP_SHARE
 from worker.engine.drafting.drafts import MAX_LOST, N_INVESTED
 from worker.limits import MAX_DRAFTS
-from worker.wire.messages import JobKey
+from worker.wire.jobs import JobKey
 
 LAW = settings(max_examples=25)
 QUICK: Costs = tuple((n, seconds / 5) for n, seconds in CPU)

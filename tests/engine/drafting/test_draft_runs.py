@@ -12,7 +12,7 @@ from worker.engine.drafting.acceptance import Acceptance, Account
 from worker.engine.drafting.drafts import MAX_LOST, Proposal, Speculation
 from worker.engine.drafting.history import HISTORY_BYTES, History, Match
 from worker.engine.drafting.ngram import NgramLookup
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 LAW = settings(max_examples=200)
 

@@ -12,7 +12,7 @@ from tests.engine.drafting.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, W
 from worker.engine.drafting.acceptance import Acceptance, Account, Draft
 from worker.engine.drafting.drafts import MAX_HELD_UP, MIN_GAIN, Proposal, Speculation
 from worker.engine.drafting.step_costs import N_TIMED
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 LAW = settings(max_examples=200)
 

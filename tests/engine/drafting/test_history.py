@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from worker.engine.drafting.acceptance import NO_DRAFT, Draft
 from worker.engine.drafting.history import HISTORY_BYTES, NGRAM_SIZES, History, Match
 from worker.engine.drafting.ngram import MAX_COUNTED
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 LAW = settings(max_examples=300)
 

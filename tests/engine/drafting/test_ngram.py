@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from worker.engine.drafting.acceptance import NO_DRAFT, Draft
 from worker.engine.drafting.ngram import MAX_COUNTED, TRUST_BEHIND_A_CHANGE, NgramLookup
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 LAW = settings(max_examples=300)
 

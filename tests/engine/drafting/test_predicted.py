@@ -13,7 +13,7 @@ from worker.engine.drafting import predicted
 from worker.engine.drafting.acceptance import NO_DRAFT
 from worker.engine.drafting.predicted import MAX_TOKENS, N_INDEXED, Predicted
 from worker.limits import MAX_DRAFTS
-from worker.wire.messages import Finished, JobKey, SlotId, StepDone, TokenId
+from worker.wire.jobs import Finished, JobKey, SlotId, StepDone, TokenId
 
 LAW = settings(max_examples=60)
 CHEAP_ROWS = ((1, 1.0), (32, 1.01))

@@ -7,7 +7,7 @@ from parity.llama.scoring import Scorer, Setup
 from tests.llama.conftest import Loaded, MakeContext, slice_of
 from worker.errors import ModelLoadFailed
 from worker.llama.model import Model
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 TOKENS = [504, 1761, 3156, 282, 260, 2667]
 OTHERS = [9, 99, 999]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tools.fleet_sim.costs import StepCosts
 from tools.fleet_sim.fleet import Fleet
 from tools.fleet_sim.workloads import Session, Shape, Turn
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 COSTS = StepCosts(
     measured_on="nothing",

@@ -16,7 +16,7 @@ from tools.fleet_sim.policies import (
     policy_of,
 )
 from tools.fleet_sim.workloads import Ask
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 A, B = range(1_000, 2_000), range(5_000, 6_000)
 IDLE = [0, 0, 0, 0]

@@ -8,7 +8,7 @@ from tests.engine.fake_runner import Copy as ReadableCopy
 from tests.engine.fake_runner import FakeKv
 from tests.tools.fleet_sim.made import COSTS
 from tools.fleet_sim.sim_worker import Clock, Copy, SimKv
-from worker.wire.messages import SlotId, TokenId
+from worker.wire.jobs import SlotId, TokenId
 
 SLOTS = st.integers(0, COSTS.parallel).map(SlotId)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from worker.llama.context import Context
 from worker.llama.library import open_library
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 Stage = Callable[[], Any]
 """Makes one sampler, which the chain then owns: a llama_sampler_init_* with its arguments. Any: an opaque pointer."""

@@ -20,7 +20,7 @@ from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.model.info import read_info
 from worker.plan.devices import choose_device
-from worker.wire.messages import Sampling, SlotId
+from worker.wire.jobs import Sampling, SlotId
 
 N_SYNTHETIC = 8
 STANDARD_DEVIATION = 3.0

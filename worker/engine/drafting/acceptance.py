@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Self
 
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 N_CLASSES = 5
 """The number of classes of matches: up to 1, 2-3, 4-7, 8-15 and more tokens. A long match is right far more often."""

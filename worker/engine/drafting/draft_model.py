@@ -16,7 +16,8 @@ from worker.engine.backend import Runner, Sampled, Slice, Step, StepFailed
 from worker.engine.drafting.acceptance import NO_DRAFT, Acceptance, Draft
 from worker.engine.drafting.step_costs import StepCosts
 from worker.engine.sequence import Sequence
-from worker.wire.messages import RowCosts, Sampling, SlotId, TokenId
+from worker.wire.jobs import Sampling, SlotId, TokenId
+from worker.wire.load import RowCosts
 
 MIN_PROBABILITY = 0.5
 """A draft ends before a token that the draft model itself finds less likely than this. On two cores a further row costs

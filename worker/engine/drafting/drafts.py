@@ -26,7 +26,7 @@ from worker.engine.drafting.history import History
 from worker.engine.drafting.step_costs import StepCosts
 from worker.engine.sequence import Sequence, State
 from worker.limits import MAX_DRAFTS
-from worker.wire.messages import SlotId, TokenId
+from worker.wire.jobs import SlotId, TokenId
 
 MIN_GAIN = 1.03
 """A step takes drafts if it is expected to be at least this many times as fast; measured costs are no more precise than

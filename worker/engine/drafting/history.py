@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from worker.engine.drafting.acceptance import NO_DRAFT, Draft
 from worker.engine.drafting.ngram import n_common
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 HISTORY_BYTES = 4 * 2**20
 """Some 260,000 tokens of answers and their index."""

@@ -7,7 +7,7 @@ It is pure and runs on the step thread.
 from collections.abc import Sequence as Seq
 
 from worker.engine.drafting.acceptance import NO_DRAFT, Draft
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 NGRAM_SIZES = (4, 2, 1)
 """The numbers of last tokens to look for, in this order: long n-grams find the right place, short ones find it soon

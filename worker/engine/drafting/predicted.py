@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 
 from worker.engine.drafting.acceptance import NO_DRAFT, Acceptance, Draft
 from worker.engine.drafting.ngram import NGRAM_SIZES, TRUST_BEHIND_A_CHANGE, n_common
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 MAX_TOKENS = 32_768
 """The most tokens of a text that are used. The index takes up to 800 bytes for each."""

@@ -13,7 +13,7 @@ from tests.llama.conftest import slice_of
 from tools.bench.llama.chain import Chain, Stage, dist, greedy, temp, top_p
 from worker.llama.context import Context
 from worker.llama.model import Model
-from worker.wire.messages import TokenId
+from worker.wire.jobs import TokenId
 
 
 def row(*logits: float) -> NDArray[np.float32]:

@@ -1,0 +1,334 @@
+"""The frames about a model and its engine: the configuration, the facts once it is loaded, and what it reports later.
+
+front  ── Configure, AskResidency ──▶  engine
+front  ◀── Progress, Warned, Loaded, LoadFailed, SelfTested, PrefixCacheFound, Residency ──  engine
+"""
+
+import math
+from typing import Literal
+
+import msgspec
+
+from worker.wire.jobs import Frame
+from worker.wire.numerics import Numerics
+
+Scheduling = Literal["fair", "first-come"]
+"""The jobs that wait if there are too few slots or cells: those that have had most, or the youngest."""
+SwaFull = Literal["auto", "on", "off"]
+"""The choice of as many KV cells in layers with a sliding window as in others, so that prefixes can be
+shared and cached."""
+FlashAttn = Literal["auto", "on", "off"]
+PromptLookup = Literal["on", "own", "off"]
+"""The texts that drafts are read from: a job's own and other jobs' answers, its own only, or none."""
+BatchInvariant = Literal["auto", "on", "off"]
+"""The choice of numbers that do not depend on the jobs that are computed alongside."""
+SplitMode = Literal["none", "layer", "row"]
+"""llama.cpp's words: all layers on one GPU; whole layers over all GPUs; each layer's rows over all GPUs."""
+
+RowCosts = tuple[tuple[int, float], ...]
+"""(tokens in a decode step, seconds it takes)."""
+
+PaddedWidths = tuple[tuple[int, int], ...]
+"""(tokens in a decode step, the number that it is padded to)."""
+
+
+# ── front → engine ───────────────────────────────────────────────────────────────────────────────
+
+
+class DraftModelAsked(msgspec.Struct, frozen=True, array_like=True):
+    """A small model that drafts tokens for the one that is served."""
+
+    path: str
+    device: str
+    """The device, in the words of Configure.device."""
+    n_most: int
+    """The largest number of draft tokens for one job in a step."""
+    n_cells: int = 0
+    """0 means "decide for me"."""
+
+
+class Configure(Frame, frozen=True, kw_only=True):
+    """The first frame, with everything that the engine needs to load. Sizes are in tokens; 0 means "decide for me"."""
+
+    model_path: str
+    device: str
+    """auto | cpu | cuda[:N] | metal | vulkan[:N]"""
+    gpu_layers: str
+    """all | auto | a number"""
+    require_full_offload: bool
+    ctx_size: int
+    parallel: int
+    """0 means the default number of slots, or fewer where memory demands it."""
+    batch_size: int
+    ubatch_size: int
+    threads: int
+    threads_batch: int
+    cache_type_k: str
+    cache_type_v: str
+    flash_attn: FlashAttn
+    max_tokens_in: int
+    """The longest prompt in tokens; 0 means whatever fits the context."""
+    is_successor: bool = False
+    """True if an engine before this one has had the model, and this one is to have it in the same shape: what was
+    checked and planned then is not checked and planned again."""
+    prefill_chunk: int = 0
+    """0 means that it is measured at warm-up. A successor is given its predecessor's, so that its steps have the same
+    shapes."""
+    row_costs: RowCosts = ()
+    """Loaded.row_costs of the predecessor; if it is empty, they are measured at warm-up."""
+    switch_s: float = 0.0
+    """Loaded.switch_s of the predecessor."""
+    padded_widths: PaddedWidths = ()
+    """Loaded.padded_widths of the predecessor."""
+    itl_target_ms: int = 150
+    """The milliseconds that a prefill step may delay generating jobs; 0 means as long as it takes."""
+    is_deterministic: bool = False
+    batch_invariant: BatchInvariant = "auto"
+    """on means that numbers must be the same whatever other jobs run; auto means if that costs nothing."""
+    prefix_cache_bytes: int = -1
+    """The largest number of bytes of finished jobs' KV cells that are cached; -1 means "decide for me"."""
+    scheduling: Scheduling = "fair"
+    """The order of jobs if there are too few slots or cells."""
+    prompt_lookup: PromptLookup = "on"
+    draft: DraftModelAsked | None = None
+    swa_full: SwaFull = "auto"
+    """auto means on if that costs neither cells, jobs nor layers on a GPU."""
+    split_mode: SplitMode = "none"
+    tensor_split: tuple[float, ...] = ()
+    """The share of the layers for each GPU; empty means by free memory."""
+    main_gpu: int = -1
+    """The index of the backend's GPU for a model on one GPU; -1 means "decide for me"."""
+    chat_template: str | None = None
+    """A Jinja template instead of the model's own."""
+    chat_template_kwargs: str = "{}"
+    """A JSON object with default variables for the template, which a conversation may override."""
+    reports_blocks: bool = False
+    """True if the engine sends BlocksChanged."""
+    arena_fd: int = -1
+    """The descriptor of the front's memory, which the engine inherits: its contents outlive the engine. -1 means none.
+    """
+    prefix_cache_dir: str | None = None
+    """A directory for saved cells that outlive the worker, too."""
+    wants_numerics: bool = False
+    """True if Loaded has numerics; llama.cpp's libraries are read for them."""
+
+    @property
+    def itl_target_s(self) -> float:
+        """`itl_target_ms` in seconds, infinite for 0."""
+        return self.itl_target_ms / 1000 or math.inf
+
+    @property
+    def must_be_invariant(self) -> bool:
+        """True if the load fails unless numbers are the same whatever other jobs run."""
+        return self.is_deterministic or self.batch_invariant == "on"
+
+
+class AskResidency(Frame, frozen=True, kw_only=True):
+    """Asks whether the model is still on the GPU. The intake thread answers with a Residency while steps run on."""
+
+
+# ── engine → front ───────────────────────────────────────────────────────────────────────────────
+
+
+class Progress(Frame, frozen=True, kw_only=True):
+    """Load progress, 0..100, which is also the heartbeat while loading: a repeated percent shows that the load still
+    moves."""
+
+    percent: int
+
+
+class Warned(Frame, frozen=True, kw_only=True):
+    """Something has failed in the engine that ends no job; operators read it in the log."""
+
+    text: str
+
+
+class OffPlan(msgspec.Struct, frozen=True, array_like=True):
+    """A device on which more or less memory is allocated than was planned."""
+
+    device: str
+    planned_bytes: int
+    allocated_bytes: int
+    """The bytes that the library reports as allocated there."""
+    taken_bytes: int | None = None
+    """The bytes by which the device's free memory fell during the load; None if that memory is not the device's own, or
+    did not change."""
+
+    @property
+    def difference_bytes(self) -> int:
+        """The difference between the planned and the held bytes, by the account with the larger one."""
+        held = (self.allocated_bytes, self.allocated_bytes if self.taken_bytes is None else self.taken_bytes)
+        return max(abs(n_bytes - self.planned_bytes) for n_bytes in held)
+
+
+class Offload(msgspec.Struct, frozen=True, array_like=True):
+    """The place of a loaded model's layers. The output layer counts as one, as in llama.cpp."""
+
+    gpu_layers: int = 0
+    layers_total: int = 0
+    tensor_split: tuple[float, ...] = ()
+    """The share of the model that each GPU holds; empty if one device holds all of it."""
+    off_plan: tuple[OffPlan, ...] = ()
+
+
+_KEY = "kwargs."
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of a model file that clients ask for."""
+
+    n_ctx_train: int = 0
+    n_params: int = 0
+    file_bytes: int = 0
+    bos_token: str | None = None
+    """Its name, as in `<s>`; None if the vocabulary has none."""
+    eos_token: str | None = None
+    pad_token: str | None = None
+    chat_template: str | None = None
+    """The Jinja template in force; None if conversations cannot be answered."""
+    chat_template_caps: tuple[str, ...] = ()
+    """The features that the template supports: system, tools, …, and `kwargs.NAME` for each variable that it reads."""
+
+    @property
+    def template_keys(self) -> frozenset[str]:
+        """The variables that the template reads, besides the messages."""
+        return frozenset(cap.removeprefix(_KEY) for cap in self.chat_template_caps if cap.startswith(_KEY))
+
+
+class DraftModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A draft model that is in memory."""
+
+    name: str
+    """Its name, in the form of Loaded.name."""
+    quant_kind: str
+    device: str
+    """The device in the form of a setting: `cpu:0`, `cuda:1`."""
+    n_cells: int
+    memory_bytes: int
+    """The bytes of weights, KV and compute buffers. Those on the served model's device are part of Loaded.memory_bytes.
+    """
+
+
+class BatchInvariance(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer whether a job's numbers are computed so that they do not depend on other jobs, and the reason."""
+
+    is_kept: bool = False
+    why: str = ""
+
+
+class Amx(msgspec.Struct, frozen=True, kw_only=True):
+    """The use of Intel's AMX, whose instructions multiply tiles of two matrices."""
+
+    processor: bool = False
+    """True if the processor has it."""
+    build: bool = False
+    """True if llama.cpp was compiled with it and the system lets it be used."""
+    tile_bytes: int = 0
+    """The number of bytes of weights that lie in tiles."""
+
+
+Attention = Literal["gpu", "cpu", "both"]
+"""The place where attention is computed; `both` means that of some layers on each."""
+
+
+class Loaded(Frame, frozen=True, kw_only=True):
+    """The model is in memory, warmed up, and steps can run."""
+
+    name: str
+    """The file's general.name or, if it has none, the stem of the file name."""
+    quant_kind: str
+    tokenizer_kind: str
+    vocab_size: int
+    context_length: int
+    """N of docs/protocol.md 1: the number of tokens that one job may use, min(cells, trained length)."""
+    n_cells: int
+    parallel: int
+    resident: bool
+    backend: Literal["cpu", "cuda", "metal", "vulkan"]
+    device_index: int
+    device_name: str
+    memory_architecture: Literal["vram-only", "unified", "host"]
+    memory_bytes: int
+    """The bytes of weights, KV and compute buffers on the device, or on all that share the model, measured after the
+    load.
+    """
+    prefill_chunk: int
+    row_costs: RowCosts = ()
+    """The times of decode steps at warm-up, ascending; empty if they were not measured and there are no drafts."""
+    switch_s: float = 0.0
+    """The extra seconds of a step that has another width than those before and after it; 0 on a CPU."""
+    padded_widths: PaddedWidths = ()
+    """The widths of decode steps that are padded because a wider step takes less time. `row_costs` has their padded
+    costs."""
+    ubatch_size: int = 0
+    """The largest number of tokens that are computed at once; 0 if the engine does not say."""
+    batch_size: int = 0
+    """The largest number of tokens in one decode call: more than was asked for if the slots need more; 0 if the engine
+    does not say."""
+    prefix_cache_bytes: int = 0
+    """The limit in force; 0 if the model's memory cannot be cut, or if the prefix cache is off."""
+    prefix_cache_off: str | None = None
+    """The reason why the prefix cache is off, and what to do about it; None if it is on."""
+    swa_full: bool | None = None
+    """True if layers with a sliding window have as many cells as others; None if no layer has one."""
+    offload: Offload = Offload()
+    step_s: float = 0.0
+    """The seconds of the longest step, a prefill step while no job generates, by the times of the warm-up."""
+    model: ModelFacts = ModelFacts()
+    draft: DraftModelFacts | None = None
+    numerics: Numerics | None = None
+    """The numerics, if Configure asked for them."""
+    amx: Amx = Amx()
+    batch_invariance: BatchInvariance = BatchInvariance()
+    attention: Attention | None = None
+    """None where no layer has KV cells."""
+
+
+class LoadFailed(Frame, frozen=True, kw_only=True):
+    """The engine exits after this frame. `code` is a StartupError's code."""
+
+    code: str
+    message: str
+    needed_bytes: int | None = None
+    available_bytes: int | None = None
+    device: str | None = None
+    """The device whose memory is too small."""
+
+
+class SelfTested(Frame, frozen=True, kw_only=True):
+    """The result of a comparison: the same tokens gave the same logits, bit for bit, alone, in chunks and
+    with other jobs, or not."""
+
+    is_same: bool
+    differences: tuple[str, ...] = ()
+    """The comparisons that gave other bits, in words such as `beside 7 others`."""
+    ways: tuple[str, ...] = ()
+    """All comparisons that were made, in the same words."""
+    widths: tuple[int, ...] = ()
+    """The numbers of rows in the compared decode steps."""
+    n_prompts: int = 0
+    row_multiple: int = 1
+    """Decode steps are padded to a multiple of this many rows, in the test and in serving."""
+    most_rows: int = 0
+    """The largest number of rows that are decoded at once, in the test and in serving; 0 means all rows of a step."""
+
+
+class PrefixCacheFound(Frame, frozen=True, kw_only=True):
+    """The saved cells of earlier engines that this engine has found."""
+
+    n_parts: int
+    n_tokens: int
+    n_bytes: int
+    n_dropped: int = 0
+    """The number of further parts that were dropped: damaged, made differently, or involved in a crash."""
+    dropped_because: str | None = None
+    """The reason for the first of these."""
+
+
+class Residency(Frame, frozen=True, kw_only=True):
+    """The current place of the model, by the device's own figures."""
+
+    is_resident: bool
+    memory_bytes: int
+    """The largest number of bytes of the model that the device can hold: those of Loaded, or the device's memory in use
+    if that is less."""
