@@ -21,7 +21,8 @@ from typing import Any
 
 from llama_cpp import llama_cpp as capi
 
-from worker.engine.backend import LoadedModel, Meanwhile, Sampled, Slice, Step, do_nothing
+from worker.engine.backend import LoadedModel, Meanwhile, do_nothing
+from worker.engine.step import Sampled, Slice, Step
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
 from worker.process.main import main

@@ -17,9 +17,9 @@ import pytest
 from tests.constraints.test_closing import ENDLESS
 from tests.random_schemas import Schema, random_schema
 from worker.constraints.constraint import Constraint, Constraints
-from worker.engine.backend import Slice, Step
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
+from worker.engine.step import Slice, Step
 from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
 from worker.llama.devices import devices

@@ -20,9 +20,10 @@ from tests.front.rehearsal import CHEAP_ROWS, CONFIG
 from tests.llama.tiny import write_tiny
 from tests.shared_files import made_once, shared_folder
 from tests.worker_process import PATIENCE_S, eventually, own_environment, serve_default
-from worker.engine.backend import LoadedDraft, LoadedModel, Meanwhile, Read, Step, do_nothing
+from worker.engine.backend import LoadedDraft, LoadedModel, Meanwhile, Read, do_nothing
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
+from worker.engine.step import Step
 from worker.errors import ModelLoadFailed
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model

@@ -13,7 +13,7 @@ from tests.web.wire import events_in
 from tests.worker_process import Event, WorkerProcess, check_order, serve_default, text_of
 from worker.config.engine import configure
 from worker.config.settings import Settings
-from worker.engine.backend import Slice, Step
+from worker.engine.step import Slice, Step
 from worker.loading.load import load_runner
 from worker.wire.jobs import Sampling, SlotId
 from worker.wire.load import Configure

@@ -30,8 +30,9 @@ from tests.engine.fake_runner import FakeRunner, ToyModel
 from tests.engine.toy_constraint import N_VOCAB
 from tests.front.rehearsal import FACTS
 from tests.hostile_texts import TEXTS
-from worker.engine.backend import Constraint, Found, LoadedModel, Meanwhile, Read, Sampled, Step, do_nothing
+from worker.engine.backend import Found, LoadedModel, Meanwhile, Read, do_nothing
 from worker.engine.channels import Marks
+from worker.engine.step import Constraint, Sampled, Step
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.process.main import main
 from worker.wire.jobs import Conversation, Prompt, SlotId, Submit, TokenId, Violation

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from parity.llama.kv_state import KvState, parse_kv_state
 from parity.llama.tensor_capture import TensorCapture
-from worker.engine.backend import Slice
+from worker.engine.step import Slice
 from worker.errors import ModelLoadFailed
 from worker.llama.batch import Batch
 from worker.llama.model import Model

@@ -19,7 +19,7 @@ from tests.llama.tiny import END, write_tiny
 from tests.openai.asking import TERMS
 from tests.vocabularies import VOCABULARIES
 from worker.constraints.constraint import MAX_FORCED_BYTES, Constraint, Constraints
-from worker.engine.backend import Token
+from worker.engine.step import Token
 from worker.llama.constrained import constraints_of
 from worker.llama.devices import devices
 from worker.llama.model import Model

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from tests.engine.toy_constraint import N_VOCAB, ToyConstraint, letters_of
-from worker.engine.backend import Aborted, BadBatch, Meanwhile, NoRoom, Sampled, Saved, Score, Slice, Step, do_nothing
+from worker.engine.backend import Meanwhile, Saved, do_nothing
 from worker.engine.scheduler import MAX_FORCED
+from worker.engine.step import Aborted, BadBatch, NoRoom, Sampled, Score, Slice, Step
 from worker.limits import MAX_DRAFTS
 from worker.wire.jobs import FailureCode, Logprob, SlotId, StepKind, StopReason, TokenId, TopToken
 

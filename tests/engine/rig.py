@@ -8,13 +8,13 @@ from typing import Literal
 from tests.engine.fake_runner import FakeRunner, Outcome, Request, ToyModel, alone
 from tests.engine.toy_constraint import ToyConstraint
 from tests.kv_mirror import Mirror, blocks_of
-from worker.engine.backend import Step
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.prefill_budget import GRAIN
 from worker.engine.scheduler import PASSES
 from worker.engine.sequence import Sequence, State
 from worker.engine.shares import FairShares, FirstCome
+from worker.engine.step import Step
 from worker.wire.blocks import BlocksChanged
 from worker.wire.jobs import (
     Failed,

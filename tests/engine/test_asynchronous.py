@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.engine.fake_runner import CELL_BYTES, Request
 from tests.engine.rig import Rig
 from tests.engine.test_loop_laws import CHEAP_ROWS, TROUBLED, requests
-from worker.engine.backend import Step
+from worker.engine.step import Step
 from worker.wire.jobs import JobKey, StepBegun, StepDone
 from worker.wire.messages import Outbound
 

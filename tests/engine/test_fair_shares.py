@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.fake_runner import CELL_BYTES, FakeRunner, ToyModel
-from worker.engine.backend import Step
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.shares import MAX_PAUSES
+from worker.engine.step import Step
 from worker.wire.jobs import JobKey, Sampling, SlotId, StepDone, TokenId
 from worker.wire.load import Scheduling
 from worker.wire.messages import Outbound

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from tests.engine.fake_runner import FakeRunner, ToyModel
-from worker.engine.backend import Slice, Step
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
+from worker.engine.step import Slice, Step
 from worker.wire.jobs import JobKey, Sampling, SlotId, StepDone, TokenId
 from worker.wire.messages import Outbound
 

@@ -4,12 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.drafting.step_costs import GPU, cost
-from worker.engine.backend import Step
 from worker.engine.channels import ChannelText
 from worker.engine.drafting.drafts import LOOKING_SHARE, MAX_RESTING, Drafts
 from worker.engine.drafting.history import HISTORY_BYTES
 from worker.engine.drafting.ngram import NgramLookup
 from worker.engine.sequence import Sequence, State
+from worker.engine.step import Step
 from worker.wire.jobs import JobKey, Sampling, SlotId, TokenId
 
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from tests.engine.fake_runner import CELL_BYTES, Cell, FakeRunner, Request, ToyModel
 from tests.engine.rig import Rig
 from tests.engine.toy_constraint import N_VOCAB, ToyConstraint
-from worker.engine.backend import KvMismatch, Step
+from worker.engine.backend import KvMismatch
 from worker.engine.channels import Marks, Turn
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.prefix_cache import MIN_KEPT
+from worker.engine.step import Step
 from worker.wire.jobs import Delta, Failed, Finished, JobKey, MarkUse, Sampling, SlotId, StepBegun, StepDone, TokenId
 from worker.wire.messages import Outbound
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.engine.fake_runner import FakeRunner, ToyModel
 from tests.engine.test_gaps import LARGE, N_UBATCH, ON_MANY_CORES, SMALL_ON_TWO_CORES, TARGET_S, VERY_LARGE, Machine
-from worker.engine.backend import Step
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.prefill_budget import EARNED_SHARE
+from worker.engine.step import Step
 from worker.wire.jobs import JobKey, Sampling, SlotId, TokenId
 
 LAW = settings(max_examples=60)

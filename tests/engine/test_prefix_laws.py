@@ -12,9 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.engine.fake_cells import Cells, Memory, Tokens
 from tests.kv_mirror import Mirror, blocks_of
-from worker.engine.backend import Saved, Score
+from worker.engine.backend import Saved
 from worker.engine.kv_blocks import BlockJournal
 from worker.engine.prefix_tree import SCORE_BYTES, PrefixIndex
+from worker.engine.step import Score
 from worker.wire.jobs import TokenId
 
 LAW = settings(max_examples=300)

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.backend import Slice, Step
 from worker.engine.channels import ChannelText
 from worker.engine.prefill_budget import PrefillBudget
 from worker.engine.scheduler import PASSES, Scheduler
 from worker.engine.sequence import Sequence, State
 from worker.engine.shares import FirstCome
+from worker.engine.step import Slice, Step
 from worker.wire.jobs import JobKey, Sampling, SlotId, StepKind, TokenId
 
 LAW = settings(max_examples=300)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.backend import Slice
 from worker.engine.channels import ChannelText
 from worker.engine.sequence import LEGAL_MOVES, Sequence, State
+from worker.engine.step import Slice
 from worker.wire.jobs import JobKey, Sampling, SlotId, TokenId
 
 LAW = settings(max_examples=200)

@@ -8,7 +8,7 @@ import pytest
 from tests.engine.fake_runner import Request, ToyModel
 from tests.engine.rig import Rig
 from tests.engine.toy_constraint import ToyConstraint
-from worker.engine.backend import Sampled
+from worker.engine.step import Sampled
 from worker.wire.jobs import Finished, JobKey, SlotId, StopReason, TokenId
 
 PROMPT = (1,)

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from worker.engine.backend import Token
+from worker.engine.step import Token
 from worker.wire.jobs import TokenId
 
 N_VOCAB = 64

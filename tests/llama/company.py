@@ -11,7 +11,7 @@ from llama_cpp import llama_cpp as capi
 from tests.llama.conftest import GREEDY
 from tests.llama.plain_cells import PlainCells
 from tests.llama.seq_states import n_used, positions
-from worker.engine.backend import Aborted, NoRoom, Slice
+from worker.engine.step import Aborted, NoRoom, Slice
 from worker.llama.context import Context
 from worker.saved.copies import ORDINARY, Layout, SavedCells
 from worker.wire.jobs import SlotId, TokenId

@@ -9,7 +9,7 @@ import pytest
 from tests.llama.in_main import weights_in_main
 from tests.llama.random_models import Kind, write_random
 from tests.llama.tiny import write_tiny
-from worker.engine.backend import Slice
+from worker.engine.step import Slice
 from worker.llama.context import Context
 from worker.llama.devices import devices
 from worker.llama.model import Model

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
-from worker.engine.backend import Aborted, BadBatch, NoRoom, Slice
+from worker.engine.step import Aborted, BadBatch, NoRoom, Slice
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.upstream.numbers import CACHE_TYPE_IDS

@@ -9,7 +9,7 @@ import pytest
 from tests.llama.conftest import GREEDY, LoadRandom, MakeContext
 from tests.llama.random_models import PLAIN
 from tests.llama.seq_states import positions
-from worker.engine.backend import BadBatch, Sampled, Slice, Step
+from worker.engine.step import BadBatch, Sampled, Slice, Step
 from worker.limits import MAX_DRAFTS
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner

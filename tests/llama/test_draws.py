@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.constraints.bytewise import constrain
 from tests.llama.tiny import write_tiny
 from worker.constraints.constraint import Constraint
-from worker.engine.backend import Sampled, Score, Scoring, Slice
+from worker.engine.step import Sampled, Score, Scoring, Slice
 from worker.llama.constrained import constraints_of
 from worker.llama.context import Logits
 from worker.llama.devices import devices

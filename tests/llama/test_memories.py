@@ -5,7 +5,7 @@ import pytest
 
 from tests.llama.conftest import GREEDY, LoadRandom, MakeContext
 from tests.llama.random_models import GEMMA, MROPE, NAMED_ONLY, PLAIN, RECURRENT, SLIDING, SLIDING_ONLY, WINDOW, Kind
-from worker.engine.backend import Slice, Step
+from worker.engine.step import Slice, Step
 from worker.llama.runner import LlamaRunner
 from worker.upstream.numbers import MAX_SEQ_IDS
 from worker.wire.jobs import SlotId, TokenId

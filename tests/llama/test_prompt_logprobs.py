@@ -7,10 +7,10 @@ from msgspec.structs import replace as with_changes
 
 from parity.llama.scoring import Scorer, Setup
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
-from worker.engine.backend import MAX_TOPS, BadBatch, Score, Scoring, Slice, Step
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.sequence import NO_SCORE
+from worker.engine.step import MAX_TOPS, BadBatch, Score, Scoring, Slice, Step
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.sampling.logprobs import log_probabilities

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.llama.conftest import GREEDY, LoadRandom, MakeContext, slice_of
 from tests.llama.random_models import PLAIN, RECURRENT, SLIDING, Kind
-from worker.engine.backend import Slice
+from worker.engine.step import Slice
 from worker.llama.batch import RowGroups
 from worker.llama.context import Context
 from worker.llama.model import Model

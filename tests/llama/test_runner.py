@@ -14,7 +14,7 @@ from tests.constraints.bytewise import constrain
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
 from tests.llama.tiny import END, write_tiny
 from worker.constraints.constraint import Constraint
-from worker.engine.backend import BadBatch, NoRoom, Sampled, Slice, Step, Token
+from worker.engine.step import BadBatch, NoRoom, Sampled, Slice, Step, Token
 from worker.llama.batch import batches
 from worker.llama.constrained import constraints_of
 from worker.llama.devices import devices

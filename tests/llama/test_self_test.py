@@ -13,7 +13,8 @@ from tests.llama.conftest import LoadRandom, MakeContext
 from tests.llama.in_main import weights_in_main
 from tests.llama.random_models import GEMMA, MROPE, PLAIN, RECURRENT, SLIDING, Kind
 from tests.llama.wide_models import QUANTISED, WIDE, write_wide
-from worker.engine.backend import Meanwhile, Saved, Slice, do_nothing
+from worker.engine.backend import Meanwhile, Saved, do_nothing
+from worker.engine.step import Slice
 from worker.llama.batch import RowGroups
 from worker.llama.context import Context, Logits
 from worker.llama.devices import devices

@@ -11,7 +11,7 @@ from tests.llama.company import N_SLOTS, Company
 from tests.llama.conftest import LoadRandom, MakeContext
 from tests.llama.random_models import GEMMA, MROPE, PLAIN, SLIDING, SLIDING_ONLY, Kind
 from tests.llama.seq_states import n_used, positions
-from worker.engine.backend import Slice
+from worker.engine.step import Slice
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.saved.copies import Layout

@@ -9,8 +9,9 @@ from tests.llama.conftest import GREEDY, MakeContext
 from tests.llama.random_models import PLAIN, RECURRENT, SLIDING, Kind, write_random
 from tests.llama.tiny import write_tiny
 from worker.commands.inspect_gguf import inspection_of
-from worker.engine.backend import Read, Slice, Step
+from worker.engine.backend import Read
 from worker.engine.prefill_budget import MIN_CHUNK
+from worker.engine.step import Slice, Step
 from worker.errors import BadModelFile, InsufficientMemory, ModelLoadFailed
 from worker.front.state import LIBRARY_LINES
 from worker.llama.buffers import LogLine

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.llama.conftest import GREEDY, LoadRandom, MakeContext
 from tests.llama.random_models import PLAIN
-from worker.engine.backend import Slice
+from worker.engine.step import Slice
 from worker.llama.context import Context
 from worker.saved.copies import Block, SavedCells, chained, lasting, parse_seq_state
 from worker.wire.jobs import SlotId, TokenId

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 from tools.fleet_sim.costs import StepCosts
 from tools.fleet_sim.workloads import Ask
-from worker.engine.backend import Meanwhile, Sampled, Saved, Score, Step, do_nothing
+from worker.engine.backend import Meanwhile, Saved, do_nothing
 from worker.engine.loop import Engine
 from worker.engine.prefix_tree import n_common
+from worker.engine.step import Sampled, Score, Step
 from worker.wire.jobs import JobKey, Logprob, SlotId, StepDone, TokenId
 from worker.wire.messages import Outbound
 

@@ -23,7 +23,7 @@ from worker.constraints.idle_keywords import without_idle_keywords
 from worker.constraints.schema_gaps import gap, has_open_names, plain, readable
 from worker.constraints.trial import survives
 from worker.constraints.vocabulary import Vocabulary
-from worker.engine.backend import Token
+from worker.engine.step import Token
 from worker.wire.jobs import Submit, TokenId, Violation
 
 if TYPE_CHECKING:

@@ -1,105 +1,20 @@
 """The interface between the engine and a backend: steps go in, drawn tokens come out; and what loading one gives.
 
-This module owns the step vocabulary and the `Runner` protocol. It knows nothing of frames' bytes, llama.cpp or numpy.
-There are two backends: llama/runner.py and the tests' readable fake.
+This module owns the `Runner` and `Kv` protocols; step.py has the steps. It knows nothing of frames' bytes, llama.cpp or
+numpy. There are two backends: llama/runner.py and the tests' readable fake.
 """
 
 from collections.abc import Callable, Collection, Generator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import NewType, Protocol
+from typing import Protocol
 
 import msgspec
 
 from worker.engine.channels import NO_MARKS, Marks
-from worker.wire.jobs import Logprob, Prompt, Sampling, SlotId, StepKind, Submit, TokenId, Violation
+from worker.engine.step import Constraint, Sampled, Score, Step
+from worker.wire.jobs import Logprob, Prompt, SlotId, Submit, TokenId, Violation
 from worker.wire.load import Configure, Loaded, Residency, RowCosts, SelfTested
-
-MAX_TOPS = 20
-"""The number of most probable tokens in each score, however many the job wants, because later jobs may want more."""
-
-
-class Token(msgspec.Struct, frozen=True):
-    """A token and its raw bytes."""
-
-    id: TokenId
-    piece: bytes
-
-
-class Constraint(Protocol):
-    """A grammar at one point of one job's text. Its owner closes it. The runner knows what else it can do."""
-
-    def end_within(self, n_tokens: int) -> None:
-        """Limit the text to `n_tokens`. This is called once, before the first token."""
-        ...
-
-    def accept(self, token: TokenId) -> None:
-        """Advance by a token that was drawn under this constraint and does not end the job."""
-        ...
-
-    def take_forced(self, n_enough: int) -> Seq[Token]:
-        """Advance by the tokens that must come next, and return them; none if there is a choice, or an end. The search
-        stops at `n_enough` tokens or a few more, because there may be no last one.
-        """
-        ...
-
-    @property
-    def is_over(self) -> bool:
-        """Return True if only an end may follow."""
-        ...
-
-    def n_allowed(self, tokens: Seq[TokenId]) -> int:
-        """Return how many of the tokens, from the first on, the constraint allows."""
-        ...
-
-    def close(self) -> None:
-        """Free what it holds. Idempotent."""
-        ...
-
-
-Score = NewType("Score", bytes)
-"""The log-probability of a prompt's token and of the most probable tokens there, in the form that `Runner.logprob`
-reads."""
-
-
-class Scoring(msgspec.Struct, frozen=True):
-    """A request for the log-probabilities of a slice."""
-
-    targets: Seq[TokenId]
-    """The tokens after each of the slice's: as many as the slice has, or one less if it ends the prompt."""
-    scores: list[Score]
-    """The sequence's own scores, by position; the step replaces those after the slice's first token."""
-
-
-class Slice(msgspec.Struct, frozen=True):
-    """A slot's part of a step: `tokens` go to positions [start, start + len(tokens)).
-
-    `sampling` is set if a token is to be drawn after the last of them. Then `generated` is the job's tokens so far,
-    which the sequence owns and the step only reads, and `constraint` filters the draw. The last `n_drafts` tokens are a
-    draft: a token is drawn after the one before them, and after each of them for as long as the draws agree with the
-    draft. `forced` is set if the next token does not depend on the logits and only its log-probability is wanted.
-    `scoring` is set if log-probabilities of the prompt are wanted; the slice has no drafts then.
-    """
-
-    slot: SlotId
-    start: int
-    tokens: Seq[TokenId]
-    sampling: Sampling | None = None
-    generated: Seq[TokenId] = ()
-    constraint: Constraint | None = None
-    n_drafts: int = 0
-    forced: Token | None = None
-    scoring: Scoring | None = None
-
-    @property
-    def n_rows(self) -> int:
-        """The number of rows of logits that it needs, of its last tokens. If it scores, it needs all rows, even one
-        that is not read: a row may be computed differently with another number of rows, and that number must depend on
-        the prompt alone.
-        """
-        if self.scoring is not None:
-            return len(self.tokens)
-        return 0 if self.sampling is None else self.n_drafts + 1
 
 
 class Saved(Protocol):
@@ -114,35 +29,6 @@ class Saved(Protocol):
     def split(self, n_tokens: int) -> tuple["Saved", "Saved"]:
         """Return the first `n_tokens` and the rest as two copies that are freed separately; 0 < n_tokens < its own."""
         ...
-
-
-class Step(msgspec.Struct, frozen=True):
-    """One llama_decode. It has either prefill slices or decode slices, never both, so that shapes are stable."""
-
-    kind: StepKind
-    slices: tuple[Slice, ...]
-
-    @property
-    def n_tokens(self) -> int:
-        return sum(len(slice_.tokens) for slice_ in self.slices)
-
-    @property
-    def depth(self) -> float:
-        """The average number of cells before a token in its own slot."""
-        looks = sum(len(slice_.tokens) * (slice_.start + len(slice_.tokens) / 2) for slice_ in self.slices)
-        return looks / self.n_tokens
-
-
-class Sampled(msgspec.Struct, frozen=True):
-    """A draw of a slot: the token, its raw bytes (none for control tokens), and whether it ends generation."""
-
-    slot: SlotId
-    token: TokenId
-    piece: bytes
-    is_end: bool
-    error: str | None = None
-    """The reason if nothing could be drawn because the logits are not numbers; the token means nothing then."""
-    logprob: Logprob | None = None
 
 
 class Kv(Protocol):
@@ -247,22 +133,6 @@ class Runner(Protocol):
 
 class KvMismatch(Exception):
     """Two counts of the same cells differ. This is fatal for the process, because answers would be wrong."""
-
-
-class StepFailed(Exception):
-    """The base of all reasons why a step did not happen."""
-
-
-class NoRoom(StepFailed):
-    """llama_decode 1: no cells for the batch."""
-
-
-class Aborted(StepFailed):
-    """llama_decode 2: stopped by request_abort."""
-
-
-class BadBatch(StepFailed):
-    """llama_decode -1: some slice is invalid."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,19 +10,7 @@ from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 
-from worker.engine.backend import (
-    Aborted,
-    BadBatch,
-    Constraint,
-    Found,
-    KvMismatch,
-    LoadedDraft,
-    NoRoom,
-    Runner,
-    Sampled,
-    Step,
-    Token,
-)
+from worker.engine.backend import Found, KvMismatch, LoadedDraft, Runner
 from worker.engine.channels import NO_MARKS, Channel, ChannelText, Marks
 from worker.engine.config import EngineConfig
 from worker.engine.drafting.draft_model import DraftModel
@@ -32,6 +20,7 @@ from worker.engine.kv_blocks import BlockJournal
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, State
+from worker.engine.step import Aborted, BadBatch, Constraint, NoRoom, Sampled, Step, Token
 from worker.limits import MAX_DRAFTS
 from worker.wire.blocks import BlocksChanged
 from worker.wire.jobs import (

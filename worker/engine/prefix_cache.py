@@ -27,10 +27,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from worker.engine.backend import Kv, Saved, Score
+from worker.engine.backend import Kv, Saved
 from worker.engine.kv_blocks import BlockJournal, Held
 from worker.engine.prefix_tree import PrefixIndex, n_common
 from worker.engine.sequence import Sequence, State
+from worker.engine.step import Score
 from worker.wire.jobs import SlotId, TokenId
 
 T = TypeVar("T")

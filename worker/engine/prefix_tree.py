@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import attrgetter
 
-from worker.engine.backend import Saved, Score
+from worker.engine.backend import Saved
 from worker.engine.kv_blocks import BLOCK_TOKENS, BlockJournal
+from worker.engine.step import Score
 from worker.wire.blocks import BlockHash
 from worker.wire.jobs import TokenId
 

@@ -19,10 +19,10 @@ from collections.abc import Sequence as Seq
 from heapq import heapify, heappop, heappush
 from math import ceil
 
-from worker.engine.backend import Slice, Step
 from worker.engine.prefill_budget import WIDENING, PrefillBudget
 from worker.engine.sequence import Sequence, State
 from worker.engine.shares import Policy
+from worker.engine.step import Slice, Step
 from worker.limits import DECODE_MARGIN
 from worker.wire.jobs import JobKey, SlotId, StepKind
 

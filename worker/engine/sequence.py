@@ -16,12 +16,12 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from worker.engine.backend import Constraint, Score, Scoring, Slice, Token
 from worker.engine.channels import ChannelText
 from worker.engine.drafting.acceptance import Acceptance, Account
 from worker.engine.drafting.history import Match
 from worker.engine.drafting.ngram import NgramLookup
 from worker.engine.drafting.predicted import Predicted
+from worker.engine.step import Constraint, Score, Scoring, Slice, Token
 from worker.wire.jobs import Delta, JobKey, Sampling, SlotId, StopReason, TokenId
 
 NO_SCORE = Score(b"")

@@ -20,7 +20,7 @@ from llama_cpp import llama_cpp as capi
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from worker.engine.backend import BadBatch, Scoring, Slice
+from worker.engine.step import BadBatch, Scoring, Slice
 from worker.llama.held_width import HeldWidth
 from worker.llama.seq_ids import SeqIds
 from worker.plan.memory import MAX_PADDING

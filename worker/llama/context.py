@@ -15,7 +15,8 @@ import numpy as np
 from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
-from worker.engine.backend import Aborted, BadBatch, Meanwhile, NoRoom, Slice, do_nothing
+from worker.engine.backend import Meanwhile, do_nothing
+from worker.engine.step import Aborted, BadBatch, NoRoom, Slice
 from worker.errors import ModelLoadFailed
 from worker.limits import MAX_DRAFTS
 from worker.llama.batch import Batch, BatchLimits, RowGroups

@@ -12,7 +12,7 @@ from itertools import islice, zip_longest
 from typing import NamedTuple
 
 from worker.constraints.constraint import Constraint
-from worker.engine.backend import MAX_TOPS, Sampled, Score, Scoring, Slice
+from worker.engine.step import MAX_TOPS, Sampled, Score, Scoring, Slice
 from worker.llama.context import Logits
 from worker.llama.draw_threads import DrawThreads
 from worker.llama.exp_sum import fastest_estimate

@@ -10,7 +10,8 @@ from itertools import groupby
 
 import numpy as np
 
-from worker.engine.backend import Saved, Slice
+from worker.engine.backend import Saved
+from worker.engine.step import Slice
 from worker.llama.context import Logits
 from worker.llama.runner import LlamaRunner
 from worker.wire.jobs import Sampling, SlotId, TokenId

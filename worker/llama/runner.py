@@ -7,7 +7,8 @@ or of how a token is drawn. Runs on the step thread; `request_abort` may come fr
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
-from worker.engine.backend import BadBatch, Meanwhile, NoRoom, Sampled, Score, Slice, Step, do_nothing
+from worker.engine.backend import Meanwhile, do_nothing
+from worker.engine.step import BadBatch, NoRoom, Sampled, Score, Slice, Step
 from worker.llama.batch import batches
 from worker.llama.context import Context
 from worker.llama.draw_threads import DrawThreads

@@ -19,7 +19,8 @@ from itertools import accumulate, takewhile
 
 import numpy as np
 
-from worker.engine.backend import Aborted, Saved, Slice
+from worker.engine.backend import Saved
+from worker.engine.step import Aborted, Slice
 from worker.llama.batch import RowGroups
 from worker.llama.context import Context
 from worker.llama.row_widths import DRAWN, Rows, RowWidths, Steps, in_words, same_bits

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
-from worker.engine.backend import Slice, Step
 from worker.engine.prefill_budget import MIN_CHUNK, WIDENING
+from worker.engine.step import Slice, Step
 from worker.limits import MAX_DRAFTS
 from worker.llama.batch import RowGroups
 from worker.llama.held_width import HeldWidth

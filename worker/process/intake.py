@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from worker.engine.backend import Constraint, Found, LoadedModel
+from worker.engine.backend import Found, LoadedModel
 from worker.engine.loop import Engine
+from worker.engine.step import Constraint
 from worker.process.outbox import Outbox, die, leave
 from worker.wire.frames import FrameBuffer, inbound_decoder
 from worker.wire.jobs import Accepted, Cancel, JobKey, Overflow, Refused, Submit, TokenId, Violation

@@ -8,9 +8,10 @@ from zlib import crc32
 from tests.engine.drafting.step_costs import Costs, cost
 from tests.engine.fake_runner import FakeRunner, Request, ToyModel, alone
 from tests.engine.toy_constraint import N_VOCAB, ToyConstraint
-from worker.engine.backend import LoadedDraft, Sampled, Step
+from worker.engine.backend import LoadedDraft
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
+from worker.engine.step import Sampled, Step
 from worker.wire.jobs import Finished, JobKey, Logprob, Sampling, SlotId, StepDone, StepKind, TokenId, TopToken
 from worker.wire.messages import Outbound
 

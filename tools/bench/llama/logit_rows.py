@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from tools.bench.llama.chain import Logits
-from worker.engine.backend import Slice
+from worker.engine.step import Slice
 from worker.errors import ModelLoadFailed
 from worker.host import cpu_quota
 from worker.llama.context import Context

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import Self, TypeVar
 
-from worker.engine.backend import Runner, Sampled, Slice, Step, StepFailed
+from worker.engine.backend import Runner
 from worker.engine.drafting.acceptance import NO_DRAFT, Acceptance, Draft
 from worker.engine.drafting.step_costs import StepCosts
 from worker.engine.sequence import Sequence
+from worker.engine.step import Sampled, Slice, Step, StepFailed
 from worker.wire.jobs import Sampling, SlotId, TokenId
 from worker.wire.load import RowCosts
 

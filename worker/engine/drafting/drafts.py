@@ -19,12 +19,12 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from worker.engine.backend import Sampled, Step
 from worker.engine.drafting.acceptance import NO_DRAFT, Acceptance, Account, Draft
 from worker.engine.drafting.draft_model import HALF_LIFE_STEPS, LIKELY_TOKENS, DraftModel, Followed
 from worker.engine.drafting.history import History
 from worker.engine.drafting.step_costs import StepCosts
 from worker.engine.sequence import Sequence, State
+from worker.engine.step import Sampled, Step
 from worker.limits import MAX_DRAFTS
 from worker.wire.jobs import SlotId, TokenId
 
