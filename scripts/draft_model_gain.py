@@ -21,9 +21,10 @@ from worker.config.settings import Settings
 from worker.engine.backend import LoadedDraft, LoadedModel, Read
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
+from worker.engine.sequence import Queued
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
-from worker.wire.jobs import JobKey, Sampling, StepDone
+from worker.wire.jobs import JobKey, Sampling, StepDone, Submit
 from worker.wire.messages import Outbound
 
 N_TOKENS = 64
@@ -54,7 +55,9 @@ class Side:
         for number, prompt in enumerate(prompts):
             read = cast(Read, model.prompts.read(prompt))
             sampling = Sampling(seed=number, temperature=temperature, ignore_eos=True)
-            self.engine.submit(JobKey(self.n_jobs), read.tokens, N_TOKENS, sampling)
+            job = JobKey(self.n_jobs)
+            submit = Submit(job=job, prompt=tuple(read.tokens), max_tokens=N_TOKENS, sampling=sampling)
+            self.engine.submit(Queued(submit, read.tokens))
             self.n_jobs += 1
         while not self.engine.is_idle:
             self.engine.step()

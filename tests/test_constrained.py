@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 
 from tests.constraints.test_closing import ENDLESS
+from tests.queued import queued
 from tests.random_schemas import Schema, random_schema
 from worker.constraints.constraint import Constraint, Constraints
 from worker.engine.config import EngineConfig
@@ -100,7 +101,7 @@ def answer_all(
     for seed, schema in schemas.items():
         constraint = constraint_of(constraints, json_schema=json.dumps(schema))
         sampling = Sampling(seed=seed, temperature=temperature)
-        engine.submit(JobKey(seed), prompt, max_tokens, sampling, constraint=constraint)
+        engine.submit(queued(JobKey(seed), prompt, max_tokens, sampling, constraint=constraint))
     while not engine.is_idle:
         engine.step()
     return answers

@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.front.rehearsal import CHEAP_ROWS, CONFIG
+from tests.queued import queued
 from worker.engine.backend import LoadedModel, Read
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
@@ -136,7 +137,7 @@ def answers(
         assert not isinstance(constraint, Violation), constraint
         # No two prompts begin alike: what is shared leaves room that nobody was promised.
         prompt = tokens_of(model, f"{number}. {PROMPT}")
-        engine.submit(job, prompt, asked.max_tokens, sampling, asked.stop, constraint=constraint)
+        engine.submit(queued(job, prompt, asked.max_tokens, sampling, asked.stop, constraint=constraint))
         run(engine, between)
     run(engine, NEVER_TOGETHER)
     engine.put_away()
@@ -214,7 +215,7 @@ def test_text_that_is_forced_as_a_whole_takes_no_step(model: LoadedModel) -> Non
     job, sampling = JobKey(6), Sampling(seed=0)
     constraint = model.constrain(JOBS[6].submit(job, sampling))
     assert not isinstance(constraint, Violation)
-    engine.submit(job, tokens_of(model, PROMPT), 64, sampling, constraint=constraint)
+    engine.submit(queued(job, tokens_of(model, PROMPT), 64, sampling, constraint=constraint))
     engine.step()
     assert engine.is_idle
     assert heard.n_steps == 0

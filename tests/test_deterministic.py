@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from parity.llama.quantise import quantise
 from tests.front.rehearsal import CONFIG
 from tests.llama.wide_models import write_wide
+from tests.queued import queued
 from tests.test_models import command
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
@@ -64,7 +65,7 @@ class Worker:
     def ask(self, number: int) -> None:
         sampling = Sampling(seed=number, temperature=1.0, logprobs=5, ignore_eos=True)
         self._told[number] = []
-        self._engine.submit(JobKey(number), self._prompts[number], N_TOKENS + 3 * number, sampling)
+        self._engine.submit(queued(JobKey(number), self._prompts[number], N_TOKENS + 3 * number, sampling))
 
     def alone(self, number: int) -> list[Logprob]:
         self.ask(number)

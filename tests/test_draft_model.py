@@ -18,6 +18,7 @@ from parity.f32_copy import rewrite
 from parity.llama.quantise import quantise
 from tests.front.rehearsal import CHEAP_ROWS, CONFIG
 from tests.llama.tiny import write_tiny
+from tests.queued import queued
 from tests.shared_files import made_once, shared_folder
 from tests.worker_process import PATIENCE_S, eventually, own_environment, serve_default
 from worker.engine.backend import LoadedDraft, LoadedModel, Meanwhile, Read, do_nothing
@@ -103,7 +104,7 @@ def answers(model: LoadedModel, draft: LoadedDraft | None, *, cancelled_at: int 
     for number, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
         read = model.prompts.read(prompt)
         assert isinstance(read, Read)
-        engine.submit(JobKey(number), read.tokens, N_TOKENS, sampling)
+        engine.submit(queued(JobKey(number), read.tokens, N_TOKENS, sampling))
     while not engine.is_idle:
         if cancelled_at and told.n_steps >= cancelled_at:
             engine.cancel(JobKey(1))

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.front.rehearsal import CONFIG
+from tests.queued import queued
 from worker.engine.backend import LoadedModel, Read
 from worker.engine.config import EngineConfig
 from worker.engine.drafting.history import HISTORY_BYTES
@@ -63,7 +64,7 @@ def one_after_another(model: LoadedModel, sampling: Sampling, **changes: Any) ->
     for number, (name, city) in enumerate(PEOPLE):
         read = model.prompts.read(ASK.format(name=name, city=city))
         assert isinstance(read, Read)
-        engine.submit(JobKey(number), read.tokens, 48, sampling)
+        engine.submit(queued(JobKey(number), read.tokens, 48, sampling))
         while not engine.is_idle:
             engine.step()
         told.append(heard(frames))

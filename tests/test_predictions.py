@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.front.rehearsal import CONFIG
+from tests.queued import queued
 from tests.test_earlier_answers import CHEAP_ROWS, SLOW_S, Heard, heard
 from worker.engine.backend import LoadedModel, Read
 from worker.engine.config import EngineConfig
@@ -46,7 +47,7 @@ def told(model: LoadedModel, sampling: Sampling, prediction: str) -> Heard:
     config = dataclasses.replace(there, itl_target_s=SLOW_S, row_costs=CHEAP_ROWS, history_bytes=0)
     engine = Engine(model.runner, config, emit=frames.append, clock=time.monotonic)
     predicted = tokens_of(model, prediction, is_prompt=False).tokens if prediction else ()
-    engine.submit(JobKey(1), tokens_of(model, ASK, is_prompt=True).tokens, 100, sampling, prediction=predicted)
+    engine.submit(queued(JobKey(1), tokens_of(model, ASK, is_prompt=True).tokens, 100, sampling, prediction=predicted))
     while not engine.is_idle:
         engine.step()
     engine.put_away()

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.front.rehearsal import CHEAP_ROWS, CONFIG
+from tests.queued import queued
 from tests.worker_process import Event, WorkerProcess, eventually, serve_default, text_of
 from worker.engine.backend import Read
 from worker.engine.config import EngineConfig
@@ -129,7 +130,7 @@ def test_drafts_are_right_where_a_text_repeats_itself(any_model: Path, plain: Wo
         read = model.prompts.read(request["prompt"])
         assert isinstance(read, Read)
         sampling = Sampling(temperature=request["temperature"], seed=request.get("seed", 0), ignore_eos=True)
-        engine.submit(JobKey(number), read.tokens, request["max_tokens"], sampling)
+        engine.submit(queued(JobKey(number), read.tokens, request["max_tokens"], sampling))
         while not engine.is_idle:
             engine.step()
         done = [step for step in steps if isinstance(step, StepDone)]

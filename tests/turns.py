@@ -7,6 +7,7 @@ likely, and nowhere else. Knows neither models nor why two answers are compared.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tests.queued import queued
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
@@ -55,7 +56,7 @@ def answers(runner: LlamaRunner, prompts: Sequence[str]) -> list[list[Logprob]]:
     engine = Engine(runner, config, emit=hear, clock=lambda: 0.0)
     greedy = Sampling(seed=0, temperature=0.0, logprobs=MAX_LOGPROBS, ignore_eos=True)
     for key, prompt in enumerate(prompts):
-        engine.submit(JobKey(key), runner.model.tokenize(prompt), N_TOKENS, greedy)
+        engine.submit(queued(JobKey(key), runner.model.tokenize(prompt), N_TOKENS, greedy))
     while not engine.is_idle:
         engine.step()
     return told

@@ -8,6 +8,7 @@ from typing import Literal
 from tests.engine.fake_runner import FakeRunner, Outcome, Request, ToyModel, alone
 from tests.engine.toy_constraint import ToyConstraint
 from tests.kv_mirror import Mirror, blocks_of
+from tests.queued import queued
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.prefill_budget import GRAIN
@@ -147,14 +148,16 @@ class Rig:
         sampling = Sampling(seed=request.seed, logprobs=0 if request.has_logprobs else None)
         constraint = None if request.constraint is None else ToyConstraint(request.constraint)
         self.engine.submit(
-            job,
-            prompt,
-            request.max_tokens,
-            sampling,
-            request.stop,
-            constraint=constraint,
-            prompt_logprobs=request.prompt_logprobs,
-            prediction=[TokenId(token) for token in request.prediction],
+            queued(
+                job,
+                prompt,
+                request.max_tokens,
+                sampling,
+                request.stop,
+                constraint=constraint,
+                prompt_logprobs=request.prompt_logprobs,
+                prediction=[TokenId(token) for token in request.prediction],
+            )
         )
         sequence = self.engine.scheduler.find(job)
         assert sequence is not None

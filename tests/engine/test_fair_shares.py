@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.fake_runner import CELL_BYTES, FakeRunner, ToyModel
+from tests.queued import queued
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.shares import MAX_PAUSES
@@ -81,7 +82,7 @@ class Run:
     def _submit(self, job: int) -> None:
         asked = self.asked[job]
         prompt = [TokenId(1000 * (job + 1) + i) for i in range(asked.n_prompt)]
-        self.engine.submit(JobKey(job), prompt, asked.n_tokens, Sampling(seed=job))
+        self.engine.submit(queued(JobKey(job), prompt, asked.n_tokens, Sampling(seed=job)))
         sequence = self.engine.scheduler.find(JobKey(job))
         assert sequence is not None
         sequence.n_pauses = self.n_pauses[job] = asked.n_pauses

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.engine.fake_runner import CELL_BYTES, Cell, FakeRunner, Request, ToyModel
 from tests.engine.rig import Rig
 from tests.engine.toy_constraint import N_VOCAB, ToyConstraint
+from tests.queued import queued
 from worker.engine.backend import KvMismatch
 from worker.engine.channels import Marks, Turn
 from worker.engine.config import EngineConfig
@@ -621,7 +622,9 @@ def deltas_behind(turn: Turn, use: MarkUse, *, is_constrained: bool) -> list[Del
     marks = Marks({MARK: "<mark>"}, {MARK: turn})
     engine = Engine(runner, config, emit=frames.append, clock=lambda: 0.0, marks=marks)
     constraint = ToyConstraint(1) if is_constrained else None
-    engine.submit(JobKey(0), [TokenId(7), MARK, TokenId(8)], 8, Sampling(seed=1), constraint=constraint, marks=use)
+    engine.submit(
+        queued(JobKey(0), [TokenId(7), MARK, TokenId(8)], 8, Sampling(seed=1), constraint=constraint, marks=use)
+    )
     while not engine.is_idle:
         engine.step()
     return [delta for frame in frames if isinstance(frame, StepDone) for delta in frame.deltas]

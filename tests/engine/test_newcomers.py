@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.engine.fake_runner import FakeRunner, ToyModel
 from tests.engine.test_gaps import LARGE, N_UBATCH, ON_MANY_CORES, SMALL_ON_TWO_CORES, TARGET_S, VERY_LARGE, Machine
+from tests.queued import queued
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.prefill_budget import EARNED_SHARE
@@ -104,7 +105,7 @@ class Site:
             while self.arrivals and self.arrivals[0][0] <= self.now_s:
                 self._here.append((JobKey(next(self._keys)), self.arrivals.pop(0)[1]))
             for job, prompt in self._here:
-                self.engine.submit(job, prompt, max_tokens, Sampling(seed=job))
+                self.engine.submit(queued(job, prompt, max_tokens, Sampling(seed=job)))
             self._here.clear()
             self.engine.step()
 

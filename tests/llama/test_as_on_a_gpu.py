@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.llama.tiny import write_tiny
+from tests.queued import queued
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.limits import MAX_DRAFTS
@@ -113,7 +114,7 @@ def _answers(model: Model, runner: LlamaRunner, prompts: list[list[TokenId]]) ->
     )
     engine = Engine(runner, config, emit=front.frames.append, clock=monotonic)
     for job, prompt in enumerate(prompts):
-        engine.submit(JobKey(job), prompt, 24, Sampling(seed=0, temperature=0.0, ignore_eos=True))
+        engine.submit(queued(JobKey(job), prompt, 24, Sampling(seed=0, temperature=0.0, ignore_eos=True)))
     while not engine.is_idle:
         engine.step()
     engine.put_away()

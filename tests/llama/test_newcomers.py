@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.llama.conftest import MakeContext
+from tests.queued import queued
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.model import Model
@@ -53,7 +54,7 @@ class Site:
                 self.answers.setdefault(delta.job, []).append(delta.logprob.token.id)
 
     def submit(self, job: int, prompt: list[TokenId]) -> None:
-        self.engine.submit(JobKey(job), prompt, N_TOKENS, GREEDY)
+        self.engine.submit(queued(JobKey(job), prompt, N_TOKENS, GREEDY))
 
     def run(self) -> None:
         while not self.engine.is_idle:

@@ -7,6 +7,7 @@ from msgspec.structs import replace as with_changes
 
 from parity.llama.scoring import Scorer, Setup
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
+from tests.queued import queued
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.sequence import NO_SCORE
@@ -63,7 +64,7 @@ class Served:
         jobs = [JobKey(len(self.prompts) + i) for i in range(len(asked))]
         for job, one in zip(jobs, asked, strict=True):
             self.prompts[job], self.generated[job] = [], []
-            self.engine.submit(job, one.prompt, one.max_tokens, LOGPROBS, prompt_logprobs=one.n_top)
+            self.engine.submit(queued(job, one.prompt, one.max_tokens, LOGPROBS, prompt_logprobs=one.n_top))
         while not self.engine.is_idle:
             self.engine.step()
         return [self.prompts[job] for job in jobs]

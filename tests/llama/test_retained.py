@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 import pytest
 
 from tests.llama.conftest import MakeContext
+from tests.queued import queued
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.model import Model
@@ -47,7 +48,7 @@ class Served:
         jobs = [JobKey(len(self.answers) + i) for i in range(len(prompts))]
         for job, prompt in zip(jobs, prompts, strict=True):
             self.answers[job] = []
-            self.engine.submit(job, list(prompt), N_TOKENS, GREEDY)
+            self.engine.submit(queued(job, list(prompt), N_TOKENS, GREEDY))
         while not self.engine.is_idle:
             self.engine.step()
         return jobs

@@ -20,11 +20,11 @@ from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.engine.sequence import Sequence, State
+from worker.engine.sequence import Queued, Sequence, State
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
 from worker.wire.frames import encode_frame
-from worker.wire.jobs import JobKey, Sampling, TokenId
+from worker.wire.jobs import JobKey, Sampling, Submit, TokenId
 from worker.wire.load import Configure
 from worker.wire.messages import Outbound
 
@@ -118,7 +118,9 @@ def timed_round(rules: EngineConfig, runner: LlamaRunner, n_streams: int, seed: 
     for job in jobs:
         prompt = [TokenId(token) for token in chance.integers(0, runner.model.n_vocab, _N_PROMPT).tolist()]
         # None ends before the last has begun, however slowly the prompts are read beside it.
-        engine.submit(job, prompt, n_streams * _N_PROMPT + _N_TOKENS, sampling)
+        n_tokens = n_streams * _N_PROMPT + _N_TOKENS
+        submit = Submit(job=job, prompt=tuple(prompt), max_tokens=n_tokens, sampling=sampling)
+        engine.submit(Queued(submit, prompt))
     while any(one.state is not State.DECODE for one in _all_of(engine)):
         engine.step()
     decoding_s, began_s = runner.context.decoding_s, time.perf_counter()

@@ -13,8 +13,9 @@ from tools.fleet_sim.workloads import Ask
 from worker.engine.backend import Meanwhile, Saved, do_nothing
 from worker.engine.loop import Engine
 from worker.engine.prefix_tree import n_common
+from worker.engine.sequence import Queued
 from worker.engine.step import Sampled, Score, Step
-from worker.wire.jobs import JobKey, Logprob, SlotId, StepDone, TokenId
+from worker.wire.jobs import JobKey, Logprob, SlotId, StepDone, Submit, TokenId
 from worker.wire.messages import Outbound
 
 
@@ -206,7 +207,9 @@ class SimWorker:
             job = JobKey(self._n_jobs)
             self._n_jobs += 1
             self._jobs[job] = served
-            self.engine.submit(job, list(served.ask.prompt), served.ask.n_tokens, served.ask.sampling)
+            ask, prompt = served.ask, served.ask.prompt
+            submit = Submit(job=job, prompt=tuple(prompt), max_tokens=ask.n_tokens, sampling=ask.sampling)
+            self.engine.submit(Queued(submit, list(prompt)))
         self.engine.step()
         while self.engine.is_idle and self.engine.tidy():
             pass

@@ -19,8 +19,8 @@ from worker.engine.drafting.predicted import Predicted
 from worker.engine.kv_blocks import BlockJournal
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.scheduler import Scheduler
-from worker.engine.sequence import Sequence, State
-from worker.engine.step import Aborted, BadBatch, Constraint, NoRoom, Sampled, Step, Token
+from worker.engine.sequence import Queued, Sequence, State
+from worker.engine.step import Aborted, BadBatch, NoRoom, Sampled, Step, Token
 from worker.limits import MAX_DRAFTS
 from worker.wire.blocks import BlocksChanged
 from worker.wire.jobs import (
@@ -30,9 +30,7 @@ from worker.wire.jobs import (
     Finished,
     JobKey,
     Logprob,
-    MarkUse,
     PromptLogprobs,
-    Sampling,
     SlotId,
     Started,
     StepBegun,
@@ -160,41 +158,23 @@ class Engine:
         """The cells that no job holds."""
         return self._n_free_cells + self.prefix_cache.n_dead_cells
 
-    def submit(
-        self,
-        job: JobKey,
-        prompt: list[TokenId],
-        max_tokens: int,
-        sampling: Sampling,
-        stop: Seq[str] = (),
-        *,
-        constraint: Constraint | None = None,
-        prompt_logprobs: int | None = None,
-        prediction: Seq[TokenId] = (),
-        marks: MarkUse = "hidden",
-    ) -> None:
-        """Queue a job whose prompt fits: 1 ≤ len(prompt) < context_length, or ≤ if max_tokens is 0, because nothing is
-        generated then. max_tokens is cut to the room left. `prompt_logprobs` is the number of most probable tokens to
-        report with each token of the prompt, at most MAX_TOPS; None reports no log-probabilities of the prompt.
-        `prediction` is a text that the answer will probably repeat; it changes no token of the answer.
-
-        The engine owns the constraint from here on.
-        """
+    def submit(self, queued: Queued) -> None:
+        """Queue a job whose prompt fits. Its max_tokens is cut to the room left."""
+        submit, prompt, constraint = queued.submit, queued.prompt, queued.constraint
         room = self._context_length - len(prompt)
         # A constraint lets no control token end what a prompt has opened: what satisfies it is the answer.
-        is_opened = marks == "split" and constraint is None
+        is_opened = submit.marks == "split" and constraint is None
         channel = self._marks.channel_after(prompt) if is_opened else Channel.CONTENT
-        text, is_cut = ChannelText(stop, self._marks, marks, channel), max_tokens > room
         sequence = Sequence(
-            job,
+            submit.job,
             prompt,
-            min(max_tokens, room),
-            sampling,
-            text,
+            min(submit.max_tokens, room),
+            submit.sampling,
+            ChannelText(submit.stop, self._marks, submit.marks, channel),
             constraint=constraint,
-            is_cut=is_cut,
-            predicted=Predicted(prediction) if prediction else None,
-            n_top=prompt_logprobs,
+            is_cut=submit.max_tokens > room,
+            predicted=Predicted(queued.prediction) if queued.prediction else None,
+            n_top=submit.prompt_logprobs,
         )
         if constraint is not None:
             constraint.end_within(sequence.max_tokens)

@@ -22,7 +22,7 @@ from worker.engine.drafting.history import Match
 from worker.engine.drafting.ngram import NgramLookup
 from worker.engine.drafting.predicted import Predicted
 from worker.engine.step import Constraint, Score, Scoring, Slice, Token
-from worker.wire.jobs import Delta, JobKey, Sampling, SlotId, StopReason, TokenId
+from worker.wire.jobs import Delta, JobKey, Sampling, SlotId, StopReason, Submit, TokenId
 
 NO_SCORE = Score(b"")
 """A placeholder for the score of a prompt's first token, which follows nothing."""
@@ -48,6 +48,19 @@ LEGAL_MOVES: dict[State, frozenset[State]] = {
     State.DECODE: frozenset({State.WAITING, State.DONE}),
     State.DONE: frozenset(),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """An accepted job on its way from the intake thread to the step thread."""
+
+    submit: Submit
+    prompt: list[TokenId]
+    """Its tokens: 1 ≤ len(prompt) < context_length, or ≤ if max_tokens is 0, because nothing is generated then."""
+    constraint: Constraint | None = None
+    """Its engine owns this from here on."""
+    prediction: Seq[TokenId] = ()
+    """The tokens of Submit.prediction."""
 
 
 @dataclass(slots=True, eq=False)

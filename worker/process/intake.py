@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from worker.engine.backend import Found, LoadedModel
 from worker.engine.loop import Engine
-from worker.engine.step import Constraint
+from worker.engine.sequence import Queued
 from worker.process.outbox import Outbox, die, leave
 from worker.wire.frames import FrameBuffer, inbound_decoder
 from worker.wire.jobs import Accepted, Cancel, JobKey, Overflow, Refused, Submit, TokenId, Violation
@@ -24,16 +24,6 @@ from worker.wire.messages import Inbound
 from worker.wire.questions import Detokenize, Detokenized, Tokenize, Tokenized, Untokenized
 
 _READ_BYTES = 256 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """An accepted job on its way from the intake thread to the step thread."""
-
-    submit: Submit
-    prompt: list[TokenId]
-    constraint: Constraint | None
-    prediction: list[TokenId]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ from typing import Literal
 from worker.engine.backend import Found, Load, LoadedModel, SelfTest
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
+from worker.engine.sequence import Queued
 from worker.errors import InsufficientMemory, ModelLoadFailed, StartupError
-from worker.process.intake import Intake, Leaving, Queued, Work
+from worker.process.intake import Intake, Leaving, Work
 from worker.process.outbox import Outbox, die, leave
 from worker.wire.jobs import Cancel
 from worker.wire.load import Configure, LoadFailed, Progress, SelfTested, Warned
@@ -184,18 +185,8 @@ def _drain(inbox: "queue.SimpleQueue[Work]", engine: Engine) -> None:
 
 def _apply(message: Work, engine: Engine) -> None:
     match message:
-        case Queued(submit, prompt, constraint, prediction):
-            engine.submit(
-                submit.job,
-                prompt,
-                submit.max_tokens,
-                submit.sampling,
-                submit.stop,
-                constraint=constraint,
-                prompt_logprobs=submit.prompt_logprobs,
-                prediction=prediction,
-                marks=submit.marks,
-            )
+        case Queued():
+            engine.submit(message)
         case Cancel(job=job):
             engine.cancel(job)
         case Found():

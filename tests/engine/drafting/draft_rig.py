@@ -8,6 +8,7 @@ from zlib import crc32
 from tests.engine.drafting.step_costs import Costs, cost
 from tests.engine.fake_runner import FakeRunner, Request, ToyModel, alone
 from tests.engine.toy_constraint import N_VOCAB, ToyConstraint
+from tests.queued import queued
 from worker.engine.backend import LoadedDraft
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
@@ -99,7 +100,7 @@ class DraftRig:
         prompt = [TokenId(token) for token in request.prompt]
         constraint = None if request.constraint is None else ToyConstraint(request.constraint)
         self.engine.submit(
-            job, prompt, request.max_tokens, Sampling(seed=request.seed), request.stop, constraint=constraint
+            queued(job, prompt, request.max_tokens, Sampling(seed=request.seed), request.stop, constraint=constraint)
         )
         return job
 

@@ -1,0 +1,31 @@
+"""A job as the intake gives it to an engine, written in one line."""
+
+from collections.abc import Sequence as Seq
+
+from worker.engine.sequence import Queued
+from worker.engine.step import Constraint
+from worker.wire.jobs import JobKey, MarkUse, Sampling, Submit, TokenId
+
+
+def queued(
+    job: JobKey,
+    prompt: list[TokenId],
+    max_tokens: int,
+    sampling: Sampling,
+    stop: Seq[str] = (),
+    *,
+    constraint: Constraint | None = None,
+    prompt_logprobs: int | None = None,
+    prediction: Seq[TokenId] = (),
+    marks: MarkUse = "hidden",
+) -> Queued:
+    submit = Submit(
+        job=job,
+        prompt=tuple(prompt),
+        max_tokens=max_tokens,
+        sampling=sampling,
+        stop=tuple(stop),
+        prompt_logprobs=prompt_logprobs,
+        marks=marks,
+    )
+    return Queued(submit, prompt, constraint, prediction)
