@@ -18,13 +18,13 @@ ROADS: dict[str, dict[str, int]] = {
         "worker.engine.drafting.history": 127,
         "worker.engine.drafting.ngram": 95,
         "worker.engine.drafting.step_costs": 56,
-        "worker.engine.loop": 617,
+        "worker.engine.loop": 597,
         "worker.engine.prefill_budget": 165,
         "worker.engine.prefill_times": 74,
         "worker.engine.prefix_cache": 414,
         "worker.engine.prefix_tree": 299,
         "worker.engine.scheduler": 274,
-        "worker.engine.sequence": 246,
+        "worker.engine.sequence": 259,
         "worker.engine.shares": 133,
         "worker.engine.step": 142,
         "worker.engine.text": 127,
@@ -42,21 +42,20 @@ ROADS: dict[str, dict[str, int]] = {
         "worker.llama.draws": 162,
         "worker.llama.exp_sum": 34,
         "worker.llama.kv": 508,
-        "worker.llama.model": 447,
+        "worker.llama.model": 446,
         "worker.llama.prompts": 58,
         "worker.llama.runner": 83,
         "worker.llama.seq_ids": 89,
-        "worker.llama.spelling": 57,
         "worker.llama.threads": 211,
-        "worker.model.vocabulary": 286,
+        "worker.model.spelling": 116,
         "worker.observe.log_lines": 290,
         "worker.observe.log_writer": 157,
         "worker.observe.metrics": 340,
         "worker.observe.redaction": 73,
         "worker.observe.vllm_metrics": 127,
         "worker.plan.devices": 111,
-        "worker.process.intake": 235,
-        "worker.process.main": 248,
+        "worker.process.intake": 225,
+        "worker.process.main": 239,
         "worker.process.outbox": 87,
         "worker.protocol.constraints": 89,
         "worker.protocol.events": 266,
@@ -107,7 +106,7 @@ ROADS: dict[str, dict[str, int]] = {
 """The modules that a request runs, as a trace of both processes has shown, and their lines on the day of the
 list. A chat needs the modules of /execute, too."""
 
-MAX_LINES = {"/execute": 15400, "/v1/chat/completions": 3600}
+MAX_LINES = {"/execute": 15100, "/v1/chat/completions": 3600}
 """The budget of each list: two percent above its lines on the day of the list."""
 
 BESIDE = frozenset(
@@ -140,7 +139,6 @@ BESIDE = frozenset(
         "worker.llama.held_width",
         "worker.llama.library",
         "worker.loading.load",
-        "worker.model.gguf",
         "worker.observe.buckets",
         "worker.observe.traces",
         "worker.openai.completions",

@@ -25,7 +25,7 @@ GENERATION = 3
 
 PRELUDE = """
 import os, signal, socket, sys
-from worker.wire.messages import Progress
+from worker.wire.load import Progress
 from worker.wire.frames import FrameBuffer, encode_frame, inbound_decoder
 
 sock = socket.socket(fileno=int(sys.argv[1]))

@@ -13,7 +13,7 @@ import pytest
 from tests.llama.odd_vocabularies import GAPPED
 from tests.llama.tiny import write_tiny
 from worker.model.info import read_info
-from worker.model.vocabulary import is_invisible
+from worker.model.spelling import is_invisible
 
 ALONE = """
 import json, sys
@@ -21,7 +21,7 @@ from pathlib import Path
 from worker.llama.devices import devices
 from worker.plan.devices import choose_device
 from worker.llama.model import Model
-from worker.llama.spelling import Unspellable
+from worker.model.spelling import Unspellable
 from worker.model.info import read_info
 
 def read(text, parse_special):

@@ -15,7 +15,8 @@ from tests.llama.tiny import write_tiny
 from worker.errors import BadModelFile
 from worker.model.gguf import MAX_WHOLE_BYTES, MAX_WHOLE_ELEMENTS
 from worker.model.info import read_info
-from worker.model.vocabulary import fragments, gaps_of, is_invisible
+from worker.model.spelling import fragments, is_invisible
+from worker.model.vocabulary import gaps_of
 
 
 @pytest.mark.parametrize("kind", REFUSED)

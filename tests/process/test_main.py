@@ -369,7 +369,7 @@ def test_an_engine_without_a_reader_leaves_and_its_steps_have_not_waited() -> No
 N_FRAMES = 2000
 SENDS_MANY = f"""
 import socket, sys, threading
-from worker.wire.messages import Delta, StepDone
+from worker.wire.jobs import Delta, StepDone
 from worker.process.outbox import Outbox
 
 outbox = Outbox(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

@@ -25,8 +25,7 @@ from worker.errors import ModelLoadFailed
 from worker.llama.buffers import Watch
 from worker.llama.devices import device_handle
 from worker.llama.library import load_failure, open_library
-from worker.llama.spelling import Spelling, Unspellable
-from worker.model.vocabulary import Gaps
+from worker.model.spelling import Gaps, Spelling, Unspellable
 from worker.plan.buffers import BufferSizes
 from worker.plan.devices import Device
 from worker.upstream.numbers import LOAD_AUTO, LOAD_NONE, SPLIT_MODES

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from worker.chat.template import ChatTemplates
 from worker.engine.backend import Read
 from worker.llama.model import Model
-from worker.llama.spelling import Unspellable
+from worker.model.spelling import Unspellable
 from worker.wire.jobs import Conversation, Prompt, TokenId, Violation
 
 

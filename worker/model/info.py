@@ -24,7 +24,8 @@ from worker.model.gguf import (
     Tensor,
     read_header,
 )
-from worker.model.vocabulary import WHOLE_ARRAYS, Gaps, check_vocabulary
+from worker.model.spelling import Gaps
+from worker.model.vocabulary import WHOLE_ARRAYS, check_vocabulary
 from worker.upstream.ggml_types import FILE_TYPES
 from worker.upstream.numbers import MAX_EXPERTS
 

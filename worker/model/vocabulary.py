@@ -6,11 +6,11 @@ format (gguf.py). Runs where a file is checked, and, on what the library has loa
 """
 
 import re
-import unicodedata
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from worker.model.gguf import Metadata
+from worker.model.spelling import UTF8_BYTES, Gaps
 
 TOKENS = "tokenizer.ggml.tokens"
 TYPES = "tokenizer.ggml.token_type"
@@ -46,8 +46,6 @@ _FLAGS = tuple(
 _PHI3_TOKENS = (b"</s>", b"<unk>", b"<s>", b"<|endoftext|>")
 """llama.cpp looks these up in a model whose name says phi-3, and throws where one is missing."""
 _SPACE = "▁"
-_NEVER_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
-_BYTES = tuple(byte for byte in range(256) if byte not in _NEVER_IN_UTF8)
 _LONGEST_CHARACTER = 4
 """The most bytes of a character in UTF-8."""
 _SHOWN_CHARS = 40
@@ -170,45 +168,6 @@ def _shown(text: bytes) -> str:
 # ── what no token spells ─────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class Gaps:
-    """The bytes without a token of their own. Characters that need them may be lost, or end the process."""
-
-    missing: frozenset[int]
-    """The bytes of UTF-8 that have no token of their own."""
-    deadly: frozenset[int]
-    """llama.cpp ends its process, or never comes back, when it has to spell one of these; others it leaves out."""
-    whole: frozenset[str]
-    """Characters that have a token, so that their bytes need none."""
-    space: str = " "
-    """The vocabulary's spelling of a space."""
-    puts_space_before: bool = True
-    """True if SentencePiece puts a space before each text."""
-
-    def __str__(self) -> str:
-        what = f"{len(self.missing)} of {len(_BYTES)} bytes have no token"
-        if self.deadly:
-            return f"{what}; texts with characters that need one are refused"
-        return f"{what}; texts with visible characters that need one are refused, invisible ones are left out"
-
-    def is_deadly(self, character: str) -> bool:
-        """True if llama.cpp must not see it."""
-        return self._lacks(character, self.deadly)
-
-    def loses(self, character: str) -> bool:
-        """True if it may be lost, unless a token spells it together with others."""
-        return self._lacks(character, self.missing)
-
-    def _lacks(self, character: str, lacking: frozenset[int]) -> bool:
-        spelled = self.space if character == " " else character
-        return spelled not in self.whole and not lacking.isdisjoint(spelled.encode(errors="surrogateescape"))
-
-
-def is_invisible(character: str) -> bool:
-    """True if a text reads the same without it: a control character, or a code point that is no character."""
-    return unicodedata.category(character) in ("Cc", "Cn", "Co")
-
-
 def gaps_of(tokenizer: str, pre: str, texts: Collection[bytes]) -> Gaps | None:
     """The gaps of the vocabulary; None if it lacks no byte, or has a token for unknown text."""
     known = texts if isinstance(texts, set | frozenset) else frozenset(texts)
@@ -219,7 +178,7 @@ def gaps_of(tokenizer: str, pre: str, texts: Collection[bytes]) -> Gaps | None:
     if tokenizer == "gemma4" or (tokenizer == "gpt2" and pre in _SPELLED_WITH_ESCAPES):
         return _gaps_of_escaped(known, is_deadly=False)
     if tokenizer == "gpt2":
-        missing = frozenset(byte for byte in _BYTES if _BYTE_LEVEL[byte].encode() not in known)
+        missing = frozenset(byte for byte in UTF8_BYTES if _BYTE_LEVEL[byte].encode() not in known)
         return Gaps(missing, frozenset(), frozenset()) if missing else None
     return None
 
@@ -227,7 +186,7 @@ def gaps_of(tokenizer: str, pre: str, texts: Collection[bytes]) -> Gaps | None:
 def _gaps_of_escaped(known: Collection[bytes], *, is_deadly: bool) -> Gaps | None:
     """The gaps of SentencePiece, and of BPE that spells bytes in the same way. Source: llama_vocab::byte_to_token."""
     missing = frozenset(
-        byte for byte in _BYTES if _byte_token(byte) not in known and not (is_deadly and bytes([byte]) in known)
+        byte for byte in UTF8_BYTES if _byte_token(byte) not in known and not (is_deadly and bytes([byte]) in known)
     )
     if not missing:
         return None
@@ -239,7 +198,7 @@ def _gaps_of_escaped(known: Collection[bytes], *, is_deadly: bool) -> Gaps | Non
 def _gaps_of_rwkv(known: Collection[bytes]) -> Gaps | None:
     """llm_tokenizer_rwkv_session goes back to the start of the text where a token begins so and none ends there."""
     spelled = {_ESCAPE.sub(_unescaped, text) for text in known}
-    missing = frozenset(byte for byte in _BYTES if bytes([byte]) not in spelled)
+    missing = frozenset(byte for byte in UTF8_BYTES if bytes([byte]) not in spelled)
     begun = {text[0] for text in spelled if text}
     return Gaps(missing, missing & begun, frozenset()) if missing else None
 
@@ -267,20 +226,3 @@ def _byte_level() -> dict[int, str]:
 
 
 _BYTE_LEVEL = _byte_level()
-
-
-def fragments(text: str, names: Iterable[str]) -> list[tuple[int, str]]:
-    """The pieces of a text between its special tokens, each with its place. Special tokens are found as in llama.cpp:
-    each name in turn, the longest first. Source: tokenizer_st_partition."""
-    parts = [(0, text)]
-    for name in names:
-        if name not in text:
-            continue
-        divided = []
-        for start, part in parts:
-            at = start
-            for piece in part.split(name):
-                divided.append((at, piece))
-                at += len(piece) + len(name)
-        parts = divided
-    return parts

@@ -1,12 +1,54 @@
 """Texts that a vocabulary cannot spell are refused before llama.cpp ends the process over them, or loses a part.
 
-Owns what becomes of the gaps that model/vocabulary.py finds. Knows nothing of handles: it is given what the library has
-loaded. Safe on any thread.
+This module has a vocabulary's gaps, which vocabulary.py finds, and the check of a text against them. It knows nothing
+of handles: it is given what the library has loaded. Safe on any thread.
 """
 
+import unicodedata
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from worker.model.vocabulary import Gaps, fragments, is_invisible
+_NEVER_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
+UTF8_BYTES = tuple(byte for byte in range(256) if byte not in _NEVER_IN_UTF8)
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """The bytes without a token of their own. Characters that need them may be lost, or end the process."""
+
+    missing: frozenset[int]
+    """The bytes of UTF-8 that have no token of their own."""
+    deadly: frozenset[int]
+    """llama.cpp ends its process, or never comes back, when it has to spell one of these; others it leaves out."""
+    whole: frozenset[str]
+    """Characters that have a token, so that their bytes need none."""
+    space: str = " "
+    """The vocabulary's spelling of a space."""
+    puts_space_before: bool = True
+    """True if SentencePiece puts a space before each text."""
+
+    def __str__(self) -> str:
+        what = f"{len(self.missing)} of {len(UTF8_BYTES)} bytes have no token"
+        if self.deadly:
+            return f"{what}; texts with characters that need one are refused"
+        return f"{what}; texts with visible characters that need one are refused, invisible ones are left out"
+
+    def is_deadly(self, character: str) -> bool:
+        """True if llama.cpp must not see it."""
+        return self._lacks(character, self.deadly)
+
+    def loses(self, character: str) -> bool:
+        """True if it may be lost, unless a token spells it together with others."""
+        return self._lacks(character, self.missing)
+
+    def _lacks(self, character: str, lacking: frozenset[int]) -> bool:
+        spelled = self.space if character == " " else character
+        return spelled not in self.whole and not lacking.isdisjoint(spelled.encode(errors="surrogateescape"))
+
+
+def is_invisible(character: str) -> bool:
+    """True if a text reads the same without it: a control character, or a code point that is no character."""
+    return unicodedata.category(character) in ("Cc", "Cn", "Co")
 
 
 class Unspellable(ValueError):
@@ -55,3 +97,20 @@ class Spelling:
 
 def _longest_first(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: len(name.encode(errors="surrogateescape")), reverse=True)
+
+
+def fragments(text: str, names: Iterable[str]) -> list[tuple[int, str]]:
+    """The pieces of a text between its special tokens, each with its place. Special tokens are found as in llama.cpp:
+    each name in turn, the longest first. Source: tokenizer_st_partition."""
+    parts = [(0, text)]
+    for name in names:
+        if name not in text:
+            continue
+        divided = []
+        for start, part in parts:
+            at = start
+            for piece in part.split(name):
+                divided.append((at, piece))
+                at += len(piece) + len(name)
+        parts = divided
+    return parts
