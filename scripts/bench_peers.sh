@@ -1,8 +1,9 @@
 #!/bin/sh
-# Measures this worker beside llama-server and llama-bench of the same llama.cpp, which are built first, once, in the
-# user's cache: with llama.cpp's own flags, as the peer to keep up with, and llama-server with ours, too, as a column of
-# `load`. Writes the report to .bench/. Usage: bench_peers.sh load|sizes [options of `python -m tools.bench load|sizes`]
-# On idle processors; each takes an hour or more.
+# Measures this worker next to llama-server and llama-bench of the same llama.cpp, and writes the report to .bench/.
+# Usage: bench_peers.sh load|sizes [options of `python -m tools.bench load|sizes`]
+# The peers are built first, once, in the user's cache. They have llama.cpp's own flags, and the bounds are relative to them.
+# For `load` it also builds llama-server with the worker's flags, which is another column of the report.
+# Run it on an idle machine; either takes an hour or more.
 set -eu
 
 [ $# -gt 0 ] || { echo "bench_peers: say what to measure: bench_peers.sh load|sizes" >&2; exit 2; }

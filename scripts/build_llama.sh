@@ -1,22 +1,23 @@
 #!/bin/sh
 # Builds llama.cpp for one backend, as the wheel of the llama-cpp-python that pyproject.toml pins, and prints its path.
-# Once for every set of flags, compiler and processor: wheels are kept in the user's cache (LLORCH_WHEELS says where else).
-# The one place where llama.cpp's build flags are told; CMAKE_ARGS of the environment come after them, and so win.
+# Each set of flags, compiler and processor is built once. Wheels are kept in the user's cache, or in LLORCH_WHEELS.
+# This is the one place that has llama.cpp's build flags. CMAKE_ARGS of the environment come after them and override them.
 #
 # Usage: build_llama.sh cpu|cuda|metal|vulkan [--portable]
-#            --portable: for processors other than this one; the images are built so
+#            --portable: also for other processors than this one, as in the images
 #        build_llama.sh --flags cpu|cuda|metal|vulkan [--portable]
 #            print the flags, build nothing
 #        build_llama.sh --compiler [cpu|cuda|metal|vulkan] [--portable]
 #            print the C and the C++ compiler that would be used, build nothing
 #        build_llama.sh --check-runtime FILE…
 #            fail unless each library takes the C++ runtime of the system
-# CC and CXX say which compilers are used. Without them it is the first of a list that compiles Intel's AMX soundly, where
-# the build would have AMX; where there is none, the build is made without AMX and says so.
-# What patches/ adds to llama.cpp is built in; LLORCH_STOCK=1 leaves it out.
-# Needs a C++ compiler and Python (PYTHON says which); cuda: nvcc and cuBLAS, but neither a GPU nor its driver where
-# LLORCH_CUDA_ARCHITECTURES names the GPUs; vulkan: libvulkan-dev 1.3.272 or newer (Debian 13's, Ubuntu 24.04's), glslc and
-# spirv-headers; metal: Xcode's tools.
+# CC and CXX choose the compilers. Without them, if the build will have Intel's AMX, the script takes the first compiler of
+# a list that compiles AMX soundly. If there is none, it builds without AMX and says so.
+# The build has the patches in patches/; LLORCH_STOCK=1 leaves them out.
+# Needs a C++ compiler and Python (PYTHON names another), and
+#   cuda: nvcc and cuBLAS; a GPU and its driver only if LLORCH_CUDA_ARCHITECTURES does not name the GPUs
+#   vulkan: libvulkan-dev 1.3.272 or newer (Debian 13's, Ubuntu 24.04's), glslc and spirv-headers
+#   metal: Xcode's tools
 set -eu
 
 usage() {
@@ -29,8 +30,8 @@ fail() {
     exit 1
 }
 
-# A library with a C++ runtime of its own crashes in a process where another library has brought one, as numpy does: the
-# two share some objects (STB_GNU_UNIQUE) and not the code that made them.
+# A library with its own C++ runtime crashes in a process where another library has brought one, as numpy does. The two
+# runtimes share some objects (STB_GNU_UNIQUE) but not the code that made them.
 check_runtime() {
     command -v readelf >/dev/null || return 0
     for library; do
@@ -45,36 +46,36 @@ if [ "${1:-}" = --check-runtime ]; then
     exit
 fi
 
-told=
+printed=
 portable=
 backend=
 for argument; do
     case $argument in
-        --flags | --compiler) [ -z "$told" ] || usage; told=${argument#--} ;;
+        --flags | --compiler) [ -z "$printed" ] || usage; printed=${argument#--} ;;
         --portable) portable=1 ;;
         cpu | cuda | metal | vulkan) [ -z "$backend" ] || usage; backend=$argument ;;
         *) usage ;;
     esac
 done
-[ -n "$backend" ] || [ "$told" = compiler ] || usage
+[ -n "$backend" ] || [ "$printed" = compiler ] || usage
 scripts=$(cd "$(dirname "$0")" && pwd)
 machine=$(uname -m)
 
 # ── the compiler ──────────────────────────────────────────────────────────────────────────────────
-# GCC before 12.4, 13.3 and 14 compiles AMX to a crash (GCC bug 114098): it takes 8 of the 64 bytes that _tile_loadconfig
-# reads for all, and leaves out what wrote the others. clang before 16 compiles it well, but names it otherwise, so that
-# ggml leaves its code out. Whether a compiler does is tried, not told from its version.
+# GCC before 12.4, 13.3 and 14 compiles AMX to a crash (GCC bug 114098): it assumes that _tile_loadconfig reads 8 bytes, and
+# removes the code that writes the other 56. clang before 16 compiles AMX well but has another name for it, so that ggml
+# leaves its code out. The script tries a compiler; it does not go by the version.
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-# Whether the build will have AMX: for this processor if it has it, in a portable build as one of its modules.
+# True if the build will have AMX: on x86-64 a portable build always has a module for it, others if this processor has it.
 wants_amx() {
     [ "$machine" = x86_64 ] || return 1
     [ -n "$portable" ] || has_amx
 }
 has_amx() { grep -q -m 1 '^flags.* amx_int8' /proc/cpuinfo 2>/dev/null; }
 
-# The C++ compiler beside a C compiler: clang++-19 beside clang-19.
+# Prints the C++ compiler that belongs to a C compiler: clang++-19 to clang-19.
 partner() {
     case ${1##*/} in
         *clang*) echo "$1" | sed 's/\(.*\)clang/\1clang++/' ;;
@@ -83,7 +84,7 @@ partner() {
     esac
 }
 
-# C compilers, best first.
+# Prints the C compilers to try, best first.
 candidates() {
     if [ -n "${CC:-}${CXX:-}" ]; then
         echo "${CC:-cc}"
@@ -94,17 +95,17 @@ candidates() {
 
 is_there() { command -v "$1" >/dev/null && command -v "$2" >/dev/null; }
 
-# Whether a compiler has OpenMP, which clang has in a package of its own; leaves a program in $scratch/openmp.
+# True if a compiler has OpenMP, which clang has in a separate package. Leaves a program in $scratch/openmp.
 check_openmp() {
     printf '#include <omp.h>\nint main() { return omp_get_max_threads() == 0; }\n' >"$scratch/openmp.cpp"
     "$1" -fopenmp "$scratch/openmp.cpp" -o "$scratch/openmp" 2>/dev/null
 }
 
-# Fails with 2 for a compiler without OpenMP and with 1 for one that is unsound.
+# Returns 2 if the compiler has no OpenMP, and 1 if it compiles AMX unsoundly.
 check_amx() {
     check_openmp "$2" || return 2
     # shellcheck disable=SC2016 # not the shell's $: the assembler's
-    # The code as compiled, but that "ldtilecfg" hands the 64 bytes it would read to a check, which any processor can run.
+    # In the compiled code, "ldtilecfg" is replaced by a check of the 64 bytes that it would read. Any processor can run it.
     "$1" -O3 -DNDEBUG -mamx-tile -mamx-int8 -DLLORCH_CONFIG -S "$scripts/tile_product.c" -o "$scratch/config.s" 2>/dev/null &&
         sed 's/^[[:space:]]*ldtilecfg[[:space:]]*\(.*\)$/leaq \1, %rdi; subq $256, %rsp; andq $-64, %rsp; call check_config/' \
             "$scratch/config.s" >"$scratch/called.s" &&
@@ -141,7 +142,7 @@ choose_compiler() {
             2) without_openmp="$without_openmp $candidate" ;;
         esac
     done
-    # Where none is there, check_tools says so.
+    # If there is no compiler, check_tools reports it.
     cc=${cc:-${CC:-cc}}
     cxx=${cxx:-${CXX:-c++}}
     ! wants_amx || {
@@ -151,7 +152,7 @@ choose_compiler() {
     } >&2
 }
 choose_compiler
-if [ "$told" = compiler ]; then
+if [ "$printed" = compiler ]; then
     echo "$cc $cxx"
     exit
 fi
@@ -160,8 +161,8 @@ flags=
 flag() { flags="$flags $1"; }
 
 # ── for every backend ─────────────────────────────────────────────────────────────────────────────
-# Nothing of ours uses images, HTTP or remote devices: less to build, no libssl, libibverbs or libnccl picked up where
-# the building machine happens to have them and missed where the wheel is installed.
+# The worker does not use llama.cpp's code for images, HTTP or remote devices. With it the build takes longer, and the wheel
+# would need libssl, libibverbs or libnccl if the building machine happens to have them.
 flag -DLLAVA_BUILD=OFF
 flag -DLLAMA_OPENSSL=OFF
 flag -DGGML_RPC=OFF
@@ -170,8 +171,8 @@ flag -DGGML_CUDA_NCCL=OFF
 
 # ── the processor ─────────────────────────────────────────────────────────────────────────────────
 if [ -n "$portable" ]; then
-    # Not for the builder's own processor, which a user's may be older than: one module per generation instead, of which
-    # ggml loads the best one at run time. The modules must lie beside libllama, where the worker looks for them.
+    # A user's processor may be older than the builder's. So there is one module per generation, and ggml loads the best one
+    # at run time. The modules must be in libllama's folder, where the worker looks for them.
     flag -DGGML_NATIVE=OFF
     flag -DGGML_BACKEND_DL=ON
     flag -DGGML_CPU_ALL_VARIANTS=ON
@@ -179,8 +180,8 @@ if [ -n "$portable" ]; then
     flag -DCMAKE_INSTALL_LIBDIR=llama_cpp/lib
     flag -DCMAKE_INSTALL_INCLUDEDIR=llama_cpp/include
 elif [ "$machine" = x86_64 ]; then
-    # Not AVX-512 FP16: with it ggml's attention adds up 128 numbers at a time, and those of a shorter head, as of 64, one
-    # by one. Behind 1,000 cells a token takes up to 2.5 times as long.
+    # AVX-512 FP16 is left out. With it ggml's attention adds up 128 numbers at a time, and the numbers of a shorter head,
+    # such as 64, one by one: after 1,000 cells a token takes up to 2.5 times as long.
     without=avx512fp16
     [ -n "$has_sound_amx" ] || without="amx-tile amx-int8 amx-bf16 $without"
     left_out=
@@ -199,9 +200,9 @@ fi
 case $backend in
     cuda)
         flag -DGGML_CUDA=ON
-        # Where NVIDIA's packages put nvcc, and no shell looks.
+        # NVIDIA's packages put nvcc into a folder that is not on PATH.
         PATH=$PATH:/usr/local/cuda/bin
-        # As CMake names them: "80-real;90-real". Without: this machine's own GPU; of a portable build llama.cpp's choice.
+        # The names are CMake's: "80-real;90-real". The default is this machine's GPU, and in a portable build llama.cpp's choice.
         if [ -n "${LLORCH_CUDA_ARCHITECTURES:-}" ]; then
             flag "-DCMAKE_CUDA_ARCHITECTURES='$LLORCH_CUDA_ARCHITECTURES'"
         elif [ -z "$portable" ]; then
@@ -210,21 +211,21 @@ case $backend in
         ;;
     metal)
         flag -DGGML_METAL=ON
-        # The kernels inside the library: there is no second file to find.
+        # The kernels are inside the library, so it needs no second file.
         flag -DGGML_METAL_EMBED_LIBRARY=ON
-        # Apple's BLAS, for what is computed on the CPU.
+        # Apple's BLAS, for work on the CPU.
         flag -DGGML_ACCELERATE=ON
         ;;
     vulkan) flag -DGGML_VULKAN=ON ;;
 esac
 
 flags="${flags# }${CMAKE_ARGS:+ $CMAKE_ARGS}"
-if [ "$told" = flags ]; then
+if [ "$printed" = flags ]; then
     echo "$flags"
     exit
 fi
 
-# ── what must be there: without it the build fails too, but later and in other words ─────────────
+# ── the tools: without them the build fails too, but later and with less clear errors ────────────
 defines() { echo "#include <$1>" | "$cxx" -x c++ -E -dM - 2>/dev/null | grep -q "$2"; }
 
 check_tools() {
@@ -273,8 +274,8 @@ made_of=$({
 } 2>&1 | cksum | cut -d ' ' -f 1)
 wheels=${LLORCH_WHEELS:-${XDG_CACHE_HOME:-$HOME/.cache}/llorch-worker/wheels}/$version-$backend-$made_of
 
-# Puts clang's OpenMP runtime beside llama.cpp, which looks there first. GCC's comes with every system; this one would come
-# with all of LLVM.
+# Puts clang's OpenMP runtime into llama.cpp's folder, where the loader looks first. Every system has GCC's runtime, but
+# clang's would come with all of LLVM.
 bring_openmp() {
     check_openmp "$cxx" && command -v readelf >/dev/null || return 0
     runtime=$(readelf -d "$scratch/openmp" | sed -n 's/.*NEEDED.*\[\(libomp\..*\)\].*/\1/p')
@@ -287,7 +288,7 @@ bring_openmp() {
     echo "install(FILES $brought DESTINATION llama_cpp/lib)" >>"$scratch/source/CMakeLists.txt"
 }
 
-# llama-cpp-python's source distribution, patched, in $scratch/source.
+# Unpacks llama-cpp-python's source distribution into $scratch/source and patches it.
 unpack() {
     "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
         --dest "$scratch" "llama-cpp-python==$version" && mkdir "$scratch/source" &&
@@ -298,7 +299,7 @@ unpack() {
     # shellcheck disable=SC2086 # names of files
     [ -z "$sources" ] || cp $sources "$scratch/source/vendor/llama.cpp/ggml/src/ggml-cpu/" || return 1
     if [ -n "$portable" ] && [ -z "$has_sound_amx" ] && [ "$machine" = x86_64 ]; then
-        # The module with AMX would crash; a processor that has AMX takes the one of the generation before.
+        # The module with AMX would crash. Without it, a processor that has AMX uses the module of the generation before.
         sed -i.as_it_was '/^ *ggml_add_cpu_backend_variant(sapphirerapids /d' "$scratch/source/vendor/llama.cpp/ggml/src/CMakeLists.txt"
     fi
 }
@@ -309,11 +310,11 @@ if ! ls "$wheels"/*.whl >/dev/null 2>&1; then
     mkdir -p "$wheels"
     new=$(mktemp -d "$wheels/building.XXXXXX")
     trap 'rm -rf "$new" "$scratch"' EXIT
-    # pip's own cache of wheels knows nothing of flags.
+    # No cache, because pip's cache of wheels ignores the flags.
     { unpack && CC=$cc CXX=$cxx CMAKE_ARGS=$flags "$python" -m pip wheel --disable-pip-version-check --no-cache-dir \
         --no-deps --wheel-dir "$new" "$scratch/source"; } >"$wheels/build.log" 2>&1 || {
         grep -m 5 -E ' error: |Error' "$wheels/build.log" >&2 || tail -n 20 "$wheels/build.log" >&2
-        echo "build_llama: it failed; all of it is in $wheels/build.log" >&2
+        echo "build_llama: the build failed; see $wheels/build.log" >&2
         exit 1
     }
     "$python" -m zipfile -e "$new"/*.whl "$new/inside"

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Builds llama.cpp's own tools (llama-perplexity, llama-server, llama-bench) from the source distribution of the installed
-# llama-cpp-python, once per version, build flags, compiler and processor, in the user's cache, and prints the path of each,
-# one a line.
+# Builds llama.cpp's own tools (llama-perplexity, llama-server, llama-bench) and prints the path of each, one per line.
+# The source is that of the installed llama-cpp-python. Each version, set of build flags, compiler and processor is built
+# once, in the user's cache.
 # Usage: build_llama_tool.sh [--stock] NAME…
-#            with the flags of the worker's own llama.cpp: equal kernels on both sides, but for what patches add
-#            --stock: with llama.cpp's own default flags, as whoever builds it for this machine gets it
-# With the compiler that build_llama.sh chooses either way; where none compiles AMX soundly, a stock build is without it, too,
-# because it would crash. CMAKE_ARGS of the environment come last. Needs cmake and a C++ compiler; some minutes for the first
-# tool.
+#            without --stock: the flags of the worker's llama.cpp, so that both have the same kernels, except for the patches
+#            --stock: llama.cpp's own default flags, as in any build for this machine
+# Both use the compiler that build_llama.sh chooses. If no compiler compiles AMX soundly, a stock build has no AMX either,
+# because it would crash. CMAKE_ARGS of the environment come last. Needs cmake and a C++ compiler, and some minutes for the
+# first tool.
 set -eu
 
 stock=
@@ -52,11 +52,11 @@ if [ -n "$missing" ]; then
         mv "$cache/unpacked" "$cache/source"
     fi
     echo "==> building$missing${stock:+ (stock)} with ${compiler#* }, once" >&2
-    # Never without a word: some xargs then run nothing.
+    # The text is never empty: with empty input some versions of xargs run nothing.
     echo "-DCMAKE_BUILD_TYPE=Release $flags" | CC=${compiler% *} CXX=${compiler#* } xargs cmake -S "$cache/source" -B "$build" \
         -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=ON \
         -DLLAMA_BUILD_UI=OFF >&2
-    # With a number: without one make would start all compilers at once.
+    # --parallel needs the number: without one make would start all compilers at once.
     # shellcheck disable=SC2086 # names of tools, split at spaces
     cmake --build "$build" --target $missing --parallel "$(getconf _NPROCESSORS_ONLN)" >&2
 fi

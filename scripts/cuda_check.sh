@@ -1,17 +1,17 @@
 #!/bin/sh
-# The whole round on a machine with an NVIDIA GPU, in one command: builds llama.cpp for that GPU, installs the worker in an
-# environment of its own, runs the GPU tests, compares the GPU's numbers with the CPU's, measures speed with the default
-# model and with one in the shape of Llama-2-7B; leaves .cuda_check/report.json. docs/performance.md explains it.
+# Checks a machine with an NVIDIA GPU in one command, and writes .cuda_check/report.json. docs/performance.md explains it.
+# It builds llama.cpp for that GPU, installs the worker in its own environment, runs the GPU tests, compares the GPU's
+# numbers with the CPU's, and measures speed with the default model and with one in the shape of Llama-2-7B.
 #
 # Usage: cuda_check.sh [--device DEVICE] [--wheel FILE | --python FILE] [--build-only] [OPTIONS] [STEP…]
-#            --device DEVICE  cuda; any other tries the round where there is no NVIDIA GPU
-#            --wheel FILE     a llama-cpp-python built elsewhere (scripts/build_llama.sh), instead of building one
-#            --python FILE    an interpreter in which all is installed: nothing is built, nothing installed
+#            --device DEVICE  the default is cuda; another device tries the steps on a machine without an NVIDIA GPU
+#            --wheel FILE     use a llama-cpp-python that was built elsewhere (scripts/build_llama.sh)
+#            --python FILE    use an interpreter in which everything is installed: build and install nothing
 #            --build-only     build and install, check nothing
-#            OPTIONS, STEP    as for `python -m tools.cuda_check run --help`; steps that have passed are not run again
-# Needs Python 3.11 with venv (PYTHON says which), a C++ compiler, nvcc and cuBLAS; fetches the default model. Where there
-# is no network pip finds what was carried along: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER. No step takes more than ten
-# minutes; the first use of a build may: --build-only is for that.
+#            OPTIONS, STEP    see `python -m tools.cuda_check run --help`; steps that have passed are not run again
+# Needs Python 3.11 with venv (PYTHON names another), a C++ compiler, nvcc and cuBLAS. Fetches the default model. Without a
+# network, give pip a folder of packages: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER. No step takes more than ten minutes. The
+# build may take longer; run it first with --build-only.
 set -eu
 
 fail() {
@@ -38,13 +38,13 @@ while [ "$left" -gt 0 ]; do
             shift 2
             ;;
         --build-only) build_only=1; shift ;;
-        # The check's own: to the end of the line, in their order.
+        # Options of tools.cuda_check move to the end of the line and keep their order.
         *) set -- "$@" "$1"; shift ;;
     esac
 done
 [ -z "$wheel" ] || [ -f "$wheel" ] || fail "$wheel is not a file"
 wheel=${wheel:+$(realpath "$wheel")}
-# Not through links: a virtual environment's interpreter is one.
+# Links are not resolved, because a virtual environment's interpreter is a link.
 [ -z "$python" ] || python=$(command -v "$python") || fail "--python names no program"
 case $python in '' | /*) ;; *) python=$PWD/$python ;; esac
 cd "$(dirname "$0")/.."
@@ -55,7 +55,7 @@ if [ "$backend" = cuda ]; then
     found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u | sed -n 's/^\([0-9]*\)\.\([0-9]\)$/\1\2-real/p') || true
     [ -n "$found" ] || fail "no NVIDIA GPU here: nvidia-smi lists none (--device cpu tries the round without)"
     LLORCH_CUDA_ARCHITECTURES=${LLORCH_CUDA_ARCHITECTURES:-$(echo "$found" | paste -sd ';' -)}
-    # The report tells nvcc's version, which build_llama.sh finds there, too.
+    # The report has nvcc's version; build_llama.sh looks for nvcc in the same folder.
     PATH=$PATH:/usr/local/cuda/bin
     export LLORCH_CUDA_ARCHITECTURES PATH
 fi
@@ -70,7 +70,7 @@ if [ -z "$python" ]; then
         wheel=$(PYTHON=$python scripts/build_llama.sh "$backend")
         build_s=$(($(date +%s) - began))
     fi
-    # Once for each build and each list of packages, not at every step.
+    # Install once for each build and each list of packages, not at every step.
     wanted=$(cat pyproject.toml constraints.txt "$wheel" | cksum)
     if [ "$wanted" != "$(cat "$cache/installed" 2>/dev/null)" ]; then
         echo "==> installing into $cache/venv" >&2
@@ -80,6 +80,6 @@ if [ -z "$python" ]; then
     fi
 fi
 [ -z "$build_only" ] || exit 0
-# The tests' model, and the steps' unless --model names another.
+# The tests use this model, and so do the steps unless --model names another.
 "$python" -m worker models pull smollm2-135m-instruct >/dev/null
 exec "$python" -m tools.cuda_check run --device "$device" ${wheel:+--wheel "$wheel" --build-s "$build_s"} "$@"

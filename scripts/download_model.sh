@@ -1,5 +1,5 @@
 #!/bin/sh
-# Download one model, check it, and print its path: `llorch-worker models pull` for those who look here first.
+# Downloads one model, checks it, and prints its path. It runs `llorch-worker models pull`.
 set -eu
 
 usage() {

@@ -1,12 +1,13 @@
-"""What a draft model gains or costs on this machine: the same answers with and without one, in turns in one process.
+"""Measures what a draft model gains or costs on this machine: the same answers with and without it, in one process.
 
     .venv/bin/python scripts/draft_model_gain.py MODEL.gguf DRAFT.gguf [THREADS] [ROUNDS] [JOBS] [DEPTH]
 
-Prints what decode steps of both models cost, and for kinds of text and so many JOBS (1,4) at once the time without the
-draft model divided by the time with it (above 1: it pays; the median of the rounds, the least and the greatest), the
-share of its guesses that were right, the decode steps of both, and how often the text was the same. Prompt lookup is
-off. A first round, in which the engine learns, does not count. Times depend on what else runs, ratios less. With a
-DEPTH the draft model is asked for so many tokens in every step, whether it is expected to pay or not.
+It prints what decode steps of both models cost, and then a line for each kind of text and each number of JOBS at once
+(1,4). A line has the time without the draft model divided by the time with it, which is above 1 if the draft model
+pays: the median of the rounds, the least and the greatest value. Then follow the share of draft tokens that were right,
+the decode steps of both, and the number of rounds in which both texts were the same. Prompt lookup is off. A first
+round, in which the engine learns, does not count. Times depend on what else runs; ratios do so less. With a DEPTH, the
+draft model drafts that many tokens in every step, even if it is not expected to pay.
 """
 
 import statistics
@@ -43,14 +44,14 @@ TEXTS: dict[str, tuple[tuple[str, ...], float]] = {
 
 @dataclass
 class Side:
-    """An engine with or without the draft model, and what it told of the jobs of one round."""
+    """An engine with or without the draft model, and the steps that it reported in one round."""
 
     engine: Engine
-    told: list[StepDone]
+    reports: list[StepDone]
     n_jobs: int = 0
 
     def seconds(self, model: LoadedModel, prompts: tuple[str, ...], temperature: float) -> float:
-        self.told.clear()
+        self.reports.clear()
         began_s = time.perf_counter()
         for number, prompt in enumerate(prompts):
             read = cast(Read, model.prompts.read(prompt))
@@ -67,11 +68,11 @@ class Side:
 
     @property
     def n_steps(self) -> int:
-        return sum(step.kind == "decode" for step in self.told)
+        return sum(step.kind == "decode" for step in self.reports)
 
     def texts(self) -> list[str]:
         by_job: dict[JobKey, str] = {}
-        for delta in (delta for step in self.told for delta in step.deltas):
+        for delta in (delta for step in self.reports for delta in step.deltas):
             by_job[delta.job] = by_job.get(delta.job, "") + delta.text
         return [by_job[job] for job in sorted(by_job)]
 
@@ -93,7 +94,7 @@ def main(  # noqa: PLR0917 - the arguments of a command line
 
 
 def loaded(model_path: str, draft_path: str, n_threads: int, n_cells: int) -> tuple[LoadedModel, EngineConfig]:
-    """Both models on the CPU with four slots, and what an engine over them is told."""
+    """Load both models on the CPU with four slots, and make the configuration of an engine that uses them."""
     settings = Settings(
         model=model_path,
         draft_model=draft_path,
@@ -124,8 +125,8 @@ class Bench:
             if number:
                 ratios.append(seconds[id(plain)] / seconds[id(drafting)])
                 n_same += plain.texts() == drafting.texts()
-        n_drafted = sum(step.n_drafted for step in drafting.told)
-        n_accepted = sum(step.n_accepted for step in drafting.told)
+        n_drafted = sum(step.n_drafted for step in drafting.reports)
+        n_accepted = sum(step.n_accepted for step in drafting.reports)
         say(
             f"| {name} | {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) "
             f"| {n_accepted} of {n_drafted} | {drafting.n_steps} for {plain.n_steps} | {n_same} of {self.n_rounds} |"
@@ -133,16 +134,16 @@ class Bench:
 
 
 def side(model: LoadedModel, config: EngineConfig, *, has_draft: bool) -> Side:
-    heard: list[StepDone] = []
+    reports: list[StepDone] = []
 
-    def hear(frame: Outbound) -> None:
+    def keep(frame: Outbound) -> None:
         if isinstance(frame, StepDone):
-            heard.append(frame)
+            reports.append(frame)
 
     draft = model.draft if has_draft else None
     if draft is not None:
         cast(LlamaRunner, draft.runner).kv.clear()
-    return Side(Engine(model.runner, config, emit=hear, clock=time.monotonic, draft=draft, warn=say), heard)
+    return Side(Engine(model.runner, config, emit=keep, clock=time.monotonic, draft=draft, warn=say), reports)
 
 
 def say(line: str) -> None:

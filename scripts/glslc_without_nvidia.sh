@@ -1,6 +1,6 @@
 #!/bin/sh
-# The compiler of Vulkan's shaders, made to say that it does not know NVIDIA's extensions for matrices. llama.cpp then
-# leaves out the variants of its kernels that NVIDIA's own driver alone can run: Dockerfile.metal has no such driver.
+# Runs glslc, the compiler of Vulkan's shaders, and reports that it does not know NVIDIA's extensions for matrices.
+# llama.cpp then leaves out the kernels that only NVIDIA's own driver can run. Dockerfile.metal has no such driver.
 case "$*" in
     *feature-tests/coopmat2*)
         echo "extension not supported: GL_NV_cooperative_matrix2" >&2

@@ -1,9 +1,10 @@
 #!/bin/sh
-# Makes the virtual environment of an image: what pyproject.toml requires, in the versions of constraints.txt, with the
-# given wheel of llama-cpp-python, and nothing that a serving worker never opens. The worker itself is installed after it.
+# Makes the virtual environment of an image. It has the packages that pyproject.toml requires, in the versions of
+# constraints.txt, and the given wheel of llama-cpp-python. Files that a serving worker never opens are removed. The worker
+# itself is installed later.
 #
 # Usage: image_libraries.sh FOLDER WHEEL [EXTRAS]
-# EXTRAS: of pyproject.toml, with commas between them, such as kv-events,otel.
+# EXTRAS are those of pyproject.toml, separated by commas, such as kv-events,otel.
 # Runs while an image is built, in the folder with pyproject.toml. Needs /tools/bin/python with pip, and strip.
 set -eu
 
@@ -13,7 +14,7 @@ wheel=$2
 extras=${3:-}
 tools=/tools/bin/python
 
-# The environment has no pip of its own: the tools' one installs into it from outside.
+# The environment has no pip. The pip of the tools installs into it from outside.
 python3 -m venv --without-pip "$folder"
 "$tools" - "$extras" <<'PYTHON' >/tmp/requirements.txt
 import sys
@@ -26,18 +27,19 @@ for extra in filter(None, sys.argv[1].split(",")):
 PYTHON
 "$tools" -m pip --python "$folder/bin/python" install --no-cache-dir --disable-pip-version-check --quiet \
     --constraint constraints.txt --requirement /tmp/requirements.txt "$wheel"
-# Required by others and never called, 35 MB together: Litestar's made-up examples of an API, and the hub's own transfer
-# protocol, where the worker downloads over HTTP itself.
+# Other packages require these two, but nothing calls them; together they have 35 MB. faker makes up examples for Litestar's
+# API documents, and hf-xet is the hub's own transfer protocol; the worker downloads over HTTP itself.
 "$tools" -m pip --python "$folder/bin/python" uninstall --quiet --yes faker hf-xet
 
 cd "$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
 # ── llama.cpp ─────────────────────────────────────────────────────────────────────────────────────
-# For compilers and for tools that are not here; a second copy of each library where the build was not portable.
+# These are for compilers and for tools that the image does not have. In a build that is not portable they include a second
+# copy of each library.
 rm -rf include lib bin llama_cpp/include llama_cpp/lib/cmake llama_cpp/lib/pkgconfig llama_cpp/lib/libllama-common*
-# Of Cannon Lake hardly a processor was sold; it takes Skylake's, too.
+# Hardly any Cannon Lake processors were sold, and they can use Skylake's module.
 rm -f llama_cpp/lib/libggml-cpu-cannonlake.so
-# A wheel has no links: libx.so and libx.so.0 are copies of libx.so.0.1, and both would be loaded, each with its own state.
+# A wheel has no links, so libx.so and libx.so.0 are copies of libx.so.0.1. Both would be loaded, each with its own state.
 for copy in llama_cpp/lib/*.so llama_cpp/lib/*.so.*; do
     for original in "${copy%%.so*}".so.*.*.*; do
         if [ "$copy" != "$original" ] && cmp -s "$copy" "$original"; then
@@ -47,22 +49,22 @@ for copy in llama_cpp/lib/*.so llama_cpp/lib/*.so.*; do
 done
 
 # ── the others ────────────────────────────────────────────────────────────────────────────────────
-# Commands of the libraries: nobody calls them here.
+# The libraries' own commands are not called in the image.
 find "$folder/bin" -type f -delete
 find . -type d -name tests -prune -exec rm -rf {} +
 find . -name '*.pyi' -delete
 find . -name '*.a' -delete
-# They compile extensions of numpy's kind, and try its vector instructions.
+# These compile extensions for numpy, and test its vector instructions.
 rm -rf numpy/distutils numpy/f2py numpy/_core/_simd.*
-# The hub's command line, and its service of computing elsewhere.
+# The hub's command line, and its client for remote inference.
 rm -rf huggingface_hub/cli huggingface_hub/inference
-# Colours for languages that nobody prints here.
+# Colours for languages that the worker never prints.
 find pygments/lexers -name '*.py' ! -name '__init__.py' ! -name '_mapping.py' ! -name 'python.py' ! -name 'special.py' -delete
-# What is never imported, or only by commands that people wait for anyway, need not lie there compiled as well.
-# Some of it only an extra brings.
+# These packages are never imported, or only by commands that take long anyway, so they need no bytecode. Some of them come
+# only with an extra.
 for package in charset_normalizer filelock fsspec httpcore httpx huggingface_hub litestar/testing markdown_it numpy/ma \
     numpy/polynomial polyfactory pygments requests tqdm urllib3; do
     [ ! -d "$package" ] || find "$package" -name __pycache__ -prune -exec rm -rf {} +
 done
-# Not numpy: its libraries were patched after they were linked, and strip breaks such ones.
+# numpy is left out: its libraries were patched after they were linked, and strip breaks such libraries.
 find . -name '*.so*' -type f ! -path './numpy*' -exec strip --strip-unneeded {} +

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Installs llorch-worker on a Mac, natively, with llama.cpp built for Metal, and tries it: a greedy answer of the GPU must
-# begin as the CPU's. The installation is that of `make run`: a virtual environment in .venv.
-# Not verified on a Mac yet: the tests run it with stand-ins for Apple's tools.
+# Installs llorch-worker natively on a Mac, with llama.cpp built for Metal, and tries it: the GPU's greedy answer must be
+# the CPU's. The installation is that of `make run`, a virtual environment in .venv.
+# The script was not run on a Mac yet. The tests run it with stand-ins for Apple's tools.
 #
 # Usage: install_metal.sh [--cpu-only]
-#            --cpu-only: try the CPU alone, with Apple's Accelerate, as in a virtual machine without a GPU
-#                        (Metal is compiled in anyway: llama-cpp-python insists on it; `--device cpu` leaves it alone)
-# Needs Apple silicon, Xcode's command line tools, and a Python 3.11 or newer for arm64 (PYTHON says which).
+#            --cpu-only: try the CPU alone, with Apple's Accelerate, for example in a virtual machine without a GPU
+#                        (llama-cpp-python always compiles Metal in; `--device cpu` does not use it)
+# Needs Apple silicon, Xcode's command line tools, and Python 3.11 or newer for arm64 (PYTHON names another).
 set -eu
 
 PROMPT="The capital of France is"
@@ -17,11 +17,11 @@ fail() {
     exit 1
 }
 
-# ── what must be there ────────────────────────────────────────────────────────────────────────────
+# ── the machine and its tools ─────────────────────────────────────────────────────────────────────
 check_machine() {
     [ "$(uname -s)" = Darwin ] || fail "this is for macOS; elsewhere: make run BACKEND=cpu, cuda or vulkan"
     [ "$(uname -m)" = arm64 ] && return
-    # Rosetta tells Intel programs that they are on an Intel processor.
+    # Under Rosetta, uname reports an Intel processor to Intel programs.
     if [ "$(sysctl -n sysctl.proc_translated 2>/dev/null || true)" = 1 ]; then
         fail "this terminal runs under Rosetta, where all would be built for Intel: start it again with arch -arm64 $0"
     fi
@@ -44,7 +44,7 @@ check_python() {
     esac
 }
 
-# ── what is done ──────────────────────────────────────────────────────────────────────────────────
+# ── the test of the installation ──────────────────────────────────────────────────────────────────
 answer() { .venv/bin/llorch-worker generate "$PROMPT" --max-tokens "$N_TOKENS" --temperature 0 --device "$1" 2>/dev/null; }
 
 try_metal() {

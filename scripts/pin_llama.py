@@ -17,7 +17,7 @@ PINS = {
     "constraints.txt": rf"^{PACKAGE}==([\w.]+)$",
     "worker/upstream/layouts.py": r'^PINNED_VERSION = "([\w.]+)"$',
 }
-"""Each place, and the one line in it whose group is the version."""
+"""Each file that has the version, and the pattern of its line; the group is the version."""
 
 
 def pinned(root: Path) -> dict[str, str]:
@@ -36,10 +36,10 @@ def pin(root: Path, version: str) -> None:
 def newest() -> str:
     """The newest release that pip finds for this Python."""
     command = [sys.executable, "-m", "pip", "index", "versions", PACKAGE, "--disable-pip-version-check"]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    match = re.match(rf"{PACKAGE} \(([\w.]+)\)", told)
+    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    match = re.match(rf"{PACKAGE} \(([\w.]+)\)", answer)
     if match is None:
-        sys.exit(f"pip index versions {PACKAGE} gives no version: {told!r}")
+        sys.exit(f"pip index versions {PACKAGE} gives no version: {answer!r}")
     return match[1]
 
 

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Runs the tests that any model can pass on Llama 2 7B (Q4_K_M, 4.1 GB), fetched once from the Hugging Face hub.
-# Not verified: nobody has run it yet. It needs 6 GB of memory, and a GPU if it is to end within the hour; say in
-# .llorch-test.toml where the tests' workers compute.
+# Runs the tests that any model can pass on Llama 2 7B (Q4_K_M, 4.1 GB), which it fetches once from the Hugging Face hub.
+# The script has not been run yet. It needs 6 GB of memory, and a GPU if it is to end within an hour. .llorch-test.toml
+# says on which device the tests' workers compute.
 #
 # Usage: test_llama2_7b.sh [PYTEST ARGUMENT…]     such as tests/backends, or -k serving
-# LLORCH_MODELS_DIR says where the model is kept. Its licence is Meta's: https://ai.meta.com/llama/license
+# The model is kept in LLORCH_MODELS_DIR. Its licence is Meta's: https://ai.meta.com/llama/license
 set -eu
 
 MODEL=hf:TheBloke/Llama-2-7B-GGUF::file=llama-2-7b.Q4_K_M.gguf

@@ -1,9 +1,9 @@
 // Tries how a compiler translates Intel's AMX; scripts/build_llama.sh compiles and runs it.
 //
-// With LLORCH_CONFIG: what the instruction that configures the tiles would read. build_llama.sh puts a call of
-// check_config in its place, so that it runs on every processor.
-// Without: a product of two tiles, which needs a processor with AMX. Exits with 0 if all is right, or if the kernel does
-// not let a process use AMX: nothing can crash then.
+// With LLORCH_CONFIG, it checks the bytes that the instruction that configures the tiles would read. build_llama.sh replaces
+// the instruction by a call of check_config, so that the check runs on every processor.
+// Without it, it multiplies two tiles, which needs a processor with AMX. It exits with 0 if the product is right, or if the
+// kernel does not let a process use AMX: then nothing can crash.
 #ifndef __AMX_INT8__
 #error "another name of AMX, as in clang before 16: ggml's code for it would be left out without a word"
 #endif
@@ -46,7 +46,7 @@ void check_config(const uint8_t *read) {
     _exit(memcmp(read, wanted, sizeof wanted) != 0);
 }
 
-// The stack below is filled, so that bytes that nobody wrote are not those wanted by chance.
+// Fills the stack below, so that bytes that were never written do not have the right values by chance.
 __attribute__((noinline)) void dirty(void) {
     volatile uint8_t stack[1024];
     for (size_t i = 0; i < sizeof stack; i++) {

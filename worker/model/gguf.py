@@ -1,6 +1,6 @@
 """A GGUF file's bytes → its metadata and tensor table, every length checked before it is believed.
 
-Owns the file format (github.com/ggml-org/ggml, docs/gguf.md), the rule that a value has the type that is asked for, and
+Owns the file format (gguf.md of github.com/ggml-org/ggml), the rule that a value has the type that is asked for, and
 the rule that each tensor lies inside the file, as strictly as llama.cpp's own reader. Does not know what the keys mean
 (info.py does). Runs in either process, on the thread that calls, and reads the header's bytes only. Whatever a file
 claims or holds, it is accepted or refused within a second of processor time and 100 MB of memory, and 50 MB more for
