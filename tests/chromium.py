@@ -30,7 +30,7 @@ FLAGS = (
 """Root, as whom containers run tests, cannot have Chromium's sandbox; what it opens are pages of our own."""
 
 _PIPES = 'exec "$@" 3<&"$TO_BROWSER" 4>&"$FROM_BROWSER"'
-"""Where the browser reads and writes."""
+"""The pipes that the browser reads and writes."""
 
 _APT = ("apt-get", "-y", "-qq", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=120")
 
@@ -139,7 +139,7 @@ class Tab:
         self.requests: list[Answer] = []
         """All that it asked for: `url`, `method`, `postData`, …"""
         self.complaints: list[str] = []
-        """What the console has of errors and broken policies; an answer that is no 200 is none."""
+        """The console's errors and broken policies; an answer that is no 200 is none."""
 
     def __enter__(self) -> Self:
         return self
@@ -193,7 +193,7 @@ class Tab:
         eventually(lambda: self.evaluate(expression, **given))
 
     def text(self, selector: str) -> str:
-        """What is there to be read; empty where it is hidden."""
+        """The text that can be read; it is empty if the element is hidden."""
         text: str = self.evaluate("document.querySelector(s)?.innerText ?? ''", s=selector)
         return text
 

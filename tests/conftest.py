@@ -1,4 +1,4 @@
-"""What all tests share: the model they run on, where `make test` put it or the owner of the machine says."""
+"""The model that all tests run on is where `make test` put it, or where the owner of the machine says."""
 
 import signal
 from collections.abc import Iterator

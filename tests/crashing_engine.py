@@ -179,7 +179,7 @@ STALL, *_MARKERS = [
 
 
 def marker(kind: str) -> str:
-    """How a prompt begins that asks for the misdeed."""
+    """The beginning of a prompt that asks for the misdeed."""
     return dict(zip(CRASHES | PRANKS, _MARKERS, strict=True))[kind]
 
 

@@ -1,14 +1,12 @@
-"""What tests of engine deaths share: a real front before `tests.crashing_engine`, and its gates."""
+"""A real front before `tests.crashing_engine`, and its gates, for tests of engine deaths."""
 
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.crashing_engine import GATES_DIR, STALL, Gates
-from tests.worker_process import Event, Stream, WorkerProcess, serve_default
+from tests.worker_process import Event, Stream, WorkerProcess, altered, serve_default
 
 QUESTION = "The capital of France is"
 
@@ -46,11 +44,8 @@ class CrashingWorker:
 @contextmanager
 def crashing_worker(model: Path, *arguments: str, **environment: str) -> Iterator[CrashingWorker]:
     """A worker that has just been started; its gates are open."""
-    root = Path(__file__).parents[1]
     with TemporaryDirectory() as gates_dir:
-        command = (sys.executable, "-m", "tests.fronted_by", "tests.crashing_engine")
-        search_path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {"PYTHONPATH": search_path, GATES_DIR: gates_dir, **environment}
+        command, environment = altered("tests.crashing_engine"), {GATES_DIR: gates_dir, **environment}
         with serve_default(model, "--ctx-size", "2048", *arguments, command=command, environment=environment) as worker:
             yield CrashingWorker(worker, Gates(Path(gates_dir)))
 

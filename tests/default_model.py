@@ -1,4 +1,4 @@
-"""Where `make model` puts the default model."""
+"""The place in which `make model` puts the default model."""
 
 from pathlib import Path
 

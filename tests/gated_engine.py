@@ -1,47 +1,25 @@
-"""A worker whose engine waits with loading until a test opens a gate.
+"""The real engine, which reports 0 % and then waits with loading until a test opens a gate.
 
-    python -P gated_engine.py serve GATE --model …         the front, as `python -m worker` would run it
-    python -P gated_engine.py engine GATE FD GENERATION    its engine: reports 0 %, then waits
+    python -m tests.gated_engine GATE FD GENERATION
 
-GATE is a named pipe; whoever opens it for writing opens the gate. Its path is in both command lines.
+GATE is a named pipe, which `gated` of tests/worker_process.py makes; whoever opens it for writing opens the gate.
 """
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from worker.cli import parse
 from worker.engine.backend import LoadedModel
-from worker.process import main as engine_process
-from worker.serve import run
+from worker.loading.load import load_model
+from worker.process.main import main
 from worker.wire.load import Configure
 
+if __name__ == "__main__":
+    gate = Path(sys.argv.pop(1))
 
-def front_command(gate: Path) -> list[str]:
-    """The command of a gated worker; its flags follow."""
-    return [sys.executable, "-P", __file__, "serve", str(gate)]
-
-
-def _load_behind(gate: Path) -> Callable[[Configure, Callable[[int], None]], LoadedModel]:
     def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
-        from worker.loading.load import load_model  # noqa: PLC0415 - the front never loads llama.cpp
-
         on_progress(0)
         gate.read_bytes()
         return load_model(config, on_progress)
 
-    return load
-
-
-def main() -> None:
-    role, gate = sys.argv[1:3]
-    if role == "engine":
-        del sys.argv[1:3]
-        engine_process.main(_load_behind(Path(gate)))
-    else:
-        engine_command = [sys.executable, "-P", __file__, "engine", gate]
-        raise SystemExit(run(parse(sys.argv[3:]), engine_command=engine_command))
-
-
-if __name__ == "__main__":
-    main()
+    main(load)

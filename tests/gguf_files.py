@@ -56,7 +56,7 @@ class GgufFile:
     magic: bytes = b"GGUF"
     alignment: int = 32
     n_tensors: int | None = None
-    """What the header claims; None: the truth."""
+    """The header's claim; None: the truth."""
     n_keys: int | None = None
 
     def header(self) -> bytes:

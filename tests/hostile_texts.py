@@ -1,4 +1,4 @@
-"""What a model might write to take over the page that shows it. Each would set `window.owned` or ask for /owned."""
+"""Texts that a model might write to take over the page. Each would set `window.owned` or ask for /owned."""
 
 _RUN = "window.owned=1"
 

@@ -38,7 +38,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a repository answers to everything. `error_code` is the hub's X-Error-Code."""
+    """A repository's answer to everything. `error_code` is the hub's X-Error-Code."""
 
     status: int
     error_code: str | None = None
@@ -53,7 +53,7 @@ class HubStandIn(LoopbackServer):
         self.refusals: dict[str, Refusal] = {}
         self.asked: list[Asked] = []
         self.stated_sha256: str | None = None
-        """What the hub says of every file instead of the truth."""
+        """The hub's statement about every file instead of the truth."""
         self.cut_once_after: int | None = None
         """The next body ends after this many bytes."""
         self.wants_reset = False

@@ -65,7 +65,7 @@ def _with_parents(name: str) -> Iterator[str]:
 
 
 def is_in(name: str, room: str) -> bool:
-    """Whether a dotted name is the room or lies inside it."""
+    """True if a dotted name is the room or lies inside it."""
     return f"{name}.".startswith(f"{room}.")
 
 

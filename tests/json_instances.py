@@ -104,7 +104,7 @@ class _Maker:
         return self._rng.choice([True, False]) if kind == "boolean" else None
 
     def _whole(self, schema: Any, n_followed: int) -> Schema:
-        """With references followed, one branch chosen, and what stands beside them."""
+        """The schema with references followed, one branch chosen, and what stands next to them."""
         if not isinstance(schema, dict) or n_followed > MAX_DEPTH:
             return {}
         whole = {key: part for key, part in schema.items() if key not in ("$ref", "anyOf", "oneOf", "allOf")}

@@ -1,4 +1,4 @@
-"""What a listener knows of a worker's blocks, from the events alone; it checks that each of them can be believed.
+"""A listener's knowledge of a worker's blocks, from the events alone; it checks that each of them can be believed.
 
 It knows nothing of how hashes are made: a block's tokens and its parent say what it is. And MessagePack as its
 specification has it, read without a library.
@@ -26,7 +26,7 @@ class Mirror:
     held: dict[str, dict[int, Path]] = field(default_factory=lambda: {"GPU": {}, "CPU": {}})
 
     def hear(self, changes: Iterable[BlocksStored | BlocksRemoved]) -> None:
-        """What the engine tells its front."""
+        """Take what the engine sends to its front."""
         for change in changes:
             match change:
                 case BlocksStored(medium, parent, hashes, tokens):
@@ -35,7 +35,7 @@ class Mirror:
                     self._remove(medium, hashes)
 
     def hear_batch(self, payload: bytes) -> None:
-        """What the front tells everybody."""
+        """Take what the front publishes."""
         _, events, _ = unpacked(payload)
         for event in events:
             if event["type"] == "BlockStored":

@@ -1,4 +1,4 @@
-"""What the tests take of llama.cpp: its test vocabularies, converter from checkpoints, options of its build, grammars,
+"""The parts of llama.cpp that tests use: test vocabularies, converter from checkpoints, options of the build, grammars,
 chat templates, and the sources that worker/upstream copies facts from.
 
 They are not in this repository. `make vocabularies` has pip download the source of the llama-cpp-python that is
@@ -33,7 +33,7 @@ _WANTED = (
 
 
 def folder() -> Path:
-    """Where the vocabularies are."""
+    """The folder of the vocabularies."""
     return _checked(_FOLDER)
 
 
@@ -103,6 +103,6 @@ def _extract(archive: Path, target: Path) -> None:
 
 
 def _place(member: str) -> Path | None:
-    """Where in the folder a member of the archive goes; None for one that is left out."""
+    """The place in the folder for a member of the archive; None for one that is left out."""
     name = member.partition("/")[2]
     return next((folder / found[1] for wanted, folder in _WANTED if (found := wanted.fullmatch(name))), None)

@@ -1,13 +1,17 @@
 """An HTTP server on a thread of the test's own process, for as long as a `with` lasts."""
 
+import socket
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
+HOST = "127.0.0.1"
 _POLL_S = 0.01
-"""How often the server looks whether it is to end; the library's half a second is what every test would wait."""
+"""The interval at which the server looks whether it is to end; the library's half a second would delay every test."""
 
 
 class QuietHandler(BaseHTTPRequestHandler):
@@ -16,10 +20,10 @@ class QuietHandler(BaseHTTPRequestHandler):
 
 
 class LoopbackServer:
-    """Once the `with` has ended, so have the server's thread and all that it was answering."""
+    """The server's thread and all that it was answering end with the `with`."""
 
-    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
-        self._server = _Server(("127.0.0.1", 0), handler)
+    def __init__(self, handler: type[BaseHTTPRequestHandler], port: int = 0) -> None:
+        self._server = _Server((HOST, port), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,))
 
     @property
@@ -28,7 +32,7 @@ class LoopbackServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{HOST}:{self.port}"
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -47,3 +51,12 @@ class _Server(ThreadingHTTPServer):
         # A client that went away is what many tests are about.
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
+
+
+@contextmanager
+def reserved_port() -> Iterator[tuple[int, Callable[[], None]]]:
+    """A port that refuses connections because it is bound and nobody listens, and a way to let go of it."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((HOST, 0))
+        yield holder.getsockname()[1], holder.close

@@ -19,7 +19,7 @@ PATIENCE_S = 60.0
 class OtlpCollector(LoopbackServer):
     def __init__(self, *, is_silent: bool = False) -> None:
         self.bodies: list[bytes] = []
-        """As they came."""
+        """The bodies as they came."""
         self.paths: list[str] = []
         self._is_silent = is_silent
         self._has_news = threading.Condition()

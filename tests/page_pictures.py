@@ -16,7 +16,7 @@ CODE, CAPITAL = "Write a Python function that adds two numbers.", "What is the c
 SKY = "Why is the sky blue? Explain in two short paragraphs."
 SETTINGS = {"temperature": "0", "max_tokens": "160", "system": "You are a helpful assistant. Answer in Markdown."}
 BESIDE = "The numbers are 1 2 3 4 5"
-"""What other clients ask meanwhile, so that there is something to see."""
+"""The jobs of other clients meanwhile, so that there is something to see."""
 
 N_BESIDE = 2
 ANSWERED = "document.querySelectorAll('.turn.assistant .usage:not(:empty)').length === n && send.checkVisibility()"

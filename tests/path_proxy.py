@@ -12,7 +12,7 @@ from tests.worker_process import PATIENCE_S
 
 @contextmanager
 def below_a_path(path: str, port: int) -> Iterator[str]:
-    """Where the proxy listens. `path` is taken off the requests that begin with it."""
+    """The address at which the proxy listens. `path` is taken off the requests that begin with it."""
     begins = re.compile(rb"^([A-Z]+) " + re.escape(path.encode()) + rb"(?=/)")
 
     class Exchange(socketserver.StreamRequestHandler):

@@ -15,7 +15,7 @@ WORDS = ["red", "green", "blue", "small", "large", "yes", "no", "Zürich", "not 
 PATTERNS = ["^[A-Z]{2}-[0-9]{3}$", "^(cat|dog)s?$", r"^\d{1,3}(\.\d)?$", "^[a-f0-9]{4,8}$", "^[^aeiou ]{2,5}$"]
 FORMATS = {"date": 10, "time": 20, "date-time": 30, "duration": 8, "email": 24, "hostname": 20, "ipv4": 15, "ipv6": 30}
 FORMATS |= {"uuid": 36, "uri": 30}
-"""How long they are at most."""
+"""The most bytes that they have."""
 MAX_DEPTH = 3
 
 

@@ -51,7 +51,7 @@ class Result:
 
 
 def download() -> None:
-    """Once; pip's lines say why it cannot."""
+    """The download happens once; pip's lines say why it cannot."""
     for package, version in PACKAGES.items():
         if not list(FOLDER.glob(f"{package.replace('-', '_')}-{version}*")):
             kind = ["--no-binary=:all:"] if package == "check-jsonschema" else ["--only-binary=:all:"]
@@ -62,7 +62,7 @@ def download() -> None:
 
 
 def schemas() -> dict[str, Any]:
-    """By package and name, without those that are too large or mean nothing by themselves."""
+    """The schemas by package and name, without those that are too large or mean nothing by themselves."""
     found: dict[str, Any] = {}
     for name, data in _files():
         if len(data) > 8 * MAX_BYTES:
@@ -98,7 +98,7 @@ def _members(part: str, *endings: str) -> Iterator[tuple[str, bytes]]:
 
 
 def shipped() -> dict[str, list[Any]]:
-    """By the schema's name in `schemas`, what check-jsonschema has of instances that should pass."""
+    """The instances of check-jsonschema that should pass, by the schema's name in `schemas`."""
     found: dict[str, list[Any]] = {}
     for name, data in _members("example-files/hooks/positive/", ".json", ".yml", ".yaml", ".cff"):
         if not Path(name).name.startswith("_"):
@@ -153,7 +153,7 @@ def _orders(schema: Any) -> list[list[str]]:
 
 
 def _comes_up(found: Texts, value: Any, orders: list[list[str]]) -> bool:
-    """Whether some spelling of the value does, its properties in orders that the schema suggests."""
+    """True if some spelling of the value does, its properties in orders that the schema suggests."""
     for rank in range(N_ORDERS):
         follower = found.follow()
         if _go(follower, value, orders, rank) and follower.may_end:

@@ -33,7 +33,7 @@ def texts() -> st.SearchStrategy[str]:
 @pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(before=texts(), after=texts())
-def test_what_diff_tells_is_what_is_made(tmp_path_factory: pytest.TempPathFactory, before: str, after: str) -> None:
+def test_the_result_is_what_diff_shows(tmp_path_factory: pytest.TempPathFactory, before: str, after: str) -> None:
     folder = tmp_path_factory.mktemp("source")
     (folder / "x").write_text(before)
     run = apply(folder, patch(folder / "p.patch", before, after))

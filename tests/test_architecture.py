@@ -53,7 +53,7 @@ IMPURE: dict[str, tuple[str, ...]] = {
     "processes": ("subprocess", "sys"),
     "logs": ("logging", "structlog"),
 }
-"""What a pure room does without: it is given what it needs, so that tests run it in milliseconds."""
+"""The things that a pure room does without: it is given what it needs, so that tests run it in milliseconds."""
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "client": ("client", "worker.config", "worker.errors"),
@@ -107,7 +107,7 @@ NEVER_IMPORT: dict[str, tuple[str, ...]] = {
 """A room, and the rooms it never meets."""
 
 FRONT = ("worker.serve", "worker.commands.generate", "worker.commands.chat")
-"""Where the front process begins."""
+"""The modules with which the front process begins."""
 
 NOT_IN_THE_FRONT = (
     *("worker.llama", "worker.loading", "worker.constraints", "worker.process", "parity", "worker.chat"),
@@ -133,14 +133,14 @@ def offenders(forbidden: str, allowed: tuple[str, ...]) -> list[str]:
 @pytest.mark.parametrize("root", FRONT)
 @pytest.mark.parametrize("forbidden", NOT_IN_THE_FRONT)
 def test_the_front_never_reaches_what_can_crash_it(root: str, forbidden: str) -> None:
-    """Also through imports inside functions, which run later or never."""
+    """Imports inside functions count too, which run later or never."""
     assert root in {module.name for module in sources()}
     assert [name for name in reachable(root) if is_in(name, forbidden)] == []
 
 
 @pytest.mark.parametrize("root", FRONT)
 def test_the_front_when_it_runs_has_not_loaded_llama_cpp(root: str) -> None:
-    """What the source cannot show: a dependency that loads it for us. They may load ctypes; we may not."""
+    """The source cannot show a dependency that loads it for us. They may load ctypes; we may not."""
     script = f"import sys, {root}; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     loaded = found.stdout.split()
@@ -172,7 +172,7 @@ def test_a_pure_room_has_no(effect: str, room: str) -> None:
 
 
 @pytest.mark.parametrize("room", PURE_ROOMS)
-def test_a_pure_room_opens_no_file_and_asks_nobody(room: str) -> None:
+def test_a_pure_room_opens_no_file_and_asks_for_no_input(room: str) -> None:
     inside = [module for module in sources() if is_in(module.name, room)]
     assert [module.name for module in inside for name in ("open", "print", "input") if calls(module, name)] == []
 

@@ -86,7 +86,7 @@ def test_what_it_does_not_know_is_a_usage_error(arguments: tuple[str, ...]) -> N
     assert run.stderr.startswith("usage: build_llama.sh")
 
 
-def test_vulkan_headers_that_are_missing_or_too_old_are_told_before_anything_is_built(tmp_path: Path) -> None:
+def test_vulkan_headers_that_are_missing_or_too_old_are_reported_before_anything_is_built(tmp_path: Path) -> None:
     run = build_llama("vulkan", CXX="true", LLORCH_WHEELS=str(tmp_path))
     assert run.returncode == 1
     assert run.stderr.startswith("build_llama: no Vulkan headers, or older than 1.3.272")
@@ -155,7 +155,7 @@ class Machine:
             (self.bin / tool).symlink_to(found)
 
     def has(self, compiler: str, judged: Judged = "sound", *, unknown: str = "no such flag") -> "Machine":
-        """With a C compiler and the C++ compiler beside it."""
+        """A machine with a C compiler and the C++ compiler next to it."""
         exit_code = 1 if judged == "unsound" else 0
         refused = "-fopenmp" if judged == "without OpenMP" else unknown
         plus = {"cc": "c++"}.get(compiler, compiler.replace("clang", "clang++").replace("gcc", "g++"))
@@ -245,7 +245,7 @@ UNSOUND = '__asm__ volatile ("ldtilecfg %X0" :: "m" (*(const char (*)[8])(p)))'
 def test_a_compiler_that_loses_what_configures_the_tiles_is_found_out(
     tmp_path: Path, intrinsic: str, *, is_sound: bool
 ) -> None:
-    """By the machine's own compiler, which is given the intrinsic in both ways: its version says nothing."""
+    """The machine's own compiler is given the intrinsic in both ways: its version says nothing."""
     machine = Machine(tmp_path, AMX)
     header, real = tmp_path / "tiles.h", shutil.which("cc")
     assert real is not None

@@ -66,7 +66,7 @@ class Checkout:
         return found.stdout.splitlines()
 
     def configured(self) -> list[list[str]]:
-        """How cmake was called to configure, since this was asked last."""
+        """The calls of cmake to configure, since this was asked last."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         self.log.unlink(missing_ok=True)
         return [line.split("|")[:-1] for line in lines if "--build" not in line]
@@ -131,7 +131,9 @@ def test_without_a_tool_it_says_how_to_name_one(checkout: Checkout, arguments: t
 
 
 @pytest.mark.parametrize("command", ["load", "sizes"])
-def test_the_bench_is_beside_stock_tools_and_a_load_beside_our_flags_too(checkout: Checkout, command: str) -> None:
+def test_the_bench_has_stock_tools_next_to_it_and_a_load_has_those_with_our_flags_too(
+    checkout: Checkout, command: str
+) -> None:
     measured = checkout.measure(command, "--rounds", "3")
     (stock,), (ours,) = checkout.build("--stock", "llama-server"), checkout.build("llama-server")
     assert measured[:4] == ["-m", "tools.bench", command, "--peer-binary"]

@@ -43,7 +43,7 @@ PROMPT = "<|im_start|>user\nAnswer with a short JSON value.<|im_end|>\n<|im_star
 
 @dataclass(slots=True)
 class Answers:
-    """What the engine says of its jobs."""
+    """The engine's reports about its jobs."""
 
     texts: dict[JobKey, str] = field(default_factory=dict)
     ends: dict[JobKey, Finished | Failed] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Whatever happens to the engine, the front answers for every job (docs/protocol.md 6, "When the engine dies")."""
+"""The front answers for every job whatever happens to the engine (docs/protocol.md 6, "When the engine dies")."""
 
 import re
 import signal
@@ -72,8 +72,10 @@ def test_an_engine_whose_counts_of_cells_differ_is_replaced_once_it_is_idle(
 
 
 @pytest.mark.parametrize("kind", DEATHS)
-def test_a_job_that_kills_the_engine_costs_nobody_else_a_job(kind: str, crashing: CrashingWorker, answer: str) -> None:
-    """Beside it: a job that has sent a token, one in the same prefill step, one that waits for a slot. All but the
+def test_a_job_that_kills_the_engine_costs_no_other_client_a_job(
+    kind: str, crashing: CrashingWorker, answer: str
+) -> None:
+    """The others are: a job that has sent a token, one in the same prefill step, one that waits for a slot. All but the
     first are equally short, so that none passes another.
     """
     worker, gates = crashing.worker, crashing.gates
@@ -238,7 +240,7 @@ def _kill_while_idle(crashing: CrashingWorker, n_times: int) -> None:
         crashing.replaced()
 
 
-def test_an_engine_that_dies_while_loading_ends_the_worker_with_its_last_words(shallow_model: Path) -> None:
+def test_an_engine_that_dies_while_loading_ends_the_worker_with_its_last_lines(shallow_model: Path) -> None:
     with crashing_worker(shallow_model, **{DIES_LOADING: "1"}) as crashing:
         assert crashing.worker.exit_code() == 1
         (error,) = (line for line in crashing.worker.log if line["event"] == "error")

@@ -18,7 +18,7 @@ def listening_port(process: psutil.Process) -> int:
 
 
 def is_open(process: psutil.Process, number: int) -> bool:
-    """Whether that descriptor is a file; the next socket or pipe would otherwise have taken its number."""
+    """True if that descriptor is a file; the next socket or pipe would otherwise have taken its number."""
     held = {file.fd for file in process.open_files()}
     target = Path(f"/proc/{process.pid}/fd/{number}")
     return number in held or (target.exists() and target.readlink() == Path(os.devnull))

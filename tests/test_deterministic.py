@@ -1,4 +1,4 @@
-"""With --deterministic an answer has the same bits alone and among others that come and go, whatever the weights' type;
+"""An answer has the same bits alone and among others that come and go, with --deterministic and any weights' type;
 and without it where /health tells so.
 
 Over the engine and llama.cpp, as the engine process puts them together, on small models of our own making.
@@ -123,7 +123,7 @@ def test_an_answer_is_the_same_alone_and_among_up_to_seven_others_that_come_and_
         ("gemma3", "Q8_0"),
     ],
 )
-def test_where_invariance_is_told_200_requests_among_others_are_as_alone(
+def test_if_invariance_is_reported_200_requests_among_others_are_as_alone(
     tmp_path: Path, family: str, name: str
 ) -> None:
     """Prompts are cut as there is time, tokens are drafted, and nothing was asked for."""
@@ -163,7 +163,7 @@ def assert_200_requests_are_as_alone(worker: Worker) -> None:
         n_left -= len(numbers)
 
 
-def test_without_the_flag_such_weights_answer_otherwise_beside_others_and_the_self_test_says_so(tmp_path: Path) -> None:
+def test_without_the_flag_such_weights_answer_otherwise_among_others_and_the_self_test_says_so(tmp_path: Path) -> None:
     """Else the test above could not fail. Weights of floats have products of ggml's own everywhere."""
     with worker_on(tmp_path, "llama", "F16", is_deterministic=False) as worker:
         numbers = list(range(N_JOBS))

@@ -74,7 +74,7 @@ def model(any_model: Path, q4_0: Path) -> Iterator[LoadedModel]:
 
 @dataclass
 class Told:
-    """What all jobs were told, by job."""
+    """The answers of all jobs, by job."""
 
     texts: dict[JobKey, str] = field(default_factory=dict)
     ends: dict[JobKey, Finished] = field(default_factory=dict)

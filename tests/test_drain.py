@@ -28,7 +28,7 @@ NEW_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 @contextmanager
 def one_slot(model: Path, *flags: str, **options: tuple[str, ...]) -> Iterator[WorkerProcess]:
-    """Who waits, waits until the one before has ended."""
+    """A job that waits does so until the one before has ended."""
     with serve_default(model, "--parallel", "1", "--scheduling", "first-come", *flags, **options) as worker:
         yield worker.ready()
 
@@ -113,8 +113,12 @@ def check_answers_of_a_draining(worker: WorkerProcess) -> None:
 
 
 def check_refusal(worker: WorkerProcess) -> None:
-    refusal = worker.post("/execute", json={"job_id": "late", "prompt": "Hi", "max_tokens": 1})
-    assert refusal.status_code == 503
+    """It comes after the fields and before the deadline."""
+    late, unreadable = {"job_id": "late", "prompt": "Hi", "max_tokens": 1}, {"x-deadline": "soon"}
+    fields = worker.post("/execute", json=late | {"max_tokens": 0}, headers=unreadable)
+    assert (fields.status_code, list(fields.json())) == (400, ["errors"])
+    refusal = worker.post("/execute", json=late, headers=unreadable)
+    assert (refusal.status_code, list(refusal.json())) == (503, ["code", "message", "retriable"])
     assert (refusal.json()["code"], refusal.json()["retriable"]) == ("WORKER_DRAINING", True)
 
 
@@ -135,7 +139,7 @@ def test_at_the_time_out_the_rest_is_cancelled_and_the_exit_code_is_0(shallow_mo
 
 
 def test_a_second_signal_ends_every_job_at_once_with_exit_1(shallow_model: Path) -> None:
-    """At once: the first signal would have waited for ten minutes."""
+    """The first signal alone would have waited for ten minutes."""
     with one_slot(shallow_model, "--shutdown-timeout-sec", "600") as worker:
         engine = worker.engine
         with worker.stream(prompt=STORY, max_tokens=LONG) as running, worker.stream(prompt=STORY) as queued:
@@ -164,7 +168,7 @@ def test_an_engine_that_does_not_move_does_not_hold_up_the_exit(shallow_model: P
         assert not engine.is_running()
 
 
-def test_282_an_idle_worker_leaves_at_once_whoever_is_connected(shallow_model: Path) -> None:
+def test_282_an_idle_worker_leaves_at_once_whatever_is_connected(shallow_model: Path) -> None:
     """An idle connection, and one whose request never becomes complete."""
     with one_slot(shallow_model, "--shutdown-timeout-sec", "600") as worker:
         with worker.connect() as idle, worker.connect() as slow:

@@ -1,4 +1,4 @@
-"""What a worker has generated before makes like answers faster, and none another: on the default model, over the engine
+"""Earlier answers make like answers faster, and change none: on the default model, over the engine
 and llama.cpp as the engine process puts them together.
 """
 
@@ -38,11 +38,11 @@ PEOPLE = (("Anna Meyer", "Berlin"), ("John Smith", "London"), ("Maria Garcia", "
 
 @dataclass(frozen=True)
 class Heard:
-    """Of one job."""
+    """The answer of one job."""
 
     text: str
     n_steps: int
-    """In which it generated."""
+    """The number of steps in which it generated."""
 
 
 @pytest.fixture(scope="module")

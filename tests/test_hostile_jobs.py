@@ -2,10 +2,8 @@
 
 import json
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import pairwise
-from pathlib import Path
 from threading import Thread
 
 import httpx2
@@ -13,7 +11,7 @@ import pytest
 
 from client.sse import data_in
 from tests.constraints.hostile_constraints import HOSTILE
-from tests.worker_process import Event, Stream, WorkerProcess, check_order, eventually, serve_default, text_of
+from tests.worker_process import Event, Stream, WorkerProcess, check_order, eventually, serving, text_of
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -41,7 +39,7 @@ WORST = (
     "schema: what is no number, shifted",
     "schema: a number of 10,000 digits",
 )
-"""Without the trial each takes seconds, hundreds of megabytes or the engine; tests/llama has the others one by one."""
+"""Each takes seconds, hundreds of megabytes or the engine without the trial; tests/llama has the others one by one."""
 
 SENT = (*WORST, *[name for name in HOSTILE if name not in WORST][::12])
 
@@ -68,10 +66,7 @@ class Neighbour:
         return max(later - earlier for earlier, later in pairwise(self.times_s))
 
 
-@pytest.fixture(scope="module")
-def worker(any_model: Path) -> Iterator[WorkerProcess]:
-    with serve_default(any_model, "--parallel", "3", "--ctx-size", "2048", "--prefix-cache-mb", "0") as worker:
-        yield worker.ready()
+worker = serving("any_model", "--parallel", "3", "--ctx-size", "2048", "--prefix-cache-mb", "0")
 
 
 def send(client: httpx2.Client, name: str) -> Event | None:

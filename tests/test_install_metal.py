@@ -95,7 +95,7 @@ def test_cpu_only_builds_without_metal_and_asks_the_cpu_alone(run: Run, program:
         ("python3", "echo arm64 0", "older than Python 3.11"),
     ],
 )
-def test_what_is_missing_is_told_with_the_remedy_before_anything_is_built(
+def test_what_is_missing_is_reported_with_the_remedy_before_anything_is_built(
     run: Run, program: Program, tmp_path: Path, *, name: str, script: str, words: str
 ) -> None:
     program(name, script)

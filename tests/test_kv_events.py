@@ -44,13 +44,13 @@ def expected_of(worker: WorkerProcess) -> set[Block]:
 
 
 def is_told(listener: Listener, expected: set[Block]) -> bool:
-    """Whatever lies in the KV memory or, once the worker has tested itself, among the copies."""
+    """The blocks in the KV memory and, once the worker has tested itself, among the copies."""
     mirror = mirrored(listener.replayed(0))
     return mirror.blocks("GPU") | mirror.blocks("CPU") == expected
 
 
 @pytest.mark.model
-def test_what_is_told_is_what_the_prompts_were_and_again_after_the_engine_was_killed(any_model: Path) -> None:
+def test_events_have_the_tokens_of_the_prompts_and_again_after_the_engine_was_killed(any_model: Path) -> None:
     with (
         serve_default(any_model, "--ctx-size", "2048", "--kv-events", "tcp://127.0.0.1:0") as worker,
         listening(worker.listening().wait_for("kv_events_listening")) as listener,

@@ -46,7 +46,7 @@ def path(entry: CatalogEntry) -> Path:
 
 @pytest.fixture(scope="module", params=JUDGED, ids=lambda entry: entry.name)
 def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of `parity run` beside the file's own weights. Takes 10 GB of disk meanwhile."""
+    """The report of `parity run` against the file's own weights. It takes 10 GB of disk meanwhile."""
     path, folder = pulled(request.param), tmp_path_factory.mktemp("parity")
     text = ("--tokens", str(N_TOKENS))
     checkpoint, _ = command("parity", "reference", "--model", str(path), *text, "--output", str(folder / "reference"))
@@ -62,7 +62,7 @@ def pulled(entry: CatalogEntry) -> Path:
 
 
 def command(*arguments: str) -> list[str]:
-    """What it prints, line by line. A failure is shown as it was told."""
+    """The printed lines. A failure is shown as it was printed."""
     done = subprocess.run([sys.executable, "-m", "worker", *arguments], stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout.splitlines()
 
@@ -78,7 +78,7 @@ def test_it_knows_what_a_model_knows(entry: CatalogEntry, path: Path) -> None:
         assert "seven" in counted
 
 
-def test_every_level_passes_beside_the_files_own_weights(report: Path) -> None:
+def test_every_level_passes_against_the_files_own_weights(report: Path) -> None:
     levels = {level["name"]: level["verdict"] for level in json.loads(report.read_bytes())["levels"]}
     not_run = {"weights", "checkpoints"}
     assert {name for name, verdict in levels.items() if verdict == "pass"} == levels.keys() - not_run - {"matrix"}

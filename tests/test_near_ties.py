@@ -32,7 +32,7 @@ def quantised(default_model: Path, path: Path, file_type: int) -> Path:
 
 
 @pytest.mark.parametrize("name", ["default", *FILE_TYPES])
-def test_an_answer_that_turns_beside_others_turns_at_a_near_tie(
+def test_an_answer_that_turns_among_others_turns_at_a_near_tie(
     default_model: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = default_model if name == "default" else quantised(default_model, tmp_path / "q.gguf", FILE_TYPES[name])

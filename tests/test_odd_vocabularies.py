@@ -37,7 +37,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
         yield worker.ready()
 
 
-def test_what_is_missing_is_said_when_the_model_is_loaded(worker: WorkerProcess) -> None:
+def test_what_is_missing_is_reported_when_the_model_is_loaded(worker: WorkerProcess) -> None:
     (line,) = [entry for entry in worker.log if entry["event"] == "model_load_start"]
     assert line["vocabulary"] == ["241 of 243 bytes have no token; texts with characters that need one are refused"]
 

@@ -4,15 +4,12 @@ A real front before a toy engine that dies in the intake: while it reads a promp
 compiles a schema or makes text of tokens.
 """
 
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.gguf_files import tiny_model
 from tests.toy_engine import FRAGILE, POISON, POISON_TOKEN
-from tests.worker_process import Event, WorkerProcess, check_order
+from tests.worker_process import Event, WorkerProcess, check_order, serving_toy
 from worker.front.client import MAX_DEATHS
 
 pytestmark = pytest.mark.process
@@ -30,12 +27,7 @@ QUESTIONS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    model = tiny_model().write(tmp_path_factory.mktemp("fragile") / "tiny.gguf")
-    command = (sys.executable, "-m", "tests.fronted_by", f"tests.toy_engine:{FRAGILE}")
-    with WorkerProcess("--model", str(model), "--port", "0", command=command) as worker:
-        yield worker.ready()
+worker = serving_toy(kind=FRAGILE)
 
 
 def n_restarts(worker: WorkerProcess) -> int:

@@ -1,4 +1,4 @@
-"""What ended jobs computed outlives the engine, and with a directory the worker, and changes no answer."""
+"""The cells of finished jobs outlive the engine, and with a directory the worker, and change no answer."""
 
 import os
 import struct
@@ -66,7 +66,7 @@ def logged(worker: WorkerProcess, event: str) -> Event:
 
 
 def in_memory(worker: WorkerProcess) -> int:
-    """How many entries the front's memory has."""
+    """The number of entries of the front's memory."""
     for fd in Path(f"/proc/{worker.process.pid}/fd").iterdir():
         if str(fd.readlink()).startswith("/memfd:llorch-prefix-cache"):
             own = os.open(fd, os.O_RDWR)
@@ -99,7 +99,7 @@ def test_after_an_engines_death_the_next_turn_finds_what_it_would_have_found(
 
 @pytest.fixture
 def folder(any_model: Path, tmp_path: Path) -> Path:
-    """What a worker has left."""
+    """The files that a worker has left."""
     folder = tmp_path / "cache"
     with serve(any_model, "--prefix-cache-dir", str(folder)) as worker:
         worker.ready().run(**FIRST)

@@ -21,6 +21,13 @@ CLEAN = (
 
 PROSE = {".py", ".md", ".sh", ".c", ".yaml", ".yml"}
 
+TESTS = (
+    *(f"tests/{room}" for room in ("agents", "clients", "commands", "config", "deploy", "downloads", "fleet")),
+    *(f"tests/{room}" for room in ("front", "observe", "openai", "process", "web", "wire")),
+    *sorted(f"tests/{path.name}" for path in (ROOT / "tests").glob("*.py")),
+)
+"""The rooms of tests whose docstrings are sentences too, and whose tests have plain names."""
+
 FRAGMENT = re.compile(
     r"(As|By|For|From|How|In|Of|That|What|Whatever|When|Where|Whether|Which|Who|Whoever|Whose|Why|With|Without)\b"
 )
@@ -65,7 +72,7 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
                         yield child.lineno, text.strip()
 
 
-@pytest.mark.parametrize("place", CLEAN)
+@pytest.mark.parametrize("place", [*CLEAN, *TESTS])
 def test_no_docstring_is_a_fragment(place: str) -> None:
     found = [
         f"{file.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
@@ -75,6 +82,20 @@ def test_no_docstring_is_a_fragment(place: str) -> None:
         if FRAGMENT.match(text)
     ]
     assert not found, "\n".join(["give these a subject and a verb:", *found])
+
+
+@pytest.mark.parametrize("place", TESTS)
+def test_a_tests_name_is_in_plain_words(place: str) -> None:
+    found = [
+        f"{file.relative_to(ROOT)}: {node.name}: {hit[0]!r} → {better}"
+        for file in sources(place)
+        if file.suffix == ".py"
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+        for phrase, better in PHRASES.items()
+        for hit in re.finditer(phrase, node.name.replace("_", " "), re.IGNORECASE)
+    ]
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("place", CLEAN)

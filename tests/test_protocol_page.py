@@ -34,7 +34,7 @@ def test_the_page_writes_every_name_of_vllms_with_its_prefix() -> None:
 
 
 def codes() -> Iterator[str]:
-    """Of errors outside a stream, and of failed starts. A wrong command line is a line on stderr, without its code."""
+    """The codes of errors outside a stream, and of failed starts. A wrong command line has no code on stderr."""
     for error in vars(errors).values():
         is_told = isinstance(error, type) and issubclass(error, errors.WorkerError) and error is not errors.UsageError
         if is_told and "code" in vars(error):

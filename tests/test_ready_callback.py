@@ -1,32 +1,21 @@
-"""The ready callback end to end: a real worker on the real model tells a real receiver process (tests/receiver.py).
+"""The ready callback end to end: a real worker on the real model tells a receiver (tests/receiver.py).
 
 The budget of 60 s and the waits between attempts are tests/front/test_pool_manager.py's.
 """
 
 import json
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.backends.choice import chosen
+from tests.loopback import reserved_port
 from tests.receiver import Receiver
 from tests.worker_process import WorkerProcess, check_order, serve_default
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
 STORY = "Once upon a time, in a small village by the sea, there lived"
-
-
-@contextmanager
-def reserved_port() -> Iterator[tuple[int, Callable[[], None]]]:
-    """A port where connections are refused, and how to give it up for somebody who listens."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        yield holder.getsockname()[1], holder.close
 
 
 def ends_gracefully(worker: WorkerProcess) -> None:
@@ -109,19 +98,6 @@ def test_a_test_mode_url_is_not_called_but_logged(shallow_model: Path) -> None:
 
 
 # ── when it does not succeed at once ─────────────────────────────────────────────────────────────
-
-
-def test_a_receiver_that_comes_up_late_is_reached(shallow_model: Path) -> None:
-    with (
-        reserved_port() as (port, give_up),
-        serve_default(shallow_model, "--callback-url", (receiver := Receiver(port=port)).url) as worker,
-    ):
-        check_order(worker.ready().run(prompt=STORY, max_tokens=4))
-        give_up()
-        with receiver:
-            worker.wait_for("callback_sent")
-            assert len(receiver.requests()) == 1
-            ends_gracefully(worker)
 
 
 def test_a_5xx_and_a_hanging_receiver_are_tried_again_with_the_same_body(shallow_model: Path) -> None:

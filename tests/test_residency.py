@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from tests.front.rehearsal import CONFIG, FACTS, Stage
+from tests.loops import on_a_loop
 from tests.observe.log_lines import logging_is_put_back, to  # noqa: F401 - the first is a fixture of every test here
 from tests.toy_engine import GONE, LEAVING, ON_A_GPU, THERE
 from worker.config.settings import Settings
@@ -21,14 +22,14 @@ from worker.wire.load import AskResidency, Loaded, Residency
 PATIENCE_S = 60.0
 OFTEN_S = 0.001
 N_TURNS = 100
-"""Of the event loop, in which a question asked at every turn would be asked many times."""
+"""The number of turns of the event loop; a question asked at every turn would be asked many times."""
 
 
 # ── who is asked ─────────────────────────────────────────────────────────────────────────────────
 
 
 def questions(facts: Loaded, *, dies: bool = False) -> list[int]:
-    """To how many questions each engine is put when one is due at every turn of the loop."""
+    """The number of questions that each engine is asked when one is due at every turn of the loop."""
 
     async def play() -> list[int]:
         stage = Stage(residency_period_s=0.0)
@@ -67,15 +68,13 @@ def test_an_engine_that_loads_is_not_asked_yet() -> None:
     assert second == 0
 
 
-def test_the_first_question_comes_after_a_period() -> None:
-    async def play() -> None:
-        stage = Stage()
-        await stage.open(ON_A_GPU)
-        await turn()
-        assert AskResidency() not in stage.engine.sent
-        await stage.client.close()
-
-    asyncio.run(play())
+@on_a_loop
+async def test_the_first_question_comes_after_a_period() -> None:
+    stage = Stage()
+    await stage.open(ON_A_GPU)
+    await turn()
+    assert AskResidency() not in stage.engine.sent
+    await stage.client.close()
 
 
 # ── what is told ─────────────────────────────────────────────────────────────────────────────────
@@ -121,12 +120,12 @@ def told(*answers: Residency) -> tuple[bool, int, int, str, float, float]:
 
 
 @pytest.mark.parametrize("answers", [(), (THERE,), (GONE, THERE)])
-def test_a_model_that_is_there_is_told_as_it_was_loaded(answers: tuple[Residency, ...]) -> None:
+def test_a_model_that_is_there_is_reported_as_it_was_loaded(answers: tuple[Residency, ...]) -> None:
     assert told(*answers) == (True, 1000, 1000, "healthy", 1000.0, 1.0)
 
 
 @pytest.mark.parametrize("answers", [(GONE,), (THERE, GONE), (GONE, GONE)])
-def test_a_model_that_is_gone_is_told_and_the_worker_goes_on(answers: tuple[Residency, ...]) -> None:
+def test_a_model_that_is_gone_is_reported_and_the_worker_goes_on(answers: tuple[Residency, ...]) -> None:
     assert told(*answers) == (False, 30, 30, "healthy", 30.0, 0.0)
 
 
@@ -138,64 +137,56 @@ def test_a_model_that_is_gone_is_told_and_the_worker_goes_on(answers: tuple[Resi
         ((GONE, THERE, THERE, GONE), [False, True, False]),
     ],
 )
-def test_each_change_is_one_warning(answers: tuple[Residency, ...], changes: list[bool]) -> None:
-    async def play() -> None:
-        _, stage = await served(answers)
-        await stage.client.close()
-
+@on_a_loop
+async def test_each_change_is_one_warning(answers: tuple[Residency, ...], changes: list[bool]) -> None:
     stream = io.StringIO()
     to(stream)
-    asyncio.run(play())
+    _, stage = await served(answers)
+    await stage.client.close()
     lines = [msgspec.json.decode(line) for line in stream.getvalue().splitlines()]
     assert [(line["event"], line["level"], line["resident"]) for line in lines] == [
         ("residency_changed", "warning", is_resident) for is_resident in changes
     ]
 
 
-def test_a_model_that_was_never_wholly_there_is_no_news() -> None:
-    async def play() -> None:
-        facts = msgspec.structs.replace(ON_A_GPU, resident=False)
-        front, stage = await served([msgspec.structs.replace(THERE, is_resident=False)], facts)
-        assert (front.health().resident, front.health().vram_bytes_used) == (False, 1000)
-        await stage.client.close()
-
+@on_a_loop
+async def test_a_model_that_was_never_wholly_there_is_no_news() -> None:
     stream = io.StringIO()
     to(stream)
-    asyncio.run(play())
+    facts = msgspec.structs.replace(ON_A_GPU, resident=False)
+    front, stage = await served([msgspec.structs.replace(THERE, is_resident=False)], facts)
+    assert (front.health().resident, front.health().vram_bytes_used) == (False, 1000)
+    await stage.client.close()
     assert stream.getvalue() == ""
 
 
-def test_a_successor_is_where_it_was_loaded() -> None:
-    async def play() -> None:
-        front, stage = await served([GONE])
-        front.on_restarting("it was ended by SIGKILL", "")
-        front.on_restarted(ON_A_GPU)
-        assert (front.health().resident, front.health().vram_bytes_used) == (True, 1000)
-        await stage.client.close()
-
-    asyncio.run(play())
+@on_a_loop
+async def test_a_successor_is_where_it_was_loaded() -> None:
+    front, stage = await served([GONE])
+    front.on_restarting("it was ended by SIGKILL", "")
+    front.on_restarted(ON_A_GPU)
+    assert (front.health().resident, front.health().vram_bytes_used) == (True, 1000)
+    await stage.client.close()
 
 
 @pytest.mark.process
-def test_an_engine_process_whose_model_leaves_is_found_out() -> None:
-    async def play() -> None:
-        front = Listening(Settings(model="m.gguf", worker_id="w-1"), Metrics("w-1"))
-        front.gone = asyncio.Event()
-        client = EngineClient(
-            msgspec.structs.replace(CONFIG, model_path=LEAVING),
-            front,
-            environment=engine_environment(),
-            watchdog_s=PATIENCE_S,
-            command=(sys.executable, "-m", "tests.toy_engine"),
-            residency_period_s=OFTEN_S,
-        )
-        try:
-            await client.start()
-            front.open(client)
-            assert front.health().resident
-            await asyncio.wait_for(front.gone.wait(), PATIENCE_S)
-            assert (front.health().resident, front.health().vram_bytes_used) == (False, 30)
-        finally:
-            await client.close()
-
-    asyncio.run(play())
+@on_a_loop
+async def test_an_engine_process_whose_model_leaves_is_found_out() -> None:
+    front = Listening(Settings(model="m.gguf", worker_id="w-1"), Metrics("w-1"))
+    front.gone = asyncio.Event()
+    client = EngineClient(
+        msgspec.structs.replace(CONFIG, model_path=LEAVING),
+        front,
+        environment=engine_environment(),
+        watchdog_s=PATIENCE_S,
+        command=(sys.executable, "-m", "tests.toy_engine"),
+        residency_period_s=OFTEN_S,
+    )
+    try:
+        await client.start()
+        front.open(client)
+        assert front.health().resident
+        await asyncio.wait_for(front.gone.wait(), PATIENCE_S)
+        assert (front.health().resident, front.health().vram_bytes_used) == (False, 30)
+    finally:
+        await client.close()

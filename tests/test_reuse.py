@@ -5,7 +5,6 @@ The truth is a worker that has none of these: one slot, no prefix cache, no prom
 
 import dataclasses
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from msgspec.structs import replace
 
 from tests.front.rehearsal import CHEAP_ROWS, CONFIG
 from tests.queued import queued
-from tests.worker_process import Event, WorkerProcess, eventually, serve_default, text_of
+from tests.worker_process import Event, WorkerProcess, eventually, serving, text_of
 from worker.engine.backend import Read
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
@@ -50,18 +49,9 @@ N_CELLS = 512
 """The growing jobs need some 1,260 together, and none more than 220."""
 
 
-@pytest.fixture(scope="module")
-def plain(any_model: Path) -> Iterator[WorkerProcess]:
-    with serve_default(
-        any_model, "--ctx-size", "2048", "--parallel", "1", "--prefix-cache-mb", "0", "--prompt-lookup", "off"
-    ) as worker:
-        yield worker.ready()
-
-
-@pytest.fixture(scope="module")
-def worker(any_model: Path) -> Iterator[WorkerProcess]:
-    with serve_default(any_model, "--ctx-size", str(N_CELLS)) as worker:
-        yield worker.ready()
+PLAIN = ("--ctx-size", "2048", "--parallel", "1", "--prefix-cache-mb", "0", "--prompt-lookup", "off")
+plain = serving("any_model", *PLAIN)
+worker = serving("any_model", "--ctx-size", str(N_CELLS))
 
 
 def at_once(worker: WorkerProcess, requests: tuple[Event, ...]) -> list[list[Event]]:
@@ -111,7 +101,7 @@ def test_jobs_that_outgrow_the_cells_pause_and_answer_as_alone(plain: WorkerProc
 
 @pytest.mark.usefixtures("default_model")
 def test_drafts_change_no_token_greedy_or_drawn(plain: WorkerProcess, worker: WorkerProcess) -> None:
-    """Whether there are any depends on what steps cost here; with costs that are given, below."""
+    """There may be none here, by what steps cost; the next test gives the costs."""
     for request in REPETITIVE:
         assert worker.text(**request) == plain.text(**request)
 
@@ -137,11 +127,3 @@ def test_drafts_are_right_where_a_text_repeats_itself(any_model: Path, plain: Wo
         assert "".join(delta.text for step in done for delta in step.deltas) == plain.text(**request)
         assert sum(step.n_accepted for step in done) > request["max_tokens"] / 4
     model.runner.close()
-
-
-def test_a_restarted_engine_answers_the_same(plain: WorkerProcess, worker: WorkerProcess) -> None:
-    worker.engine.kill()
-    worker.wait_for("engine_restarted")
-    eventually(lambda: worker.get("/readyz").status_code == 200)
-    events = worker.run(**ASKED[1])
-    assert text_of(events) == plain.text(**ASKED[1])

@@ -189,7 +189,7 @@ def test_a_road_stays_as_short_as_it_is(road: str) -> None:
     assert n_lines <= MAX_LINES[road], f"the road of {road} has {n_lines} lines; these modules grew: {grown}"
 
 
-def test_a_module_that_the_road_imports_is_on_it_or_known_to_lie_beside_it() -> None:
+def test_a_module_that_the_road_imports_is_on_it_or_known_to_lie_next_to_it() -> None:
     """A new module on the way of a request is added to the road; one that it only names, to BESIDE."""
     roads = {name for road in ROADS.values() for name in road}
     graph = arrows()

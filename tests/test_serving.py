@@ -2,15 +2,14 @@
 
 import http.client
 import json
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.backends.choice import chosen
 from tests.web.wire import events_in
-from tests.worker_process import Event, WorkerProcess, check_order, serve_default, text_of
+from tests.worker_process import Event, WorkerProcess, check_order, serving, text_of
 from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.engine.step import Slice, Step
@@ -24,10 +23,7 @@ CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>
 STORY = "Once upon a time, in a small village by the sea, there lived"
 
 
-@pytest.fixture(scope="module")
-def worker(model_path: Path) -> Iterator[WorkerProcess]:
-    with serve_default(model_path, "--ctx-size", "8192", "--threads", "2") as worker:
-        yield worker.ready()
+worker = serving("model_path", "--ctx-size", "8192", "--threads", "2")
 
 
 def burst(worker: WorkerProcess, requests: Sequence[Event]) -> list[list[Event]]:
@@ -130,27 +126,3 @@ def test_utf8_prompts_stream_valid_text(worker: WorkerProcess, prompt: str) -> N
     events = worker.run(prompt=prompt, max_tokens=20, temperature=0.7, seed=42)
     check_order(events)
     assert "\ufffd" not in text_of(events)
-
-
-def test_stop_strings_across_token_boundaries_never_leak(worker: WorkerProcess) -> None:
-    events = worker.run(prompt=STORY, max_tokens=40)
-    whole = text_of(events)
-    pieces = [event["t"] for event in events if event["type"] == "token"]
-    rng = random.Random(1)
-    for _ in range(8):
-        boundary = rng.randrange(3, len(pieces))
-        start = len("".join(pieces[:boundary])) - 2
-        stop = whole[start : start + rng.randrange(3, 9)]
-        stopped = worker.run(prompt=STORY, max_tokens=40, stop=["never in the text", stop])
-        check_order(stopped)
-        assert text_of(stopped) == whole[: whole.index(stop)]
-        assert stopped[-1]["stop_reason"] == "STOP_SEQUENCE"
-        assert stopped[-1]["stop_sequence_matched"] == stop
-
-
-@pytest.mark.usefixtures("default_model")
-def test_a_chat_prompt_ends_by_itself_with_the_models_own_end_token(worker: WorkerProcess) -> None:
-    events = worker.run(prompt=CHAT, max_tokens=64)
-    assert events[-1]["stop_reason"] == "EOS"
-    assert "Paris" in text_of(events)
-    assert "<|im_end|>" not in text_of(events)

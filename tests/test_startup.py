@@ -1,10 +1,9 @@
-"""From the command line to the first job: the order of events, what is open when, and what prevents a start.
+"""The start, up to the first job: the order of events, what is open when, and what prevents a start.
 
 The engine of these workers loads its model when the test opens a gate (tests/gated_engine.py).
 """
 
 import itertools
-import os
 import signal
 import socket
 import sys
@@ -15,10 +14,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.gated_engine import front_command
 from tests.gguf_files import tiny_model
 from tests.receiver import Receiver
-from tests.worker_process import Event, WorkerProcess, serve_default
+from tests.worker_process import Event, WorkerProcess, gated, serve_default
 from worker.llama.devices import devices
 
 pytestmark = pytest.mark.process
@@ -28,10 +26,9 @@ ABSENT_DEVICE = "cuda" if sys.platform == "darwin" else "metal"
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Path:
-    path = tmp_path / "gate"
-    os.mkfifo(path)
-    return path
+def command(tmp_path: Path) -> tuple[str, ...]:
+    """The command of a worker whose engine never loads."""
+    return gated(tmp_path)[1]
 
 
 @pytest.fixture
@@ -56,12 +53,11 @@ class Story:
 
 @pytest.fixture(scope="module")
 def story(any_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    gate = tmp_path_factory.mktemp("story") / "gate"
-    os.mkfifo(gate)
+    gate, command = gated(tmp_path_factory.mktemp("story"))
     flags = ["--model", str(any_model), "--port", "0", "--worker-id", "w-1"]
     with (
         Receiver() as receiver,
-        WorkerProcess(*flags, "--callback-url", receiver.url, command=front_command(gate)) as worker,
+        WorkerProcess(*flags, "--callback-url", receiver.url, command=command) as worker,
     ):
         worker.listening().wait_for("model_load_progress", percent=0)
         with worker.client() as client:
@@ -123,7 +119,7 @@ def test_health_readyz_and_execute_open_together(story: Story) -> None:
 
 
 @pytest.mark.model
-def test_the_log_tells_the_start_in_order(story: Story) -> None:
+def test_the_log_has_the_start_in_order(story: Story) -> None:
     aside = ("execute_", "engine_", "refused")
     told = [entry["event"] for entry in story.log if not entry["event"].startswith(aside)]
     assert [event for event, _ in itertools.groupby(told)] == [
@@ -159,11 +155,11 @@ def test_the_callback_waits_for_the_model(story: Story) -> None:
     ],
 )
 def test_275_every_kind_of_address_is_bound_and_a_free_port_reported(
-    host: str, shown: str, reached_at: str, gate: Path, tiny: Path
+    host: str, shown: str, reached_at: str, command: tuple[str, ...], tiny: Path
 ) -> None:
     if host == "::1" and not has_ipv6_loopback():
         pytest.skip("this machine has no IPv6 loopback address")
-    with WorkerProcess("--model", str(tiny), "--host", host, "--port", "0", command=front_command(gate)) as worker:
+    with WorkerProcess("--model", str(tiny), "--host", host, "--port", "0", command=command) as worker:
         listening = worker.wait_for("listening")
         port = listening["port"]
         assert (listening["host"], listening["url"]) == (host, f"http://{shown}:{port}")
@@ -173,10 +169,10 @@ def test_275_every_kind_of_address_is_bound_and_a_free_port_reported(
 
 
 @pytest.mark.parametrize("host", ["::", "0:0::0"])
-def test_every_address_of_ipv6_is_every_address_of_ipv4_too(host: str, gate: Path, tiny: Path) -> None:
+def test_every_address_of_ipv6_is_every_address_of_ipv4_too(host: str, command: tuple[str, ...], tiny: Path) -> None:
     if not (has_ipv6_loopback() and socket.has_dualstack_ipv6()):
         pytest.skip("this machine has no sockets for both")
-    with WorkerProcess("--model", str(tiny), "--host", host, "--port", "0", command=front_command(gate)) as worker:
+    with WorkerProcess("--model", str(tiny), "--host", host, "--port", "0", command=command) as worker:
         listening = worker.wait_for("listening")
         port = listening["port"]
         assert (listening["host"], listening["url"]) == ("::", f"http://[::]:{port}")
@@ -261,16 +257,16 @@ def test_a_wish_for_a_gpu_is_refused_where_there_is_none(wish: tuple[str, ...], 
     assert line["message"].startswith(f"{' '.join(wish)}, but no GPU was found")
 
 
-def test_a_setting_without_effect_is_one_line_that_names_it(gate: Path, tiny: Path) -> None:
+def test_a_setting_without_effect_is_one_line_that_names_it(command: tuple[str, ...], tiny: Path) -> None:
     flags = ("--deterministic", "--itl-target-ms", "40")
-    with WorkerProcess("--model", str(tiny), "--port", "0", *flags, command=front_command(gate)) as worker:
+    with WorkerProcess("--model", str(tiny), "--port", "0", *flags, command=command) as worker:
         assert worker.wait_for("no_effect", setting="--itl-target-ms 40")["reason"]
         worker.wait_for("model_load_start")
         worker.terminate()
         assert worker.exit_code() == 0
 
 
-def test_a_variable_that_no_setting_reads_is_one_line_with_the_likely_name(gate: Path, tiny: Path) -> None:
+def test_a_variable_that_no_setting_reads_is_one_line_with_the_likely_name(tiny: Path) -> None:
     environment = {"LLORCH_CTX_SZIE": "4096", "LLORCH_SERVICE_HOST": "10.0.0.1"}
     flags = ("--model", str(tiny), "--port", "0")
     with WorkerProcess(*flags, environment=environment) as worker:
@@ -289,8 +285,8 @@ def test_a_catalogue_that_cannot_be_read_is_a_usage_error_before_anything_is_log
     ]
 
 
-def test_an_engine_that_dies_while_loading_is_a_start_up_error(gate: Path, tiny: Path) -> None:
-    with WorkerProcess("--model", str(tiny), "--port", "0", command=front_command(gate)) as worker:
+def test_an_engine_that_dies_while_loading_is_a_start_up_error(command: tuple[str, ...], tiny: Path) -> None:
+    with WorkerProcess("--model", str(tiny), "--port", "0", command=command) as worker:
         worker.wait_for("model_load_progress")
         worker.engine.send_signal(signal.SIGKILL)
         line = worker.failure()

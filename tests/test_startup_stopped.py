@@ -12,11 +12,10 @@ import psutil
 import pytest
 
 from tests.downloads.puller import Puller, stocked_hub
-from tests.gated_engine import front_command
 from tests.gguf_files import tiny_model
 from tests.hub_stand_in import HubStandIn
 from tests.receiver import Receiver
-from tests.worker_process import WorkerProcess, eventually
+from tests.worker_process import WorkerProcess, eventually, gated
 
 pytestmark = pytest.mark.process
 
@@ -67,11 +66,10 @@ def test_a_signal_while_importing_ends_the_worker_at_once(number: signal.Signals
 @contextmanager
 def loading(folder: Path, receiver: Receiver) -> Iterator[WorkerProcess]:
     """A worker whose engine waits before it loads; afterwards no process knows of its gate any more."""
-    gate = folder / "gate"
-    os.mkfifo(gate)
+    gate, command = gated(folder)
     model = tiny_model().write(folder / "tiny.gguf")
     flags = ["--model", str(model), "--port", "0", "--callback-url", receiver.url]
-    with WorkerProcess(*flags, command=front_command(gate)) as worker:
+    with WorkerProcess(*flags, command=command) as worker:
         yield worker
     eventually(lambda: not is_named_by_a_process(gate))
 
@@ -96,7 +94,7 @@ def test_a_signal_while_the_engine_is_being_started_leaves_none(tmp_path: Path, 
 
 
 def test_signals_without_end_do_not_change_the_exit_code(tmp_path: Path, receiver: Receiver) -> None:
-    """Also in the last moments of the process, when Python has given up its handlers."""
+    """This holds in the last moments of the process too, when Python has given up its handlers."""
     with loading(tmp_path, receiver) as worker:
         worker.wait_for("model_load_progress")
         while worker.process.poll() is None:

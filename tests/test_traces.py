@@ -1,7 +1,6 @@
 """Traces, by a real worker and a collector: a span for each job and each refusal, which harms nobody where nobody takes
 it."""
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from tests.loopback import reserved_port
 from tests.otlp_collector import OtlpCollector, attributes_of
 from tests.web.openai_client import CHAT, COMPLETIONS
 from tests.worker_process import Event, Stream, WorkerProcess, eventually, own_environment, serve_default
@@ -37,7 +37,7 @@ def traced(model: Path, endpoint: str, *arguments: str) -> Iterator[WorkerProces
 
 @dataclass(frozen=True)
 class Told:
-    """What a worker was asked, what its clients and its log were told, and what the collector got."""
+    """The requests to a worker, the answers to its clients, its log, and the spans that the collector got."""
 
     run: list[Event]
     chat: Event
@@ -93,7 +93,7 @@ def test_each_job_and_each_refusal_is_one_span_of_a_server(told: Told) -> None:
     assert told.resource["service.instance.id"] == "w-7"
 
 
-def test_a_span_says_what_the_client_and_the_log_were_told(told: Told) -> None:
+def test_a_span_has_the_figures_of_the_client_and_the_log(told: Told) -> None:
     started, end, line = told.run[0], told.run[-1], told.lines["plain"]
     span = told.span(gen_ai__request__id="plain")
     found = attributes_of(span.attributes)
@@ -181,16 +181,8 @@ def test_no_prompt_no_output_and_no_secret_leaves_with_a_span(told: Told) -> Non
 # ── when nobody takes them ───────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def nowhere() -> Iterator[str]:
-    """An address where nobody listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
-
-
-def test_without_a_collector_jobs_are_answered_and_the_log_says_so(any_model: Path, nowhere: str) -> None:
-    with traced(any_model, nowhere) as worker:
+def test_without_a_collector_jobs_are_answered_and_the_log_says_so(any_model: Path) -> None:
+    with reserved_port() as (port, _), traced(any_model, f"http://127.0.0.1:{port}") as worker:
         first = worker.text(prompt="1 2 3 4", max_tokens=8)
         assert worker.text(prompt="1 2 3 4", max_tokens=8) == first
         assert worker.health()["status"] == "healthy"
@@ -244,7 +236,7 @@ def test_a_variable_that_the_sdk_cannot_use_is_one_clear_error() -> None:
     assert "max_queue_size" in refused("-m", "worker", OTEL_BSP_MAX_QUEUE_SIZE="-1")
 
 
-def test_nothing_of_opentelemetry_is_loaded_where_nobody_asks_for_it() -> None:
+def test_nothing_of_opentelemetry_is_loaded_unless_a_setting_asks_for_it() -> None:
     script = "import sys, worker.serve, worker.cli; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert [name for name in found.stdout.split() if name.startswith("opentelemetry")] == []

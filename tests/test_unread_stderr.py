@@ -1,6 +1,5 @@
 """A worker whose stderr is a pipe that nobody reads, and whose library has a lot to say (docs/protocol.md 8)."""
 
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,21 +9,19 @@ import pytest
 
 from tests.gguf_files import tiny_model
 from tests.toy_engine import TALKATIVE
-from tests.worker_process import PATIENCE_S, WorkerProcess, check_order
+from tests.worker_process import PATIENCE_S, WorkerProcess, altered, check_order
 
 pytestmark = pytest.mark.process
 
 N_TOKENS = 6
-"""As many MiB on the engine's stderr, more than the front lets wait."""
+"""The engine writes as many MiB to its stderr, more than the front keeps."""
 
 
 class UnreadWorker(WorkerProcess):
     """Its log is read until it is ready, and then when the test says so."""
 
     def __init__(self, *arguments: str) -> None:
-        super().__init__(
-            *arguments, command=(sys.executable, "-m", "tests.fronted_by", f"tests.toy_engine:{TALKATIVE}")
-        )
+        super().__init__(*arguments, command=altered("tests.toy_engine", TALKATIVE))
         self._may_read = threading.Event()
 
     def _read(self) -> None:
@@ -56,7 +53,7 @@ def unread(tmp_path: Path) -> Iterator[UnreadWorker]:
         yield worker
 
 
-def test_it_answers_streams_and_ends_though_nobody_reads_its_log(unread: UnreadWorker) -> None:
+def test_it_answers_streams_and_ends_though_its_log_is_not_read(unread: UnreadWorker) -> None:
     assert unread.health()["status"] == "healthy"
     events = unread.run(prompt="abc", max_tokens=2)
     check_order(events)
@@ -65,7 +62,7 @@ def test_it_answers_streams_and_ends_though_nobody_reads_its_log(unread: UnreadW
     assert unread.process.wait(PATIENCE_S) == 0
 
 
-def test_a_reader_that_comes_back_is_told_how_many_lines_it_has_missed(unread: UnreadWorker) -> None:
+def test_a_reader_that_comes_back_learns_how_many_lines_it_has_missed(unread: UnreadWorker) -> None:
     unread.read_on()
     missed = unread.wait_for("log_lines_dropped")
     assert missed["level"] == "warning"

@@ -16,7 +16,7 @@ def test_there_is_one_for_each_kind_of_machine_one_for_the_images_and_one_for_th
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_a_workflow_only_reads_unless_said_here_and_never_runs_beside_itself(path: Path) -> None:
+def test_a_workflow_only_reads_unless_listed_here_and_never_runs_twice_at_once(path: Path) -> None:
     text = path.read_text()
     assert "\npermissions:\n  contents: read\n" in text
     assert "\nconcurrency:\n" in text

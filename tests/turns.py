@@ -1,4 +1,4 @@
-"""Where a greedy answer leaves another of the same prompt, and how near a tie that was.
+"""The place at which a greedy answer leaves another of the same prompt, and how near a tie that was.
 
 Two ways of computing the same weights round in two ways, so an answer may turn where two tokens were almost equally
 likely, and nowhere else. Knows neither models nor why two answers are compared.
@@ -44,7 +44,7 @@ class Turn:
 
 
 def answers(runner: LlamaRunner, prompts: Sequence[str]) -> list[list[Logprob]]:
-    """What each prompt's tokens were, all prompts at once."""
+    """The tokens of each prompt's answer, all prompts at once."""
     told: list[list[Logprob]] = [[] for _ in prompts]
 
     def hear(message: Outbound) -> None:

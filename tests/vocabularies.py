@@ -24,7 +24,7 @@ class Vocabulary:
     kind: Kind
     bos: int | None
     has_cases: bool = True
-    """Whether texts and their tokens by the reference tokeniser lie beside it."""
+    """True if texts and their tokens by the reference tokeniser lie next to it."""
 
     @property
     def path(self) -> Path:

@@ -1,23 +1,27 @@
 """A real worker process for tests: started, watched through its log, talked to over real sockets, always stopped."""
 
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 import psutil
+import pytest
 
 from client.child import COMMAND, Child, without_settings
 from client.sse import data_of, frames_in
 from tests.backends.choice import chosen
+from tests.gguf_files import tiny_model
 
 Event = dict[str, Any]
 
@@ -25,7 +29,7 @@ PATIENCE_S = 120.0
 """The safety stop of every wait; no test's verdict depends on it being short."""
 
 ONE_THREAD = {"LLORCH_THREADS": "1"}
-"""What workers are started with, unless a test says otherwise: tests run beside each other, and the two threads of a
+"""Workers are started with this, unless a test says otherwise: tests run at the same time, and the two threads of a
 step wait for one another at every barrier when another worker takes a processor."""
 
 
@@ -226,7 +230,70 @@ def check_order(events: Sequence[Event]) -> None:
         assert events[-1]["tokens_out"] == len(indexes)
 
 
+# ── starting workers ─────────────────────────────────────────────────────────────────────────────
+
+ONE_SLOT = ("--parallel", "1", "--scheduling", "first-come")
+"""Flags with which the second job waits until the first has ended."""
+
+
 def serve_default(model: Path, *arguments: str, **options: Any) -> WorkerProcess:
     """A worker on a real model, on a free port, where `.llorch-test.toml` has them run."""
     where = ("--device", chosen().backend.test_backend)
     return WorkerProcess("--model", str(model), "--port", "0", *where, *arguments, **options)
+
+
+Scope = Literal["function", "module", "package"]
+
+
+def serving(
+    model: str,
+    *arguments: str,
+    scope: Scope = "module",
+    environment: Mapping[str, str] | None = None,
+    constants: Mapping[str, float] | None = None,
+) -> Any:
+    """A fixture: a ready worker on the model of the fixture that `model` names. `constants` are those of `altered`."""
+
+    @pytest.fixture(scope=scope)
+    def serving_worker(request: pytest.FixtureRequest) -> Iterator[WorkerProcess]:
+        command = altered(constants=constants) if constants else COMMAND
+        path = request.getfixturevalue(model)
+        with serve_default(path, *arguments, command=command, environment=environment) as worker:
+            yield worker.ready()
+
+    return serving_worker
+
+
+def serving_toy(*arguments: str, scope: Scope = "module", **options: Any) -> Any:
+    """A fixture: a ready toy worker. `options` are those of `toy_worker`."""
+
+    @pytest.fixture(scope=scope)
+    def serving_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+        with toy_worker(tmp_path_factory.mktemp("toy"), *arguments, **options) as worker:
+            yield worker.ready()
+
+    return serving_worker
+
+
+def toy_worker(folder: Path, *arguments: str, kind: str = "", failing: str = "", **options: Any) -> WorkerProcess:
+    """A worker whose engine has no model, of a kind of tests/toy_engine.py: for what the front does by itself."""
+    flags = ("--model", str(tiny_model().write(folder / "tiny.gguf")), "--port", "0")
+    command = altered("tests.toy_engine", *filter(None, [kind]), failing=failing)
+    return WorkerProcess(*flags, *arguments, command=command, **options)
+
+
+def altered(*engine: str, constants: Mapping[str, float] | None = None, failing: str = "") -> tuple[str, ...]:
+    """The command of a real worker in which something is changed (tests/altered_worker.py); its flags follow.
+
+    `engine` is run as `python -m` in the engine's place. `constants` have other values, each named by its module
+    within `worker` and its own name. `failing` is a key of FAILURES: that part fails once the model is loaded.
+    """
+    changes = {"engine": engine, "constants": constants or {}, "failing": failing}
+    return (sys.executable, "-m", "tests.altered_worker", json.dumps(changes))
+
+
+def gated(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    """A new gate, and the command of a worker whose engines wait behind it with loading (tests/gated_engine.py)."""
+    gate = folder / "gate"
+    os.mkfifo(gate)
+    return gate, altered("tests.gated_engine", str(gate))

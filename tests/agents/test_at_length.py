@@ -34,7 +34,7 @@ def worker(model: str) -> Iterator[WorkerProcess]:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_it_is_answered_or_told_that_the_context_is_full(model: str, worker: WorkerProcess, shape: Shape) -> None:
+def test_it_is_answered_or_refused_because_the_context_is_full(model: str, worker: WorkerProcess, shape: Shape) -> None:
     with worker.client() as client, client.stream("POST", CHAT, json=shape.body) as response:
         if not has_room(shape, MODELS[model]):
             check_overflow(response, MODELS[model])

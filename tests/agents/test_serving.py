@@ -1,14 +1,11 @@
 """Agents' requests over real sockets, at default settings, where a conversation has room for 8,192 tokens."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.agents.judging import check_overflow, has_room
 from tests.agents.shapes import SHAPES, Json, Shape
 from tests.web.openai_client import CHAT, frames
-from tests.worker_process import WorkerProcess, serve_default
+from tests.worker_process import WorkerProcess, serving
 
 pytestmark = [pytest.mark.model, pytest.mark.process]
 
@@ -17,15 +14,12 @@ STOPS = {"stop": [".", "!", "\n", " "]}
 """Each request has these stop texts, because a small model can go on for minutes after a text without meaning."""
 
 
-@pytest.fixture(scope="module")
-def worker(shallow_model: Path) -> Iterator[WorkerProcess]:
-    """The worker has the default model's vocabulary, template and context, and every setting at its default."""
-    with serve_default(shallow_model) as worker:
-        yield worker.ready()
+worker = serving("shallow_model")
+"""The worker has the default model's vocabulary, template and context, and every setting at its default."""
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_it_is_answered_to_its_end_or_told_that_the_context_is_full(worker: WorkerProcess, shape: Shape) -> None:
+def test_it_is_answered_to_its_end_or_refused_because_the_context_is_full(worker: WorkerProcess, shape: Shape) -> None:
     with worker.client() as client, client.stream("POST", CHAT, json=shape.body | STOPS) as response:
         if not has_room(shape, CONTEXT):
             check_overflow(response, CONTEXT)

@@ -36,7 +36,7 @@ class Environment:
     def run(
         self, *command: str, cwd: Path | None = None, extra: Mapping[str, str] | None = None, timeout_s: float = 600
     ) -> str:
-        """What a command of the environment prints. Raises: AssertionError with all of it where it fails."""
+        """The output of a command of the environment. Raises: AssertionError with all of it if the command fails."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("LLORCH_", "OPENAI_"))}
         path = os.pathsep.join([str(self.folder / "bin"), kept.get("PATH", os.defpath)])
         done = subprocess.run(

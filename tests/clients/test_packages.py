@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.process, pytest.mark.model, pytest.mark.clients, pytes
 
 PAGE = "docs/clients.md"
 ADDRESS = "http://127.0.0.1:8080"
-"""Of the worker, wherever the page shows it."""
+"""The worker's address, wherever the page shows it."""
 
 
 def pasted(heading: str, language: str, worker: WorkerProcess) -> str:

@@ -1,7 +1,6 @@
-"""What a stream of the `/v1` door may not do, whatever the model says and whoever leaves or dies."""
+"""A stream of the `/v1` door is whole whatever the model says, and whichever client leaves or engine dies."""
 
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, islice
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from tests.clients.v1 import CHAT, COMPLETIONS, ask, chunks_of, content, pieces_of, streamed, streaming, user
 from tests.crashing_engine import STALL
 from tests.crashing_worker import crashing_worker
-from tests.worker_process import Event, WorkerProcess, eventually, serve_default
+from tests.worker_process import Event, WorkerProcess, eventually, serving
 
 pytestmark = [pytest.mark.process, pytest.mark.model, pytest.mark.usefixtures("default_model")]
 
@@ -49,11 +48,8 @@ TALES = (
 )
 
 
-@pytest.fixture(scope="module")
-def quick(any_model: Path) -> Iterator[WorkerProcess]:
-    """As `worker`, but it says nothing of sense; soon computed."""
-    with serve_default(any_model, "--parallel", str(AT_ONCE), "--ctx-size", "8192") as worker:
-        yield worker.ready()
+quick = serving("any_model", "--parallel", str(AT_ONCE), "--ctx-size", "8192")
+"""This one's answers make no sense, and are soon computed."""
 
 
 def all_at_once(jobs: list[Event], worker: WorkerProcess) -> list[list[Event]]:
@@ -160,7 +156,7 @@ def test_a_client_that_leaves_frees_its_slot_before_the_next_step(any_model: Pat
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_an_engine_that_dies_in_mid_stream_is_told_and_the_next_request_works(path: str, any_model: Path) -> None:
+def test_an_engine_that_dies_in_mid_stream_is_an_error_and_the_next_request_works(path: str, any_model: Path) -> None:
     """One that has not said anything yet is answered by the next engine."""
     with crashing_worker(any_model, "--parallel", "2") as crashing:
         worker = crashing.worker.ready()
@@ -172,7 +168,7 @@ def test_an_engine_that_dies_in_mid_stream_is_told_and_the_next_request_works(pa
                 pass
             worker.engine.kill()
             *_, last = chunks
-        assert last["error"]["type"] == "server_error"
+        assert (last["error"]["type"], last["error"]["code"]) == ("server_error", "engine_restarted")
         assert set(last["error"]) == {"message", "type", "param", "code"}
         crashing.replaced()
         after = ask(worker, path, **asked, max_tokens=8)

@@ -28,7 +28,7 @@ def ask(worker: WorkerProcess, path: str = CHAT, **request: Any) -> Event:
 
 
 def content(answer: Event) -> str:
-    """What a chat's only choice says."""
+    """The text of a chat's only choice."""
     (choice,) = answer["choices"]
     text: str = choice["message"]["content"]
     return text

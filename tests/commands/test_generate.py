@@ -180,7 +180,7 @@ main()
 
 @pytest.mark.model
 def test_a_part_that_fails_while_the_answer_comes_is_one_line_and_exit_1(model_path: Path) -> None:
-    """Here the watchdog: without it the answer of an engine that hangs would be waited for without end."""
+    """The part is the watchdog: without it the answer of an engine that hangs would be waited for without end."""
     command = (sys.executable, "-c", FAILING_WATCHDOG, "generate", STORY, "--model", str(model_path))
     result = subprocess.run(
         [*command, "--max-tokens", "2048", "--temperature", "0"],

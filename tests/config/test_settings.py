@@ -385,7 +385,7 @@ def test_a_part_of_a_batch_is_not_larger_than_the_batch() -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5557", "tcp://10.0.0.5:0", "tcp://[::]:5557"])
-def test_prompts_are_shown_to_other_machines_only_where_that_is_said_plainly(endpoint: str) -> None:
+def test_prompts_are_shown_to_other_machines_only_if_a_flag_allows_it(endpoint: str) -> None:
     exposed = replace(Settings(), kv_events=endpoint)
     with pytest.raises(UsageError, match="--kv-events-public"):
         check(exposed)

@@ -25,7 +25,7 @@ def board() -> dict[str, Any]:
 
 
 def board_expressions() -> Iterator[str]:
-    """With every worker chosen, over two minutes."""
+    """The expressions with every worker chosen, over two minutes."""
     for panel in board()["panels"]:
         for target in panel["targets"]:
             yield target["expr"].replace("$worker", ".*").replace("$__rate_interval", "2m")
@@ -36,7 +36,7 @@ def autoscaler_expressions() -> list[str]:
 
 
 def picker_series() -> list[str]:
-    """What the endpoint picker looks for at a worker."""
+    """The series that the endpoint picker looks for at a worker."""
     config = yaml.safe_load(the("ConfigMap", "llorch-endpoint-picker")["data"]["config.yaml"])
     (parameters,) = [each["parameters"] for each in config["plugins"] if each["type"] == "core-metrics-extractor"]
     return [spec for engine in parameters["engineConfigs"] for key, spec in engine.items() if key.endswith("Spec")]

@@ -1,4 +1,4 @@
-"""What lies under deploy/kubernetes, read: kustomizations, and the objects of the files that they name."""
+"""The contents of deploy/kubernetes: kustomizations, and the objects of the files that they name."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,11 +39,11 @@ class Kustomization:
 
     @property
     def tags(self) -> list[str]:
-        """What it makes of the images' tags."""
+        """The images' tags that it sets."""
         return [image["newTag"] for image in self._body.get("images", ())]
 
     def objects(self) -> Iterator[Object]:
-        """Of this one and those that it names, before its patches."""
+        """The objects of this one and of those that it names, before its patches."""
         for path in self.resources:
             yield from Kustomization(path).objects() if path.is_dir() else objects_in(path)
 

@@ -17,7 +17,7 @@ from tests.worker_process import PATIENCE_S, eventually
 
 
 def program(name: str) -> str:
-    """Where a program of Debian's package lies. Raises: AssertionError."""
+    """The path of a program of Debian's package. Raises: AssertionError."""
     found = shutil.which(name)
     assert found is not None, f"{name} is not there: apt-get install prometheus"
     return found

@@ -154,7 +154,7 @@ def one_job(worker: WorkerProcess, number: int) -> str:
 
 @pytest.mark.parametrize("selector", sorted({one for _, expression in expressions() for one in selectors(expression)}))
 def test_both_workers_answer_with_every_series_that_is_asked_for(scraped: Prometheus, selector: str) -> None:
-    """With the labels that it is asked for: a label's value that is misspelt has no series."""
+    """The labels are those that it is asked for: a label's value that is misspelt has no series."""
     assert len(scraped.query(f"count by (instance) ({selector})")) == len(WORKERS)
 
 
@@ -164,7 +164,7 @@ def test_prometheus_computes_what_the_board_and_the_autoscaler_ask(scraped: Prom
 
 
 def test_every_alert_is_evaluated_and_none_fires_for_workers_that_are_well(scraped: Prometheus) -> None:
-    """On a busy machine the gaps between tokens are long for a moment: pending, not firing."""
+    """The gaps between tokens are long for a moment on a busy machine: pending, not firing."""
     rules = [rule for group in scraped.ask("rules")["groups"] for rule in group["rules"]]
     assert {rule["name"]: rule["health"] for rule in rules} == {rule["alert"]: "ok" for rule in alerts()}
     assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []

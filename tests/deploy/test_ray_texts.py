@@ -1,4 +1,4 @@
-"""What Ray Serve's application reads of a request, and the page of metrics that it makes; without Ray."""
+"""The texts that Ray Serve's application reads in a request, and the page of metrics that it makes; without Ray."""
 
 import json
 from typing import Any

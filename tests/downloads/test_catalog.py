@@ -191,7 +191,7 @@ def test_path_that_does_not_exist_is_named(catalog: Catalog, models_dir: Path) -
         ("s3://bucket/m.gguf", "download it"),
     ],
 )
-def test_how_a_repository_or_an_address_is_spelled_is_said(
+def test_the_error_says_how_a_repository_or_an_address_is_spelled(
     reference: str, hint: str, catalog: Catalog, models_dir: Path
 ) -> None:
     with pytest.raises(ModelNotFound, match=re.escape(hint).replace(r"\$", "$")) as raised:

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,6 @@ from tests.downloads.puller import (
     files_in,
     ignore,
     pulled,
-    stocked_hub,
     wanted,
 )
 from tests.hub_stand_in import HubStandIn
@@ -31,19 +30,8 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def hub() -> Iterator[HubStandIn]:
-    with stocked_hub() as hub:
-        yield hub
-
-
-@pytest.fixture
 def models_dir(tmp_path: Path) -> Path:
     return tmp_path / "models"
-
-
-@pytest.fixture
-def puller(hub: HubStandIn, tmp_path: Path) -> Puller:
-    return Puller(hub.url, tmp_path / "models", tmp_path)
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +16,6 @@ from tests.downloads.puller import (
     complaint,
     files_in,
     pulled,
-    stocked_hub,
 )
 from tests.hub_stand_in import COMMIT, HubStandIn, Refusal
 
@@ -26,17 +23,6 @@ pytestmark = pytest.mark.process
 
 _SHARE = re.compile(r": (\d+) % ")
 """The percentage in a progress line."""
-
-
-@pytest.fixture
-def hub() -> Iterator[HubStandIn]:
-    with stocked_hub() as hub:
-        yield hub
-
-
-@pytest.fixture
-def puller(hub: HubStandIn, tmp_path: Path) -> Puller:
-    return Puller(hub.url, tmp_path / "models", tmp_path)
 
 
 def test_hub_file_arrives_whole_and_credentials_stay_on_the_hub(hub: HubStandIn, puller: Puller) -> None:

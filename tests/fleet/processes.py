@@ -28,7 +28,7 @@ FLAGS = ("--ctx-size", "8192", "--device", "cpu", "--threads", "1")
 
 
 class Fleet(WorkerProcess):
-    """What answers at `url` as a worker does; `process` is the one that was started."""
+    """It answers at `url` as a worker does; `process` is the one that was started."""
 
     def __init__(self, url: str, process: "subprocess.Popen[bytes]") -> None:
         self.url = url
@@ -39,18 +39,18 @@ class Fleet(WorkerProcess):
         return [child for child in self._children() if _is_worker(child)]
 
     def answers(self, path: str) -> bool:
-        """Whether it is 200."""
+        """True if it is 200."""
         try:
             return self.get(path).status_code == httpx2.codes.OK
         except httpx2.HTTPError:
             return False
 
     def wait_for_workers(self, n_workers: int) -> None:
-        """Until so many take jobs."""
+        """Wait until this number of workers take jobs."""
         eventually(lambda: self.answers("/metrics") and len(self.worker_ids()) == n_workers, START_S)
 
     def worker_ids(self) -> set[str]:
-        """Of all workers that its metrics are about."""
+        """The names of all workers that its metrics are about."""
         lines = self.get("/metrics").text.splitlines()
         return {line.split('worker_id="')[1].split('"')[0] for line in lines if 'worker_id="' in line}
 
@@ -108,7 +108,7 @@ def router(workers: list[WorkerProcess], *flags: str) -> Iterator[Fleet]:
 
 @contextmanager
 def _started(name: str, command: tuple[str, ...], url: str, **variables: str) -> Iterator[Fleet]:
-    """In the environment of that name. Ended by SIGTERM; whatever it has started is gone afterwards."""
+    """The process runs in the environment of that name. SIGTERM ends it; all that it has started is gone afterwards."""
     binaries = environment(name).folder / "bin"
     search = os.pathsep.join([str(binaries), os.environ.get("PATH", os.defpath)])
     process = subprocess.Popen(
@@ -131,7 +131,7 @@ def _started(name: str, command: tuple[str, ...], url: str, **variables: str) ->
 
 
 def _search(folder: Path) -> str:
-    """Where Python looks for modules: there first."""
+    """The path on which Python looks for modules: there first."""
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

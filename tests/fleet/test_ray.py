@@ -178,7 +178,7 @@ def _whole(fleet: Fleet, job_id: str) -> list[Event]:
         return list(stream)
 
 
-def test_a_full_fleet_says_so_at_once_and_tells_its_health(model_path: Path) -> None:
+def test_a_full_fleet_refuses_at_once_and_reports_its_health(model_path: Path) -> None:
     with ray_fleet(model_path, min_workers=1, max_workers=1, parallel=1, max_queue=1) as fleet:
         fleet.wait_for_workers(1)
         asked = {"model": "any", "messages": user("Hello"), "max_tokens": LONG // 4, "ignore_eos": True}

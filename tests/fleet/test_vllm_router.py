@@ -73,7 +73,7 @@ def test_conversations_stay_where_their_beginning_was_read(routed: Fleet) -> Non
 
 
 def test_it_follows_kv_events_and_asks_the_worker_that_knows_a_beginning(any_model: Path) -> None:
-    """What a worker was asked past the router, the router knows by its events: the next turn goes there."""
+    """The router knows by its events what a worker was asked past the router: the next turn goes there."""
     numbers = count()
     with ExitStack() as stack:
         events = ("--kv-events", "tcp://127.0.0.1:0")

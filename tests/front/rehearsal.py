@@ -1,17 +1,22 @@
 """An engine client on stage: real jobs, a real client, and engines that are no processes but say what the test says."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec
 
 import msgspec
 
+from tests.loops import on_a_loop
+from worker.config.settings import Settings
 from worker.errors import StartupError
 from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState, Observer
 from worker.front.job import Admission, Job
 from worker.front.link import LinkOwner
 from worker.front.questions import Question
+from worker.front.state import Front
 from worker.observe.metrics import Metrics
 from worker.protocol.events import choose_dialect
 from worker.protocol.execute import GenerationFields
@@ -59,6 +64,8 @@ FACTS = Loaded(
 )
 WATCHDOG_S = 30.0
 
+P = ParamSpec("P")
+
 
 @dataclass(eq=False)
 class Engine:
@@ -96,7 +103,7 @@ class Engine:
 
 
 class Stage(Observer):
-    """What is around the client: it spawns `engines`, and keeps what it observes. `now_s` is its clock."""
+    """The client's surroundings, which spawn `engines` and keep what they observe. `now_s` is the clock."""
 
     def __init__(self, *, residency_period_s: float = RESIDENCY_PERIOD_S) -> None:
         self.now_s = 0.0
@@ -104,7 +111,7 @@ class Stage(Observer):
         self.jobs: dict[JobKey, Job] = {}
         self.questions: dict[QuestionKey, Question] = {}
         self.ended: list[JobKey] = []
-        """In the order of their ends; more than once if they ended more than once."""
+        """The jobs in the order of their ends; more than once if they ended more than once."""
         self.deaths: list[tuple[str, str]] = []
         self.percents: list[int] = []
         self.lines: list[str] = []
@@ -225,6 +232,13 @@ class Stage(Observer):
         self.say(StepDone(started=[Started(key, n_cached) for key in first]))
         self.say(StepBegun(jobs=keys))
 
+    def run(self) -> JobKey:
+        """A new job, in a step that runs."""
+        key = self.submit()
+        self.accept(key)
+        self.begin(key)
+        return key
+
     def draw(self, *keys: JobKey, text: str = "x") -> None:
         self.say(StepDone(deltas=[Delta(key, text) for key in keys], kind="decode"))
 
@@ -236,7 +250,7 @@ class Stage(Observer):
         self.say(StepDone(deltas=deltas, finished=[Finished(key, "EOS") for key in keys], kind="decode"))
 
     def let_time_pass(self, seconds: float) -> None:
-        """While the front's loop turns and nobody says anything. The watchdog's own timer is too slow to matter."""
+        """The front's loop turns, and the engine is silent. The watchdog's own timer is too slow to matter."""
         watchdog = self.client._watchdog
         end_s = self.now_s + seconds
         while self.now_s < end_s:
@@ -255,14 +269,25 @@ class Stage(Observer):
         return [msgspec.json.decode(line) for line in lines.splitlines()]
 
 
-def rehearse(play: Callable[[Stage], Awaitable[None]]) -> None:
-    """Run a play on an open stage, and close the client."""
+def rehearsed(play: Callable[Concatenate[Stage, P], Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A test whose play has an open stage. What else the play takes, pytest gives it."""
 
-    async def performance() -> None:
+    @wraps(play)
+    async def performance(*args: P.args, **kwargs: P.kwargs) -> None:
         stage = Stage()
         await stage.open()
-        await play(stage)
+        await play(stage, *args, **kwargs)
         await stage.client.close()
         assert stage.engine.is_closed
 
-    asyncio.run(performance())
+    signature = inspect.signature(play)
+    without_stage = signature.replace(parameters=[*signature.parameters.values()][1:])
+    performance.__signature__ = without_stage  # type: ignore[attr-defined] # what inspect.signature looks for first
+    return on_a_loop(performance)
+
+
+def fronted(stage: Stage, **settings: Any) -> Front:
+    """A front over the stage's client; the stage is still who observes that client."""
+    front = Front(Settings(**settings), Metrics("stage"))
+    front.open(stage.client)
+    return front

@@ -17,6 +17,7 @@ from parity.report import LEVELS, Report, not_run, to_json
 from parity.setups import served
 from tests.front.rehearsal import FACTS, Stage
 from tests.gguf_files import TINY_METADATA, tiny_model, tiny_split
+from tests.loops import on_a_loop
 from tests.parity.reports import BROKEN, SHA256, level, levels, report
 from tests.wire.test_numerics import ON_A_CPU, OTHERS, other
 from tests.worker_process import WorkerProcess, eventually
@@ -79,7 +80,7 @@ def huge(path: Path) -> None:
 
 
 def test_a_report_of_other_files_only_is_no_certificate(tmp_path: Path) -> None:
-    """As `parity matrix` makes it."""
+    """`parity matrix` makes such a report."""
     others = [*(not_run(name, "not asked for") for name in LEVELS), level("matrix")]
     assert report(others).verdict == "pass"
     with pytest.raises(CertificateRefused, match="nothing of the model file itself"):
@@ -117,6 +118,11 @@ def examined(folder: Path, model: Path, made: Report | None = None) -> Examined:
     """A certificate of the model, or the given one, beside the model."""
     certificate = read_certificate(saved(folder, made or report(sha256=sha256_of(model))))
     return asyncio.run(certificate.examined(read_info(model)))
+
+
+@pytest.fixture
+def proof(tmp_path: Path, tiny: Path) -> Examined:
+    return examined(tmp_path, tiny)
 
 
 def changed(model: Path) -> None:
@@ -185,7 +191,7 @@ def test_whatever_decides_a_number_and_is_another_is_named(tmp_path: Path, tiny:
 
 
 def test_a_report_without_these_facts_covers_nothing_exactly_and_says_so(tmp_path: Path, tiny: Path) -> None:
-    """As they were written before."""
+    """Reports were written so before."""
     old = json.loads(to_json(report(sha256=sha256_of(tiny))))
     del old["numerics"]
     path = tmp_path / "old.json"
@@ -231,54 +237,43 @@ class Fronted(Stage):
         self.front.on_fatal(error)
 
 
-def test_health_says_of_each_engine_whether_it_is_covered(tmp_path: Path, tiny: Path) -> None:
-    async def play() -> None:
-        stage = Fronted(proof, is_required=False)
-        await stage.begin_with(ON_A_CPU)
-        assert stage.covers == "exact"
-        await stage.die()
-        assert stage.covers is None, "nothing computes"
-        stage.go_on_with(other("llama_cpp_sha256"))
-        assert (stage.covers, stage.front.phase) == ("differs", Phase.READY)
-        await stage.die()
-        stage.go_on_with(ON_A_CPU)
-        assert stage.covers == "exact"
-        await stage.client.close()
-
-    proof = examined(tmp_path, tiny)
-    asyncio.run(play())
+@on_a_loop
+async def test_health_says_of_each_engine_whether_it_is_covered(proof: Examined) -> None:
+    stage = Fronted(proof, is_required=False)
+    await stage.begin_with(ON_A_CPU)
+    assert stage.covers == "exact"
+    await stage.die()
+    assert stage.covers is None, "nothing computes"
+    stage.go_on_with(other("llama_cpp_sha256"))
+    assert (stage.covers, stage.front.phase) == ("differs", Phase.READY)
+    await stage.die()
+    stage.go_on_with(ON_A_CPU)
+    assert stage.covers == "exact"
+    await stage.client.close()
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_with_require_parity_no_engine_serves_that_differs_in_anything(tmp_path: Path, tiny: Path, name: str) -> None:
-    async def play() -> None:
-        stage = Fronted(proof, is_required=True)
-        with pytest.raises(CertificateRefused, match=f"does not cover what runs here: {name}: "):
-            await stage.begin_with(other(name))
-        assert stage.front.phase is Phase.STARTING
-        await stage.client.close()
-
-    proof = examined(tmp_path, tiny)
-    asyncio.run(play())
+@on_a_loop
+async def test_with_require_parity_no_engine_serves_that_differs_in_anything(proof: Examined, name: str) -> None:
+    stage = Fronted(proof, is_required=True)
+    with pytest.raises(CertificateRefused, match=f"does not cover what runs here: {name}: "):
+        await stage.begin_with(other(name))
+    assert stage.front.phase is Phase.STARTING
+    await stage.client.close()
 
 
-def test_with_require_parity_a_successor_that_differs_ends_the_worker_and_gets_no_job(
-    tmp_path: Path, tiny: Path
-) -> None:
-    async def play() -> None:
-        stage = Fronted(proof, is_required=True)
-        await stage.begin_with(ON_A_CPU)
-        key = stage.submit()
-        await stage.die()
-        stage.go_on_with(other("cpu_features"))
-        assert stage.engine.submitted == []
-        assert [event["code"] for event in await stage.events(key) if event["type"] == "error"] == ["INFERENCE_FAILED"]
-        assert stage.front.phase is Phase.FAILED
-        assert isinstance(stage.front.fatal.result(), CertificateRefused)
-        await stage.client.close()
-
-    proof = examined(tmp_path, tiny)
-    asyncio.run(play())
+@on_a_loop
+async def test_with_require_parity_a_successor_that_differs_ends_the_worker_and_gets_no_job(proof: Examined) -> None:
+    stage = Fronted(proof, is_required=True)
+    await stage.begin_with(ON_A_CPU)
+    key = stage.submit()
+    await stage.die()
+    stage.go_on_with(other("cpu_features"))
+    assert stage.engine.submitted == []
+    assert [event["code"] for event in await stage.events(key) if event["type"] == "error"] == ["INFERENCE_FAILED"]
+    assert stage.front.phase is Phase.FAILED
+    assert isinstance(stage.front.fatal.result(), CertificateRefused)
+    await stage.client.close()
 
 
 # ── in the worker ────────────────────────────────────────────────────────────────────────────────
@@ -289,7 +284,7 @@ FLAGS = ("--ctx-size", "512", "--parallel", "2")
 
 @pytest.fixture(scope="module")
 def on_this_machine(shallow_model: Path) -> Numerics:
-    """What `parity run` finds of the model with the settings of a worker without flags."""
+    """The numerics that `parity run` finds of the model with the settings of a worker without flags."""
     config, info = configure(Settings(threads=1, device="cpu"), shallow_model), read_info(shallow_model)
     with served(config, info, placed(config, info), n_ctx=64, n_threads=1) as found:
         return found.numerics

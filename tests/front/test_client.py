@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import pytest
 
-from tests.front.rehearsal import CONFIG, FACTS, WATCHDOG_S, Engine, Stage, rehearse
+from tests.front.rehearsal import CONFIG, FACTS, WATCHDOG_S, Engine, Stage, rehearsed
+from tests.loops import on_a_loop
 from worker.errors import EngineCrashed, InsufficientMemory, InternalFailure, ModelLoadFailed, StartupError
 from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState
 from worker.front.link import LinkOwner
@@ -22,7 +23,7 @@ from worker.wire.messages import Inbound, Outbound
 
 
 def failed_start(happen: Callable[[Stage], None]) -> StartupError:
-    """What `start` raises when this happens to the first engine before its model is loaded."""
+    """The error of `start` when this happens to the first engine before its model is loaded."""
 
     async def play() -> StartupError:
         stage = Stage()
@@ -69,148 +70,125 @@ def test_an_engine_that_dies_while_loading_is_not_replaced() -> None:
     assert str(error).endswith("words")
 
 
-def test_an_engine_command_that_cannot_be_started_is_an_error_of_one_line() -> None:
-    async def play() -> None:
-        client = EngineClient(CONFIG, Stage(), environment={}, watchdog_s=30, command=("/no/such/engine",))
-        with pytest.raises(EngineCrashed, match=r"could not be started: .*No such file"):
-            await client.start()
-        await client.close()
-
-    asyncio.run(play())
+@on_a_loop
+async def test_an_engine_command_that_cannot_be_started_is_an_error_of_one_line() -> None:
+    client = EngineClient(CONFIG, Stage(), environment={}, watchdog_s=30, command=("/no/such/engine",))
+    with pytest.raises(EngineCrashed, match=r"could not be started: .*No such file"):
+        await client.start()
+    await client.close()
 
 
-def test_a_successor_is_told_the_shape_of_the_first_engine() -> None:
+@rehearsed
+async def test_a_successor_gets_the_shape_of_the_first_engine(stage: Stage) -> None:
     """Memory may look different by then, but accepted jobs must still fit."""
-
-    async def play(stage: Stage) -> None:
-        await stage.die_and_reload()
-        first, second = (engine.sent[0] for engine in stage.engines)
-        assert first == CONFIG
-        assert isinstance(second, Configure)
-        assert (second.ctx_size, second.parallel) == (FACTS.n_cells, FACTS.parallel)
-        assert second.is_successor
-        assert (second.prefill_chunk, second.row_costs) == (FACTS.prefill_chunk, FACTS.row_costs)
-        assert (second.device, second.gpu_layers) == ("cpu:0", "0")
-        assert (second.tensor_split, second.main_gpu) == ((), -1)
-        assert second.prefix_cache_bytes == FACTS.prefix_cache_bytes
-        assert stage.n_restarted == 1
-
-    rehearse(play)
+    await stage.die_and_reload()
+    first, second = (engine.sent[0] for engine in stage.engines)
+    assert first == CONFIG
+    assert isinstance(second, Configure)
+    assert (second.ctx_size, second.parallel) == (FACTS.n_cells, FACTS.parallel)
+    assert second.is_successor
+    assert (second.prefill_chunk, second.row_costs) == (FACTS.prefill_chunk, FACTS.row_costs)
+    assert (second.device, second.gpu_layers) == ("cpu:0", "0")
+    assert (second.tensor_split, second.main_gpu) == ((), -1)
+    assert second.prefix_cache_bytes == FACTS.prefix_cache_bytes
+    assert stage.n_restarted == 1
 
 
-def test_what_the_self_test_found_is_told_on_and_is_a_sign_of_life() -> None:
+@rehearsed
+async def test_what_the_self_test_found_is_passed_on_and_is_a_sign_of_life(stage: Stage) -> None:
     """A fixed chunk is tested before the model counts as loaded, and that may take longer than a load's silence."""
     same, differs = SelfTested(is_same=True), SelfTested(is_same=False, differences=("beside 7 others",))
-
-    async def play(stage: Stage) -> None:
-        stage.say(same)
-        await stage.die()
-        stage.client.on_message(1, differs)
-        stage.let_time_pass(LOAD_SILENCE_S - 1)
-        stage.say(differs)
-        stage.let_time_pass(LOAD_SILENCE_S - 1)
-        assert stage.engine.killed_for is None
-        stage.say(FACTS)
-        assert stage.self_tests == [same, differs]
-
-    rehearse(play)
+    stage.say(same)
+    await stage.die()
+    stage.client.on_message(1, differs)
+    stage.let_time_pass(LOAD_SILENCE_S - 1)
+    stage.say(differs)
+    stage.let_time_pass(LOAD_SILENCE_S - 1)
+    assert stage.engine.killed_for is None
+    stage.say(FACTS)
+    assert stage.self_tests == [same, differs]
 
 
 # ── frames ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_an_older_engine_says_is_dropped_and_its_end_is_no_death() -> None:
-    async def play(stage: Stage) -> None:
-        await stage.die_and_reload()
-        job = stage.submit()
-        stage.client.on_message(1, Refused(job=job, violations=(Violation("prompt", "non_empty", "no"),)))
-        stage.client.on_message(1, StepDone(started=[Started(job)], failed=[Failed(job, "VRAM_OOM", "no")]))
-        stage.client.on_exit(1, "it was ended by SIGKILL", "")
-        assert not stage.jobs[job].is_ended
-        assert not stage.jobs[job].is_running
-        assert stage.client.state is EngineState.RUNNING
-        assert len(stage.deaths) == 1
-
-    rehearse(play)
+@rehearsed
+async def test_what_an_older_engine_says_is_dropped_and_its_end_is_no_death(stage: Stage) -> None:
+    await stage.die_and_reload()
+    job = stage.submit()
+    stage.client.on_message(1, Refused(job=job, violations=(Violation("prompt", "non_empty", "no"),)))
+    stage.client.on_message(1, StepDone(started=[Started(job)], failed=[Failed(job, "VRAM_OOM", "no")]))
+    stage.client.on_exit(1, "it was ended by SIGKILL", "")
+    assert not stage.jobs[job].is_ended
+    assert not stage.jobs[job].is_running
+    assert stage.client.state is EngineState.RUNNING
+    assert len(stage.deaths) == 1
 
 
-def test_several_tokens_of_one_step_are_events_of_their_own() -> None:
+@rehearsed
+async def test_several_tokens_of_one_step_are_events_of_their_own(stage: Stage) -> None:
     """Guessed right; they have one time, so that only the first of them has a gap."""
-
-    async def play(stage: Stage) -> None:
-        job = stage.submit()
-        stage.accept(job)
-        stage.begin(job, n_cached=3)
-        deltas = [Delta(job, text) for text in "abc"]
-        stage.say(StepDone(deltas=deltas[:1], kind="prefill", sampled_at_s=1.0))
-        stage.say(StepDone(deltas=deltas, finished=[Finished(job, "EOS")], kind="decode", sampled_at_s=1.5))
-        started, *tokens, end = await stage.events(job)
-        assert started["cached_tokens"] == 3
-        assert [(token["t"], token["i"]) for token in tokens] == [("a", 0), ("a", 1), ("b", 2), ("c", 3)]
-        assert (end["tokens_out"], end["tokens_sampled"], end["decode_time_ms"]) == (4, 4, 500)
-        told = stage.metrics.render(None)[0].decode()
-        for series, value in (("inter_token_latency_seconds_count", 3), ("inter_token_latency_seconds_sum", 0.5)):
-            assert f'worker_{series}{{worker_id="stage"}} {float(value)}\n' in told
-        assert 'worker_prefix_tokens_reused_total{worker_id="stage"} 3.0\n' in told
-
-    rehearse(play)
+    job = stage.submit()
+    stage.accept(job)
+    stage.begin(job, n_cached=3)
+    deltas = [Delta(job, text) for text in "abc"]
+    stage.say(StepDone(deltas=deltas[:1], kind="prefill", sampled_at_s=1.0))
+    stage.say(StepDone(deltas=deltas, finished=[Finished(job, "EOS")], kind="decode", sampled_at_s=1.5))
+    started, *tokens, end = await stage.events(job)
+    assert started["cached_tokens"] == 3
+    assert [(token["t"], token["i"]) for token in tokens] == [("a", 0), ("a", 1), ("b", 2), ("c", 3)]
+    assert (end["tokens_out"], end["tokens_sampled"], end["decode_time_ms"]) == (4, 4, 500)
+    told = stage.metrics.render(None)[0].decode()
+    for series, value in (("inter_token_latency_seconds_count", 3), ("inter_token_latency_seconds_sum", 0.5)):
+        assert f'worker_{series}{{worker_id="stage"}} {float(value)}\n' in told
+    assert 'worker_prefix_tokens_reused_total{worker_id="stage"} 3.0\n' in told
 
 
-def test_a_closed_client_hears_nothing_more() -> None:
-    async def play(stage: Stage) -> None:
-        await stage.die()
-        await stage.client.close()
-        stage.say(FACTS)
-        stage.client.on_exit(stage.engine.generation, "it exited with code 0", "")
-        assert stage.client.state is EngineState.CLOSED
-        assert (len(stage.deaths), stage.n_restarted) == (1, 0)
-
-    rehearse(play)
+@rehearsed
+async def test_a_closed_client_hears_nothing_more(stage: Stage) -> None:
+    await stage.die()
+    await stage.client.close()
+    stage.say(FACTS)
+    stage.client.on_exit(stage.engine.generation, "it exited with code 0", "")
+    assert stage.client.state is EngineState.CLOSED
+    assert (len(stage.deaths), stage.n_restarted) == (1, 0)
 
 
-def test_a_job_that_ends_in_the_front_is_cancelled_in_the_engine_once() -> None:
-    async def play(stage: Stage) -> None:
-        job = stage.submit()
-        stage.accept(job)
-        stage.jobs[job].fail("CANCELLED", "enough")
-        stage.client.jobs.release(stage.jobs[job])
-        assert stage.engine.sent.count(Cancel(job=job)) == 1
-
-    rehearse(play)
+@rehearsed
+async def test_a_job_that_ends_in_the_front_is_cancelled_in_the_engine_once(stage: Stage) -> None:
+    job = stage.submit()
+    stage.accept(job)
+    stage.jobs[job].fail("CANCELLED", "enough")
+    stage.client.jobs.release(stage.jobs[job])
+    assert stage.engine.sent.count(Cancel(job=job)) == 1
 
 
-def test_a_job_that_ended_in_the_engine_is_not_cancelled_there() -> None:
-    async def play(stage: Stage) -> None:
-        finished, failed, refused = stage.submit(), stage.submit(), stage.submit()
-        stage.accept(finished, failed)
-        stage.say(Refused(job=refused, violations=(Violation("prompt", "context_length(8)", "too long"),)))
-        stage.begin(finished, failed)
-        stage.finish(finished)
-        stage.say(StepDone(failed=[Failed(failed, "INFERENCE_FAILED", "no")]))
-        assert sorted(stage.ended) == [finished, failed, refused]
-        assert not [message for message in stage.engine.sent if isinstance(message, Cancel)]
-
-    rehearse(play)
+@rehearsed
+async def test_a_job_that_ended_in_the_engine_is_not_cancelled_there(stage: Stage) -> None:
+    finished, failed, refused = stage.submit(), stage.submit(), stage.submit()
+    stage.accept(finished, failed)
+    stage.say(Refused(job=refused, violations=(Violation("prompt", "context_length(8)", "too long"),)))
+    stage.begin(finished, failed)
+    stage.finish(finished)
+    stage.say(StepDone(failed=[Failed(failed, "INFERENCE_FAILED", "no")]))
+    assert sorted(stage.ended) == [finished, failed, refused]
+    assert not [message for message in stage.engine.sent if isinstance(message, Cancel)]
 
 
 # ── the watchdog's view ──────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("how", ["never worked", "finished", "cancelled", "interrupted by a death"])
-def test_an_engine_without_work_is_never_killed(how: str) -> None:
-    async def play(stage: Stage) -> None:
-        if how != "never worked":
-            await _let_a_job_end(stage, how)
-        stage.let_time_pass(10 * WATCHDOG_S)
-        assert stage.engine.killed_for is None
-
-    rehearse(play)
+@rehearsed
+async def test_an_engine_without_work_is_never_killed(stage: Stage, how: str) -> None:
+    if how != "never worked":
+        await _let_a_job_end(stage, how)
+    stage.let_time_pass(10 * WATCHDOG_S)
+    assert stage.engine.killed_for is None
 
 
 async def _let_a_job_end(stage: Stage, how: str) -> None:
-    job = stage.submit()
-    stage.accept(job)
-    stage.begin(job)
+    job = stage.run()
     stage.draw(job)
     if how == "finished":
         stage.finish(job)
@@ -221,49 +199,40 @@ async def _let_a_job_end(stage: Stage, how: str) -> None:
 
 
 @pytest.mark.parametrize("after", ["a submission", "a death"])
-def test_an_engine_that_owes_an_answer_and_is_silent_is_killed(after: str) -> None:
-    async def play(stage: Stage) -> None:
-        stage.let_time_pass(10 * WATCHDOG_S)
-        stage.submit()
-        if after == "a death":
-            await stage.die_and_reload()
-        stage.let_time_pass(WATCHDOG_S - 2)
-        assert stage.engine.killed_for is None
-        stage.let_time_pass(4)
-        assert stage.engine.killed_for is not None
-        assert "no sign of life" in stage.engine.killed_for
-
-    rehearse(play)
+@rehearsed
+async def test_an_engine_that_owes_an_answer_and_is_silent_is_killed(stage: Stage, after: str) -> None:
+    stage.let_time_pass(10 * WATCHDOG_S)
+    stage.submit()
+    if after == "a death":
+        await stage.die_and_reload()
+    stage.let_time_pass(WATCHDOG_S - 2)
+    assert stage.engine.killed_for is None
+    stage.let_time_pass(4)
+    assert stage.engine.killed_for is not None
+    assert "no sign of life" in stage.engine.killed_for
 
 
-def test_the_first_step_of_a_slow_machine_is_not_taken_for_silence() -> None:
+@on_a_loop
+async def test_the_first_step_of_a_slow_machine_is_not_taken_for_silence() -> None:
     """The engine knows from its warm-up what a step takes; nobody has seen one yet."""
-
-    async def play() -> None:
-        stage = Stage()
-        await stage.open(msgspec.structs.replace(FACTS, step_s=WATCHDOG_S))
-        stage.submit()
-        stage.let_time_pass(STEPS_OF_SILENCE * WATCHDOG_S - 2)
-        assert stage.engine.killed_for is None
-        stage.let_time_pass(4)
-        assert stage.engine.killed_for is not None
-        await stage.client.close()
-
-    asyncio.run(play())
+    stage = Stage()
+    await stage.open(msgspec.structs.replace(FACTS, step_s=WATCHDOG_S))
+    stage.submit()
+    stage.let_time_pass(STEPS_OF_SILENCE * WATCHDOG_S - 2)
+    assert stage.engine.killed_for is None
+    stage.let_time_pass(4)
+    assert stage.engine.killed_for is not None
+    await stage.client.close()
 
 
-def test_answers_of_the_intake_thread_do_not_hide_a_step_that_hangs() -> None:
-    async def play(stage: Stage) -> None:
-        stuck = stage.submit()
-        stage.accept(stuck)
-        stage.begin(stuck)
-        for _ in range(4):
-            stage.let_time_pass(WATCHDOG_S / 3)
-            stage.accept(stage.submit())
-            stage.say(Residency(is_resident=True, memory_bytes=1))
-        assert stage.engine.killed_for is not None
-
-    rehearse(play)
+@rehearsed
+async def test_answers_of_the_intake_thread_do_not_hide_a_step_that_hangs(stage: Stage) -> None:
+    stage.run()
+    for _ in range(4):
+        stage.let_time_pass(WATCHDOG_S / 3)
+        stage.accept(stage.submit())
+        stage.say(Residency(is_resident=True, memory_bytes=1))
+    assert stage.engine.killed_for is not None
 
 
 # ── the client's own failures ────────────────────────────────────────────────────────────────────
@@ -298,58 +267,48 @@ def check_given_up(stage: Stage, cause: str) -> None:
     assert f"ZeroDivisionError: {cause}" in str(stage.failure)
 
 
-def test_a_first_engine_that_cannot_be_started_for_an_unforeseen_reason_ends_the_start() -> None:
-    async def play() -> None:
-        stage = FailingStage(1)
-        with pytest.raises(InternalFailure, match="ZeroDivisionError: the start"):
-            await stage.client.start()
-        await stage.client.close()
-
-    asyncio.run(play())
+@on_a_loop
+async def test_a_first_engine_that_cannot_be_started_for_an_unforeseen_reason_ends_the_start() -> None:
+    stage = FailingStage(1)
+    with pytest.raises(InternalFailure, match="ZeroDivisionError: the start"):
+        await stage.client.start()
+    await stage.client.close()
 
 
-def test_a_successor_that_cannot_be_started_for_an_unforeseen_reason_is_fatal() -> None:
-    """Or the worker would stay in RESTARTING for ever, and its jobs with it."""
-
-    async def play() -> None:
-        stage = FailingStage(2)
-        await stage.open()
-        job = stage.submit()
-        stage.client.on_exit(1, "it was ended by SIGKILL", "")
-        await stage.until(lambda: stage.failure is not None)
-        check_given_up(stage, "the start")
-        assert (await stage.events(job))[-1]["code"] == "INFERENCE_FAILED"
-        await stage.client.close()
-
-    asyncio.run(play())
+@on_a_loop
+async def test_a_successor_that_cannot_be_started_for_an_unforeseen_reason_is_fatal() -> None:
+    """The worker would otherwise stay in RESTARTING for ever, and its jobs with it."""
+    stage = FailingStage(2)
+    await stage.open()
+    job = stage.submit()
+    stage.client.on_exit(1, "it was ended by SIGKILL", "")
+    await stage.until(lambda: stage.failure is not None)
+    check_given_up(stage, "the start")
+    assert (await stage.events(job))[-1]["code"] == "INFERENCE_FAILED"
+    await stage.client.close()
 
 
-def test_a_timer_of_the_client_that_fails_is_fatal() -> None:
-    """Or there would be no watchdog any more, and nobody would know."""
-
-    async def play() -> None:
-        stage = FailingStage(2, residency_period_s=0.0)
-        await stage.open(msgspec.structs.replace(FACTS, backend="cuda"))
-        await stage.until(lambda: stage.failure is not None)
-        check_given_up(stage, "the question")
-        stage.client.on_exit(1, "it exited with code 0", "")
-        assert stage.deaths == [], "nothing is restarted any more"
-        await stage.client.close()
-
-    asyncio.run(play())
+@on_a_loop
+async def test_a_timer_of_the_client_that_fails_is_fatal() -> None:
+    """There would otherwise be no watchdog any more, and no sign of that."""
+    stage = FailingStage(2, residency_period_s=0.0)
+    await stage.open(msgspec.structs.replace(FACTS, backend="cuda"))
+    await stage.until(lambda: stage.failure is not None)
+    check_given_up(stage, "the question")
+    stage.client.on_exit(1, "it exited with code 0", "")
+    assert stage.deaths == [], "nothing is restarted any more"
+    await stage.client.close()
 
 
 # ── room in the engine ───────────────────────────────────────────────────────────────────────────
 
 
-def test_a_job_cancelled_before_its_answer_takes_room_until_the_engine_answers() -> None:
-    async def play(stage: Stage) -> None:
-        hasty, patient = stage.submit(), stage.submit()
-        assert stage.client.jobs.n_leaving == 0
-        stage.jobs[hasty].fail("CANCELLED", "changed its mind")
-        assert stage.client.jobs.n_leaving == 1
-        stage.accept(hasty, patient)
-        assert stage.client.jobs.n_leaving == 0
-        assert stage.jobs[patient].decided.is_set()
-
-    rehearse(play)
+@rehearsed
+async def test_a_job_cancelled_before_its_answer_takes_room_until_the_engine_answers(stage: Stage) -> None:
+    hasty, patient = stage.submit(), stage.submit()
+    assert stage.client.jobs.n_leaving == 0
+    stage.jobs[hasty].fail("CANCELLED", "changed its mind")
+    assert stage.client.jobs.n_leaving == 1
+    stage.accept(hasty, patient)
+    assert stage.client.jobs.n_leaving == 0
+    assert stage.jobs[patient].decided.is_set()

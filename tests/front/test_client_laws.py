@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.front.rehearsal import FACTS, Stage, rehearse
+from tests.front.rehearsal import FACTS, Stage, rehearsed
 from tests.worker_process import check_order
 from worker.front.client import EngineState
 from worker.front.dispatch import DEATHS_OF_A_CULPRIT, Work
@@ -28,15 +28,15 @@ class Improvisation:
     n_read: int = 0
     """Frames that this engine has taken from its socket."""
     accepted: list[JobKey] = field(default_factory=list)
-    """By this engine."""
+    """The jobs that this engine has accepted."""
     ran: set[JobKey] = field(default_factory=set)
-    """In this engine."""
+    """The jobs that were in a step of this engine."""
     step: set[JobKey] = field(default_factory=set)
-    """Of this engine's last StepBegun."""
+    """The jobs of this engine's last StepBegun."""
     has_text: set[JobKey] = field(default_factory=set)
     suspects: set[Work] = field(default_factory=set)
     n_deaths: Counter[Work] = field(default_factory=Counter)
-    """At which the job was running or being read, or the question."""
+    """The deaths at which the job was running or was read, or the question."""
     expected: dict[JobKey, str] = field(default_factory=dict)
     """The codes deaths have given: exactly these jobs, unless the client has given up."""
     expected_unanswered: set[QuestionKey] = field(default_factory=set)
@@ -84,7 +84,7 @@ class Improvisation:
         return [key for key, question in self.stage.questions.items() if not question.is_ended]
 
     def _leave(self, key: QuestionKey) -> None:
-        """As an asker that is cancelled does."""
+        """An asker that is cancelled does this."""
         self.stage.questions[key].answer.cancel()
         self.stage.client.jobs.drop(self.stage.questions[key])
 
@@ -160,7 +160,7 @@ class Improvisation:
             self.stage.say(FACTS)
 
     def finish_all(self) -> None:
-        """From here on nothing goes wrong."""
+        """Nothing goes wrong from here on."""
         self._load()
         while len(self.stage.ended) < len(self.stage.jobs) or self._open_questions():
             n_left = len(self._alive()) + len(self._open_questions())
@@ -210,16 +210,16 @@ class Improvisation:
 @pytest.mark.long
 @settings(max_examples=300)
 @given(ACTS)
-def test_every_job_ends_exactly_once_and_as_its_deaths_demand(acts: Sequence[tuple[int, int]]) -> None:
-    async def play(stage: Stage) -> None:
-        improvisation = Improvisation(stage)
-        for number, bits in acts:
-            await improvisation.act(number, bits)
-            improvisation.check()
-            if stage.failure is not None:
-                break
-        else:
-            improvisation.finish_all()
-        await improvisation.check_stories()
-
-    rehearse(play)
+@rehearsed
+async def test_every_job_ends_exactly_once_and_as_its_deaths_demand(
+    stage: Stage, acts: Sequence[tuple[int, int]]
+) -> None:
+    improvisation = Improvisation(stage)
+    for number, bits in acts:
+        await improvisation.act(number, bits)
+        improvisation.check()
+        if stage.failure is not None:
+            break
+    else:
+        improvisation.finish_all()
+    await improvisation.check_stories()

@@ -1,8 +1,8 @@
-"""What becomes of each job, and of the worker, when engines die (docs/protocol.md 6, "When the engine dies")."""
+"""Each job, and the worker, have one end when engines die (docs/protocol.md 6, "When the engine dies")."""
 
 import pytest
 
-from tests.front.rehearsal import FACTS, Stage, rehearse
+from tests.front.rehearsal import FACTS, Stage, rehearsed
 from worker.front.client import DEATHS_WINDOW_S, MAX_DEATHS, Deaths, EngineState
 from worker.front.dispatch import judge
 from worker.wire.load import LoadFailed
@@ -10,227 +10,189 @@ from worker.wire.load import LoadFailed
 # ── what becomes of a job ────────────────────────────────────────────────────────────────────────
 
 
-def test_every_job_is_sorted_once_in_order_of_arrival() -> None:
-    async def play(stage: Stage) -> None:
-        sent, ran_before, failing, also_failing, untried, queued = (stage.jobs[stage.submit()] for _ in range(6))
-        sent.delta("text", None, 0.0)
-        ran_before.n_deaths = 1
-        present = {sent, ran_before, failing, also_failing}
-        suspects = {failing, also_failing, untried}
-        aftermath = judge(stage.jobs.values(), present=present, suspects=suspects)
-        assert aftermath.interrupted == [sent]
-        assert aftermath.culprits == [ran_before]
-        assert aftermath.suspects == [failing, also_failing, untried]
-        assert aftermath.bystanders == [queued]
-        assert [job.n_deaths for job in stage.jobs.values()] == [1, 2, 1, 1, 0, 0]
-
-    rehearse(play)
+@rehearsed
+async def test_every_job_is_sorted_once_in_order_of_arrival(stage: Stage) -> None:
+    sent, ran_before, failing, also_failing, untried, queued = (stage.jobs[stage.submit()] for _ in range(6))
+    sent.delta("text", None, 0.0)
+    ran_before.n_deaths = 1
+    present = {sent, ran_before, failing, also_failing}
+    suspects = {failing, also_failing, untried}
+    aftermath = judge(stage.jobs.values(), present=present, suspects=suspects)
+    assert aftermath.interrupted == [sent]
+    assert aftermath.culprits == [ran_before]
+    assert aftermath.suspects == [failing, also_failing, untried]
+    assert aftermath.bystanders == [queued]
+    assert [job.n_deaths for job in stage.jobs.values()] == [1, 2, 1, 1, 0, 0]
 
 
-def test_a_job_that_has_sent_a_token_ends_with_the_engine() -> None:
-    async def play(stage: Stage) -> None:
-        job = stage.submit()
-        stage.accept(job)
+@rehearsed
+async def test_a_job_that_has_sent_a_token_ends_with_the_engine(stage: Stage) -> None:
+    job = stage.run()
+    stage.draw(job)
+    await stage.die_and_reload()
+    error = (await stage.events(job))[-1]
+    assert (error["code"], error["retriable"]) == ("ENGINE_RESTARTED", True)
+    assert stage.engine.submitted == []
+
+
+@rehearsed
+async def test_a_job_that_has_sent_none_runs_again_as_it_was(stage: Stage) -> None:
+    """The same holds if tokens were drawn whose text was held back. One Submit has one seed; there is one `started`."""
+    job = stage.run()
+    stage.draw(job, text="")
+    first = stage.engine.sent[-1]
+    await stage.die_and_reload()
+    assert stage.engine.sent[1:] == [first]
+    stage.accept(job)
+    stage.begin(job)
+    stage.finish(job)
+    started, token, end = await stage.events(job)
+    assert (started["type"], token["i"], end["tokens_sampled"]) == ("started", 0, 1)
+
+
+@rehearsed
+async def test_a_job_present_at_two_deaths_ends_and_its_second_death_does_not_count(stage: Stage) -> None:
+    for _ in range(MAX_DEATHS - 1):
+        job = stage.run()
+        await stage.die_and_reload()
         stage.begin(job)
-        stage.draw(job)
         await stage.die_and_reload()
         error = (await stage.events(job))[-1]
-        assert (error["code"], error["retriable"]) == ("ENGINE_RESTARTED", True)
-        assert stage.engine.submitted == []
+        assert (error["code"], error["retriable"]) == ("INFERENCE_FAILED", False)
+    assert stage.failure is None
+    await stage.die()
+    assert stage.failure is not None
 
-    rehearse(play)
 
-
-def test_a_job_that_has_sent_none_runs_again_as_it_was() -> None:
-    """Also when tokens were drawn whose text was held back. The same Submit, so the same seed; one `started`."""
-
-    async def play(stage: Stage) -> None:
-        job = stage.submit()
-        stage.accept(job)
-        stage.begin(job)
-        stage.draw(job, text="")
-        first = stage.engine.sent[-1]
+@rehearsed
+async def test_a_queued_job_outlives_any_number_of_deaths(stage: Stage) -> None:
+    running, queued = stage.submit(), stage.submit()
+    stage.accept(running, queued)
+    stage.begin(running)
+    stage.draw(running)
+    for _ in range(MAX_DEATHS - 1):
         await stage.die_and_reload()
-        assert stage.engine.sent[1:] == [first]
-        stage.accept(job)
-        stage.begin(job)
-        stage.finish(job)
-        started, token, end = await stage.events(job)
-        assert (started["type"], token["i"], end["tokens_sampled"]) == ("started", 0, 1)
-
-    rehearse(play)
+        stage.accept(queued)
+    assert stage.engine.submitted == [queued]
+    assert not stage.jobs[queued].is_ended
 
 
-def test_a_job_present_at_two_deaths_ends_and_its_second_death_does_not_count() -> None:
-    async def play(stage: Stage) -> None:
-        for _ in range(MAX_DEATHS - 1):
-            job = stage.submit()
-            stage.accept(job)
-            stage.begin(job)
-            await stage.die_and_reload()
-            stage.begin(job)
-            await stage.die_and_reload()
-            error = (await stage.events(job))[-1]
-            assert (error["code"], error["retriable"]) == ("INFERENCE_FAILED", False)
-        assert stage.failure is None
-        await stage.die()
-        assert stage.failure is not None
-
-    rehearse(play)
-
-
-def test_a_queued_job_outlives_any_number_of_deaths() -> None:
-    async def play(stage: Stage) -> None:
-        running, queued = stage.submit(), stage.submit()
-        stage.accept(running, queued)
-        stage.begin(running)
-        stage.draw(running)
-        for _ in range(MAX_DEATHS - 1):
-            await stage.die_and_reload()
-            stage.accept(queued)
-        assert stage.engine.submitted == [queued]
-        assert not stage.jobs[queued].is_ended
-
-    rehearse(play)
+@rehearsed
+async def test_jobs_of_the_failing_step_run_alone_and_before_all_others(stage: Stage) -> None:
+    queued, first, second = stage.submit(), stage.submit(), stage.submit()
+    stage.accept(queued, first, second)
+    stage.begin(first, second)
+    await stage.die()
+    late = stage.submit()
+    stage.say(FACTS)
+    assert stage.engine.submitted == [first]
+    stage.accept(first)
+    stage.begin(first)
+    assert stage.engine.submitted == [first], "alone until its end"
+    stage.finish(first)
+    assert stage.engine.submitted == [second]
+    stage.jobs[second].fail("CANCELLED", "enough")
+    assert stage.engine.submitted == [queued, late]
 
 
-def test_jobs_of_the_failing_step_run_alone_and_before_all_others() -> None:
-    async def play(stage: Stage) -> None:
-        queued, first, second = stage.submit(), stage.submit(), stage.submit()
-        stage.accept(queued, first, second)
-        stage.begin(first, second)
-        await stage.die()
-        late = stage.submit()
-        stage.say(FACTS)
-        assert stage.engine.submitted == [first]
-        stage.accept(first)
-        stage.begin(first)
-        assert stage.engine.submitted == [first], "alone until its end"
-        stage.finish(first)
-        assert stage.engine.submitted == [second]
-        stage.jobs[second].fail("CANCELLED", "enough")
-        assert stage.engine.submitted == [queued, late]
-
-    rehearse(play)
-
-
-def test_two_poison_jobs_in_one_step_do_not_take_a_third_with_them() -> None:
+@rehearsed
+async def test_two_poison_jobs_in_one_step_do_not_take_a_third_with_them(stage: Stage) -> None:
     """After the first of them has killed its second engine, the others of that step still wait for their own turn."""
-
-    async def play(stage: Stage) -> None:
-        poison, more_poison, innocent = stage.submit(), stage.submit(), stage.submit()
-        stage.accept(poison, more_poison, innocent)
-        stage.begin(poison, more_poison, innocent)
+    poison, more_poison, innocent = stage.submit(), stage.submit(), stage.submit()
+    stage.accept(poison, more_poison, innocent)
+    stage.begin(poison, more_poison, innocent)
+    await stage.die_and_reload()
+    for culprit in (poison, more_poison):
+        assert stage.engine.submitted == [culprit]
+        stage.accept(culprit)
+        stage.begin(culprit)
         await stage.die_and_reload()
-        for culprit in (poison, more_poison):
-            assert stage.engine.submitted == [culprit]
-            stage.accept(culprit)
-            stage.begin(culprit)
-            await stage.die_and_reload()
-            assert (await stage.events(culprit))[-1]["code"] == "INFERENCE_FAILED"
-        assert stage.engine.submitted == [innocent]
-
-    rehearse(play)
+        assert (await stage.events(culprit))[-1]["code"] == "INFERENCE_FAILED"
+    assert stage.engine.submitted == [innocent]
 
 
-def test_the_job_being_tokenised_is_a_suspect_and_those_behind_it_are_not() -> None:
-    async def play(stage: Stage) -> None:
-        done, tokenising, behind = stage.submit(), stage.submit(), stage.submit()
-        stage.accept(done)
+@rehearsed
+async def test_the_job_being_tokenised_is_a_suspect_and_those_after_it_are_not(stage: Stage) -> None:
+    done, tokenising, behind = stage.submit(), stage.submit(), stage.submit()
+    stage.accept(done)
+    await stage.die_and_reload()
+    assert stage.engine.submitted == [tokenising]
+    await stage.die_and_reload()
+    assert (await stage.events(tokenising))[-1]["code"] == "INFERENCE_FAILED"
+    assert stage.engine.submitted == [done, behind]
+
+
+@rehearsed
+async def test_no_number_of_prompts_that_cannot_be_read_ends_the_worker(stage: Stage) -> None:
+    for _ in range(4 * MAX_DEATHS):
+        unreadable, behind = stage.submit(), stage.submit()
         await stage.die_and_reload()
-        assert stage.engine.submitted == [tokenising]
+        assert stage.engine.submitted == [unreadable], "alone"
         await stage.die_and_reload()
-        assert (await stage.events(tokenising))[-1]["code"] == "INFERENCE_FAILED"
-        assert stage.engine.submitted == [done, behind]
-
-    rehearse(play)
-
-
-def test_no_number_of_prompts_that_cannot_be_read_ends_the_worker() -> None:
-    async def play(stage: Stage) -> None:
-        for _ in range(4 * MAX_DEATHS):
-            unreadable, behind = stage.submit(), stage.submit()
-            await stage.die_and_reload()
-            assert stage.engine.submitted == [unreadable], "alone"
-            await stage.die_and_reload()
-            assert (await stage.events(unreadable))[-1]["code"] == "INFERENCE_FAILED"
-            assert stage.engine.submitted == [behind]
-            stage.jobs[behind].fail("CANCELLED", "enough")
-            stage.accept(behind)
-        assert stage.failure is None
-
-    rehearse(play)
+        assert (await stage.events(unreadable))[-1]["code"] == "INFERENCE_FAILED"
+        assert stage.engine.submitted == [behind]
+        stage.jobs[behind].fail("CANCELLED", "enough")
+        stage.accept(behind)
+    assert stage.failure is None
 
 
-def test_jobs_that_end_while_there_is_no_engine_are_not_submitted() -> None:
-    async def play(stage: Stage) -> None:
-        suspect, bystander = stage.submit(), stage.submit()
-        stage.accept(suspect, bystander)
-        stage.begin(suspect)
-        await stage.die()
-        for job in (suspect, bystander):
-            stage.jobs[job].fail("TIMEOUT", "the job's time is up")
-        stage.say(FACTS)
-        assert stage.engine.submitted == []
-
-    rehearse(play)
+@rehearsed
+async def test_jobs_that_end_while_there_is_no_engine_are_not_submitted(stage: Stage) -> None:
+    suspect, bystander = stage.submit(), stage.submit()
+    stage.accept(suspect, bystander)
+    stage.begin(suspect)
+    await stage.die()
+    for job in (suspect, bystander):
+        stage.jobs[job].fail("TIMEOUT", "the job's time is up")
+    stage.say(FACTS)
+    assert stage.engine.submitted == []
 
 
 # ── the client's own end ─────────────────────────────────────────────────────────────────────────
 
 
-def test_the_fifth_death_without_a_finished_job_ends_every_job_and_the_worker() -> None:
-    async def play(stage: Stage) -> None:
-        job = stage.submit()
-        for _ in range(MAX_DEATHS - 1):
-            stage.accept(job)
-            await stage.die_and_reload()
+@rehearsed
+async def test_the_fifth_death_without_a_finished_job_ends_every_job_and_the_worker(stage: Stage) -> None:
+    job = stage.submit()
+    for _ in range(MAX_DEATHS - 1):
         stage.accept(job)
-        await stage.die("the library's last words")
-        assert (await stage.events(job))[-1]["code"] == "INFERENCE_FAILED"
-        assert stage.failure is not None
-        assert str(stage.failure).endswith("the library's last words")
-        assert len(stage.engines) == MAX_DEATHS, "no sixth engine"
-
-    rehearse(play)
+        await stage.die_and_reload()
+    stage.accept(job)
+    await stage.die("the library's last words")
+    assert (await stage.events(job))[-1]["code"] == "INFERENCE_FAILED"
+    assert stage.failure is not None
+    assert str(stage.failure).endswith("the library's last words")
+    assert len(stage.engines) == MAX_DEATHS, "no sixth engine"
 
 
 @pytest.mark.parametrize("mercy", ["a finished job", "time"])
-def test_a_finished_job_or_ten_minutes_make_deaths_forgotten(mercy: str) -> None:
-    async def play(stage: Stage) -> None:
-        for _ in range(2):
-            for _ in range(MAX_DEATHS - 1):
-                await stage.die_and_reload()
-            if mercy == "time":
-                stage.now_s += DEATHS_WINDOW_S + 1
-            else:
-                job = stage.submit()
-                stage.accept(job)
-                stage.begin(job)
-                stage.finish(job)
-        assert stage.client.state is EngineState.RUNNING
-
-    rehearse(play)
+@rehearsed
+async def test_a_finished_job_or_ten_minutes_make_deaths_forgotten(stage: Stage, mercy: str) -> None:
+    for _ in range(2):
+        for _ in range(MAX_DEATHS - 1):
+            await stage.die_and_reload()
+        if mercy == "time":
+            stage.now_s += DEATHS_WINDOW_S + 1
+        else:
+            job = stage.run()
+            stage.finish(job)
+    assert stage.client.state is EngineState.RUNNING
 
 
-def test_deaths_while_a_successor_loads_count_too() -> None:
-    async def play(stage: Stage) -> None:
-        for _ in range(MAX_DEATHS):
-            assert stage.client.state is not EngineState.FAILED
-            await stage.die()
-        assert stage.client.state is EngineState.FAILED
-
-    rehearse(play)
-
-
-def test_why_a_successor_could_not_load_is_reported() -> None:
-    async def play(stage: Stage) -> None:
+@rehearsed
+async def test_deaths_while_a_successor_loads_count_too(stage: Stage) -> None:
+    for _ in range(MAX_DEATHS):
+        assert stage.client.state is not EngineState.FAILED
         await stage.die()
-        stage.say(LoadFailed(code="MODEL_LOAD_FAILED", message="the file is gone"))
-        await stage.die()
-        assert "the file is gone" in stage.deaths[-1][0]
+    assert stage.client.state is EngineState.FAILED
 
-    rehearse(play)
+
+@rehearsed
+async def test_why_a_successor_could_not_load_is_reported(stage: Stage) -> None:
+    await stage.die()
+    stage.say(LoadFailed(code="MODEL_LOAD_FAILED", message="the file is gone"))
+    await stage.die()
+    assert "the file is gone" in stage.deaths[-1][0]
 
 
 async def poison(stage: Stage) -> None:
@@ -245,25 +207,21 @@ async def poison(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("finishes_one", [False, True])
-def test_five_poison_prompts_in_a_row_fail_the_worker_and_a_finished_job_between_them_saves_it(
+@rehearsed
+async def test_five_poison_prompts_in_a_row_fail_the_worker_and_a_finished_job_between_them_saves_it(
+    stage: Stage,
     finishes_one: bool,
 ) -> None:
     """Only the second death of each is charged to it."""
-
-    async def play(stage: Stage) -> None:
-        for _ in range(MAX_DEATHS - 1):
-            await poison(stage)
-            assert stage.client.state is EngineState.RUNNING
-        assert len(stage.deaths) == 2 * (MAX_DEATHS - 1)
-        if finishes_one:
-            good = stage.submit()
-            stage.accept(good)
-            stage.begin(good)
-            stage.finish(good)
+    for _ in range(MAX_DEATHS - 1):
         await poison(stage)
-        assert stage.client.state is (EngineState.RUNNING if finishes_one else EngineState.FAILED)
-
-    rehearse(play)
+        assert stage.client.state is EngineState.RUNNING
+    assert len(stage.deaths) == 2 * (MAX_DEATHS - 1)
+    if finishes_one:
+        good = stage.run()
+        stage.finish(good)
+    await poison(stage)
+    assert stage.client.state is (EngineState.RUNNING if finishes_one else EngineState.FAILED)
 
 
 @pytest.mark.parametrize(("last_s", "too_many"), [(DEATHS_WINDOW_S, True), (DEATHS_WINDOW_S + 1, False)])

@@ -57,7 +57,7 @@ def test_a_download_with_the_wrong_digest_is_never_served(tmp_path: Path) -> Non
     assert len([entry for entry in worker.log if entry["event"] == "model_load_start"]) == 1, "no engine was started"
 
 
-def test_a_download_that_nobody_offers_is_one_line_with_the_reason(tmp_path: Path) -> None:
+def test_a_download_that_no_source_offers_is_one_line_with_the_reason(tmp_path: Path) -> None:
     with stocked_hub() as hub:
         puller = Puller(hub.url, tmp_path / "models", tmp_path)
         with start(puller.models_dir, puller.catalog(source=url_source(hub.url, "absent.gguf"))) as worker:

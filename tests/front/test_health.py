@@ -1,7 +1,5 @@
-"""What /health tells of the engine of the moment, and that a successor has not been examined yet."""
+"""/health describes the current engine, and says that a successor has not been examined yet."""
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -9,6 +7,7 @@ import msgspec
 import pytest
 
 from tests.front.rehearsal import FACTS
+from tests.loops import on_a_loop
 from worker.config.settings import Settings
 from worker.front.health import EngineStatus, FrontStatus, Phase, health_body
 from worker.front.state import Front
@@ -27,13 +26,6 @@ def shown(settings: Settings = SETTINGS, facts: Loaded = FACTS, **engine: Any) -
 
 def chosen(body: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(body[key] for key in ("prefill_chunk", "deterministic", "determinism", "determinism_differences"))
-
-
-def fronted(play: Callable[[Front], None]) -> None:
-    async def performance() -> None:
-        play(Front(SETTINGS, Metrics("w-1")))
-
-    asyncio.run(performance())
 
 
 def test_the_keys_of_the_protocol_come_first_and_ours_after_them() -> None:
@@ -55,60 +47,56 @@ def test_an_engine_is_untested_until_it_says_otherwise() -> None:
         (SelfTested(is_same=False, differences=("in one step", "beside 7 others")), "differs"),
     ],
 )
-def test_the_self_test_is_told_with_what_differed(result: SelfTested, word: str) -> None:
+def test_the_self_test_is_reported_with_what_differed(result: SelfTested, word: str) -> None:
     fixed = replace(SETTINGS, deterministic=True)
     assert chosen(shown(fixed, self_tested=result)) == (16, True, word, result.differences)
 
 
-def test_what_the_self_test_tried_is_told_with_its_verdict() -> None:
+def test_what_the_self_test_tried_is_reported_with_its_verdict() -> None:
     found = SelfTested(is_same=True, ways=("in one step",), widths=(1, 2), n_prompts=5, row_multiple=2, most_rows=4)
     tried = {"prompts": 5, "widths": (1, 2), "ways": ("in one step",), "row_multiple": 2, "most_rows": 4}
     assert shown(self_tested=found)["determinism_tried"] == tried
     assert shown()["determinism_tried"] is None
 
 
-def test_the_prefix_cache_is_told_as_the_last_step_left_it() -> None:
+def test_the_prefix_cache_is_reported_as_the_last_step_left_it() -> None:
     body = shown(step=StepDone(prefix_tokens=300, prefix_bytes=4000))
     none = {"restored_tokens": 0, "restored_bytes": 0}
     assert body["prefix_cache"] == {"tokens": 300, "bytes": 4000, "limit_bytes": 4096, "off_because": None, **none}
 
 
-def test_what_was_found_of_engines_before_is_told_until_this_one_has_died() -> None:
+@on_a_loop
+async def test_what_was_found_of_earlier_engines_is_reported_until_this_one_has_died() -> None:
     found = PrefixCacheFound(n_parts=2, n_tokens=300, n_bytes=4000)
-
-    def play(front: Front) -> None:
-        front.on_prefix_cache_found(found)
-        assert (front.health().prefix_cache.restored_tokens, front.health().prefix_cache.restored_bytes) == (300, 4000)
-        front.on_restarting("it was ended by SIGKILL", "")
-        assert front.health().prefix_cache.restored_tokens == 0
-
-    fronted(play)
+    front = Front(SETTINGS, Metrics("w-1"))
+    front.on_prefix_cache_found(found)
+    assert (front.health().prefix_cache.restored_tokens, front.health().prefix_cache.restored_bytes) == (300, 4000)
+    front.on_restarting("it was ended by SIGKILL", "")
+    assert front.health().prefix_cache.restored_tokens == 0
 
 
-def test_before_a_model_is_loaded_nothing_is_made_up() -> None:
-    def play(front: Front) -> None:
-        body = msgspec.to_builtins(front.health())
-        assert set(body["prefix_cache"].values()) == {0, None}
-        assert chosen(body) == (None, False, "untested", ())
+@on_a_loop
+async def test_before_a_model_is_loaded_nothing_is_made_up() -> None:
+    front = Front(SETTINGS, Metrics("w-1"))
+    body = msgspec.to_builtins(front.health())
+    assert set(body["prefix_cache"].values()) == {0, None}
+    assert chosen(body) == (None, False, "untested", ())
 
-    fronted(play)
 
-
-def test_a_successor_has_neither_its_predecessors_prefixes_nor_its_verdict() -> None:
-    def play(front: Front) -> None:
-        front.on_step(StepDone(cells_used=9, prefix_tokens=300, prefix_bytes=4000))
-        front.on_self_tested(SelfTested(is_same=True))
-        assert front.health().determinism == "same"
-        assert b'worker_prefix_cache_bytes{worker_id="w-1"} 4000.0' in front.scrape(None)[0]
-        front.on_restarting("it was ended by SIGKILL", "")
-        assert (front.health().determinism, front.health().prefix_cache.tokens) == ("untested", 0)
-        for series in (b"worker_prefix_cache_bytes", b"worker_prefix_cache_tokens", b"worker_kv_cells_used"):
-            assert series + b'{worker_id="w-1"} 0.0' in front.scrape(None)[0]
-        front.on_self_tested(SelfTested(is_same=False, differences=("beside 7 others",)))
-        front.on_restarted(FACTS)
-        assert front.health().determinism == "differs", "with a fixed chunk it comes before the load is done"
-
-    fronted(play)
+@on_a_loop
+async def test_a_successor_has_neither_its_predecessors_prefixes_nor_its_verdict() -> None:
+    front = Front(SETTINGS, Metrics("w-1"))
+    front.on_step(StepDone(cells_used=9, prefix_tokens=300, prefix_bytes=4000))
+    front.on_self_tested(SelfTested(is_same=True))
+    assert front.health().determinism == "same"
+    assert b'worker_prefix_cache_bytes{worker_id="w-1"} 4000.0' in front.scrape(None)[0]
+    front.on_restarting("it was ended by SIGKILL", "")
+    assert (front.health().determinism, front.health().prefix_cache.tokens) == ("untested", 0)
+    for series in (b"worker_prefix_cache_bytes", b"worker_prefix_cache_tokens", b"worker_kv_cells_used"):
+        assert series + b'{worker_id="w-1"} 0.0' in front.scrape(None)[0]
+    front.on_self_tested(SelfTested(is_same=False, differences=("beside 7 others",)))
+    front.on_restarted(FACTS)
+    assert front.health().determinism == "differs", "with a fixed chunk it comes before the load is done"
 
 
 @pytest.mark.parametrize("is_kept", [False, True])

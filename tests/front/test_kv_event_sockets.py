@@ -66,7 +66,7 @@ def test_who_comes_late_asks_for_what_was_and_hears_what_comes(topic: str) -> No
     with_listener(play, topic=topic)
 
 
-def test_what_is_no_request_is_not_answered_and_harms_nobody() -> None:
+def test_what_is_no_request_is_not_answered_and_does_no_harm() -> None:
     def play(events: KvEvents, listener: Listener) -> None:
         events.cleared()
         for request in ([b""], [b"", b""], [b"", b"1"], [b"", b"12345678", b""], [bytes(8)], [b"", bytes(200)]):
@@ -95,7 +95,7 @@ def listener_of(listener: Listener) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_nobody_waits_for_a_slow_subscriber_who_sees_the_gap_and_asks() -> None:
+def test_a_slow_subscriber_delays_no_other_and_sees_the_gap_and_asks() -> None:
     def play(events: KvEvents, listener: Listener) -> None:
         next_heard(events, listener)
         for _ in range(3 * MAX_BATCHES):

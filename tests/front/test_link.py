@@ -37,7 +37,7 @@ def frame(percent):
 
 
 class Owner:
-    """What the link told, in order."""
+    """All that the link reported, in order."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[int, Outbound]] = []
@@ -139,7 +139,7 @@ sock.sendall(b"".join(frame(inbound_decoder.decode(body).job + got) for got, bod
     ids=["impossible length", "no msgpack", "wrong type"],
 )
 def test_an_engine_that_sends_garbage_is_killed_and_not_believed_again(garbage: str) -> None:
-    """What came before it counts once; nothing of what comes after it does, however much that is."""
+    """Frames before it count once; none after it does, however many there are."""
     program = f"sock.sendall(frame(1) + {garbage} + frame(2) * 100_000)"
     owner = with_engine(program, until_exit)
     assert owner.percents == [1]
@@ -203,7 +203,7 @@ sock.sendall(b"".join(frame(int(fact)) for fact in facts))
         ({"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "5"}, "5"),
     ],
 )
-def test_libgomp_is_told_how_threads_wait_unless_somebody_has_and_libomp_only_what_somebody_says(
+def test_libgomp_gets_our_way_of_waiting_unless_the_environment_has_one_and_libomp_only_the_environments(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], spins: str | None
 ) -> None:
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
@@ -214,7 +214,7 @@ def test_libgomp_is_told_how_threads_wait_unless_somebody_has_and_libomp_only_wh
     assert (found.get("GOMP_SPINCOUNT"), found.get("KMP_BLOCKTIME")) == (spins, given.get("KMP_BLOCKTIME"))
 
 
-def test_openmp_is_told_how_many_processors_there_are_unless_somebody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openmp_gets_the_number_of_processors_unless_the_environment_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert engine_environment()["OMP_NUM_THREADS"] == str(cpu_quota())
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
@@ -270,7 +270,7 @@ class FailingOwner(Owner):
 
 
 @pytest.mark.parametrize("where", ["on_message", "on_line", "on_exit"])
-def test_what_its_owner_raises_is_told_and_the_engine_still_ends_with_the_link(where: str) -> None:
+def test_what_its_owner_raises_is_reported_and_the_engine_still_ends_with_the_link(where: str) -> None:
     program = "sock.sendall(frame(1)); print('a line', file=sys.stderr, flush=True)\n"
     program += "sys.exit(0)" if where == "on_exit" else "sock.recv(1)"
 

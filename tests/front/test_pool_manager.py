@@ -1,7 +1,6 @@
-"""The ready callback against a real receiver process (docs/protocol.md 2; the notes' B.4)."""
+"""The ready callback against a receiver (docs/protocol.md 2; the notes' B.4)."""
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -11,7 +10,9 @@ import pytest
 import stamina
 from stamina.instrumentation import RetryDetails, RetryHook
 
-from tests.receiver import HOST, Received, Receiver
+from tests.loopback import HOST, reserved_port
+from tests.loops import on_a_loop
+from tests.receiver import Received, Receiver
 from worker.errors import CallbackFailed
 from worker.front import pool_manager as pool
 
@@ -26,15 +27,6 @@ def on_retry() -> Iterator[Callable[[RetryHook], None]]:
     """Sets what is called when a retry has been scheduled; afterwards stamina's defaults are back."""
     yield lambda hook: stamina.instrumentation.set_on_retry_hooks([hook])
     stamina.instrumentation.set_on_retry_hooks(None)
-
-
-@pytest.fixture
-def reserved_port() -> Iterator[tuple[int, Callable[[], None]]]:
-    """A port that refuses connections because it is bound and nobody listens, and a way to let go of it."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((HOST, 0))
-        yield holder.getsockname()[1], holder.close
 
 
 def sets(event: asyncio.Event) -> RetryHook:
@@ -141,66 +133,51 @@ def test_the_budget_also_cuts_an_attempt_under_way() -> None:
     assert len(requests) == 1
 
 
-def test_nobody_listening_fails_with_what_and_where(reserved_port: tuple[int, Callable[[], None]]) -> None:
-    url = f"http://{HOST}:{reserved_port[0]}/invalid"
-    with pytest.raises(CallbackFailed) as failure:
-        announce(url, budget_s=SHORT_S)
+def test_a_refused_connection_fails_with_what_and_where() -> None:
+    with reserved_port() as (port, _), pytest.raises(CallbackFailed) as failure:
+        announce(url := f"http://{HOST}:{port}/invalid", budget_s=SHORT_S)
     assert str(failure.value) == f"Pool manager callback failed: no answer from {url}: Connection refused"
 
 
-def test_a_receiver_that_comes_up_late_is_reached(
-    reserved_port: tuple[int, Callable[[], None]], on_retry: Callable[[RetryHook], None]
-) -> None:
-    port, let_go = reserved_port
-
-    async def scenario(receiver: Receiver) -> int:
-        is_refused = asyncio.Event()
+@on_a_loop
+async def test_a_receiver_that_comes_up_late_is_reached(on_retry: Callable[[RetryHook], None]) -> None:
+    with reserved_port() as (port, let_go):
+        receiver, is_refused = Receiver(port=port), asyncio.Event()
         on_retry(sets(is_refused))
         announcing = asyncio.create_task(pool.announce(receiver.url, BODY, budget_s=30.0))
         await is_refused.wait()
         let_go()
         with receiver:
             await announcing
-            return len(receiver.requests())
-
-    assert asyncio.run(scenario(Receiver(port=port))) == 1
+            assert len(receiver.requests()) == 1
 
 
-def test_a_cancelled_callback_ends_at_once_during_an_attempt_and_during_a_wait(
+@on_a_loop
+async def test_a_cancelled_callback_ends_at_once_during_an_attempt_and_during_a_wait(
     on_retry: Callable[[RetryHook], None],
 ) -> None:
-    async def cancelled(url: str, is_there: asyncio.Event) -> bool:
-        announcing = asyncio.create_task(pool.announce(url, BODY))
-        await is_there.wait()
-        announcing.cancel()
-        await asyncio.wait([announcing], timeout=5)
-        return announcing.cancelled()
-
-    async def during_an_attempt(receiver: Receiver) -> bool:
-        is_there = asyncio.Event()
-        arrival = asyncio.create_task(asyncio.to_thread(receiver.requests, 1))
-        arrival.add_done_callback(lambda _: is_there.set())
-        return await cancelled(receiver.url, is_there)
-
-    async def during_a_wait(receiver: Receiver) -> bool:
-        is_there = asyncio.Event()
-        on_retry(sets(is_there))
-        return await cancelled(receiver.url, is_there)
-
+    is_waiting = asyncio.Event()
+    on_retry(sets(is_waiting))
     with Receiver("hang") as hanging, Receiver("500") as failing:
-        assert asyncio.run(during_an_attempt(hanging))
-        assert asyncio.run(during_a_wait(failing))
+        for receiver, is_there in (
+            (hanging, asyncio.to_thread(hanging.requests, 1)),
+            (failing, is_waiting.wait()),
+        ):
+            announcing = asyncio.create_task(pool.announce(receiver.url, BODY))
+            await is_there
+            announcing.cancel()
+            await asyncio.wait([announcing], timeout=5)
+            assert announcing.cancelled()
 
 
-def test_proxy_variables_are_ignored(
-    monkeypatch: pytest.MonkeyPatch, reserved_port: tuple[int, Callable[[], None]]
-) -> None:
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-        monkeypatch.setenv(name, f"http://{HOST}:{reserved_port[0]}")
-        monkeypatch.setenv(name.lower(), f"http://{HOST}:{reserved_port[0]}")
+def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    error, requests = played("200", budget_s=SHORT_S)
+    with reserved_port() as (port, _):
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://{HOST}:{port}")
+            monkeypatch.setenv(name.lower(), f"http://{HOST}:{port}")
+        error, requests = played("200", budget_s=SHORT_S)
     assert error is None
     assert len(requests) == 1
 
@@ -236,4 +213,4 @@ def test_the_receiver_probes_the_reported_uri_before_it_answers() -> None:
     with Receiver() as other, Receiver(wants_probe=True) as receiver:
         for uri in (f"http://{HOST}:{other.port}", "http://127.0.0.1:1"):
             asyncio.run(pool.announce(receiver.url, msgspec.json.encode({"uri": uri})))
-        assert [request.health_status for request in receiver.requests()] == [404, 0]
+        assert [request.health_status for request in receiver.requests()] == [501, 0]

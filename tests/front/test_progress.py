@@ -1,4 +1,4 @@
-"""How far a load is, and what the log says when it has succeeded: where the model is, and how much memory it takes."""
+"""The progress of a load, and the log's lines after it: where the model is, and how much memory it takes."""
 
 import io
 import sys
@@ -83,7 +83,7 @@ def test_each_device_that_is_off_its_plan_has_a_warning_with_all_figures() -> No
     assert [tuple(line[name] for name in names) for line in warnings] == [msgspec.structs.astuple(one) for one in off]
 
 
-def test_a_prefix_cache_that_is_off_is_a_warning_with_the_reason_unless_nobody_wanted_one() -> None:
+def test_a_prefix_cache_that_is_off_is_a_warning_with_the_reason_unless_a_setting_turned_it_off() -> None:
     _, line = lines(Offload(), "mamba has recurrent state")
     assert (line["event"], line["level"], line["reason"]) == (
         "prefix_cache_off",

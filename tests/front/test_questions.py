@@ -1,12 +1,10 @@
 """Questions about tokens: answered beside the jobs, asked again after an engine's death, and never for ever."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import pytest
 
-from tests.front.rehearsal import FACTS, Stage, rehearse
+from tests.front.rehearsal import FACTS, Stage, fronted, rehearsed
 from worker.config.settings import Settings
 from worker.errors import (
     DeadlineExceeded,
@@ -28,17 +26,6 @@ from worker.wire.questions import Detokenize, Detokenized, QuestionKey, Tokenize
 
 TOKENS = (TokenId(7), TokenId(8))
 N_POISONOUS = 4 * MAX_DEATHS
-
-
-def rehearse_asking(play: Callable[[Stage, Front], Awaitable[None]], **settings: float) -> None:
-    """With a front over the stage's client; the stage is still who observes that client."""
-
-    async def performance(stage: Stage) -> None:
-        front = Front(replace(Settings(), **settings), Metrics("stage"))  # type: ignore[arg-type]  # only numbers
-        front.open(stage.client)
-        await play(stage, front)
-
-    rehearse(performance)
 
 
 async def asked(stage: Stage, n_questions: int) -> list[QuestionKey]:
@@ -65,223 +52,205 @@ async def failure(asking: asyncio.Task[Tokenized]) -> WorkerError:
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_prompt_becomes_tokens_and_tokens_text() -> None:
-    async def play(stage: Stage, front: Front) -> None:
-        tokenizing = asyncio.create_task(front.tokenize("hi", add_special=False))
-        detokenizing = asyncio.create_task(front.detokenize(TOKENS))
-        first, second = await asked(stage, 2)
-        assert stage.engine.sent[1:] == [
-            Tokenize(question=first, prompt="hi", add_special=False),
-            Detokenize(question=second, tokens=TOKENS),
-        ]
-        stage.say(Detokenized(question=second, text="hi"))
-        answer(stage, first)
-        assert (await tokenizing).tokens == TOKENS
-        assert await detokenizing == "hi"
-        assert stage.client.jobs.n_questions == 0
+@rehearsed
+async def test_a_prompt_becomes_tokens_and_tokens_text(stage: Stage) -> None:
+    front = fronted(stage)
+    tokenizing = asyncio.create_task(front.tokenize("hi", add_special=False))
+    detokenizing = asyncio.create_task(front.detokenize(TOKENS))
+    first, second = await asked(stage, 2)
+    assert stage.engine.sent[1:] == [
+        Tokenize(question=first, prompt="hi", add_special=False),
+        Detokenize(question=second, tokens=TOKENS),
+    ]
+    stage.say(Detokenized(question=second, text="hi"))
+    answer(stage, first)
+    assert (await tokenizing).tokens == TOKENS
+    assert await detokenizing == "hi"
+    assert stage.client.jobs.n_questions == 0
 
-    rehearse_asking(play)
 
-
-def test_what_the_engine_refuses_is_refused_with_its_words() -> None:
-    async def play(stage: Stage, front: Front) -> None:
-        asking = asyncio.create_task(front.tokenize("hi"))
-        (key,) = await asked(stage, 1)
-        stage.say(Untokenized(question=key, violations=(Violation("messages", "no_chat_template", "no template"),)))
-        refusal = await failure(asking)
-        assert isinstance(refusal, FieldsRefused)
-        assert [(error.field, error.constraint) for error in refusal.errors] == [("messages", "no_chat_template")]
-
-    rehearse_asking(play)
+@rehearsed
+async def test_what_the_engine_refuses_is_refused_with_its_words(stage: Stage) -> None:
+    front = fronted(stage)
+    asking = asyncio.create_task(front.tokenize("hi"))
+    (key,) = await asked(stage, 1)
+    stage.say(Untokenized(question=key, violations=(Violation("messages", "no_chat_template", "no template"),)))
+    refusal = await failure(asking)
+    assert isinstance(refusal, FieldsRefused)
+    assert [(error.field, error.constraint) for error in refusal.errors] == [("messages", "no_chat_template")]
 
 
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_question_is_refused_by_the_state_as_a_job_is() -> None:
-    async def play(stage: Stage, front: Front) -> None:
-        with pytest.raises(WorkerLoading):
-            await Front(Settings(), Metrics("new")).tokenize("hi")
-        front.drain()
-        with pytest.raises(WorkerDraining):
-            await front.tokenize("hi")
-        assert stage.client.jobs.n_questions == 0
-
-    rehearse_asking(play)
-
-
-def test_only_so_many_questions_are_open_and_those_left_behind_count_until_the_intake_has_come_to_them() -> None:
-    async def play(stage: Stage, front: Front) -> None:
-        asking = [asyncio.create_task(front.tokenize("hi")) for _ in range(MAX_QUESTIONS)]
-        keys = await asked(stage, MAX_QUESTIONS)
-        asking[0].cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking[0]
-        with pytest.raises(WorkerBusy):
-            await front.tokenize("hi")
-        answer(stage, keys[0])
-        asking[0] = asyncio.create_task(front.tokenize("hi"))
-        for key in [*keys[1:], (await asked(stage, MAX_QUESTIONS + 1))[-1]]:
-            answer(stage, key)
-        await asyncio.gather(*asking)
-        assert stage.client.jobs.n_questions == 0
-
-    rehearse_asking(play)
+@rehearsed
+async def test_a_question_is_refused_by_the_state_as_a_job_is(stage: Stage) -> None:
+    front = fronted(stage)
+    with pytest.raises(WorkerLoading):
+        await Front(Settings(), Metrics("new")).tokenize("hi")
+    front.drain()
+    with pytest.raises(WorkerDraining):
+        await front.tokenize("hi")
+    assert stage.client.jobs.n_questions == 0
 
 
-def test_a_question_has_a_jobs_time() -> None:
-    async def play(stage: Stage, front: Front) -> None:
-        assert isinstance(await failure(asyncio.create_task(front.tokenize("hi"))), DeadlineExceeded)
-        answer(stage, (await asked(stage, 1))[0])
+@rehearsed
+async def test_questions_are_limited_and_abandoned_ones_count_until_the_intake_has_answered_them(
+    stage: Stage,
+) -> None:
+    front = fronted(stage)
+    asking = [asyncio.create_task(front.tokenize("hi")) for _ in range(MAX_QUESTIONS)]
+    keys = await asked(stage, MAX_QUESTIONS)
+    asking[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking[0]
+    with pytest.raises(WorkerBusy):
+        await front.tokenize("hi")
+    answer(stage, keys[0])
+    asking[0] = asyncio.create_task(front.tokenize("hi"))
+    for key in [*keys[1:], (await asked(stage, MAX_QUESTIONS + 1))[-1]]:
+        answer(stage, key)
+    await asyncio.gather(*asking)
+    assert stage.client.jobs.n_questions == 0
 
-    rehearse_asking(play, inference_timeout_sec=0.001)
+
+@rehearsed
+async def test_a_question_has_a_jobs_time(stage: Stage) -> None:
+    front = fronted(stage, inference_timeout_sec=0.001)
+    assert isinstance(await failure(asyncio.create_task(front.tokenize("hi"))), DeadlineExceeded)
+    answer(stage, (await asked(stage, 1))[0])
 
 
 # ── deaths ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_open_questions_are_asked_again_of_the_next_engine() -> None:
-    async def play(stage: Stage, front: Front) -> None:
-        asking = [asyncio.create_task(front.tokenize(text)) for text in ("a", "b")]
-        answered, open_ = await asked(stage, 2)
-        answer(stage, answered)
+@rehearsed
+async def test_open_questions_are_asked_again_of_the_next_engine(stage: Stage) -> None:
+    front = fronted(stage)
+    asking = [asyncio.create_task(front.tokenize(text)) for text in ("a", "b")]
+    answered, open_ = await asked(stage, 2)
+    answer(stage, answered)
+    await stage.die_and_reload()
+    assert await asked(stage, 1) == [open_]
+    answer(stage, open_)
+    await asyncio.gather(*asking)
+
+
+@rehearsed
+async def test_an_abandoned_question_is_not_asked_again(stage: Stage) -> None:
+    front = fronted(stage)
+    asking = asyncio.create_task(front.tokenize("hi"))
+    await asked(stage, 1)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await stage.die_and_reload()
+    assert await asked(stage, 0) == []
+    assert stage.client.jobs.n_questions == 0
+
+
+@rehearsed
+async def test_a_question_that_kills_engines_kills_two_and_costs_no_job(stage: Stage) -> None:
+    """It is asked again alone: a job that was in a step at the first death is not present at the second."""
+    front = fronted(stage)
+    running, queued = stage.submit(), stage.submit()
+    stage.accept(running, queued)
+    stage.begin(running)
+    asking, other = (asyncio.create_task(front.tokenize(text)) for text in ("poison", "other"))
+    poison, innocent = await asked(stage, 2)
+    await stage.die_and_reload()
+    assert await asked(stage, 1) == [poison]
+    assert stage.engine.submitted == [], "alone"
+    await stage.die_and_reload()
+    assert isinstance(await failure(asking), InferenceFailed)
+    assert stage.engine.submitted == [running], "the other suspect is next"
+    stage.accept(running)
+    stage.begin(running)
+    stage.finish(running)
+    assert await asked(stage, 1) == [innocent]
+    answer(stage, innocent)
+    await other
+    stage.accept(queued)
+    stage.begin(queued)
+    stage.finish(queued)
+    assert [job.failure for job in stage.jobs.values()] == [None, None]
+
+
+@rehearsed
+async def test_a_job_that_the_intake_reads_first_is_the_suspect_and_not_the_question_after_it(stage: Stage) -> None:
+    front = fronted(stage)
+    job = stage.submit()
+    asking = asyncio.create_task(front.tokenize("hi"))
+    await asked(stage, 1)
+    await stage.die_and_reload()
+    assert [type(message) for message in stage.engine.sent[1:]] == [Submit]
+    await stage.die_and_reload()
+    assert stage.jobs[job].failure == "INFERENCE_FAILED"
+    (key,) = await asked(stage, 1)
+    answer(stage, key)
+    await asking
+
+
+@pytest.mark.parametrize("are_running", [False, True])
+@rehearsed
+async def test_no_number_of_poisonous_questions_ends_the_worker(stage: Stage, are_running: bool) -> None:
+    """The same holds if another job runs at the first death of each, and may be to blame until the second."""
+    front = fronted(stage)
+    for n_asked in range(1, N_POISONOUS + 1):
+        if are_running:
+            running = stage.run()
+            stage.draw(running)
+        asking = asyncio.create_task(front.tokenize("poison"))
+        await asked(stage, 1)
         await stage.die_and_reload()
-        assert await asked(stage, 1) == [open_]
-        answer(stage, open_)
-        await asyncio.gather(*asking)
+        await asked(stage, 1)
+        await stage.die_and_reload()
+        assert isinstance(await failure(asking), InferenceFailed)
+        assert len(stage.deaths) == 2 * n_asked
+    assert stage.failure is None
 
-    rehearse_asking(play)
 
-
-def test_a_question_that_nobody_waits_for_is_not_asked_again() -> None:
-    async def play(stage: Stage, front: Front) -> None:
-        asking = asyncio.create_task(front.tokenize("hi"))
+@rehearsed
+async def test_askers_that_leave_before_the_second_death_do_not_end_the_worker_either(stage: Stage) -> None:
+    front = fronted(stage)
+    for _ in range(N_POISONOUS):
+        asking = asyncio.create_task(front.tokenize("poison"))
         await asked(stage, 1)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
         await stage.die_and_reload()
         assert await asked(stage, 0) == []
-        assert stage.client.jobs.n_questions == 0
-
-    rehearse_asking(play)
+    assert stage.failure is None
 
 
-def test_a_question_that_kills_engines_kills_two_and_takes_nobody_with_it() -> None:
-    """It is asked again alone: a job that was in a step at the first death is not present at the second."""
-
-    async def play(stage: Stage, front: Front) -> None:
-        running, queued = stage.submit(), stage.submit()
-        stage.accept(running, queued)
-        stage.begin(running)
-        asking, other = (asyncio.create_task(front.tokenize(text)) for text in ("poison", "other"))
-        poison, innocent = await asked(stage, 2)
-        await stage.die_and_reload()
-        assert await asked(stage, 1) == [poison]
-        assert stage.engine.submitted == [], "alone"
-        await stage.die_and_reload()
-        assert isinstance(await failure(asking), InferenceFailed)
-        assert stage.engine.submitted == [running], "the other suspect is next"
-        stage.accept(running)
-        stage.begin(running)
-        stage.finish(running)
-        assert await asked(stage, 1) == [innocent]
-        answer(stage, innocent)
-        await other
-        stage.accept(queued)
-        stage.begin(queued)
-        stage.finish(queued)
-        assert [job.failure for job in stage.jobs.values()] == [None, None]
-
-    rehearse_asking(play)
-
-
-def test_a_job_that_the_intake_reads_first_is_the_suspect_and_not_the_question_behind_it() -> None:
-    async def play(stage: Stage, front: Front) -> None:
-        job = stage.submit()
-        asking = asyncio.create_task(front.tokenize("hi"))
-        await asked(stage, 1)
-        await stage.die_and_reload()
-        assert [type(message) for message in stage.engine.sent[1:]] == [Submit]
-        await stage.die_and_reload()
-        assert stage.jobs[job].failure == "INFERENCE_FAILED"
-        (key,) = await asked(stage, 1)
-        answer(stage, key)
-        await asking
-
-    rehearse_asking(play)
-
-
-@pytest.mark.parametrize("are_running", [False, True])
-def test_no_number_of_poisonous_questions_ends_the_worker(are_running: bool) -> None:
-    """Also where another job runs at the first death of each, and may be to blame until the second."""
-
-    async def play(stage: Stage, front: Front) -> None:
-        for n_asked in range(1, N_POISONOUS + 1):
-            if are_running:
-                running = stage.submit()
-                stage.accept(running)
-                stage.begin(running)
-                stage.draw(running)
-            asking = asyncio.create_task(front.tokenize("poison"))
-            await asked(stage, 1)
-            await stage.die_and_reload()
-            await asked(stage, 1)
-            await stage.die_and_reload()
-            assert isinstance(await failure(asking), InferenceFailed)
-            assert len(stage.deaths) == 2 * n_asked
-        assert stage.failure is None
-
-    rehearse_asking(play)
-
-
-def test_askers_that_leave_before_the_second_death_do_not_end_the_worker_either() -> None:
-    async def play(stage: Stage, front: Front) -> None:
-        for _ in range(N_POISONOUS):
-            asking = asyncio.create_task(front.tokenize("poison"))
-            await asked(stage, 1)
-            asking.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asking
-            await stage.die_and_reload()
-            assert await asked(stage, 0) == []
-        assert stage.failure is None
-
-    rehearse_asking(play)
-
-
-def test_deaths_beside_questions_that_are_answered_later_count() -> None:
+@rehearsed
+async def test_deaths_during_questions_that_are_answered_later_count(stage: Stage) -> None:
     """A question that is answered when it is asked alone was not the cause."""
-
-    async def play(stage: Stage, front: Front) -> None:
-        for n_asked_before in range(MAX_DEATHS):
-            running = stage.submit()
-            stage.accept(running)
-            stage.begin(running)
-            stage.draw(running)
-            asking = asyncio.create_task(front.tokenize("hi"))
-            await asked(stage, 1 + min(n_asked_before, 1))
-            await stage.die()
-            if stage.failure is None:
-                stage.say(FACTS)
-                answer(stage, (await asked(stage, 1))[0])
-                await asking
-            else:
-                assert isinstance(await failure(asking), WorkerUnhealthy)
-        assert stage.failure is not None
-
-    rehearse_asking(play)
-
-
-def test_whoever_waits_hears_that_there_will_be_no_answer() -> None:
-    async def play(stage: Stage, front: Front) -> None:
+    front = fronted(stage)
+    for n_asked_before in range(MAX_DEATHS):
+        running = stage.run()
+        stage.draw(running)
         asking = asyncio.create_task(front.tokenize("hi"))
-        await asked(stage, 1)
-        front.end_all("the worker is shutting down")
-        assert isinstance(await failure(asking), WorkerDraining)
-        asking = asyncio.create_task(front.tokenize("hi"))
-        await asked(stage, 2)
-        stage.client.on_fatal(StartupError("the watchdog is gone"))
-        assert isinstance(await failure(asking), WorkerUnhealthy)
+        await asked(stage, 1 + min(n_asked_before, 1))
+        await stage.die()
+        if stage.failure is None:
+            stage.say(FACTS)
+            answer(stage, (await asked(stage, 1))[0])
+            await asking
+        else:
+            assert isinstance(await failure(asking), WorkerUnhealthy)
+    assert stage.failure is not None
 
-    rehearse_asking(play)
+
+@rehearsed
+async def test_an_asker_that_waits_hears_that_there_will_be_no_answer(stage: Stage) -> None:
+    front = fronted(stage)
+    asking = asyncio.create_task(front.tokenize("hi"))
+    await asked(stage, 1)
+    front.end_all("the worker is shutting down")
+    assert isinstance(await failure(asking), WorkerDraining)
+    asking = asyncio.create_task(front.tokenize("hi"))
+    await asked(stage, 2)
+    stage.client.on_fatal(StartupError("the watchdog is gone"))
+    assert isinstance(await failure(asking), WorkerUnhealthy)

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.front.rehearsal import CONFIG, FACTS, Stage, rehearse
+from tests.front.rehearsal import CONFIG, FACTS, Stage, rehearsed
+from tests.loops import on_a_loop
 from worker.config.settings import Settings
 from worker.errors import EngineCrashed
 from worker.front import client, health, job
@@ -56,33 +57,28 @@ def test_every_state_is_in_its_table(states: type[Enum]) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), pairs(JobState))
-def test_a_job_moves_as_its_table_says(before: JobState, after: JobState) -> None:
-    async def play(stage: Stage) -> None:
-        check(job.LEGAL_MOVES, stage.jobs[stage.submit()], "state", before, after)
-
-    rehearse(play)
+@rehearsed
+async def test_a_job_moves_as_its_table_says(stage: Stage, before: JobState, after: JobState) -> None:
+    check(job.LEGAL_MOVES, stage.jobs[stage.submit()], "state", before, after)
 
 
-def test_what_happens_to_a_job_moves_it() -> None:
-    """Also that the client may be answered from the moment at which the job leaves ARRIVED."""
-
-    async def play(stage: Stage) -> None:
-        found = stage.jobs[stage.submit()]
-        assert (found.state, found.decided.is_set()) == (JobState.ARRIVED, False)
-        found.accept(3)
-        assert (found.state, found.decided.is_set(), found.is_running) == (JobState.ACCEPTED, True, False)
-        found.start(0, 0.0)
-        assert (found.state, found.is_running) == (JobState.RUNNING, True)
-        found.rewind()
-        assert (found.state, found.is_running, found.decided.is_set()) == (JobState.ACCEPTED, False, True)
-        found.accept(3)
-        assert found.state is JobState.ACCEPTED, "a successor accepts it again"
-        found.start(0, 0.0)
-        found.delta("text", None, 1.0)
-        found.finish(Finished(found.key, "EOS"))
-        assert (found.state, found.outcome, found.is_running) == (JobState.ENDED, "success", False)
-
-    rehearse(play)
+@rehearsed
+async def test_what_happens_to_a_job_moves_it(stage: Stage) -> None:
+    """The client may be answered from the moment at which the job leaves ARRIVED."""
+    found = stage.jobs[stage.submit()]
+    assert (found.state, found.decided.is_set()) == (JobState.ARRIVED, False)
+    found.accept(3)
+    assert (found.state, found.decided.is_set(), found.is_running) == (JobState.ACCEPTED, True, False)
+    found.start(0, 0.0)
+    assert (found.state, found.is_running) == (JobState.RUNNING, True)
+    found.rewind()
+    assert (found.state, found.is_running, found.decided.is_set()) == (JobState.ACCEPTED, False, True)
+    found.accept(3)
+    assert found.state is JobState.ACCEPTED, "a successor accepts it again"
+    found.start(0, 0.0)
+    found.delta("text", None, 1.0)
+    found.finish(Finished(found.key, "EOS"))
+    assert (found.state, found.outcome, found.is_running) == (JobState.ENDED, "success", False)
 
 
 def prepared(found: Job, state: JobState) -> None:
@@ -96,74 +92,66 @@ def prepared(found: Job, state: JobState) -> None:
 
 
 @pytest.mark.parametrize("state", JobState)
-def test_a_job_can_be_failed_in_every_state_and_ends_once(state: JobState) -> None:
-    async def play(stage: Stage) -> None:
-        found = stage.jobs[stage.submit()]
-        prepared(found, state)
-        found.fail("INFERENCE_FAILED", "the engine crashed twice while running this job")
-        assert (found.state, found.decided.is_set()) == (JobState.ENDED, True)
-        assert stage.ended == [found.key]
-        assert [event["type"] for event in await stage.events(found.key)].count("error") == 1
-
-    rehearse(play)
+@rehearsed
+async def test_a_job_can_be_failed_in_every_state_and_ends_once(stage: Stage, state: JobState) -> None:
+    found = stage.jobs[stage.submit()]
+    prepared(found, state)
+    found.fail("INFERENCE_FAILED", "the engine crashed twice while running this job")
+    assert (found.state, found.decided.is_set()) == (JobState.ENDED, True)
+    assert stage.ended == [found.key]
+    assert [event["type"] for event in await stage.events(found.key)].count("error") == 1
 
 
 @pytest.mark.parametrize("state", JobState)
-def test_what_an_engine_refuses_is_a_400_only_while_no_header_may_have_left(state: JobState) -> None:
-    async def play(stage: Stage) -> None:
-        found = stage.jobs[stage.submit()]
-        prepared(found, state)
-        found.refuse(Refused(job=found.key, violations=REFUSED))
-        was = {
-            JobState.ARRIVED: ("rejected", None),
-            JobState.ACCEPTED: ("error", "INVALID_REQUEST"),
-            JobState.RUNNING: ("error", "INVALID_REQUEST"),
-            JobState.ENDED: ("cancelled", "CANCELLED"),
-        }
-        assert (found.outcome, found.failure) == was[state]
-        assert (found.refusal is not None) == (state is JobState.ARRIVED)
-
-    rehearse(play)
-
-
-def test_a_time_out_before_the_engine_has_taken_a_job_is_a_refusal() -> None:
-    async def play(stage: Stage) -> None:
-        early, late = (stage.jobs[stage.submit()] for _ in range(2))
-        late.accept(3)
-        for found in (early, late):
-            found.fail("TIMEOUT", "the job's time is up")
-        assert early.refusal is not None
-        assert late.refusal is None
-        assert {early.outcome, late.outcome} == {"timeout"}
-
-    rehearse(play)
+@rehearsed
+async def test_what_an_engine_refuses_is_a_400_only_while_no_header_may_have_left(
+    stage: Stage, state: JobState
+) -> None:
+    found = stage.jobs[stage.submit()]
+    prepared(found, state)
+    found.refuse(Refused(job=found.key, violations=REFUSED))
+    was = {
+        JobState.ARRIVED: ("rejected", None),
+        JobState.ACCEPTED: ("error", "INVALID_REQUEST"),
+        JobState.RUNNING: ("error", "INVALID_REQUEST"),
+        JobState.ENDED: ("cancelled", "CANCELLED"),
+    }
+    assert (found.outcome, found.failure) == was[state]
+    assert (found.refusal is not None) == (state is JobState.ARRIVED)
 
 
-def test_an_event_that_the_dialect_leaves_out_is_not_the_end_of_the_stream() -> None:
-    async def play(stage: Stage) -> None:
-        found = stage.jobs[stage.submit()]
-        found.dialect = TEXT_ONLY
-        prepared(found, JobState.RUNNING)
-        reading = asyncio.create_task(found.next_chunk())
-        await asyncio.sleep(0)
-        found.delta("text", None, 1.0)
-        assert await reading == b"text"
-        found.finish(Finished(found.key, "EOS"))
-        assert await found.next_chunk() == b""
+@rehearsed
+async def test_a_time_out_before_the_engine_has_taken_a_job_is_a_refusal(stage: Stage) -> None:
+    early, late = (stage.jobs[stage.submit()] for _ in range(2))
+    late.accept(3)
+    for found in (early, late):
+        found.fail("TIMEOUT", "the job's time is up")
+    assert early.refusal is not None
+    assert late.refusal is None
+    assert {early.outcome, late.outcome} == {"timeout"}
 
-    rehearse(play)
+
+@rehearsed
+async def test_an_event_that_the_dialect_leaves_out_is_not_the_end_of_the_stream(stage: Stage) -> None:
+    found = stage.jobs[stage.submit()]
+    found.dialect = TEXT_ONLY
+    prepared(found, JobState.RUNNING)
+    reading = asyncio.create_task(found.next_chunk())
+    await asyncio.sleep(0)
+    found.delta("text", None, 1.0)
+    assert await reading == b"text"
+    found.finish(Finished(found.key, "EOS"))
+    assert await found.next_chunk() == b""
 
 
 # ── the engine client ────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(("before", "after"), pairs(EngineState))
-def test_the_engine_client_moves_as_its_table_says(before: EngineState, after: EngineState) -> None:
-    async def play() -> None:
-        moved = EngineClient(CONFIG, Stage(), environment={}, watchdog_s=30)
-        check(client.LEGAL_MOVES, moved, "state", before, after)
-
-    asyncio.run(play())
+@on_a_loop
+async def test_the_engine_client_moves_as_its_table_says(before: EngineState, after: EngineState) -> None:
+    moved = EngineClient(CONFIG, Stage(), environment={}, watchdog_s=30)
+    check(client.LEGAL_MOVES, moved, "state", before, after)
 
 
 # ── the front ────────────────────────────────────────────────────────────────────────────────────
@@ -183,11 +171,9 @@ async def opened(front: Front, *, with_engine: EngineState) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), pairs(Phase))
-def test_the_front_moves_as_its_table_says(before: Phase, after: Phase) -> None:
-    async def play() -> None:
-        check(health.LEGAL_MOVES, await new_front(), "phase", before, after)
-
-    asyncio.run(play())
+@on_a_loop
+async def test_the_front_moves_as_its_table_says(before: Phase, after: Phase) -> None:
+    check(health.LEGAL_MOVES, await new_front(), "phase", before, after)
 
 
 @pytest.mark.parametrize(
@@ -205,27 +191,25 @@ def test_the_front_moves_as_its_table_says(before: Phase, after: Phase) -> None:
         (["drain", "fail"], [Phase.DRAINING, Phase.FAILED]),
     ],
 )
-def test_what_happens_to_the_front_moves_it(acts: Sequence[str], phases: Sequence[Phase]) -> None:
-    async def play() -> None:
-        front = await new_front()
-        assert front.phase is Phase.STARTING
-        for act, phase in zip(acts, phases, strict=True):
-            match act:
-                case "open":
-                    await opened(front, with_engine=EngineState.RUNNING)
-                case "open dead":
-                    await opened(front, with_engine=EngineState.RESTARTING)
-                case "die":
-                    front.on_restarting("it was ended by SIGKILL", "")
-                case "reload":
-                    front.on_restarted(FACTS)
-                case "drain":
-                    front.drain()
-                case "fail":
-                    front.on_fatal(EngineCrashed("the engine died", "on purpose", ""))
-            assert front.phase is phase, act
-
-    asyncio.run(play())
+@on_a_loop
+async def test_what_happens_to_the_front_moves_it(acts: Sequence[str], phases: Sequence[Phase]) -> None:
+    front = await new_front()
+    assert front.phase is Phase.STARTING
+    for act, phase in zip(acts, phases, strict=True):
+        match act:
+            case "open":
+                await opened(front, with_engine=EngineState.RUNNING)
+            case "open dead":
+                await opened(front, with_engine=EngineState.RESTARTING)
+            case "die":
+                front.on_restarting("it was ended by SIGKILL", "")
+            case "reload":
+                front.on_restarted(FACTS)
+            case "drain":
+                front.drain()
+            case "fail":
+                front.on_fatal(EngineCrashed("the engine died", "on purpose", ""))
+        assert front.phase is phase, act
 
 
 @pytest.mark.parametrize("phase", Phase)

@@ -2,29 +2,18 @@
 
 import ast
 import asyncio
-import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.failing_front import FAILURES
-from tests.gguf_files import tiny_model
+from tests.altered_worker import FAILURES
 from tests.imports import Source, reachable, source, sources
+from tests.loops import on_a_loop
 from tests.test_architecture import FRONT
-from tests.worker_process import WorkerProcess
+from tests.worker_process import toy_worker
 from worker.errors import CallbackFailed, InternalFailure, StartupError
 from worker.front.supervision import ended, every, failures_to, first_of, running, supervised
-
-PATIENCE_S = 60.0
-
-
-def play(scene: Callable[[], Awaitable[None]]) -> None:
-    async def performance() -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await scene()
-
-    asyncio.run(performance())
 
 
 async def failing(error: Exception) -> None:
@@ -39,59 +28,50 @@ async def endless() -> None:
 # ── supervised ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_a_supervised_task_raises_is_told_while_the_task_is_still_held() -> None:
+@on_a_loop
+async def test_what_a_supervised_task_raises_is_reported_while_the_task_is_still_held() -> None:
     """asyncio itself would say so only when the task is collected, and one that is held never is."""
-
-    async def scene() -> None:
-        told: list[StartupError] = []
-        cause = ZeroDivisionError("by nought")
-        task = supervised(failing(cause), told.append, "the abacus")
-        await asyncio.wait({task})
-        (error,) = told
-        assert isinstance(error, InternalFailure)
-        assert error.__cause__ is cause
-        assert (str(error), error.code) == ("the abacus failed: ZeroDivisionError: by nought", "INTERNAL")
-        assert task.exception() is None
-
-    play(scene)
+    told: list[StartupError] = []
+    cause = ZeroDivisionError("by nought")
+    task = supervised(failing(cause), told.append, "the abacus")
+    await asyncio.wait({task})
+    (error,) = told
+    assert isinstance(error, InternalFailure)
+    assert error.__cause__ is cause
+    assert (str(error), error.code) == ("the abacus failed: ZeroDivisionError: by nought", "INTERNAL")
+    assert task.exception() is None
 
 
-def test_an_error_with_a_code_of_its_own_is_told_as_it_is() -> None:
-    async def scene() -> None:
-        told: list[StartupError] = []
-        error = CallbackFailed("no answer")
-        await asyncio.wait({supervised(failing(error), told.append, "the ready callback")})
-        assert told == [error]
-
-    play(scene)
+@on_a_loop
+async def test_an_error_with_a_code_of_its_own_is_reported_as_it_is() -> None:
+    told: list[StartupError] = []
+    error = CallbackFailed("no answer")
+    await asyncio.wait({supervised(failing(error), told.append, "the ready callback")})
+    assert told == [error]
 
 
-def test_a_task_that_ends_or_is_ended_has_not_failed() -> None:
-    async def scene() -> None:
-        told: list[StartupError] = []
-        await supervised(asyncio.sleep(0), told.append, "a nap")
-        waiting = supervised(endless(), told.append, "a wait")
-        await asyncio.sleep(0)
-        await ended(waiting)
-        await ended(waiting)
-        assert waiting.cancelled()
-        assert told == []
-
-    play(scene)
+@on_a_loop
+async def test_a_task_that_ends_or_is_ended_has_not_failed() -> None:
+    told: list[StartupError] = []
+    await supervised(asyncio.sleep(0), told.append, "a nap")
+    waiting = supervised(endless(), told.append, "a wait")
+    await asyncio.sleep(0)
+    await ended(waiting)
+    await ended(waiting)
+    assert waiting.cancelled()
+    assert told == []
 
 
-def test_a_tick_that_raises_ends_the_ticking_and_is_told() -> None:
-    async def scene() -> None:
-        told: asyncio.Future[StartupError] = asyncio.get_running_loop().create_future()
-        ticks = iter([None, None])
-        ticking = supervised(every(0.0, lambda: next(ticks)), told.set_result, "the clock")
-        assert "the clock failed: RuntimeError" in str(await told)
-        await ended(ticking)
-
-    play(scene)
+@on_a_loop
+async def test_a_tick_that_raises_ends_the_ticking_and_is_reported() -> None:
+    told: asyncio.Future[StartupError] = asyncio.get_running_loop().create_future()
+    ticks = iter([None, None])
+    ticking = supervised(every(0.0, lambda: next(ticks)), told.set_result, "the clock")
+    assert "the clock failed: RuntimeError" in str(await told)
+    await ended(ticking)
 
 
-def test_what_a_callback_raises_is_told_and_goes_no_further() -> None:
+def test_what_a_callback_raises_is_reported_and_goes_no_further() -> None:
     told: list[StartupError] = []
     with failures_to(told.append, "a callback"):
         raise KeyError("job-1")
@@ -101,54 +81,46 @@ def test_what_a_callback_raises_is_told_and_goes_no_further() -> None:
 # ── running ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_running_task_ends_with_its_block() -> None:
-    async def scene() -> None:
-        async with running(endless()) as task:
-            await asyncio.sleep(0)
-            assert not task.done()
-        assert task.cancelled()
-
-    play(scene)
+@on_a_loop
+async def test_a_running_task_ends_with_its_block() -> None:
+    async with running(endless()) as task:
+        await asyncio.sleep(0)
+        assert not task.done()
+    assert task.cancelled()
 
 
-def test_what_a_running_task_raised_leaves_its_block_though_nobody_asked() -> None:
-    async def scene() -> None:
-        with pytest.raises(ZeroDivisionError):
-            async with running(failing(ZeroDivisionError())) as task:
-                await first_of(task)
-
-    play(scene)
+@on_a_loop
+async def test_what_a_running_task_raised_leaves_its_block_unasked() -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with running(failing(ZeroDivisionError())) as task:
+            await first_of(task)
 
 
-def test_the_block_of_a_running_task_may_end_for_a_reason_of_its_own() -> None:
-    async def scene() -> None:
-        with pytest.raises(LookupError):
-            await own_reason()
-
+@on_a_loop
+async def test_the_block_of_a_running_task_may_end_for_a_reason_of_its_own() -> None:
     async def own_reason() -> None:
         async with running(failing(ZeroDivisionError())) as task:
             await first_of(task)
             raise LookupError
 
-    play(scene)
+    with pytest.raises(LookupError):
+        await own_reason()
 
 
 # ── first_of ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_first_of_events_and_futures_ends_the_wait_and_the_others_go_on() -> None:
-    async def scene() -> None:
-        never, soon = asyncio.Event(), asyncio.Event()
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_soon(soon.set)
-        await first_of(never, future, soon)
-        assert not future.done()
-        await first_of(never, future, timeout_s=0.0)
-        future.set_result(None)
-        await first_of(never, future)
-        assert len(asyncio.all_tasks()) == 1, "no wait is left behind"
-
-    play(scene)
+@on_a_loop
+async def test_the_first_of_events_and_futures_ends_the_wait_and_the_others_go_on() -> None:
+    never, soon = asyncio.Event(), asyncio.Event()
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(soon.set)
+    await first_of(never, future, soon)
+    assert not future.done()
+    await first_of(never, future, timeout_s=0.0)
+    future.set_result(None)
+    await first_of(never, future)
+    assert len(asyncio.all_tasks()) == 1, "no wait is left behind"
 
 
 # ── a worker ─────────────────────────────────────────────────────────────────────────────────────
@@ -157,10 +129,8 @@ def test_the_first_of_events_and_futures_ends_the_wait_and_the_others_go_on() ->
 @pytest.mark.process
 @pytest.mark.parametrize("part", FAILURES)
 def test_a_worker_that_loses_a_part_says_which_and_exits_with_1(part: str, tmp_path: Path) -> None:
-    model = tiny_model().write(tmp_path / "tiny.gguf")
-    command = (sys.executable, "-m", "tests.failing_front", part)
     calls = ["--callback-url", "http://127.0.0.1:1/ready"] if part == "the ready callback" else []
-    with WorkerProcess("--model", str(model), "--port", "0", *calls, command=command) as worker:
+    with toy_worker(tmp_path, *calls, failing=part) as worker:
         worker.ready()
         if part == "the watch over the engine process":
             worker.engine.kill()
@@ -233,7 +203,7 @@ def test_only_the_supervision_makes_tasks() -> None:
     assert spawning == {"worker.front.supervision"}
 
 
-def test_what_could_run_beside_its_caller_is_awaited_at_once() -> None:
+def test_what_could_run_next_to_its_caller_is_awaited_at_once() -> None:
     left = [
         f"{module.name}: {ast.unparse(call)}"
         for module in front()

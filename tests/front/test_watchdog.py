@@ -124,7 +124,7 @@ def test_a_front_that_was_stopped_does_not_blame_its_engine() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["tick", "heartbeat", "work", "rest"]), st.floats(0, 3 * FLOOR_S))))
 def test_no_engine_is_killed_that_rests_or_has_spoken_within_the_floor(acts: list[tuple[str, float]]) -> None:
-    """Nor one whose front's loop has turned too seldom to have heard it."""
+    """The same holds for one whose front's loop has turned too seldom to have heard it."""
     watched = Watched(is_working=False)
     heard_s, n_ticks = 0.0, 0
     for name, after_s in acts:

@@ -122,7 +122,7 @@ def fed(*chunks: bytes) -> tuple[list[str], str]:
     return [line for chunk in chunks for line in tail.feed(chunk)], tail.last_words
 
 
-def test_stderr_is_cut_into_lines_and_the_last_words_are_one_line() -> None:
+def test_stderr_is_cut_into_lines_and_the_last_lines_are_kept_as_one() -> None:
     lines, last_words = fed(b"load: a\r\n\nggml_abort: b\n", b"half")
     assert lines == ["load: a", "ggml_abort: b"]
     assert last_words == "load: a | ggml_abort: b | half"
@@ -177,7 +177,7 @@ def test_what_the_engine_warns_of_is_for_operators() -> None:
     assert (told["event"], told["level"], told["line"]) == ("engine", "warning", "the cells are not kept")
 
 
-def test_last_words_keep_the_last_4_kib_and_no_half_character() -> None:
+def test_the_last_4_kib_are_kept_and_no_half_character() -> None:
     _, last_words = fed("é".encode() * 3000 + b"!")
     assert last_words == "é" * 2047 + "!"
 

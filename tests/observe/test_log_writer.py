@@ -125,7 +125,7 @@ def test_after_a_gap_lines_come_out_again_and_the_next_gap_counts_from_zero() ->
         assert writer.n_dropped == 12
 
 
-def test_an_error_comes_out_in_its_place_behind_a_flood_that_did_not() -> None:
+def test_an_error_comes_out_in_its_place_after_a_flood_that_did_not() -> None:
     with unread() as (pipe, writer):
         fill(writer, at_least=10)
         writer.error("the-reason-of-the-end")

@@ -220,7 +220,7 @@ def test_what_need_not_be_computed_what_was_drafted_and_who_was_paused_add_up(me
 
 
 @pytest.mark.parametrize(("is_resident", "is_certified"), [(True, False), (False, True)])
-def test_where_the_model_lies_and_whether_it_is_certified_is_as_last_said(
+def test_residency_and_certification_are_as_last_reported(
     metrics: Metrics, is_resident: bool, is_certified: bool
 ) -> None:
     metrics.load(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.openai.asking import ASKED, TERMS, body
 from worker.openai.chat import read_chat
 from worker.openai.completions import read_completion
-from worker.openai.errors import error_detail, respelled
+from worker.openai.errors import respelled
 from worker.openai.fields import Generation
 from worker.protocol.bodies import FieldError, FieldsRefused
 from worker.protocol.constraints import MAX_BYTES
@@ -163,42 +163,6 @@ def test_a_wrong_constraint_is_refused_by_its_place(
 ) -> None:
     (error,) = refused(**nested(prefix + name, value))
     assert (error.field, error.constraint) == (f"{prefix}{name}{inside}", constraint)
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"structural_tag": "x"},
-        {"whitespace_pattern": "[ ]?"},
-        {"disable_any_whitespace": True},
-        {"disable_additional_properties": True},
-    ],
-)
-def test_an_option_that_cannot_be_kept_is_refused(option: dict[str, Any]) -> None:
-    (name,) = option
-    with pytest.raises(FieldsRefused) as raised:
-        read(structured_outputs={"json": SCHEMA, **option})
-    detail = error_detail(raised.value)
-    assert (detail.param, detail.code) == (f"structured_outputs.{name}", "unsupported_parameter")
-
-
-@pytest.mark.parametrize(
-    ("wanted", "param", "code"),
-    [
-        ({"type": "xml"}, "response_format.type", "invalid_value"),
-        ({"type": "structural_tag"}, "response_format.type", "invalid_value"),
-        ({"type": 3}, "response_format.type", "invalid_type"),
-        ({}, "response_format.type", "missing_required_parameter"),
-        ({"type": "json_schema"}, "response_format.json_schema.schema", "missing_required_parameter"),
-        ({"type": "json_schema", "json_schema": {"schema": []}}, "response_format.json_schema.schema", "invalid_type"),
-        ("json", "response_format", "invalid_type"),
-    ],
-)
-def test_a_wrong_format_has_its_place_and_code(wanted: object, param: str, code: str) -> None:
-    with pytest.raises(FieldsRefused) as raised:
-        read(response_format=wanted)
-    detail = error_detail(raised.value)
-    assert (detail.param, detail.code) == (param, code)
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0"), min_size=1), min_size=1, max_size=5), st.text())

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 import pytest
@@ -135,9 +135,16 @@ class EngineProcess:
 
 
 @contextmanager
-def toy_engine(kind: str) -> Iterator[EngineProcess]:
+def toy_engine(kind: str, **changes: Any) -> Iterator[EngineProcess]:
     with EngineProcess("-m", "tests.toy_engine") as engine:
-        engine.send(msgspec.structs.replace(CONFIG, model_path=kind))
+        engine.send(msgspec.structs.replace(CONFIG, model_path=kind, **changes))
+        yield engine
+
+
+@contextmanager
+def loaded(kind: str) -> Iterator[EngineProcess]:
+    with toy_engine(kind) as engine:
+        engine.next(Loaded)
         yield engine
 
 
@@ -162,8 +169,7 @@ def test_it_loads_answers_and_leaves_when_its_socket_closes() -> None:
 
 
 def test_a_job_may_want_no_more_than_its_prompts_log_probabilities() -> None:
-    with toy_engine(TOY) as engine:
-        engine.next(Loaded)
+    with loaded(TOY) as engine:
         engine.send(msgspec.structs.replace(job(1, max_tokens=0, prompt="hello there"), prompt_logprobs=2))
         steps = engine.story()
         parts = [part for step in steps for part in step.prompt_logprobs]
@@ -175,16 +181,14 @@ def test_a_job_may_want_no_more_than_its_prompts_log_probabilities() -> None:
 
 
 def test_a_prompt_that_does_not_fit_is_refused() -> None:
-    with toy_engine(TOY) as engine:
-        engine.next(Loaded)
+    with loaded(TOY) as engine:
         engine.send(job(1, prompt="x" * 1024))
         (violation,) = engine.next(Refused).violations
         assert violation.constraint == "context_length(1024)"
 
 
 def test_signals_to_the_process_group_are_the_fronts_business() -> None:
-    with toy_engine(TOY) as engine:
-        engine.next(Loaded)
+    with loaded(TOY) as engine:
         for number in (signal.SIGTERM, signal.SIGINT):
             engine.process.send_signal(number)
         engine.send(job(1))
@@ -192,8 +196,7 @@ def test_signals_to_the_process_group_are_the_fronts_business() -> None:
 
 
 def test_it_leaves_with_its_front_also_in_the_middle_of_a_job() -> None:
-    with toy_engine(TOY) as engine:
-        engine.next(Loaded)
+    with loaded(TOY) as engine:
         engine.send(job(1, max_tokens=1000))
         engine.next(StepDone)
         engine.front.close()
@@ -204,8 +207,7 @@ def test_it_leaves_with_its_front_also_in_the_middle_of_a_job() -> None:
 
 def test_a_step_that_reads_a_long_prompt_is_stopped_for_a_short_one_that_comes() -> None:
     """The step would not end by itself."""
-    with toy_engine(SLOW) as engine:
-        engine.next(Loaded)
+    with loaded(SLOW) as engine:
         engine.send(job(1, max_tokens=1, prompt="x" * (LONG + 40)))
         assert engine.next(StepBegun).jobs == (JobKey(1),)
         engine.send(job(2, max_tokens=1))
@@ -214,15 +216,13 @@ def test_a_step_that_reads_a_long_prompt_is_stopped_for_a_short_one_that_comes()
 
 
 def test_cancels_of_jobs_it_does_not_know_are_ignored() -> None:
-    with toy_engine(TOY) as engine:
-        engine.next(Loaded)
+    with loaded(TOY) as engine:
         engine.send(Cancel(job=JobKey(1)), job(2))
         assert engine.story()[-1].finished[0].job == 2
 
 
 def test_where_the_model_is_is_reported_at_any_time_also_in_the_middle_of_a_job() -> None:
-    with toy_engine(LEAVING) as engine:
-        engine.next(Loaded)
+    with loaded(LEAVING) as engine:
         engine.send(AskResidency())
         assert engine.next(Residency) == THERE
         engine.send(job(1, max_tokens=1000), AskResidency())
@@ -231,8 +231,7 @@ def test_where_the_model_is_is_reported_at_any_time_also_in_the_middle_of_a_job(
 
 
 def test_a_model_in_main_memory_is_not_looked_for() -> None:
-    with toy_engine(TOY) as engine:
-        engine.next(Loaded)
+    with loaded(TOY) as engine:
         engine.send(AskResidency(), job(1))
         assert isinstance(next(engine.frames), Accepted)
 
@@ -265,8 +264,7 @@ def test_why_it_could_not_load_is_its_last_frame(kind: str, failed: LoadFailed) 
 
 
 def test_where_answers_are_to_be_the_same_and_are_not_the_engine_does_not_start() -> None:
-    with EngineProcess("-m", "tests.toy_engine") as engine:
-        engine.send(msgspec.structs.replace(CONFIG, model_path=DIFFERING, is_deterministic=True))
+    with toy_engine(DIFFERING, is_deterministic=True) as engine:
         assert engine.next(SelfTested) == FOUND
         failed = engine.next(LoadFailed)
         assert failed.code == "MODEL_LOAD_FAILED"
@@ -277,8 +275,7 @@ def test_where_answers_are_to_be_the_same_and_are_not_the_engine_does_not_start(
 
 
 def test_where_answers_are_to_be_the_same_and_that_cannot_be_tested_the_engine_does_not_start() -> None:
-    with EngineProcess("-m", "tests.toy_engine") as engine:
-        engine.send(msgspec.structs.replace(CONFIG, model_path=UNTESTABLE, is_deterministic=True))
+    with toy_engine(UNTESTABLE, is_deterministic=True) as engine:
         failed = engine.next(LoadFailed)
         assert failed.message.startswith("--deterministic: a context of ")
         assert "Use --ctx-size 64 or more" in failed.message
@@ -286,8 +283,7 @@ def test_where_answers_are_to_be_the_same_and_that_cannot_be_tested_the_engine_d
 
 
 def test_unless_a_setting_asks_for_it_the_engine_serves_and_says_what_differs() -> None:
-    with toy_engine(DIFFERING) as engine:
-        engine.next(Loaded)
+    with loaded(DIFFERING) as engine:
         assert engine.next(SelfTested) == FOUND
         engine.send(job(1))
         assert engine.story()[-1].finished
@@ -311,8 +307,7 @@ def test_what_the_engine_warns_of_is_a_frame_and_no_line() -> None:
 
 
 def test_an_exception_in_a_step_ends_the_process_with_its_story() -> None:
-    with toy_engine(BROKEN) as engine:
-        engine.next(Loaded)
+    with loaded(BROKEN) as engine:
         engine.send(job(1))
         code, words = engine.end()
         assert code == 1
@@ -320,8 +315,7 @@ def test_an_exception_in_a_step_ends_the_process_with_its_story() -> None:
 
 
 def test_a_front_that_sends_garbage_ends_the_process() -> None:
-    with toy_engine(TOY) as engine:
-        engine.next(Loaded)
+    with loaded(TOY) as engine:
         engine.front.sendall(b"\xff" * 64)
         code, words = engine.end()
         assert code == 1
@@ -340,8 +334,7 @@ def test_an_engine_reports_what_it_has_found_before_it_takes_jobs() -> None:
 
 @pytest.mark.parametrize("is_settled", [False, True])
 def test_an_engine_copies_out_the_last_jobs_cells_once_before_it_leaves(is_settled: bool) -> None:
-    with toy_engine(KEEPING) as engine:
-        engine.next(Loaded)
+    with loaded(KEEPING) as engine:
         engine.send(job(1, prompt="twenty letters or so", max_tokens=4))
         story = engine.story()
         if is_settled:
@@ -357,8 +350,7 @@ def test_an_engine_copies_out_the_last_jobs_cells_once_before_it_leaves(is_settl
 
 def test_an_engine_without_a_reader_leaves_and_its_steps_have_not_waited() -> None:
     """The socket takes a few hundred KiB; had a step waited for more, the process would be there for ever."""
-    with toy_engine(LOUD) as engine:
-        engine.next(Loaded)
+    with loaded(LOUD) as engine:
         engine.send(job(1, max_tokens=1000))
         code, words = engine.end()
         assert code == 0, words
@@ -383,7 +375,7 @@ threading.Event().wait()
 
 @pytest.mark.parametrize("reads", ["late", "meanwhile"])
 def test_a_slow_front_gets_every_frame_in_order(reads: str) -> None:
-    """Late: it reads the first only when all have been sent, because no send waits."""
+    """A late one reads the first frame only when all have been sent, because no send waits."""
     with EngineProcess("-c", SENDS_MANY) as engine:
         assert engine.process.stdout is not None
         if reads == "late":

@@ -155,7 +155,7 @@ class CudaError(WorkerError):
 
 
 class VramOutOfMemory(WorkerError):
-    """As CudaError."""
+    """The same fields as CudaError's."""
 
     code, http_status, retriable = "VRAM_OOM", 503, True
 

@@ -121,7 +121,7 @@ def test_a_schema_is_too_deep_by_its_objects_and_arrays_alone(schema: dict[str, 
 
 
 def is_plain(value: Any) -> bool:
-    """Whether no object in it has a name twice; objects are lists of members here."""
+    """True if no object in it has a name twice; objects are tuples of members here."""
     if isinstance(value, tuple):
         return len({name for name, _ in value}) == len(value) and all(is_plain(inner) for _, inner in value)
     return not isinstance(value, list) or all(map(is_plain, value))

@@ -1,4 +1,4 @@
-"""Which values are a conversation, what becomes of them, and in which words the others are refused."""
+"""Some values are a conversation and are read; the others are refused with their places."""
 
 from typing import Any
 

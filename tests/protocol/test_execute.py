@@ -1,4 +1,4 @@
-"""Which bytes are a request, and what the others are answered (vectors of the protocol notes, B.1)."""
+"""Some bytes are a request; all others have their answer (vectors of the protocol notes, B.1)."""
 
 import json
 import struct
@@ -280,7 +280,7 @@ def test_a_damaged_body_never_raises_anything_else(value: dict[str, Any], damage
 @given(st.text(alphabet=st.sampled_from('\\ud8cDC0f9a"n')))
 @settings(max_examples=1000)
 def test_escapes_count_the_same_in_a_field_read_and_in_one_ignored(escapes: str) -> None:
-    """What is skipped is checked as strictly as what is read."""
+    """A field that is skipped is checked as strictly as one that is read."""
     assert _is_json(raw_body("prompt", f'"{escapes}"')) == _is_json(body_of(R0)[:-1] + f',"x":"{escapes}"}}'.encode())
 
 

@@ -1,4 +1,4 @@
-"""What request headers mean (vectors of the protocol notes, B.5, and 072)."""
+"""The meaning of request headers (vectors of the protocol notes, B.5, and 072)."""
 
 import re
 import uuid

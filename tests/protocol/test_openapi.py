@@ -74,7 +74,7 @@ EVENTS = validator({"$ref": "#/components/schemas/Event"})
 
 
 def resolved(node: Json) -> Json:
-    """What a reference stands for."""
+    """The schema that a reference stands for."""
     while "$ref" in node:
         target = DOCUMENT
         for name in node["$ref"].removeprefix("#/").split("/"):

@@ -1,4 +1,4 @@
-"""How our own fields are read, and which types they refuse."""
+"""Our own fields are read as their types and refuse all others."""
 
 from contextlib import suppress
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.protocol.vectors import R0
 from tests.web.wire import JSON, exchange, head, post_json, request_of
-from tests.worker_process import Stream, WorkerProcess, check_order, eventually, serve_default
+from tests.worker_process import Stream, WorkerProcess, check_order, eventually, serve_default, serving
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -38,12 +38,7 @@ NOT_THE_TOKEN = (
 )
 
 
-@pytest.fixture(scope="module")
-def guarded(shallow_model: Path) -> Iterator[WorkerProcess]:
-    with serve_default(
-        shallow_model, "--parallel", "2", "--ctx-size", "2048", environment={"LLORCH_API_TOKEN": TOKEN}
-    ) as worker:
-        yield worker.ready()
+guarded = serving("shallow_model", "--parallel", "2", "--ctx-size", "2048", environment={"LLORCH_API_TOKEN": TOKEN})
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +120,7 @@ def test_a_refused_request_has_no_effect(guarded: WorkerProcess, stranger: httpx
 
 
 def test_the_token_is_never_disclosed(shallow_model: Path) -> None:
-    """Neither the log nor the engine process has it, whoever sends it."""
+    """The log and the engine process never have it, whichever client sends it."""
     with serve_default(shallow_model, "--ctx-size", "1024", environment={"LLORCH_API_TOKEN": TOKEN}) as worker:
         worker.ready()
         process = worker.engine

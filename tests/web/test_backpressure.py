@@ -3,13 +3,21 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx2
 import pytest
 
 from tests.web.wire import JSON, request_of
-from tests.worker_process import Event, Stream, WorkerProcess, check_order, eventually, serve_default, text_of
+from tests.worker_process import (
+    ONE_SLOT,
+    Event,
+    Stream,
+    WorkerProcess,
+    check_order,
+    eventually,
+    serving,
+    text_of,
+)
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -17,12 +25,8 @@ PAST = {"x-deadline": "1"}
 UNREADABLE = {"x-deadline": "soon"}
 
 
-@pytest.fixture(scope="module")
-def small(model_path: Path) -> Iterator[WorkerProcess]:
-    """Room for one job that runs and one that waits, which it does however short it is."""
-    flags = ("--parallel", "1", "--max-queue", "1", "--scheduling", "first-come", "--ctx-size", "2048")
-    with serve_default(model_path, *flags) as worker:
-        yield worker.ready()
+small = serving("model_path", *ONE_SLOT, "--max-queue", "1", "--ctx-size", "2048")
+"""Room for one job that runs and one that waits, which it does however short it is."""
 
 
 @contextmanager
@@ -82,7 +86,7 @@ def test_a_job_is_accepted_again_when_another_ends(small: WorkerProcess) -> None
 
 
 def test_an_id_in_flight_is_refused_whether_it_runs_or_waits(small: WorkerProcess) -> None:
-    """And is free again with its terminal event."""
+    """It is free again with its terminal event."""
     with full(small) as (_, second):
         for job_id in ("first", "second"):
             check_refused(execute(small, request_of(job_id)), 409, "DUPLICATE_JOB", retriable=False)
@@ -140,22 +144,3 @@ def test_a_request_with_several_faults_gets_the_first_of_the_list(small: WorkerP
         check_refused(execute(small, too_long), 503, "WORKER_BUSY", retriable=True)
     (error,) = execute(small, too_long).json()["errors"]
     assert error["constraint"] == "context_length(2048)"
-
-
-def test_a_draining_worker_says_so_after_the_fields_and_before_the_deadline(model_path: Path) -> None:
-    """A refusal by state; everything but /execute still answers."""
-    with serve_default(model_path, "--parallel", "1", "--max-queue", "0", "--ctx-size", "2048") as worker:
-        with Stream(worker.ready().url, request_of("first")) as first:
-            first.until("token")
-            worker.post("/shutdown")
-            fields = execute(worker, request_of("first", max_tokens=0), UNREADABLE)
-            assert (fields.status_code, list(fields.json())) == (400, ["errors"])
-            refused = execute(worker, request_of("first"), UNREADABLE)
-            check_refused(refused, 503, "WORKER_DRAINING", retriable=True)
-            assert (worker.health()["status"], worker.health()["state"]) == ("healthy", "draining")
-            assert worker.get("/v1/ready").json() == {"ready": False, "state": "draining", "model_loaded": True}
-            assert (worker.get("/readyz").status_code, worker.get("/livez").status_code) == (503, 200)
-            assert worker.get("/metrics").status_code == 200
-            assert worker.post("/cancel/first").status_code == 202
-            assert list(first)[-1]["code"] == "CANCELLED"
-        assert worker.exit_code() == 0

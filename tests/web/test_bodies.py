@@ -1,23 +1,18 @@
 """The memory for large bodies is lent in order, never exceeds the total, and is never lost."""
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.attacks.bodies import flood
-from tests.attacks.watch import Watch, apart
+from tests.loops import on_a_loop
 from tests.protocol.vectors import R0
+from tests.web.flood import Watch, apart, flood
 from tests.web.wire import JSON, head, post_json, read_answer
 from tests.worker_process import WorkerProcess
 from worker.web.bodies import SHARED_BYTES, SharedMemory
-
-
-def turn(work: Coroutine[None, None, None]) -> None:
-    asyncio.run(work)
 
 
 async def settled() -> None:
@@ -27,53 +22,48 @@ async def settled() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "give back", "cancel"]), st.integers(0, 10)), max_size=40))
-def test_memory_is_never_lent_twice_nor_lost_and_is_lent_in_order(moves: list[tuple[str, int]]) -> None:
-    async def live() -> None:
-        memory = SharedMemory(10)
-        takers: list[tuple[int, asyncio.Task[None]]] = []
-        for move, n in moves:
-            if move == "take":
-                takers.append((n, asyncio.create_task(memory.take(n))))
-            elif takers:
-                n_bytes, task = takers.pop(n % len(takers))
-                if move == "cancel" and not task.done():
-                    task.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await task
-                elif task.done():
-                    memory.give_back(n_bytes)
-                else:
-                    takers.append((n_bytes, task))
-                    takers.sort(key=lambda taker: not taker[1].done())
-            await settled()
-            has = [task.done() for _, task in takers]
-            n_taken = sum(n_bytes for n_bytes, task in takers if task.done())
-            assert n_taken <= 10
-            waiting = [n_bytes for n_bytes, task in takers if not task.done()]
-            assert memory.is_wanted == bool(waiting)
-            assert has == sorted(has, reverse=True), "a later caller was served first"
-            assert not waiting or n_taken + waiting[0] > 10
-        for _, task in takers:
-            task.cancel()
-        await asyncio.gather(*(task for _, task in takers), return_exceptions=True)
-
-    turn(live())
-
-
-def test_memory_that_is_lent_to_a_cancelled_caller_goes_to_the_next() -> None:
-    async def live() -> None:
-        memory = SharedMemory(2)
-        await memory.take(2)
-        second, third = (asyncio.create_task(memory.take(2)) for _ in range(2))
+@on_a_loop
+async def test_memory_is_never_lent_twice_nor_lost_and_is_lent_in_order(moves: list[tuple[str, int]]) -> None:
+    memory = SharedMemory(10)
+    takers: list[tuple[int, asyncio.Task[None]]] = []
+    for move, n in moves:
+        if move == "take":
+            takers.append((n, asyncio.create_task(memory.take(n))))
+        elif takers:
+            n_bytes, task = taker = takers[n % len(takers)]
+            if task.done():
+                memory.give_back(n_bytes)
+                takers.remove(taker)
+            elif move == "cancel":
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+                takers.remove(taker)
         await settled()
-        memory.give_back(2)
-        second.cancel()
-        await settled()
-        assert second.cancelled()
-        assert third.done()
-        assert not memory.is_wanted
+        has = [task.done() for _, task in takers]
+        n_taken = sum(n_bytes for n_bytes, task in takers if task.done())
+        assert n_taken <= 10
+        waiting = [n_bytes for n_bytes, task in takers if not task.done()]
+        assert memory.is_wanted == bool(waiting)
+        assert has == sorted(has, reverse=True), "a later caller was served first"
+        assert not waiting or n_taken + waiting[0] > 10
+    for _, task in takers:
+        task.cancel()
+    await asyncio.gather(*(task for _, task in takers), return_exceptions=True)
 
-    turn(live())
+
+@on_a_loop
+async def test_memory_that_is_lent_to_a_cancelled_caller_goes_to_the_next() -> None:
+    memory = SharedMemory(2)
+    await memory.take(2)
+    second, third = (asyncio.create_task(memory.take(2)) for _ in range(2))
+    await settled()
+    memory.give_back(2)
+    second.cancel()
+    await settled()
+    assert second.cancelled()
+    assert third.done()
+    assert not memory.is_wanted
 
 
 # ── the worker ───────────────────────────────────────────────────────────────────────────────────

@@ -2,8 +2,6 @@
 
 import json
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import quote
 
 import httpx2
@@ -20,17 +18,21 @@ from tests.web.wire import (
     read_until,
     request_of,
 )
-from tests.worker_process import PATIENCE_S, Stream, WorkerProcess, check_order, eventually, serve_default, text_of
+from tests.worker_process import (
+    ONE_SLOT,
+    PATIENCE_S,
+    Stream,
+    WorkerProcess,
+    check_order,
+    eventually,
+    serving,
+    text_of,
+)
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
 
-@pytest.fixture(scope="module")
-def single(any_model: Path) -> Iterator[WorkerProcess]:
-    """One slot: the second job waits."""
-    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", "8192", *UNHURRIED)
-    with serve_default(any_model, *flags) as worker:
-        yield worker.ready()
+single = serving("any_model", *ONE_SLOT, "--ctx-size", "8192", *UNHURRIED)
 
 
 def cancel(worker: WorkerProcess, job_id: str) -> None:
@@ -60,7 +62,7 @@ def test_a_cancelled_job_that_waited_sends_started_and_its_error_and_the_other_g
 
 
 def test_a_job_cancelled_in_prefill_never_decodes(single: WorkerProcess) -> None:
-    """And its cells are free for the next at once."""
+    """Its cells are free for the next at once."""
     eventually(single.is_idle)
     before = decode_steps(single)
     with Stream(single.url, request_of("prefills", prompt=LONGER_PROMPT)) as stream:

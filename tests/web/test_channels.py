@@ -1,15 +1,10 @@
 """Reasoning and content are reported apart, over real sockets; the engine writes control tokens."""
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from tests.gguf_files import tiny_model
 from tests.toy_engine import SAID, SCRIPT, THINKING
 from tests.web.openai_client import CHAT, COMPLETIONS, Json, ask, chunks
-from tests.worker_process import WorkerProcess, text_of
+from tests.worker_process import WorkerProcess, serving_toy, text_of
 from worker.openai.fields import ROUTED_FIELDS
 
 pytestmark = pytest.mark.process
@@ -19,12 +14,7 @@ THOUGHT, ANSWER = "The user greets.", "Hello!"
 SPOKEN = "analysisThe user greets.assistantfinalHello!"
 
 
-@pytest.fixture(scope="module")
-def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    model: Path = tiny_model().write(tmp_path_factory.mktemp("model") / "tiny.gguf")
-    command = (sys.executable, "-m", "tests.fronted_by", f"tests.toy_engine:{THINKING}")
-    with WorkerProcess("--model", str(model), "--port", "0", command=command) as worker:
-        yield worker.ready()
+thinking = serving_toy(kind=THINKING)
 
 
 def test_a_whole_answer_has_reasoning_and_content(thinking: WorkerProcess) -> None:

@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from tests.protocol.vectors import R0
-from tests.web import impatient_worker, narrow_worker
 from tests.web.wire import (
     CANCELLED,
     COUNT,
+    IMPATIENCES,
     JSON,
     dribble,
     exchange,
@@ -29,7 +29,7 @@ from tests.web.wire import (
     read_until,
     request_of,
 )
-from tests.worker_process import Stream, WorkerProcess, check_order, eventually, serve_default
+from tests.worker_process import Stream, WorkerProcess, check_order, eventually, serve_default, serving
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -40,11 +40,7 @@ HEADERS_TIMEOUT_S = 10
 HEALTH = head("GET", "/health")
 
 
-@pytest.fixture(scope="module")
-def impatient(shallow_model: Path) -> Iterator[WorkerProcess]:
-    command = (sys.executable, impatient_worker.__file__)
-    with serve_default(shallow_model, "--parallel", "1", "--ctx-size", "2048", command=command) as worker:
-        yield worker.ready()
+impatient = serving("shallow_model", "--parallel", "1", "--ctx-size", "2048", constants=IMPATIENCES)
 
 
 @pytest.fixture
@@ -134,11 +130,10 @@ def remote_ports(worker: WorkerProcess) -> set[int]:
 # ── many ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def narrow(shallow_model: Path) -> Iterator[WorkerProcess]:
-    command = (sys.executable, narrow_worker.__file__)
-    with serve_default(shallow_model, "--ctx-size", "2048", command=command) as worker:
-        yield worker.ready()
+N_FOR_JOBS = 4
+FEW = {"web.crowd.MAX_CONNECTIONS": N_FOR_JOBS + RESERVED}
+narrow = serving("shallow_model", "--ctx-size", "2048", scope="function", constants=FEW)
+"""A worker that takes few connections."""
 
 
 def answers_what_is_always_answered(worker: WorkerProcess) -> bool:
@@ -184,7 +179,7 @@ def test_jobs_leave_sixteen_connections_to_health_cancel_and_metrics(narrow: Wor
     engine.suspend()  # nobody decides on a job, so that each keeps its connection
     try:
         with ExitStack() as stack:
-            jobs = [stack.enter_context(narrow.connect()) for _ in range(narrow_worker.N_FOR_JOBS)]
+            jobs = [stack.enter_context(narrow.connect()) for _ in range(N_FOR_JOBS)]
             for number, sock in enumerate(jobs):
                 sock.sendall(post_json("/execute", request_of(f"kept-{number}", max_tokens=1)))
             eventually(lambda: len(jobs) == narrow.health()["queue_depth"])
@@ -203,7 +198,7 @@ def test_jobs_leave_sixteen_connections_to_health_cancel_and_metrics(narrow: Wor
     assert narrow.post("/execute", json=R0 | {"max_tokens": 1}).is_success
 
 
-def test_an_address_may_have_only_so_many_requests(shallow_model: Path) -> None:
+def test_an_address_has_a_limit_of_requests(shallow_model: Path) -> None:
     """Health answers it all the same, and other addresses do not notice."""
     with serve_default(shallow_model, "--ctx-size", "2048", "--max-connections-per-address", "2") as worker:
         engine = worker.ready().engine

@@ -34,7 +34,7 @@ moves = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([*Standing, "join
 @pytest.mark.long
 @given(moves)
 def test_there_are_never_too_many_and_served_connections_stay(moves: list[tuple[int, Standing | str]]) -> None:
-    """Whatever comes, moves and goes: only a newcomer that finds all others served is turned away."""
+    """Only a newcomer that finds all others served is turned away, whatever comes, moves and goes."""
     crowd = Crowd(MAX)
     callers: list[Caller] = []
     served: set[Caller] = set()

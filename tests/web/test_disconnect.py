@@ -1,7 +1,6 @@
 """Clients that leave or stop reading at any stage (docs/protocol.md 6): the job ends, its slot and cells are free."""
 
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,8 +10,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.web import impatient_worker
 from tests.web.wire import (
+    IMPATIENCE_S,
+    IMPATIENT,
     LONGER_PROMPT,
     UNHURRIED,
     dribble,
@@ -23,7 +23,7 @@ from tests.web.wire import (
     read_until,
     request_of,
 )
-from tests.worker_process import Stream, WorkerProcess, check_order, eventually, serve_default
+from tests.worker_process import ONE_SLOT, Stream, WorkerProcess, check_order, eventually, serve_default, serving
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -34,12 +34,7 @@ HUGE_ID = "j" * 1_900_000
 """Comes back in `started` and `metrics`: more than a socket's buffers hold, in one event."""
 
 
-@pytest.fixture(scope="module")
-def single(any_model: Path) -> Iterator[WorkerProcess]:
-    """One slot: the second job waits."""
-    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", "8192", *UNHURRIED)
-    with serve_default(any_model, *flags) as worker:
-        yield worker.ready()
+single = serving("any_model", *ONE_SLOT, "--ctx-size", "8192", *UNHURRIED)
 
 
 @pytest.fixture(autouse=True)
@@ -200,8 +195,7 @@ def test_a_client_that_does_not_read_holds_no_more_than_four_mebibytes(single: W
 
 def test_a_send_without_progress_ends_the_job(any_model: Path) -> None:
     """The limit is 30 s, here 2 s. The client neither reads nor leaves."""
-    command = (sys.executable, impatient_worker.__file__)
-    with serve_default(any_model, "--ctx-size", "4096", *UNHURRIED, command=command) as worker:
+    with serve_default(any_model, "--ctx-size", "4096", *UNHURRIED, command=IMPATIENT) as worker:
         with dribble(worker.ready()) as sock:
             # Too little for the four mebibytes: only the time-out can end it before its last token.
             sock.sendall(post_json("/execute", request_of("j" * 400_000, max_tokens=2048)))
@@ -216,13 +210,12 @@ def test_a_client_that_reads_slowly_keeps_its_job_and_gets_its_whole_answer(any_
 
     The pauses here are the subject: a client that is slow.
     """
-    command = (sys.executable, impatient_worker.__file__)
-    with serve_default(any_model, "--ctx-size", "2048", *UNHURRIED, command=command) as worker:
+    with serve_default(any_model, "--ctx-size", "2048", *UNHURRIED, command=IMPATIENT) as worker:
         with dribble(worker.ready()) as sock:
             # More than buffers hold and than is read meanwhile, in one event.
             sock.sendall(post_json("/execute", request_of("j" * 400_000, max_tokens=4)))
             received = read_until(sock, STARTED)
-            end_s = time.monotonic() + 2.5 * impatient_worker.IMPATIENCE_S
+            end_s = time.monotonic() + 2.5 * IMPATIENCE_S
             while time.monotonic() < end_s:
                 received += sock.recv(2048)
                 time.sleep(0.05)

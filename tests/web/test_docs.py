@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import httpx2
 import pytest
 
 from tests.web.wire import exchange, head
-from tests.worker_process import WorkerProcess, serve_default
+from tests.worker_process import WorkerProcess, serving
 from worker.web import app
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
@@ -43,10 +42,7 @@ class Page(HTMLParser):
         self.texts[self._id] = self.texts.get(self._id, "") + data
 
 
-@pytest.fixture(scope="module")
-def guarded(shallow_model: Path) -> Iterator[WorkerProcess]:
-    with serve_default(shallow_model, "--ctx-size", "1024", environment={"LLORCH_API_TOKEN": TOKEN}) as worker:
-        yield worker.listening()
+guarded = serving("shallow_model", "--ctx-size", "1024", environment={"LLORCH_API_TOKEN": TOKEN})
 
 
 def basic(credentials: str) -> dict[str, str]:

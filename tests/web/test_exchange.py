@@ -4,8 +4,7 @@ The worker has an engine without a model; its API key has the form of a UUID, wh
 """
 
 import json
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.gguf_files import tiny_model
 from tests.web.wire import JSON, events_in, exchange, head
-from tests.worker_process import Event, Stream, WorkerProcess, check_order
+from tests.worker_process import Event, Stream, WorkerProcess, check_order, serving_toy, toy_worker
 from worker.observe.redaction import MASK
 
 pytestmark = pytest.mark.process
@@ -25,19 +23,7 @@ GIVEN = {"authorization": f"Bearer {TOKEN}"}
 JOB = {"job_id": "j", "prompt": "abc", "max_tokens": 3}
 SECRET = "mellifluous"
 
-FRONTED = (sys.executable, "-m", "tests.fronted_by", "tests.toy_engine")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model().write(tmp_path_factory.mktemp("exchange") / "tiny.gguf")
-
-
-@pytest.fixture(scope="module")
-def worker(model: Path) -> Iterator[WorkerProcess]:
-    flags = ("--model", str(model), "--port", "0", "--access-log")
-    with WorkerProcess(*flags, command=FRONTED, environment={"LLORCH_API_TOKEN": TOKEN}) as worker:
-        yield worker.ready()
+worker = serving_toy("--access-log", environment={"LLORCH_API_TOKEN": TOKEN})
 
 
 def lines_of(worker: WorkerProcess, answer: httpx2.Response) -> list[Event]:
@@ -180,8 +166,8 @@ def test_a_long_path_is_cut(worker: WorkerProcess) -> None:
     assert access["path"] == "/cancel/" + "x" * 248
 
 
-def test_without_the_flag_there_is_no_access_line(model: Path) -> None:
-    with WorkerProcess("--model", str(model), "--port", "0", command=FRONTED) as worker:
+def test_without_the_flag_there_is_no_access_line(tmp_path: Path) -> None:
+    with toy_worker(tmp_path) as worker:
         worker.ready()
         assert worker.get("/nope").status_code == 404
         worker.terminate()
@@ -194,7 +180,7 @@ def test_without_the_flag_there_is_no_access_line(model: Path) -> None:
 
 @pytest.mark.parametrize("before", ["", "job-", "x" * 240])
 def test_the_key_as_a_job_id_stays_out_of_the_log(worker: WorkerProcess, before: str) -> None:
-    """Also where it is cut: half of a key is half a secret."""
+    """This holds where it is cut, too: half of a key is half a secret."""
     with Stream(worker.url, {**JOB, "job_id": before + TOKEN}, GIVEN) as stream:
         check_order(list(stream))
         lines = lines_of(worker, stream.response)

@@ -2,8 +2,6 @@
 the protocol's numbers."""
 
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from tests.clients.v1 import user
 from tests.web.openai_client import CHAT, COMPLETIONS, Json, ask, refusal, streamed
 from tests.web.wire import request_of
-from tests.worker_process import WorkerProcess, serve_default
+from tests.worker_process import WorkerProcess, altered, check_order, serve_default, serving
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -28,25 +26,13 @@ KNOWN_WORDS = re.compile(
 LENGTH = ("max_tokens", "max_completion_tokens")
 
 
-@pytest.fixture(scope="module")
-def free(default_model: Path) -> Iterator[WorkerProcess]:
-    """No limit is given; the context is the model's."""
-    with serve_default(default_model, "--parallel", "2") as worker:
-        yield worker.ready()
-
-
-@pytest.fixture(scope="module")
-def narrow(default_model: Path) -> Iterator[WorkerProcess]:
-    """A small context, and no other limit."""
-    with serve_default(default_model, "--parallel", "2", "--ctx-size", str(NARROW_CONTEXT)) as worker:
-        yield worker.ready()
-
-
-@pytest.fixture(scope="module")
-def bounded(default_model: Path) -> Iterator[WorkerProcess]:
-    flags = ("--ctx-size", "512", "--max-tokens-in", "300", "--max-tokens-out", str(MAX_TOKENS_OUT))
-    with serve_default(default_model, *flags) as worker:
-        yield worker.ready()
+free = serving("default_model", "--parallel", "2")
+"""No limit is given; the context is the model's."""
+narrow = serving("default_model", "--parallel", "2", "--ctx-size", str(NARROW_CONTEXT))
+"""A small context, and no other limit."""
+bounded = serving(
+    "default_model", "--ctx-size", "512", "--max-tokens-in", "300", "--max-tokens-out", str(MAX_TOKENS_OUT)
+)
 
 
 def chat(text: str, **fields: object) -> Json:
@@ -106,7 +92,8 @@ def test_more_tokens_than_the_flag_allows_are_cut_at_v1_and_refused_at_execute(
             assert stream.headers["x-max-tokens-cut"] == str(MAX_TOKENS_OUT)
             assert [each for each in found if each != "[DONE]"][-1]["choices"][0]["finish_reason"] == "length"
     refused = bounded.post("/execute", json=request_of("more", max_tokens=MAX_TOKENS_OUT + 1)).json()
-    assert refused["errors"][0]["constraint"] == f"range(1..={MAX_TOKENS_OUT})"
+    (error,) = refused["errors"]
+    assert (error["constraint"], error["value"]) == (f"range(1..={MAX_TOKENS_OUT})", str(MAX_TOKENS_OUT + 1))
     allowed = bounded.post(CHAT, json={**asked, name: MAX_TOKENS_OUT})
     assert "x-max-tokens-cut" not in allowed.headers
 
@@ -142,7 +129,7 @@ def test_an_overflow_has_the_words_that_agents_search_for(
 
 
 def test_a_stream_at_v1_outlives_the_time_limit_of_execute(default_model: Path) -> None:
-    command = (sys.executable, "-m", "tests.web.hasty_worker")
+    command = altered(constants={"config.settings.DEFAULT_TIMEOUT_SEC": 1.0})
     with serve_default(default_model, "--parallel", "2", command=command) as worker:
         asked = {"prompt": "Once", "ignore_eos": True, "max_tokens": 5000}
         with streamed(worker.ready(), COMPLETIONS, asked) as (_, found):
@@ -159,4 +146,7 @@ def test_a_configured_time_limit_applies_to_both_apis(default_model: Path) -> No
             found,
         ):
             assert list(found)[-1]["error"]["code"] == "timeout"
-        assert worker.run(**request_of("slow", max_tokens=2000, ignore_eos=True))[-1]["code"] == "TIMEOUT"
+        events = worker.run(**request_of("slow", max_tokens=2000, ignore_eos=True))
+        check_order(events)
+        assert (events[-1]["code"], events[-1]["retriable"]) == ("TIMEOUT", True)
+        check_order(worker.run(prompt="Once", max_tokens=1))

@@ -2,13 +2,11 @@
 
 import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.web.wire import COUNT, request_of
-from tests.worker_process import Event, Stream, WorkerProcess, check_order, eventually, serve_default
+from tests.worker_process import ONE_SLOT, Event, Stream, WorkerProcess, check_order, eventually, serving
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -36,13 +34,9 @@ REFUSALS = ('worker_refusals_total{code="INVALID_REQUEST"}', 'worker_refusals_to
 OTHERS = ("worker_vram_bytes", "worker_memory_bytes", "worker_uptime_seconds", "worker_kv_cells_total")
 
 
-@pytest.fixture
-def watched(default_model: Path) -> Iterator[WorkerProcess]:
-    """A fresh worker: its counters begin at zero. All layers and no drafts, so that a long job takes its time."""
-    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", "1024", "--prompt-lookup", "off")
-    arguments = (*flags, "--worker-id", WORKER_ID, "--model-ref", "hf:org/repo")
-    with serve_default(default_model, *arguments) as worker:
-        yield worker.ready()
+NAMES = ("--worker-id", WORKER_ID, "--model-ref", "hf:org/repo")
+watched = serving("default_model", *ONE_SLOT, "--ctx-size", "1024", "--prompt-lookup", "off", *NAMES, scope="function")
+"""A fresh worker: its counters begin at zero. All layers and no drafts, so that a long job takes its time."""
 
 
 def chosen(samples: dict[str, float], *names: str) -> dict[str, float]:

@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from tests.web.openai_client import CHAT, COMPLETIONS, refusal
-from tests.worker_process import WorkerProcess, serve_default
+from tests.worker_process import WorkerProcess, serving
 from worker import __version__
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
@@ -22,12 +22,9 @@ READ = ("/v1/models", "/v1/models/x", "/tokenizer_info")
 BODY = {"prompt": "Hello", "max_tokens": 1}
 
 
-@pytest.fixture(scope="module")
-def named(shallow_model: Path) -> Iterator[WorkerProcess]:
-    """A worker with a name, a token and a page elsewhere."""
-    flags = ("--served-model-name", NAME, "--strict-model", "--cors-origin", ORIGIN, "--ctx-size", "1024")
-    with serve_default(shallow_model, *flags, environment={"LLORCH_API_TOKEN": TOKEN}) as worker:
-        yield worker.ready()
+FLAGS = ("--served-model-name", NAME, "--strict-model", "--cors-origin", ORIGIN, "--ctx-size", "1024")
+named = serving("shallow_model", *FLAGS, environment={"LLORCH_API_TOKEN": TOKEN})
+"""A worker with a name, a token and a page elsewhere."""
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
 from tests.web.wire import COUNT
-from tests.worker_process import WorkerProcess, serve_default
+from tests.worker_process import WorkerProcess, serving
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -21,11 +20,8 @@ N_EXAMPLES = 15
 Document = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def brief(shallow_model: Path) -> Iterator[WorkerProcess]:
-    """A worker whose jobs are soon done: what is generated asks for as many tokens as it may."""
-    with serve_default(shallow_model, "--max-tokens-out", "4", "--ctx-size", "1024", "--parallel", "2") as worker:
-        yield worker.ready()
+brief = serving("shallow_model", "--max-tokens-out", "4", "--ctx-size", "1024", "--parallel", "2")
+"""A worker whose jobs are soon done: what is generated asks for as many tokens as it may."""
 
 
 def validator(document: Document, name: str) -> Draft202012Validator:

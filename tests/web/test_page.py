@@ -15,13 +15,20 @@ from typing import Any
 import pytest
 
 from tests.chromium import Browser, Tab, chromium
-from tests.gated_engine import front_command
-from tests.gguf_files import tiny_model
 from tests.hostile_texts import PATIENCE, TEXTS
 from tests.path_proxy import below_a_path
 from tests.toy_engine import ANSWER, HOSTILE
 from tests.web.wire import request_of
-from tests.worker_process import PATIENCE_S, Stream, WorkerProcess, eventually, serve_default
+from tests.worker_process import (
+    ONE_SLOT,
+    PATIENCE_S,
+    Stream,
+    WorkerProcess,
+    eventually,
+    gated,
+    serve_default,
+    toy_worker,
+)
 from worker.web.chat_page import PAGE_PATHS
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
@@ -68,11 +75,9 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded(any_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    gate = tmp_path_factory.mktemp("page") / "gate"
-    os.mkfifo(gate)
-    flags = ("--parallel", "1", "--scheduling", "first-come", "--max-queue", "1", "--ctx-size", "2048")
-    environment = {"LLORCH_API_TOKEN": TOKEN}
-    with serve_default(any_model, *flags, command=front_command(gate), environment=environment) as worker:
+    gate, command = gated(tmp_path_factory.mktemp("page"))
+    flags = (*ONE_SLOT, "--max-queue", "1", "--ctx-size", "2048")
+    with serve_default(any_model, *flags, command=command, environment={"LLORCH_API_TOKEN": TOKEN}) as worker:
         guarded = Guarded(worker, gate)
         guarded.open_gate()
         worker.ready()
@@ -192,7 +197,7 @@ def test_the_stop_button_cancels_the_job_in_the_engine(tab: Tab, guarded: Guarde
     assert tab.shows("#send")
 
 
-def test_a_token_s_probability_and_the_likeliest_five_are_shown(tab: Tab) -> None:
+def test_a_token_s_probability_and_the_five_likeliest_are_shown(tab: Tab) -> None:
     tab.click("#settings [name=probabilities]")
     set_field(tab, "max_tokens", 12)
     ask(tab, "Say something in Japanese.")
@@ -273,9 +278,8 @@ def test_a_crashed_engine_is_shown_and_its_successor_answers(tab: Tab, guarded: 
 
 
 def test_loading_and_draining_workers_are_shown_as_such(browser: Browser, any_model: Path, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    with serve_default(any_model, "--ctx-size", "2048", command=front_command(gate)) as worker:
+    gate, command = gated(tmp_path)
+    with serve_default(any_model, "--ctx-size", "2048", command=command) as worker:
         worker.listening().wait_for("model_load_progress", percent=0)
         with visited(browser, f"{worker.url}/") as tab:
             tab.until("banner.checkVisibility()")
@@ -299,10 +303,8 @@ def test_loading_and_draining_workers_are_shown_as_such(browser: Browser, any_mo
 
 @pytest.mark.parametrize("has_policy", [True, False])
 def test_no_answer_becomes_more_than_its_letters(browser: Browser, tmp_path: Path, has_policy: bool) -> None:
-    """Neither with the policy, which then had nothing to refuse, nor without it."""
-    model = tiny_model().write(tmp_path / "tiny.gguf")
-    command = (sys.executable, "-m", "tests.fronted_by", f"tests.toy_engine:{HOSTILE}")
-    with WorkerProcess("--model", str(model), "--port", "0", command=command) as worker:
+    """This holds with the policy, which then had nothing to refuse, and without it."""
+    with toy_worker(tmp_path, kind=HOSTILE) as worker:
         worker.ready()
         with visited(browser, f"{worker.url}/", has_policy=has_policy) as tab:
             tab.until("document.querySelector('#state').textContent === 'ready'")
@@ -345,7 +347,7 @@ def test_no_text_holds_the_page_up(tab: Tab) -> None:
 
 
 def test_events_are_the_same_however_their_bytes_are_cut(tab: Tab) -> None:
-    """Also in the middle of a character."""
+    """A cut may be in the middle of a character."""
     text = 'data: {"t":"日本語 🙂"}\n\n: a comment\n\ndata: {"t":"é\u2028\\n"}\r\n\r\nevent: x\ndata: [DONE]\n\n'
     expected = ['{"t":"日本語 🙂"}', '{"t":"é\u2028\\n"}', "[DONE]"]
     found = tab.evaluate(

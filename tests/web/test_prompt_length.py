@@ -1,14 +1,12 @@
 """`--max-prompt-chars` on the wire: the rule, its wording, the largest body and the OpenAPI document follow it."""
 
-import os
 from collections.abc import Iterator
 
 import httpx2
 import pytest
 
-from tests.gated_engine import front_command
 from tests.gguf_files import tiny_model
-from tests.worker_process import WorkerProcess
+from tests.worker_process import WorkerProcess, gated
 
 pytestmark = pytest.mark.process
 
@@ -19,10 +17,9 @@ LIMIT = 200_000
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     """Its engine never loads: a request without a fault is answered 503, which comes after all that is judged here."""
     folder = tmp_path_factory.mktemp("long")
-    os.mkfifo(folder / "gate")
     tiny = tiny_model().write(folder / "tiny.gguf")
     flags = ("--model", str(tiny), "--port", "0", "--max-prompt-chars", str(LIMIT))
-    with WorkerProcess(*flags, command=front_command(folder / "gate")) as worker:
+    with WorkerProcess(*flags, command=gated(folder)[1]) as worker:
         yield worker.listening()
 
 

@@ -2,23 +2,20 @@
 
 import asyncio
 import socket
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from client.sse import is_comment
-from tests.front.rehearsal import Stage, rehearse
-from tests.web import lively_worker
+from tests.front.rehearsal import Stage, rehearsed
 from tests.web.openai_client import CHAT
 from tests.web.wire import LONG_PROMPT, UNHURRIED, post_json, read_until, request_of
-from tests.worker_process import Stream, WorkerProcess, eventually, serve_default
+from tests.worker_process import ONE_SLOT, Stream, WorkerProcess, altered, eventually, serve_default, serving
 from worker.front.job import Job
 from worker.protocol.events import SIGN_OF_LIFE, choose_dialect
 from worker.web.streaming import SILENCE_S, SignsOfLife
 
-LIVELY = (sys.executable, lively_worker.__file__)
 SSE = choose_dialect(None, sse_event_names=False)
 RUNS = request_of("runs")
 JSON_LINES = choose_dialect("application/jsonl", sse_event_names=False)
@@ -60,130 +57,110 @@ def accepted(stage: Stage) -> Job:
 
 
 @pytest.mark.parametrize("before", [0.0, SILENCE_S / 2, SILENCE_S * 7 / 8])
-def test_a_sign_comes_after_a_silence_and_after_every_further_one(before: float) -> None:
+@rehearsed
+async def test_a_sign_comes_after_a_silence_and_after_every_further_one(stage: Stage, before: float) -> None:
     """The silence begins with what was sent last."""
+    job, clock = accepted(stage), Clock()
+    with SignsOfLife([job], clock) as signs:
+        clock.go_on(before)
+        signs.sent()
+        for _ in range(3):
+            clock.go_on(SILENCE_S * 7 / 8)
+            assert job.take_chunk() == b""
+            clock.go_on(SILENCE_S / 8)
+            assert job.take_chunk() == SIGN_OF_LIFE
+    job.fail("CANCELLED", "enough")
 
-    async def play(stage: Stage) -> None:
-        job, clock = accepted(stage), Clock()
-        with SignsOfLife([job], clock) as signs:
-            clock.go_on(before)
+
+@rehearsed
+async def test_a_stream_with_events_needs_no_sign(stage: Stage) -> None:
+    job, clock = accepted(stage), Clock()
+    stage.begin(job.key)
+    with SignsOfLife([job], clock) as signs:
+        for _ in range(100):
+            clock.go_on(SILENCE_S * 0.9)
+            stage.draw(job.key)
+            assert SIGN_OF_LIFE not in job.take_chunk()
             signs.sent()
-            for _ in range(3):
-                clock.go_on(SILENCE_S * 7 / 8)
-                assert job.take_chunk() == b""
-                clock.go_on(SILENCE_S / 8)
-                assert job.take_chunk() == SIGN_OF_LIFE
-        job.fail("CANCELLED", "enough")
-
-    rehearse(play)
+    stage.finish(job.key)
 
 
-def test_a_stream_with_events_needs_no_sign() -> None:
-    async def play(stage: Stage) -> None:
-        job, clock = accepted(stage), Clock()
-        stage.begin(job.key)
-        with SignsOfLife([job], clock) as signs:
-            for _ in range(100):
-                clock.go_on(SILENCE_S * 0.9)
-                stage.draw(job.key)
-                assert SIGN_OF_LIFE not in job.take_chunk()
-                signs.sent()
-        stage.finish(job.key)
-
-    rehearse(play)
-
-
-def test_a_client_that_does_not_read_has_one_pending_sign() -> None:
+@rehearsed
+async def test_a_client_that_does_not_read_has_one_pending_sign(stage: Stage) -> None:
     """No other sign was sent, because the send waits for the client; events follow the one sign."""
-
-    async def play(stage: Stage) -> None:
-        job, clock = accepted(stage), Clock()
-        with SignsOfLife([job], clock):
-            clock.go_on(100 * SILENCE_S)
-            stage.begin(job.key)
-            clock.go_on(100 * SILENCE_S)
-            chunk = job.take_chunk()
-            assert chunk.startswith(SIGN_OF_LIFE + b'data: {"type":"started"')
-            assert chunk.count(SIGN_OF_LIFE) == 1
-        job.fail("CANCELLED", "enough")
-
-    rehearse(play)
+    job, clock = accepted(stage), Clock()
+    with SignsOfLife([job], clock):
+        clock.go_on(100 * SILENCE_S)
+        stage.begin(job.key)
+        clock.go_on(100 * SILENCE_S)
+        chunk = job.take_chunk()
+        assert chunk.startswith(SIGN_OF_LIFE + b'data: {"type":"started"')
+        assert chunk.count(SIGN_OF_LIFE) == 1
+    job.fail("CANCELLED", "enough")
 
 
-def test_of_several_answers_one_that_has_not_ended_shows_life() -> None:
-    async def play(stage: Stage) -> None:
-        jobs, clock = [accepted(stage) for _ in range(3)], Clock()
-        jobs[0].fail("CANCELLED", "enough")
-        while jobs[0].take_chunk():
-            pass
-        with SignsOfLife(jobs, clock):
-            clock.go_on(SILENCE_S)
-            assert [job.take_chunk() for job in jobs] == [b"", SIGN_OF_LIFE, b""]
-            for job in jobs[1:]:
-                job.fail("CANCELLED", "enough")
-            clock.go_on(5 * SILENCE_S)
-            assert all(SIGN_OF_LIFE not in job.take_chunk() for job in jobs)
-
-    rehearse(play)
+@rehearsed
+async def test_of_several_answers_one_that_has_not_ended_shows_life(stage: Stage) -> None:
+    jobs, clock = [accepted(stage) for _ in range(3)], Clock()
+    jobs[0].fail("CANCELLED", "enough")
+    while jobs[0].take_chunk():
+        pass
+    with SignsOfLife(jobs, clock):
+        clock.go_on(SILENCE_S)
+        assert [job.take_chunk() for job in jobs] == [b"", SIGN_OF_LIFE, b""]
+        for job in jobs[1:]:
+            job.fail("CANCELLED", "enough")
+        clock.go_on(5 * SILENCE_S)
+        assert all(SIGN_OF_LIFE not in job.take_chunk() for job in jobs)
 
 
-def test_after_the_stream_no_timer_is_left() -> None:
-    async def play(stage: Stage) -> None:
-        job, clock = accepted(stage), Clock()
-        with SignsOfLife([job], clock):
-            clock.go_on(SILENCE_S / 2)
+@rehearsed
+async def test_after_the_stream_no_timer_is_left(stage: Stage) -> None:
+    job, clock = accepted(stage), Clock()
+    with SignsOfLife([job], clock):
+        clock.go_on(SILENCE_S / 2)
+    clock.go_on(5 * SILENCE_S)
+    assert job.take_chunk() == b""
+    job.fail("CANCELLED", "enough")
+
+
+@rehearsed
+async def test_a_sign_is_no_event(stage: Stage) -> None:
+    """It is counted nowhere, makes no second `started`, and a job behind it may run again."""
+    job, clock = accepted(stage), Clock()
+    with SignsOfLife([job], clock):
+        clock.go_on(SILENCE_S)
+        assert (job.tokens_out, job.tokens_sampled, job.has_sent_token) == (0, 0, False)
+        assert job.take_chunk() == SIGN_OF_LIFE
+        stage.begin(job.key)
+        clock.go_on(SILENCE_S)
+        await stage.die_and_reload()
+        clock.go_on(SILENCE_S)
+        stage.accept(job.key)
+        stage.begin(job.key)
+        stage.draw(job.key)
+        stage.finish(job.key)
+    lines = b"".join(iter(job.take_chunk, b"")).split(b"\n\n")
+    assert [line[:24] for line in lines if b'"started"' in line] == [b'data: {"type":"started",']
+    assert job.outcome == "success"
+
+
+@rehearsed
+async def test_json_lines_have_no_comments(stage: Stage) -> None:
+    job, clock = accepted(stage), Clock()
+    job.dialect = JSON_LINES
+    with SignsOfLife([job], clock):
         clock.go_on(5 * SILENCE_S)
         assert job.take_chunk() == b""
-        job.fail("CANCELLED", "enough")
-
-    rehearse(play)
-
-
-def test_a_sign_is_no_event() -> None:
-    """It is counted nowhere, makes no second `started`, and a job behind it may run again."""
-
-    async def play(stage: Stage) -> None:
-        job, clock = accepted(stage), Clock()
-        with SignsOfLife([job], clock):
-            clock.go_on(SILENCE_S)
-            assert (job.tokens_out, job.tokens_sampled, job.has_sent_token) == (0, 0, False)
-            assert job.take_chunk() == SIGN_OF_LIFE
-            stage.begin(job.key)
-            clock.go_on(SILENCE_S)
-            await stage.die_and_reload()
-            clock.go_on(SILENCE_S)
-            stage.accept(job.key)
-            stage.begin(job.key)
-            stage.draw(job.key)
-            stage.finish(job.key)
-        lines = b"".join(iter(job.take_chunk, b"")).split(b"\n\n")
-        assert [line[:24] for line in lines if b'"started"' in line] == [b'data: {"type":"started",']
-        assert job.outcome == "success"
-
-    rehearse(play)
-
-
-def test_json_lines_have_no_comments() -> None:
-    async def play(stage: Stage) -> None:
-        job, clock = accepted(stage), Clock()
-        job.dialect = JSON_LINES
-        with SignsOfLife([job], clock):
-            clock.go_on(5 * SILENCE_S)
-            assert job.take_chunk() == b""
-        job.fail("CANCELLED", "enough")
-
-    rehearse(play)
+    job.fail("CANCELLED", "enough")
 
 
 # ── a real worker ────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture(scope="module")
-def lively(any_model: Path) -> Iterator[WorkerProcess]:
-    """One slot: the second job waits."""
-    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", "4096")
-    with serve_default(any_model, *flags, command=LIVELY) as worker:
-        yield worker.ready()
+SOONER = {"web.streaming.SILENCE_S": 0.1}
+lively = serving("any_model", *ONE_SLOT, "--ctx-size", "4096", constants=SOONER)
+"""A worker that breaks a silence sooner."""
 
 
 def asked(worker: WorkerProcess, request: bytes) -> socket.socket:
@@ -251,7 +228,7 @@ def test_a_long_prompt_shows_life_while_it_is_read(lively: WorkerProcess) -> Non
 @pytest.mark.process
 @pytest.mark.model
 def test_no_sign_is_sent_before_the_headers_or_in_json_lines(lively: WorkerProcess) -> None:
-    """While the engine is stopped, nobody knows whether the last two prompts fit: the first does, the second not."""
+    """The engine is stopped, so it is not known whether the last two prompts fit: the first does, the second not."""
     lines = post_json("/execute", request_of("lines"), accept="application/jsonl")
     too_long = post_json("/execute", request_of("too long", prompt=" hello" * 5000))
     with Stream(lively.url, RUNS) as running, asked(lively, lines) as of_lines:
@@ -280,8 +257,9 @@ def test_no_sign_is_sent_before_the_headers_or_in_json_lines(lively: WorkerProce
 @pytest.mark.model
 def test_the_flag_turns_them_off(any_model: Path) -> None:
     """Ten times as long as a sign would take, by the `metrics` events of another job."""
-    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", "2048", "--no-keepalive", *UNHURRIED)
-    with serve_default(any_model, *flags, command=LIVELY) as worker, Stream(worker.ready().url, RUNS) as running:
+    flags = (*ONE_SLOT, "--ctx-size", "2048", "--no-keepalive", *UNHURRIED)
+    command = altered(constants=SOONER)
+    with serve_default(any_model, *flags, command=command) as worker, Stream(worker.ready().url, RUNS) as running:
         running.until("token")
         with asked(worker, post_json("/execute", request_of("waits"))) as waiting:
             read_until(waiting, b"\r\n\r\n")

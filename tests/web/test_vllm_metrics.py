@@ -1,8 +1,6 @@
 """The series under vLLM's names, scraped and parsed as a router does, against what clients of both doors counted."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from prometheus_client import parser
@@ -11,7 +9,7 @@ from prometheus_client.samples import Sample
 from tests.observe.test_vllm_metrics import VLLM_SERIES
 from tests.web.openai_client import CHAT, COMPLETIONS, Json, ask
 from tests.web.wire import request_of
-from tests.worker_process import Stream, WorkerProcess, eventually, serve_default, text_of
+from tests.worker_process import ONE_SLOT, Stream, WorkerProcess, eventually, serving, text_of
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -36,12 +34,9 @@ class Job:
     n_accepted: int = 0
 
 
-@pytest.fixture
-def worker(any_model: Path) -> Iterator[WorkerProcess]:
-    """A fresh one, which has one slot: who comes second waits."""
-    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", str(N_CELLS), "--served-model-name", MODEL)
-    with serve_default(any_model, *flags) as worker:
-        yield worker.ready()
+FLAGS = (*ONE_SLOT, "--ctx-size", str(N_CELLS), "--served-model-name", MODEL)
+worker = serving("any_model", *FLAGS, scope="function")
+"""A fresh one for each test."""
 
 
 def scraped(worker: WorkerProcess) -> dict[str, list[Sample]]:

@@ -5,7 +5,7 @@ import json
 import socket
 from dataclasses import dataclass
 
-from tests.worker_process import PATIENCE_S, Event, WorkerProcess
+from tests.worker_process import PATIENCE_S, Event, WorkerProcess, altered
 
 JSON = "application/json"
 
@@ -95,6 +95,11 @@ def dribble(worker: WorkerProcess, *, segment_bytes: int = 500) -> socket.socket
     sock.connect(("127.0.0.1", worker.port))
     return sock
 
+
+IMPATIENCE_S = 2.0
+IMPATIENCES = {f"web.connection.{what}_TIMEOUT_S": IMPATIENCE_S for what in ("HEADERS", "BODY", "READING")}
+IMPATIENT = altered(constants=IMPATIENCES)
+"""The command of a worker that gives up on its clients sooner."""
 
 UNHURRIED = ("--threads", "1", "--prompt-lookup", "off")
 """Flags for a worker whose jobs are to last: what such a one repeats is else guessed, several tokens a step."""

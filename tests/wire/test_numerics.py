@@ -1,4 +1,4 @@
-"""What is said where a worker and a report were not computed with the same."""
+"""The lines about a worker and a report that were not computed with the same."""
 
 from typing import Any
 
@@ -59,6 +59,6 @@ def test_the_same_is_no_difference() -> None:
     assert list(differences(ON_A_CPU, msgspec.structs.replace(ON_A_CPU))) == []
 
 
-def test_people_are_told_every_fact() -> None:
+def test_people_are_shown_every_fact() -> None:
     assert [name for name, _ in facts(ON_A_CPU)] == list(OTHERS)
     assert dict(facts(ON_A_CPU))["cpu_features"] == "AVX2 FMA AVX512"

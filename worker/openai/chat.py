@@ -165,11 +165,11 @@ def _contradictions(request: ChatRequest) -> Iterator[FieldError]:
     ):
         text = "max_tokens and max_completion_tokens set the same limit but differ; send one of them"
         yield FieldError(field="max_tokens", constraint="exclusive(max_completion_tokens)", message=text)
-    if request.top_logprobs is not None:
+    if request.top_logprobs is not None and not request.logprobs:
+        # With logprobs the rule that /execute has too reads the number.
         yield from int_range("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
-        if not request.logprobs:
-            text = "top_logprobs needs logprobs to be true"
-            yield FieldError(field="top_logprobs", constraint="needs(logprobs)", message=text)
+        text = "top_logprobs needs logprobs to be true"
+        yield FieldError(field="top_logprobs", constraint="needs(logprobs)", message=text)
     if request.prompt_logprobs is not None:
         text = "prompt_logprobs is supported by /v1/completions only; remove it"
         yield FieldError(field="prompt_logprobs", constraint="unsupported", message=text)

@@ -19,7 +19,7 @@ PARAMS: dict[str, Any] = {
     "stream_usage": True,
 }
 OF_A_SMALL_MODEL = {"max_tokens": 300, "frequency_penalty": 1.0}
-"""Without a penalty it says the same over and over, and never closes a string."""
+"""The penalty is needed: without it the model repeats itself, and never closes a string."""
 
 
 class TestUnit(ChatModelUnitTests):  # type: ignore[misc] # the package is not in the environment of mypy

@@ -1,4 +1,4 @@
-"""What the `litellm` package does with a worker: `python litellm_package.py URL` tries all of it."""
+"""The `litellm` package with a worker: `python litellm_package.py URL` tries all of it."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""What the `openai` package does with a worker: `python openai_package.py URL` tries all of it.
+"""The `openai` package with a worker: `python openai_package.py URL` tries all of it.
 
 Every answer must be what the package's own types say, strictly, with no key that they do not know but those of `OURS`.
 Alone in its file, as it runs in an environment that has nothing but the package; tests/clients/test_openai.py runs the
@@ -29,7 +29,7 @@ GREEDY: dict[str, Any] = {"model": "any", "temperature": 0, "max_tokens": 24}
 
 
 class City(pydantic.BaseModel):
-    """What `parse` makes a schema of."""
+    """The type that `parse` makes a schema of."""
 
     name: str
     is_capital: bool

@@ -1,4 +1,4 @@
-"""What Grafana's own types do not know of a board: `python board_types.py BOARD.json` prints where each such key is.
+"""The keys of a board that Grafana's own types do not know: `python board_types.py BOARD.json` prints their places.
 
 Alone in its file, as it runs in an environment that has nothing but grafana-foundation-sdk.
 """

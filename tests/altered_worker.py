@@ -1,14 +1,16 @@
-"""A real worker, before the toy engine, of which one part fails: `python -m tests.failing_front PART --model …`.
+"""A real worker in which a test has changed something: `python -m tests.altered_worker CHANGES --model …`.
 
-PART is a key of FAILURES. It fails once the model is loaded; the others work.
+The options of serve follow CHANGES, which is JSON, which `altered` of tests/worker_process.py writes and explains.
 """
 
+import importlib
+import json
 import sys
 from collections.abc import Callable
 
 from worker import serve
 from worker.cli import parse
-from worker.front.client import EngineClient
+from worker.front.client import ENGINE_COMMAND, EngineClient
 from worker.front.state import Front
 from worker.web import server
 
@@ -31,10 +33,10 @@ FAILURES: dict[str, Callable[[EngineClient], None]] = {
     "the watch over the engine process": lambda _: setattr(EngineClient, "on_exit", _fail),
     "the ready callback": lambda _: setattr(serve, "announce", _announce),
 }
+"""Each part of the front with what makes it fail when all parts are at work."""
 
 
-def main() -> None:
-    part, *arguments = sys.argv[1:]
+def _fail_once_open(part: str) -> None:
     opened = Front.open
 
     def open_and_fail(self: Front, client: EngineClient) -> None:
@@ -42,8 +44,18 @@ def main() -> None:
         FAILURES[part](client)
 
     Front.open = open_and_fail  # type: ignore[method-assign] # the moment at which all parts are at work
-    command = (sys.executable, "-m", "tests.toy_engine")
-    raise SystemExit(serve.run(parse(arguments), engine_command=command))
+
+
+def main() -> None:
+    changes = json.loads(sys.argv[1])
+    for name, value in changes["constants"].items():
+        module, _, constant = f"worker.{name}".rpartition(".")
+        assert hasattr(importlib.import_module(module), constant), name
+        setattr(sys.modules[module], constant, value)
+    if changes["failing"]:
+        _fail_once_open(changes["failing"])
+    engine_command = (sys.executable, "-m", *changes["engine"]) if changes["engine"] else ENGINE_COMMAND
+    raise SystemExit(serve.run(parse(sys.argv[2:]), engine_command=engine_command))
 
 
 if __name__ == "__main__":

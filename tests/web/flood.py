@@ -1,0 +1,90 @@
+"""A flood of large bodies, and its effect on others: /health, asked meanwhile on fresh connections, and memory."""
+
+import asyncio
+import http.client
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from types import TracebackType
+from typing import Self, TypeVar
+
+import psutil
+
+from tests.web.wire import JSON, head
+from tests.worker_process import WorkerProcess
+
+N_BODIES = 100
+BODY_BYTES = 2 * 1024 * 1024
+PERIOD_S = 0.05
+GIVE_UP_S = 30.0
+
+Said = TypeVar("Said")
+
+
+class Watch:
+    """It asks again and again while the `with` lasts."""
+
+    def __init__(self, worker: WorkerProcess) -> None:
+        self._port = worker.port
+        self._process = psutil.Process(worker.process.pid)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._ask_again_and_again, daemon=True)
+        self.n_failed = 0
+        self.rss_before = self.rss
+
+    @property
+    def rss(self) -> int:
+        """The front's memory."""
+        return int(self._process.memory_info().rss)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(2 * GIVE_UP_S)
+
+    def _ask_again_and_again(self) -> None:
+        while not self._stop.wait(PERIOD_S):
+            try:
+                connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=GIVE_UP_S)
+                connection.request("GET", "/health")
+                self.n_failed += connection.getresponse().status != http.HTTPStatus.OK
+                connection.close()
+            except (OSError, http.client.HTTPException):
+                self.n_failed += 1
+
+
+def apart(work: Callable[[int], Said], port: int) -> Said:
+    """`work(port)` in a process of its own, so that it takes nothing from the watching."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(work, port).result()
+
+
+def flood(port: int) -> Counter[str]:
+    """The status lines of bodies of the largest size that all come at once, with the number of times that each came."""
+    return asyncio.run(_flood(port))
+
+
+async def _flood(port: int) -> Counter[str]:
+    fields = {"job_id": "large", "max_tokens": 1, "prompt": ""}
+    body = json.dumps(fields | {"prompt": "x" * (BODY_BYTES - len(json.dumps(fields)))}).encode()
+    request = head("POST", "/execute", content_type=JSON, content_length=len(body)) + body
+    return Counter(await asyncio.gather(*(_send(port, request) for _ in range(N_BODIES))))
+
+
+async def _send(port: int, request: bytes) -> str:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request)
+        return (await reader.readline()).decode().strip() or "cut"
+    except OSError as error:
+        return type(error).__name__
+    finally:
+        writer.transport.abort()
