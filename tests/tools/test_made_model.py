@@ -56,7 +56,7 @@ def test_the_file_is_what_its_header_says(tiny: Path) -> None:
 
 @pytest.mark.parametrize("type_id", [Q4_K, Q4_1, Q8_0])
 def test_weights_lie_about_zero_and_keep_sizes_as_they_are(type_id: int, tmp_path: Path) -> None:
-    """Of a product with n inputs, each weight has the variance 1/n."""
+    """Each weight of a product with n inputs has the variance 1/n."""
     shape = replace(TINY, type_id=type_id)
     (_, block_bytes), output = BLOCKS[type_id], shape.tensors()[-1]
     data = np.fromfile(made_model(tmp_path, shape), np.uint8)[-output.n_bytes :].reshape(-1, block_bytes)
@@ -91,7 +91,7 @@ def test_logits_are_finite_and_tell_tokens_apart(shape: Shape, tmp_path: Path) -
 
 
 def test_every_word_of_the_prompts_is_one_token(tiny: Path) -> None:
-    """So that a prompt has as many tokens as a real vocabulary would make of it."""
+    """A prompt has as many tokens as a real vocabulary would make of it."""
     with loaded(tiny) as model:
         assert [len(model.tokenize(word)) for word in common_words()] == [2] * len(common_words())
         assert len(model.tokenize(Prompts(1).of(63))) == 1 + 63 + 21

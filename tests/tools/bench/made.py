@@ -12,6 +12,6 @@ def answer(arrivals_s: Sequence[float], *, sent_s: float = 0.0, n_tokens: int | 
 
 
 def steady(n_tokens: int, per_s: float, *, begun_s: float = 0.0, ttft_s: float = 0.0) -> Answer:
-    """So many tokens at an even budget."""
+    """An answer of n tokens at an even pace."""
     first_s = begun_s + ttft_s
     return answer([first_s + number / per_s for number in range(n_tokens)], sent_s=begun_s)

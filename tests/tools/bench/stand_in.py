@@ -1,4 +1,4 @@
-"""A small loopback server that speaks both dialects as it is told: whole answers, cut ones, refusals, bad bytes.
+"""A small loopback server that speaks both dialects as its manner says: whole answers, cut ones, refusals, bad bytes.
 
 In this process (`stand_in`), or as a program that takes a server's flags (`PROGRAM`).
 """
@@ -22,7 +22,7 @@ PROGRAM = (sys.executable, "-m", "tests.tools.bench.stand_in")
 Event = dict[str, Any]
 
 MEMORY_BYTES = 123_456_789
-"""What it says at /health that it allocated."""
+"""The bytes that it reports at /health as allocated."""
 
 _ENDLESS_TOKENS, _ENDLESS_PAUSE_S = 1000, 0.01
 """A job of more tokens is in no hurry: it lasts until its client leaves."""
@@ -30,33 +30,30 @@ _ENDLESS_TOKENS, _ENDLESS_PAUSE_S = 1000, 0.01
 
 @dataclass
 class Manner:
-    """How it answers."""
+    """The way the stand-in answers."""
 
     status: int = 200
-    """Other than 200: of every job."""
+    """The status of every job's answer."""
     n_places: int | None = None
-    """Jobs beyond so many at once are refused with 503."""
+    """More jobs at once than this are refused with 503."""
     n_fewer: int = 0
-    """Tokens less than were asked for."""
+    """An answer is this many tokens shorter than was asked for."""
     cut_after: int | None = None
-    """Token events, then the connection is closed."""
-    fail_after: int | None = None
-    """Token events, then an error event."""
+    """The connection is closed after this many token events."""
     piece_bytes: int | None = None
-    """The stream is sent in pieces of so many bytes, whatever they cut."""
-    has_no_text: bool = False
+    """The stream is sent in pieces of this many bytes, whatever they cut."""
     is_no_http: bool = False
     is_ready: bool = True
     vram_bytes: int = 0
     idle_s: float | None = None
-    """A connection without a request for so long is closed."""
+    """A connection is closed when no request has come for this long."""
     hold: threading.Event | None = None
     """Jobs wait for it before their last token."""
 
 
 @dataclass
 class Heard:
-    """What was asked."""
+    """The requests that have come."""
 
     jobs: list[Event] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -157,16 +154,12 @@ class _Handler(QuietHandler):
             if number == manner.cut_after:
                 self.close_connection = True
                 return
-            if number == manner.fail_after:
-                self._send([_failure(is_ours=is_ours)])
-                break
             if n_tokens > _ENDLESS_TOKENS:
                 self.server.pause.wait(_ENDLESS_PAUSE_S)
             if number == n_tokens - 1 and manner.hold is not None:
                 manner.hold.wait(60)
-            self._send(_token(number, is_ours=is_ours, text="" if manner.has_no_text else f" w{number}"))
-        else:
-            self._send([_end(n_prompt, n_tokens, is_ours=is_ours)])
+            self._send(_token(number, is_ours=is_ours, text=f" w{number}"))
+        self._send([_end(n_prompt, n_tokens, is_ours=is_ours)])
         self.wfile.write(b"0\r\n\r\n")
 
     def _send(self, events: list[Event]) -> None:
@@ -186,7 +179,7 @@ class _Handler(QuietHandler):
 
 def _token(number: int, *, is_ours: bool, text: str) -> list[Event]:
     if is_ours:
-        return [{"type": "token", "t": text, "i": number}] if text else []
+        return [{"type": "token", "t": text, "i": number}]
     return [{"index": 0, "content": text, "tokens": [number], "stop": False}]
 
 
@@ -195,12 +188,6 @@ def _end(n_prompt: int, n_tokens: int, *, is_ours: bool) -> Event:
         return {"type": "end", "tokens_out": n_tokens, "stop_reason": "MAX_TOKENS", "tokens_sampled": n_tokens}
     timings = {"predicted_n": n_tokens, "predicted_ms": 1.5}
     return {"content": "", "stop": True, "tokens_evaluated": n_prompt, "timings": timings}
-
-
-def _failure(*, is_ours: bool) -> Event:
-    if is_ours:
-        return {"type": "error", "code": "TIMEOUT", "message": "too slow", "retriable": True}
-    return {"error": {"code": 500, "message": "too slow", "type": "server_error"}}
 
 
 OURS = Ours("test")

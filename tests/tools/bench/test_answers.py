@@ -1,4 +1,4 @@
-"""What follows from the times of tokens: rates, gaps, percentiles."""
+"""Rates, gaps and percentiles follow from the times of tokens."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The meaning of the options: which sides are started with which flags, and what is asked of a model of a size."""
+"""The options decide which sides are started with which flags, and what is asked of a model of a size."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ def asked(tmp_path: Path) -> Asked:
 
 def large(asked: Asked) -> Asked:
     with asked.file.open("ab") as file:
-        file.truncate(LARGE_BYTES + 1)  # without taking room on the disk
+        file.truncate(LARGE_BYTES + 1)  # the file takes no room on the disk
     return asked
 
 
@@ -119,8 +119,3 @@ def test_a_processor_s_roof_is_none_of_a_gpu(asked: Asked, is_on_gpu: bool) -> N
     wanted = asked.wanted(1, Path())
     found = Found(wanted, is_on_gpu=is_on_gpu)
     assert asked.circumstances(wanted, found, ROOF).roof == (None if is_on_gpu else ROOF)
-
-
-def test_sides_with_one_name_are_refused(asked: Asked) -> None:
-    with pytest.raises(UsageError, match="two sides are called ik-llama-server"):
-        replace(asked, peers=("ik-llama-server=http://127.0.0.1:1",)).check()

@@ -94,14 +94,14 @@ def test_a_peer_that_failed_everywhere_proves_nothing() -> None:
     assert (line.peer, line.ratio, line.verdict) == (None, None, "")
 
 
-def test_a_peer_that_is_only_told_has_a_ratio_and_no_verdict() -> None:
+def test_a_peer_that_is_only_shown_has_a_ratio_and_no_verdict() -> None:
     line = headline([1.0], [2.0], at_least(1.0), "beside")
     assert line.ratio == Spread(0.5, 0.5, 0.5)
     assert (line.is_beside, line.bound, line.verdict) == (True, "", "")
     assert not headline([1.0], [2.0], at_least(1.0)).is_beside
 
 
-def test_what_a_second_of_the_processors_yields_is_told_of_both_sides() -> None:
+def test_what_a_second_of_the_processors_yields_is_measured_for_both_sides() -> None:
     sides = [FakeSide("ours", [1.0, 1.0], per_cpu_s=60.0), FakeSide("peer", [2.0, 2.0], per_cpu_s=50.0)]
     line, *_ = lines_of(played(scenario(), sides))
     assert (line.ours_per_cpu_s, line.theirs_per_cpu_s) == ((60.0, 60.0), (50.0, 50.0))

@@ -21,7 +21,7 @@ USAGE = {
 }
 
 
-def told(*chunks: object, status: int = 200, broken: str = "") -> Exchange:
+def heard(*chunks: object, status: int = 200, broken: str = "") -> Exchange:
     """An answer with a second between its chunks, the first of which arrives after one."""
     pieces = [(float(at_s), b"data: %b\n\n" % json.dumps(chunk).encode()) for at_s, chunk in enumerate(chunks, start=1)]
     return Exchange(sent_s=0.0, status=status, pieces=pieces, broken=broken)
@@ -41,21 +41,21 @@ def test_users_think_for_half_to_one_and_a_half_times_the_mean() -> None:
     assert 5.0 < max(thinks_s) <= 6.0
 
 
-def test_a_whole_answer_tells_when_its_text_began_and_what_was_known() -> None:
-    found = read(told({"choices": [{"delta": {"role": "assistant"}}]}, HELLO, HELLO, END, USAGE))
+def test_a_whole_answer_says_when_its_text_began_and_what_was_known() -> None:
+    found = read(heard({"choices": [{"delta": {"role": "assistant"}}]}, HELLO, HELLO, END, USAGE))
     assert (found.text, found.first_s, found.n_prompt, found.n_cached, found.error) == ("HelloHello", 2.0, 40, 30, "")
 
 
 @pytest.mark.parametrize(
     ("exchange", "error"),
     [
-        (told(HELLO, USAGE), "0 ends"),
-        (told(HELLO, END, HELLO, END, USAGE), "2 ends"),
-        (told(HELLO, END), "0 prompt tokens"),
-        (told(END, USAGE), "cut"),
-        (told(HELLO, END, USAGE, broken="the connection was closed"), "the connection was closed"),
-        (told(HELLO, {"error": {"message": "no"}}), "no"),
-        (told([], status=503), "503"),
+        (heard(HELLO, USAGE), "0 ends"),
+        (heard(HELLO, END, HELLO, END, USAGE), "2 ends"),
+        (heard(HELLO, END), "0 prompt tokens"),
+        (heard(END, USAGE), "cut"),
+        (heard(HELLO, END, USAGE, broken="the connection was closed"), "the connection was closed"),
+        (heard(HELLO, {"error": {"message": "no"}}), "no"),
+        (heard([], status=503), "503"),
         (Exchange(sent_s=0.0), "no end of the answer"),
         (Exchange(sent_s=0.0, status=200, pieces=[(1.0, b"data: {\n\n")]), "no chunk"),
     ],

@@ -1,4 +1,4 @@
-"""What is sent in each dialect, and that a stream reads the same however it is cut."""
+"""Each dialect sends the same request, and a stream reads the same however it is cut."""
 
 import json
 from itertools import pairwise
@@ -38,12 +38,12 @@ CHAT_STREAM = (
     b'data: {"id":"1","choices":[{"index":0,"delta":{},"finish_reason":"length"}]}\n\n'
     b'data: {"id":"1","choices":[],"usage":{"prompt_tokens":5,"completion_tokens":3,"total_tokens":8}}\n\n'
 )
-"""Without the [DONE] behind it, which nobody waits for."""
+"""The stream has no [DONE] after it, because no client waits for it."""
 STREAMS = [(DIALECTS[0], OURS_STREAM), (DIALECTS[1], THEIRS_STREAM), (Chat(), CHAT_STREAM)]
 
 
 def exchange(stream: bytes, cuts: list[int] | None = None, status: int = 200) -> Exchange:
-    """Piece by piece, one each second."""
+    """The stream comes piece by piece, one each second."""
     edges = [0, *sorted({cut % (len(stream) + 1) for cut in cuts or []}), len(stream)]
     pieces = [(float(at_s), stream[start:end]) for at_s, (start, end) in enumerate(pairwise(edges))]
     return Exchange(sent_s=-1.0, status=status, pieces=pieces)
@@ -72,15 +72,11 @@ def test_no_two_jobs_of_ours_have_one_id() -> None:
     assert len({body(ours, GREEDY)["job_id"] for _ in range(20)}) == 20
 
 
-def test_llama_server_is_asked_for_the_same_tokens_without_its_own_filters() -> None:
-    sampled = body(LlamaServer(), SAMPLED)
+def test_llama_server_is_asked_for_the_same_tokens_without_its_own_filters_and_greedy_at_its_cheapest() -> None:
+    sampled, greedy = body(LlamaServer(), SAMPLED), body(LlamaServer(), GREEDY)
+    assert (greedy["temperature"], greedy["top_k"]) == (0.0, 1)
     assert (sampled["temperature"], sampled["top_p"], sampled["top_k"], sampled["min_p"]) == (0.8, 0.95, 0, 0.0)
     assert (sampled["n_predict"], sampled["ignore_eos"], sampled["stream"], sampled["seed"]) == (7, True, True, 11)
-
-
-def test_llama_server_s_greedy_is_its_cheapest() -> None:
-    greedy = body(LlamaServer(), GREEDY)
-    assert (greedy["temperature"], greedy["top_k"]) == (0.0, 1)
 
 
 # ── what comes back ──────────────────────────────────────────────────────────────────────────────
@@ -121,7 +117,7 @@ def test_a_stream_without_its_last_event_is_no_answer(dialect: Dialect, stream: 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize(("status", "is_refused"), [(503, True), (500, False), (400, False)])
-def test_a_refusal_is_told_from_other_errors(dialect: Dialect, status: int, is_refused: bool) -> None:
+def test_a_refusal_is_distinguished_from_other_errors(dialect: Dialect, status: int, is_refused: bool) -> None:
     answer = answer_of(exchange(b'{"code":"X"}', status=status), dialect)
     assert answer.is_refused == is_refused
     assert answer.error == f'{status} {{"code":"X"}}'

@@ -40,11 +40,9 @@ def test_a_whole_answer_has_every_token_and_its_time(dialect: Dialect, piece_byt
     [
         ({"cut_after": 3}, "cut after 3 tokens: the connection was closed"),
         ({"cut_after": 0}, "cut after 0 tokens: the connection was closed"),
-        ({"fail_after": 2}, "too slow"),
         ({"status": 503}, "503 "),
         ({"status": 418}, "418 "),
         ({"is_no_http": True}, "no answer: no HTTP: "),
-        ({"has_no_text": True}, "5 tokens, none of them with text"),
     ],
 )
 def test_what_is_no_answer_says_why(dialect: Dialect, manner: dict[str, object], said: str) -> None:
@@ -83,7 +81,7 @@ def test_silence_ends_a_stream(dialect: Dialect) -> None:
     assert "nothing for 0.3 s" in answer.error
 
 
-def test_nobody_at_the_address_is_one_line() -> None:
+def test_an_address_without_a_server_is_one_line() -> None:
     with stand_in() as server:
         gone = server.address
     with pytest.raises(NotReached, match=rf"no server answers at http://127\.0\.0\.1:{gone.port}: "):

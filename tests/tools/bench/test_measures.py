@@ -88,12 +88,12 @@ def test_the_delay_at_an_end_is_what_the_others_waited_beyond_an_ordinary_token(
     assert of(gap_at_ends(NO_BOUND), ending, delayed, soon_after) == pytest.approx(500)
 
 
-def test_a_gap_far_from_an_end_or_a_lone_stream_delays_nobody() -> None:
+def test_a_gap_far_from_an_end_or_a_lone_stream_is_no_delay() -> None:
     assert of(gap_at_ends(NO_BOUND), answer([1.0, 2.0]), answer([1.0, 2.0, 3.0, 4.0, 5.0, 9.0])) == 0
     assert of(gap_at_ends(NO_BOUND), answer([1.0, 2.0, 7.0])) == 0
 
 
-def test_the_end_of_the_last_is_told_in_the_time_of_the_first_ones() -> None:
+def test_the_end_of_the_last_is_measured_in_the_time_of_the_first_ones() -> None:
     """Two streams of 10 tokens in 1 s: 20 a second. Forty tokens take 2 s; these took 3."""
     first = [answer([0.5, 1.0], n_tokens=10) for _ in range(2)]
     rest = [answer([2.0, ended_s], sent_s=1.0, n_tokens=10) for ended_s in (2.5, 3.0, 3.5, 4.0)]

@@ -1,4 +1,4 @@
-"""What a machine can do at most: tried here, for a moment, with little memory."""
+"""The peaks of a machine are tried here for a moment, with little memory."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the kernel says of processes, asked about this one and a child."""
+"""The kernel's numbers of processes are asked for this one and for a child."""
 
 import mmap
 import os
@@ -11,7 +11,7 @@ import pytest
 
 from tools.bench.processes import children, cpu_s, memory_of
 
-NOBODY = 2**22 + 1
+NO_PROCESS = 2**22 + 1
 """Beyond the highest process id that Linux gives."""
 
 
@@ -25,7 +25,7 @@ def test_this_process_has_memory_and_used_a_processor() -> None:
     assert cpu_s([os.getpid()]) > before_s
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells mapped files from other memory")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux separates mapped files from other memory")
 def test_pages_of_a_mapped_file_are_resident_and_not_anonymous(tmp_path: Path) -> None:
     n_bytes = 32 * 2**20
     (tmp_path / "file").write_bytes(bytes(n_bytes))
@@ -40,9 +40,9 @@ def test_pages_of_a_mapped_file_are_resident_and_not_anonymous(tmp_path: Path) -
 
 
 def test_a_process_that_is_gone_has_nothing() -> None:
-    assert memory_of(NOBODY) is None
-    assert cpu_s([NOBODY]) == 0.0
-    assert children(NOBODY) == []
+    assert memory_of(NO_PROCESS) is None
+    assert cpu_s([NO_PROCESS]) == 0.0
+    assert children(NO_PROCESS) == []
 
 
 def test_a_child_is_found_whatever_it_is_called() -> None:

@@ -15,15 +15,15 @@ Book = list[tuple[str, str, tuple[str, ...]]]
 def played(
     sides: Sequence[FakeSide], n_rounds: int, scenarios: Sequence[Scenario] = FEW
 ) -> tuple[Rounds, list[tuple[int, str]]]:
-    told: list[tuple[int, str]] = []
-    rounds = Rounds(scenarios, Prompts(1), lambda number, one: told.append((number, one.name)))
+    heard: list[tuple[int, str]] = []
+    rounds = Rounds(scenarios, Prompts(1), lambda number, one: heard.append((number, one.name)))
 
     async def play() -> None:
         await rounds.warm_up(sides)
         await rounds.play(range(1, n_rounds + 1), sides)
 
     asyncio.run(play())
-    return rounds, told
+    return rounds, heard
 
 
 def three(book: Book) -> list[FakeSide]:
@@ -48,8 +48,8 @@ def test_the_sides_go_forwards_and_backwards_in_turn() -> None:
 
 
 def test_a_round_has_every_scenario_before_the_next_begins() -> None:
-    _, told = played(three([]), 1)
-    assert told == [(0, WARM_UP.name), *((1, scenario.name) for scenario in FEW)]
+    _, heard = played(three([]), 1)
+    assert heard == [(0, WARM_UP.name), *((1, scenario.name) for scenario in FEW)]
 
 
 def test_the_warm_up_is_not_kept() -> None:

@@ -47,12 +47,12 @@ def test_a_started_server_is_ready_and_gone_afterwards(tmp_path: Path) -> None:
         os.kill(server.pids["server"], 0)
 
 
-def test_a_server_that_ends_at_once_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_server_that_ends_at_once_is_reported_with_its_last_line(tmp_path: Path) -> None:
     with pytest.raises(NotStarted, match=r"^llama-server ended with 3 before it was ready: no such model$"):
         opened(plan("import sys; print('no such model', file=sys.stderr); sys.exit(3)"), tmp_path)
 
 
-def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_is_reported(tmp_path: Path) -> None:
     missing = llama_server("llama-server", tmp_path / "missing", tmp_path / "m.gguf", [])
     with pytest.raises(NotStarted, match="llama-server cannot be started: "):
         opened(missing, tmp_path)

@@ -70,8 +70,8 @@ def test_each_scenario_has_its_sides_in_the_order_asked_for(found: Found) -> Non
     assert report.failures == []
 
 
-def test_memory_is_told_of_every_server_that_was_started(found: Found) -> None:
-    """Of those of the first scenarios; servers that speculate come later."""
+def test_every_server_that_was_started_has_its_memory(found: Found) -> None:
+    """The servers of the first scenarios count; servers that speculate come later."""
     names = ["llorch-worker", "llorch-worker-no-drafts", "llama-server", "llama-server-our-flags"]
     assert [one.process for one in found.resident] == names
     assert all(one.memory.resident_bytes > one.memory.anonymous_bytes > 1_000_000 for one in found.resident)

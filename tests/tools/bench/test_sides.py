@@ -137,7 +137,7 @@ def test_llama_bench_that_fails_is_a_failed_turn(tmp_path: Path) -> None:
     assert (dict(found.numbers), found.n_failed, found.error) == ({}, 1, "llama-bench ended with 4")
 
 
-def test_llama_bench_plays_one_stream_without_drafts_and_the_prompt_and_is_only_told() -> None:
+def test_llama_bench_plays_one_stream_without_drafts_and_the_prompt_and_is_only_shown() -> None:
     bench = LlamaBench(Path("b"), Path("m"), 2)
     for scenarios in (SCENARIOS, LARGE):
         assert [one.name for one in scenarios if bench.plays(one)] == ["1-stream-no-drafts", "1-stream-real-no-drafts"]
@@ -171,7 +171,7 @@ def test_llama_batched_bench_that_fails_is_a_failed_turn(tmp_path: Path, script:
     assert (dict(found.numbers), found.n_failed, found.error) == ({}, 1, error)
 
 
-def test_llama_batched_bench_plays_streams_at_once_without_drafts_and_is_only_told() -> None:
+def test_llama_batched_bench_plays_streams_at_once_without_drafts_and_is_only_shown() -> None:
     bench = LlamaBatchedBench(Path("b"), Path("m"), 4096, 2)
     played = [scenario.name for scenario in ON_GPU if bench.plays(scenario)]
     assert played == [

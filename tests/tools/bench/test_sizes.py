@@ -1,7 +1,6 @@
 """`bench sizes`: which files are measured, the tables over them, and a whole run beside stand-ins."""
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,10 +13,11 @@ from tools import CHECKOUT
 from tools.bench.__main__ import run
 from tools.bench.processes import Memory
 from tools.bench.report import MB, Line, Resident, Spread
-from tools.bench.scenarios import SIZES
 from tools.bench.sizes import Size, tables
-from tools.made_model import SHAPES, made_model
+from tools.made_model import SHAPES
 from worker.model.info import read_info
+
+pytestmark = pytest.mark.usefixtures("no_models")
 
 ALONE = Size(
     name="small",
@@ -27,28 +27,11 @@ ALONE = Size(
 )
 
 
-@pytest.fixture(autouse=True)
-def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of this machine's own, and no model."""
-    for name in [name for name in os.environ if name.startswith("LLORCH_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("LLORCH_MODELS_DIR", str(tmp_path / "models"))
-
-
 def measured(lines: Sequence[Line], resident: Sequence[Resident] = ()) -> Size:
     return replace(ALONE, report=replace(ALONE.report, lines=lines, resident=resident))
 
 
 # ── tables ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_there_is_a_table_for_each_scenario_and_one_of_the_memory_with_a_row_for_each_file() -> None:
-    *found, (_, circumstances) = tables([ALONE, replace(ALONE, name="large")])
-    assert [columns[0] for columns, _ in found] == [*(one.title for one in SIZES), "memory after the warm-up"]
-    assert "machine" in [cells[0] for cells in circumstances]
-    for columns, rows in found:
-        assert [cells[0] for cells in rows] == ["small", "large"]
-        assert {len(cells) for cells in rows} == {len(columns)}
 
 
 def test_a_row_has_our_number_and_each_peer_s_with_the_ratio_s_spread() -> None:
@@ -71,7 +54,7 @@ def test_without_peers_our_numbers_stand_alone() -> None:
     assert memory == ("small", "100 MB", "150 MB", *[""] * 6)
 
 
-def test_memory_is_both_our_processes_beside_llama_server() -> None:
+def test_memory_is_both_our_processes_next_to_llama_server() -> None:
     names = ("llorch-worker, front", "llorch-worker, engine", "llama-server")
     memory = (Memory(60 * MB, 40 * MB), Memory(240 * MB, 230 * MB), Memory(250 * MB, 180 * MB))
     resident = [Resident(name, one, None, "") for name, one in zip(names, memory, strict=True)]
@@ -94,7 +77,7 @@ def program(path: Path, script: str) -> Path:
 
 @pytest.mark.process
 @pytest.mark.long
-def test_a_made_model_is_measured_beside_both_of_llama_cpp_s_tools(
+def test_a_made_model_is_measured_next_to_both_of_llama_cpp_s_tools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(CHECKOUT)
@@ -125,19 +108,6 @@ def test_a_made_model_is_measured_beside_both_of_llama_cpp_s_tools(
 
 
 @pytest.mark.process
-def test_requests_that_fail_are_told_with_their_file_and_the_exit_code_is_1(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """llama-bench fails; the tables are there all the same."""
-    bench = program(tmp_path / "bench", "exit 4")
-    file = made_model(tmp_path, SHAPES["tiny"])
-    assert run(["sizes", str(file), "--rounds", "1", "--threads", "1", "--llama-bench", str(bench)]) == 1
-    shown = capsys.readouterr()
-    assert "random-tiny.Q4_K: 1-stream: 1 of 1 requests failed on llama-bench" in shown.err.splitlines()[-1]
-    assert [row.split("\t")[0] for row in shown.out.splitlines()][:4] == [file.stem] * 4
-
-
-@pytest.mark.process
 @pytest.mark.model
 def test_a_file_type_is_the_model_quantised_and_kept(
     shallow_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -149,21 +119,3 @@ def test_a_file_type_is_the_model_quantised_and_kept(
     assert file.name == f"{shallow_model.stem}.as-Q8_0.gguf"
     assert read_info(file).quant_kind == "Q8_0"
     assert capsys.readouterr().out.startswith(f"{file.stem}\t")
-
-
-@pytest.mark.parametrize(
-    ("argv", "code", "said"),
-    [
-        (["--size", "Q8_0"], 1, "llorch-worker models pull smollm2-135m-instruct"),
-        (["--size", "Q9_9"], 2, "Q9_9"),
-        (["no-such.gguf"], 2, "no-such.gguf"),
-        (["--parallel", "4"], 2, "--parallel"),
-    ],
-)
-def test_what_is_asked_for_in_vain_is_one_line(
-    argv: list[str], code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["sizes", "--made", str(tmp_path / "made"), *argv]) == code
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1

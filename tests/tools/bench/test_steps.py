@@ -19,7 +19,7 @@ def test_a_step_is_llama_decode_and_the_rest(tmp_path: Path, capsys: pytest.Capt
         step_ms, decode_ms, rest_us = (float(cell.split()[0]) for cell in (step, decode, rest))
         assert step_ms > decode_ms > 0
         assert rest_us == pytest.approx(1e3 * (step_ms - decode_ms), abs=11)
-        # As far as the times are shown: in hundredths of a millisecond, of which so small a model's steps have few.
+        # The times are shown in hundredths of a millisecond, and the steps of such a small model have few of them.
         least = (rest_us - 0.5) / (decode_ms + 0.005) / 10
         most = (rest_us + 0.5) / (decode_ms - 0.005) / 10
         assert least - 0.051 <= float(share.rstrip("%")) <= most + 0.051
@@ -33,8 +33,3 @@ def test_each_share_over_its_bound_is_named() -> None:
         "a step of 1 streams takes 3.1% more than llama_decode, at most 3.0% is allowed",
         "a step of 16 streams takes 1.6% more than llama_decode, at most 1.5% is allowed",
     ]
-
-
-def test_a_model_that_is_not_here_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["steps", "--model", str(tmp_path / "missing.gguf")]) == 1
-    assert "missing.gguf" in capsys.readouterr().err

@@ -56,20 +56,20 @@ def test_the_first_table_has_the_scenarios_own_numbers_and_the_others_memory_ove
         "121 µs, 119 µs",
         "95 µs",
     ]
-    told = {cells[0]: cells[1] for cells in circumstances}
-    assert told["model"] == "tiny.gguf"
-    assert told["when"] == "2026-01-02T03:04:05Z, 3 rounds, seed 7"
-    assert told["llorch-worker"] == "llorch-worker --threads 2 (0.1.0)"
-    assert told["8-bit multiply-adds (amx)"] == "1000 G/s"
+    shown = {cells[0]: cells[1] for cells in circumstances}
+    assert shown["model"] == "tiny.gguf"
+    assert shown["when"] == "2026-01-02T03:04:05Z, 3 rounds, seed 7"
+    assert shown["llorch-worker"] == "llorch-worker --threads 2 (0.1.0)"
+    assert shown["8-bit multiply-adds (amx)"] == "1000 G/s"
 
 
-def test_drafts_and_text_are_told_apart() -> None:
+def test_drafts_and_text_are_distinguished() -> None:
     lines = [line(), line(has_drafts=False), line(text="code, prose, chats")]
     (_, rows), _ = tables(replace(EMPTY, lines=lines))
     assert len({cells[:4] for cells in rows}) == 3
 
 
-def test_a_peer_that_is_only_told_has_no_row_of_its_own_unless_there_is_no_other() -> None:
+def test_a_peer_that_is_only_shown_has_no_row_of_its_own_unless_there_is_no_other() -> None:
     alone = line(peer="llama-bench", is_beside=True, bound="", verdict="")
     (columns, [cells]), _ = tables(replace(EMPTY, lines=[alone]))
     assert cells[4:8] == ("151.0 tokens/s", "", "", "")

@@ -71,11 +71,11 @@ def test_a_round_goes_on_only_with_the_same_code_machine_and_build() -> None:
     assert not any(one.is_same_round(msgspec.structs.replace(one, **change)) for change in changes)
 
 
-def test_this_machine_can_be_told() -> None:
-    told = new_report("cpu", is_small=True)
-    assert told.machine.n_usable >= 1
-    assert told.machine.memory_bytes > 0
-    assert told.steps == []
+def test_this_machine_can_be_described() -> None:
+    made = new_report("cpu", is_small=True)
+    assert made.machine.n_usable >= 1
+    assert made.machine.memory_bytes > 0
+    assert made.steps == []
 
 
 @pytest.mark.parametrize(
@@ -110,19 +110,17 @@ def test_a_bound_holds_for_what_lies_within_it(value: float, low: float | None, 
         assert figure.holds == ((low is None or value >= low) and (high is None or value <= high))
 
 
-def test_a_page_has_every_step_and_sets_the_device_beside_the_cpu() -> None:
+def test_a_page_has_every_step_and_sets_the_device_next_to_the_cpu() -> None:
     rates = [
         Figure(what="1 stream", value=value, unit="tokens/s", device=device, model="x.gguf")
         for device, value in (("cuda", 300.0), ("cpu", 10.0))
     ]
     bound = Figure(what="KL", value=0.001, unit="nats", at_most=0.02, device="cuda", model="x.gguf")
-    text = page(report(step("device"), step("parity", bound), step("small", *rates), step("make", is_passed=False)))
+    alone = Figure(what="prompt", value=5.0, unit="tokens/s", device="cuda", model="x.gguf")
+    steps = (step("device"), step("parity", bound), step("small", *rates, alone), step("make", is_passed=False))
+    text = page(report(*steps))
+    assert "| x.gguf | prompt | 5 tokens/s |  |  |" in text
     assert "| x.gguf | 1 stream | 300 tokens/s | 10 tokens/s | 30 |" in text
     assert "| x.gguf | KL | 0.001 nats | ≤ 0.02 |" in text
     assert "| make | failed | 2 s | a \\| b |" in text
     assert "A GPU, 80000 MB, driver 580.1" in text
-
-
-def test_a_measure_of_one_side_alone_leaves_the_other_empty() -> None:
-    rate = Figure(what="prompt", value=5.0, unit="tokens/s", device="cuda", model="x.gguf")
-    assert "| x.gguf | prompt | 5 tokens/s |  |  |" in page(report(step("small", rate)))

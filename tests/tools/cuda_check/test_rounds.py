@@ -15,7 +15,7 @@ from tools import CHECKOUT
 from tools.cuda_check.report import Report
 from tools.cuda_check.runs import REPORT, run_apart
 from tools.cuda_check.speed import N_STREAMS
-from tools.cuda_check.steps import STEPS, Asked, Found, StepFailedError, read_results
+from tools.cuda_check.steps import Asked, Found, StepFailedError, read_results
 from tools.made_model import SHAPES, made_model
 
 PATIENCE_S = 120.0
@@ -48,14 +48,16 @@ def _parts(outcome: str) -> tuple[str, str, str]:
     return name, sign, f"<{what}/>" if what else ""
 
 
-def test_tests_count_when_one_of_the_backend_ran() -> None:
-    assert (
-        read_results(cases("cpu", "cuda", "vulkan:skipped"), "cuda").summary == "2 passed, 1 of them on cuda; 1 skipped"
-    )
-
-
-def test_the_cpu_has_no_tests_of_its_own_among_them() -> None:
-    assert read_results(cases("cuda:skipped", "x"), "cpu").summary == "1 passed, 0 of them on cpu; 1 skipped"
+@pytest.mark.parametrize(
+    ("outcomes", "backend", "summary"),
+    [
+        (("cpu", "cuda", "vulkan:skipped"), "cuda", "2 passed, 1 of them on cuda; 1 skipped"),
+        (("cuda:skipped", "x"), "cpu", "1 passed, 0 of them on cpu; 1 skipped"),
+    ],
+)
+def test_results_count_the_tests_of_the_backend(outcomes: tuple[str, ...], backend: str, summary: str) -> None:
+    """The CPU has no tests of its own, so it needs none."""
+    assert read_results(cases(*outcomes), backend).summary == summary
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_tests_that_skip_the_backend_or_fail_are_a_failure(outcomes: tuple[str, 
 
 
 @pytest.mark.process
-def test_a_step_tells_what_it_found(tmp_path: Path) -> None:
+def test_a_step_reports_what_it_found(tmp_path: Path) -> None:
     found = run_apart("device", asked(tmp_path), tmp_path, limit_s=PATIENCE_S)
     assert isinstance(found, Found)
     assert found.summary.startswith("CPU: ")
@@ -110,7 +112,7 @@ def suspended(processes: list[psutil.Process]) -> bool:
 
 @pytest.mark.process
 @pytest.mark.long
-def test_speeds_are_told_of_every_measure(tmp_path: Path) -> None:
+def test_every_measure_has_its_speed(tmp_path: Path) -> None:
     made_model(tmp_path, SHAPES["tiny"])
     found = run_apart("large", asked(tmp_path), tmp_path, limit_s=PATIENCE_S)
     assert isinstance(found, Found), found
@@ -120,7 +122,7 @@ def test_speeds_are_told_of_every_measure(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_steps_are_told_of_both_models_with_the_part_of_llama_decode(tmp_path: Path) -> None:
+def test_steps_are_measured_on_both_models_with_the_part_of_llama_decode(tmp_path: Path) -> None:
     model = made_model(tmp_path, SHAPES["tiny"])
     found = run_apart("steps", asked(tmp_path, model=str(model)), tmp_path, limit_s=PATIENCE_S)
     assert isinstance(found, Found), found
@@ -188,7 +190,7 @@ def test_the_schema_is_printed_and_a_page_is_refused_for_what_is_none(tmp_path: 
 
 
 def test_the_script_refuses_a_machine_without_a_gpu_in_one_line(tmp_path: Path) -> None:
-    """With an nvidia-smi that finds none, as where the driver is not loaded."""
+    """The nvidia-smi finds no GPU, as on a machine whose driver is not loaded."""
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
     smi.chmod(0o755)
@@ -200,7 +202,3 @@ def test_the_script_refuses_a_machine_without_a_gpu_in_one_line(tmp_path: Path) 
     assert ended.stderr == (
         "cuda_check: no NVIDIA GPU here: nvidia-smi lists none (--device cpu tries the round without)\n"
     )
-
-
-def test_the_step_that_needs_nothing_comes_first() -> None:
-    assert next(iter(STEPS)) == "device"

@@ -90,5 +90,5 @@ def test_the_costs_of_a_real_worker_are_measured_and_simulated_with(
 @pytest.mark.model
 @pytest.mark.fleet
 def test_the_simulation_of_two_workers_is_near_two_workers(default_model: Path) -> None:
-    """On an idle machine."""
+    """The machine must be idle."""
     assert exit_of(["check", "--model", str(default_model)]) == 0

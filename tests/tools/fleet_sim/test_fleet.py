@@ -34,7 +34,7 @@ def test_with_one_worker_all_policies_are_the_same() -> None:
 
 
 def test_a_lone_request_takes_what_its_steps_cost() -> None:
-    """Of a prompt of 200 tokens the first 128 are a step, and the rest is one behind it."""
+    """The first 128 tokens of a prompt of 200 are one step, and the rest is the next."""
     (served,) = ran([alone(200, 3)]).served
     prompt_s = COSTS.step_s("prefill", 128) + COSTS.step_s("prefill", 72, 72 * 128)
     assert served.first_s - served.sent_s == pytest.approx(COSTS.request_ms / 1000 + prompt_s)

@@ -1,4 +1,4 @@
-"""What each policy does with what a router sees."""
+"""Each policy chooses from what a router sees."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ def test_a_prefix_goes_where_it_went_before_and_the_longest_wins() -> None:
     elsewhere = policy.choose(ask([*A[:64], *B[:64]]), [3, 3, 3, 3] if first else [3, 0, 3, 3])
     assert policy.choose(ask([*A[:64], *A[500:600]]), IDLE) in {first, elsewhere}
     assert policy.choose(ask([*A[:64], *B[:100]]), IDLE) == elsewhere
-    assert policy.choose(ask(B[200:300]), others) == first, "nobody has it: the least loaded"
+    assert policy.choose(ask(B[200:300]), others) == first, "no worker has it: the least loaded"
 
 
 def test_a_worker_over_the_bound_is_passed_over() -> None:
@@ -92,7 +92,7 @@ def test_kv_events_tell_what_a_worker_has_lost() -> None:
     policy = KvEvents(2, seed=1, held=lambda worker, _prompt: held[worker])
     owner = policy.choose(ask(A[:64]), [0, 0])
     other = policy.choose(ask(A[:64]), [int(owner == 0), int(owner == 1)])
-    assert other == 1 - owner, "nobody has kept anything: the least loaded"
+    assert other == 1 - owner, "no worker has kept anything: the least loaded"
     held[owner] = 64
     assert policy.choose(ask(A[:64]), [0, 0]) == owner
     held[owner], held[other] = 16, 48

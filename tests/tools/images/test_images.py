@@ -54,7 +54,7 @@ def test_an_image_says_the_version_of_the_worker(image: Image) -> None:
 
 
 def ending(image: Image) -> list[str]:
-    """From the user on: what a container does, without comments and the words about it."""
+    """The instructions from USER on, without comments."""
     lines = text(image).splitlines()
     rest = lines[lines.index("USER 10001:10001") :]
     return [line for line in rest if not line.startswith("#") and "description" not in line]
@@ -116,7 +116,7 @@ def built(image: Image) -> Built:
 
 
 def test_a_run_without_an_image_that_was_named_or_without_any_fails() -> None:
-    """Where no base can be pulled or made, every claim is skipped, and the run has shown nothing."""
+    """If no base can be pulled or made, every claim is skipped, and the run has shown nothing."""
     first, second = IMAGES[:2]
     assert Report((), ()).has_failed
     assert not Report((built(first),), ()).has_failed

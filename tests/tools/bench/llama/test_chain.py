@@ -124,7 +124,7 @@ def test_logits_of_another_shape_or_type_are_refused(logits: Any) -> None:
 
 
 def test_a_chain_without_a_selection_selects_nothing(tiny: Model) -> None:
-    """In the library it would be an abort."""
+    """The library itself would abort."""
     context = Context(tiny, n_ctx=256, n_batch=8, n_ubatch=8, n_seq_max=1, n_threads=1, n_threads_batch=1)
     (index,) = context.decode([slice_of(0, 0, [TokenId(1)])])
     with Chain(tiny.n_vocab, [temp(0.8)]) as chain:
