@@ -1,4 +1,4 @@
-"""What the parity tests share: the default model de-quantised, its reference, and a GGUF of the reference's weights."""
+"""The parity tests share the default model de-quantised, its reference, and a GGUF of the reference's weights."""
 
 from pathlib import Path
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 GOLDEN = Path(__file__).parent / "golden" / "smollm2-135m-instruct-q4_1.logits.safetensors"
-"""What `llorch-worker parity reference --model smollm2-135m-instruct --tokens 512` wrote."""
+"""The file that `llorch-worker parity reference --model smollm2-135m-instruct --tokens 512` wrote."""
 
 WITHOUT_TORCH = """
 import sys

@@ -1,7 +1,7 @@
 """llama.cpp's own llama-perplexity: built from the source of the installed binding, run, and its figures read; and ours
 of the same positions.
 
-Windows of 512 tokens, of each the second half, with llama.cpp's default cache types.
+The windows have 512 tokens, whose second halves count. The cache types are llama.cpp's defaults.
 """
 
 import os
@@ -32,7 +32,7 @@ Source: common_log_main in llama.cpp's common/log.cpp; llama.cpp issue 22142.
 
 
 @dataclass(frozen=True)
-class Told:
+class Estimate:
     """A line of the tool: a mean and its standard error."""
 
     value: float
@@ -44,19 +44,19 @@ class Told:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What the tool tells of a file against the base. KL in nats."""
+    """The tool's figures of a file against the base. KL is in nats."""
 
-    kl: Told
-    perplexity: Told
-    base_perplexity: Told
-    ratio: Told
-    same_top: Told
-    """In per cent."""
+    kl: Estimate
+    perplexity: Estimate
+    base_perplexity: Estimate
+    ratio: Estimate
+    same_top: Estimate
+    """The share is in per cent."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """Made by `build`."""
+    """The program; `build` makes it."""
 
     path: str
     preload: Path
@@ -69,11 +69,11 @@ class Tool:
         """`gguf` against what `write_base` wrote."""
         output = self._run("-m", str(gguf), "--kl-divergence-base", str(base), "--kl-divergence")
         return Figures(
-            kl=_told(output, "Mean    KLD"),
-            perplexity=_told(output, "Mean PPL(Q)"),
-            base_perplexity=_told(output, "Mean PPL(base)"),
-            ratio=_told(output, "Mean PPL(Q)/PPL(base)"),
-            same_top=_told(output, "Same top p"),
+            kl=_estimate(output, "Mean    KLD"),
+            perplexity=_estimate(output, "Mean PPL(Q)"),
+            base_perplexity=_estimate(output, "Mean PPL(base)"),
+            ratio=_estimate(output, "Mean PPL(Q)/PPL(base)"),
+            same_top=_estimate(output, "Same top p"),
         )
 
     def _run(self, *arguments: str) -> str:
@@ -87,7 +87,7 @@ class Tool:
 
 
 def build() -> Tool:
-    """Minutes the first time; then it lies in the user's cache."""
+    """Build the tool. This takes minutes the first time; then it lies in the user's cache."""
     script = Path(__file__).parents[2] / "scripts" / "build_llama_tool.sh"
     command, environment = [str(script), "llama-perplexity"], {**os.environ, "PYTHON": sys.executable}
     built = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
@@ -98,17 +98,17 @@ def build() -> Tool:
     return Tool(path, preload)
 
 
-def _told(output: str, name: str) -> Told:
+def _estimate(output: str, name: str) -> Estimate:
     found = re.search(rf"{re.escape(name)}\s*:\s*([-0-9.]+)\s*±\s*([-0-9.]+)", output)
     assert found is not None, output[-2000:]
-    return Told(float(found[1]), float(found[2]))
+    return Estimate(float(found[1]), float(found[2]))
 
 
 # ── our own figures of the same positions ────────────────────────────────────────────────────────
 
 
 def windows_of(gguf: Path, text: Path) -> list[list[int]]:
-    """As the tool cuts them: where the vocabulary puts a token in front of a text, each window's first is that one."""
+    """The windows as the tool cuts them. If the vocabulary puts a token before a text, each window begins with it."""
     with opened(gguf) as model:
         ids, bare = (
             [int(token) for token in model.tokenize(text.read_text(), add_special=add)] for add in (True, False)
@@ -126,6 +126,6 @@ def rows_of(gguf: Path, text: Path) -> Rows:
 
 
 def ours(base_rows: Rows, candidate_rows: Rows, windows: list[list[int]]) -> Summary:
-    """Of the second halves."""
+    """The figures of the second halves."""
     pairs = zip(base_rows, candidate_rows, windows, strict=True)
     return summarise([second_half(compare_full(one, other, window[1:])) for one, other, window in pairs])

@@ -1,7 +1,7 @@
 """A stand-in for llama-server: the fields of its answers, over rows that are known beforehand.
 
-Of llama-server are the names and what is left out (tools/server/server-task.cpp, process_token in server-context.cpp);
-that the real one says the same, test_outside_peer.py finds out.
+The names and the omissions are llama-server's (tools/server/server-task.cpp, process_token in server-context.cpp).
+test_outside_peer.py checks that the real one says the same.
 """
 
 import json
@@ -15,14 +15,14 @@ from parity.compare import logsumexp
 from tests.loopback import LoopbackServer, QuietHandler
 
 Rows = Mapping[tuple[int, ...], NDArray[np.float32]]
-"""A prompt's tokens → the logits of what follows."""
+"""A prompt's tokens → the logits of the next token."""
 JSON = dict[str, Any]
 
 
 class LlamaServerStandIn(LoopbackServer):
     """`with LlamaServerStandIn(rows, pieces, letter) as server: server.url`.
 
-    `pieces`: every token's bytes. `letter`: what every text is tokenised as.
+    `pieces` are every token's bytes. Every text is tokenised as `letter`.
     """
 
     def __init__(self, rows: Rows, pieces: Sequence[bytes], letter: int) -> None:
@@ -49,7 +49,7 @@ class _Answers:
         self._rows, self._pieces, self._letter = rows, pieces, letter
 
     def of(self, path: str, body: JSON) -> JSON:
-        """Empty where there is no such route."""
+        """The answer; empty if there is no such route."""
         match path:
             case "/props":
                 return {"build_info": "b7-stand-in", "model_path": "/models/shallow.gguf", "total_slots": 1}
@@ -67,17 +67,17 @@ class _Answers:
 
     def _completion(self, body: JSON) -> JSON:
         tokens: list[int] = []
-        told: list[JSON] = []
+        reported: list[JSON] = []
         for _ in range(body["n_predict"]):
             row = self._rows[(*body["prompt"], *tokens)]
             biased = row.copy()
             for token, bias in body.get("logit_bias", ()):
                 biased[token] += bias
             tokens.append(int(biased.argmax()))
-            # One that ends inside a character is not told.
+            # A token that ends inside a character is not reported.
             if body.get("n_probs") and self._is_whole(tokens[-1]):
-                told.append(self._told(row, tokens[-1], body["n_probs"]))
-        return {"content": "", "tokens": tokens, **({"completion_probabilities": told} if told else {})}
+                reported.append(self._reported(row, tokens[-1], body["n_probs"]))
+        return {"content": "", "tokens": tokens, **({"completion_probabilities": reported} if reported else {})}
 
     def _is_whole(self, token: int) -> bool:
         try:
@@ -86,7 +86,7 @@ class _Answers:
             return False
         return True
 
-    def _told(self, row: NDArray[np.float32], token: int, n_probs: int) -> JSON:
+    def _reported(self, row: NDArray[np.float32], token: int, n_probs: int) -> JSON:
         logprobs = row.astype(np.float64) - logsumexp(row)
         top = np.argsort(-logprobs, kind="stable")[:n_probs]
         listed = [{"id": int(one), "logprob": float(logprobs[one])} for one in top]

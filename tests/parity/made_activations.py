@@ -18,7 +18,7 @@ FEATURES: dict[Name, int] = {
     "swiglu": 16,
     "logits": N_VOCAB,
 }
-"""Of points that have not eight."""
+"""The lengths of rows at points that have not eight values."""
 
 STORED: dict[Name, Name] = {"k_cache": "k_rope", "v_cache": "v_proj"}
 
@@ -56,7 +56,7 @@ def expected() -> Expected:
 
 
 def found() -> Computed:
-    """What a library that computes in float32 and does nothing wrong says."""
+    """The values of a library that computes in float32 and does nothing wrong."""
     activations = {point: values.astype(np.float32) for point, values in made_activations().items()}
     logits = activations[Point.of("logits", N_LAYERS)].copy()
     return Computed(activations, logits, (CONTINUATION,) * N_RUNS)

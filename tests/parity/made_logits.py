@@ -28,7 +28,7 @@ PROVENANCE = Provenance(
 
 
 class MadeModel:
-    """From tokens to logits: each row follows from the last tokens and their number, as a model's does."""
+    """A function from tokens to logits: each row follows from the last tokens and their number, as a model's does."""
 
     def __init__(self, seed: int = 0, n_vocab: int = N_VOCAB, shift: int = 0) -> None:
         """`shift`: is added to every position, which a right model never does."""

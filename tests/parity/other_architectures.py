@@ -1,9 +1,9 @@
 """Tiny seeded random checkpoints of other architectures than llama, and their GGUFs by llama.cpp's own converter.
 
-Made to be told apart: every weight matters to the logits, biases and norms included, and each architecture has what
-llama has not (Qwen2: biases of Q, K and V; Qwen3: norms of Q and K, heads wider than the rows, tied output; Gemma 2:
-four norms a layer, capped logits, a sliding window, GELU, a SentencePiece tokenizer with BOS; Gemma 3: norms of Q and
-K, and one RoPE base for layers with a window, another for those without). Refuses to know what is compared.
+They can be distinguished: every weight matters to the logits, biases and norms included, and each architecture has
+what llama has not (Qwen2: biases of Q, K and V; Qwen3: norms of Q and K, heads wider than the rows, tied output;
+Gemma 2: four norms a layer, capped logits, a sliding window, GELU, a SentencePiece tokenizer with BOS; Gemma 3: norms
+of Q and K, and one RoPE base for layers with a window, another for those without). Refuses to know what is compared.
 """
 
 import os
@@ -22,83 +22,66 @@ from tests.llama_source import folder as vocabularies
 
 N_BYTES = 256
 N_PIECES = 512
-"""Of the Gemma tokenizer."""
+"""The number of pieces of the Gemma tokenizer."""
 _PATIENCE_S = 120.0
+_COMMON: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024}
+QWEN = {**_COMMON, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "initializer_range": 0.2}
+GEMMA = {
+    **_COMMON,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "initializer_range": 0.15,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 32,
+}
 
 
 def write_qwen2(folder: Path) -> None:
-    """With the vocabulary of the real Qwen2, because the converter knows a byte-pair tokenizer by what it does."""
+    """It has the vocabulary of the real Qwen2, because the converter knows a byte-pair tokenizer by what it does."""
     folder.mkdir()
     n_rows = _write_qwen2_tokenizer(folder)
     config = transformers.Qwen2Config(
         vocab_size=n_rows,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        initializer_range=0.2,
+        **QWEN,
         tie_word_embeddings=False,
     )
     write_random(config, folder)
 
 
 def write_qwen3(folder: Path) -> None:
-    """As a publisher writes it: bfloat16, in shards. The vocabulary is Qwen2's."""
+    """It is as a publisher writes it: bfloat16, in shards. The vocabulary is Qwen2's."""
     folder.mkdir()
     n_rows = _write_qwen2_tokenizer(folder)
     config = transformers.Qwen3Config(
         vocab_size=n_rows,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **QWEN,
         head_dim=16,
-        max_position_embeddings=1024,
-        initializer_range=0.2,
         tie_word_embeddings=True,
     )
     write_random(config, folder, as_published=True)
 
 
 def write_gemma3(folder: Path, text: str) -> None:
-    """As a publisher writes it: bfloat16, in shards. Five layers with a window to one without."""
+    """It is as a publisher writes it: bfloat16, in shards. It has five layers with a window to one without."""
     folder.mkdir()
     write_gemma_tokenizer(text, folder, N_PIECES)
     config = transformers.Gemma3TextConfig(
         vocab_size=N_PIECES,
-        hidden_size=64,
-        intermediate_size=96,
+        **GEMMA,
         num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        query_pre_attn_scalar=16,
-        sliding_window=32,
-        max_position_embeddings=1024,
-        initializer_range=0.15,
     )
     write_random(config, folder, as_published=True)
 
 
 def write_gemma2(folder: Path, text: str) -> None:
-    """With a SentencePiece tokenizer of its own, learnt from `text`."""
+    """It has a SentencePiece tokenizer of its own, learnt from `text`."""
     folder.mkdir()
     write_gemma_tokenizer(text, folder, N_PIECES)
     config = transformers.Gemma2Config(
         vocab_size=N_PIECES,
-        hidden_size=64,
-        intermediate_size=96,
+        **GEMMA,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        query_pre_attn_scalar=16,
-        sliding_window=32,
-        max_position_embeddings=1024,
-        initializer_range=0.15,
     )
     write_random(config, folder)
 
@@ -134,7 +117,7 @@ def convert(checkpoint: Path, gguf: Path) -> None:
 
 
 def _write_qwen2_tokenizer(folder: Path) -> int:
-    """From llama.cpp's test vocabulary: a piece for each byte, one for each merge, then the special ones, then names
+    """Write llama.cpp's test vocabulary: a piece for each byte, one for each merge, then the special ones, then names
     for rows of the embedding that are no token. Returns the number of all, as in the real one."""
     keys = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
     # The gguf package's reader takes many times as long for 300,000 strings.

@@ -1,4 +1,4 @@
-"""A small HTTP relay in front of a real worker that may change what is asked and what is answered.
+"""A small HTTP relay in front of a real worker that may change requests and answers.
 
 A thread of the test's own process on the loopback; stopped by the context manager.
 """
@@ -16,7 +16,7 @@ PATIENCE_S = 120.0
 
 Event = dict[str, Any]
 Ask = Callable[[Event], Event]
-Tell = Callable[[Event, Event], Event]
+Change = Callable[[Event, Event], Event]
 Reply = Callable[[str, Event], Event]
 
 
@@ -24,20 +24,23 @@ def unchanged(body: Event) -> Event:
     return body
 
 
-def told_as_is(event: Event, _asked: Event) -> Event:
+def unchanged_event(event: Event, _asked: Event) -> Event:
     return event
 
 
-def replied_as_is(_path: str, body: Event) -> Event:
+def unchanged_reply(_path: str, body: Event) -> Event:
     return body
 
 
 class Relay(LoopbackServer):
-    """`with Relay(url, ask=…, tell=…) as relay: relay.url`. `ask` changes the body of a job, `tell` each event of its
-    stream, given what was asked before `ask` changed it; `reply` changes the answers of all other routes, by path."""
+    """`with Relay(url, ask=…, event=…) as relay: relay.url`.
+
+    `ask` changes the body of a job; `event` changes each event of its stream, given the body before `ask` changed it;
+    `reply` changes the answers of all other routes, by path.
+    """
 
     def __init__(
-        self, url: str, *, ask: Ask = unchanged, tell: Tell = told_as_is, reply: Reply = replied_as_is
+        self, url: str, *, ask: Ask = unchanged, event: Change = unchanged_event, reply: Reply = unchanged_reply
     ) -> None:
         class Handler(QuietHandler):
             def do_GET(self) -> None:
@@ -63,9 +66,9 @@ class Relay(LoopbackServer):
                 self.end_headers()
 
             def _pass_on(self, answer: httpx2.Response, asked: Event) -> None:
-                """Event by event; a client that has left ends the exchange, and so the job."""
+                """Events pass one by one. A client that has left ends the exchange, and so the job."""
                 for data in data_in(answer.iter_bytes()):
-                    event = tell(json.loads(data), asked)
-                    self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+                    changed = event(json.loads(data), asked)
+                    self.wfile.write(b"data: " + json.dumps(changed).encode() + b"\n\n")
 
         super().__init__(Handler)

@@ -23,7 +23,7 @@ from worker.wire.numerics import Numerics
 
 SHA256 = "0123456789abcdef" * 4
 ANYTHING = "a|b `c` <b>*d*</b> [e](f) \\ g\nh\r\x1b[31m $i$ _j_ # k\u202e\ud800 日本 "
-"""What a token's piece may be."""
+"""A text with the worst that a token's piece can have."""
 
 HOLDS = Check("blk.0 attn_norm, relative error", 3.2e-6, "at most", 1e-4, "float32 against float64", "position 5")
 BROKEN = Check("blk.3 k_rope, relative error", 0.25, "at most", 1e-4, "float32 against float64", "position 7")

@@ -36,7 +36,7 @@ SHAPES = {
         }.items()
     },
 }
-"""Of a checkpoint with tied embeddings."""
+"""The shapes of a checkpoint with tied embeddings."""
 
 
 @dataclass
@@ -62,9 +62,9 @@ def random_checkpoint() -> InMemory:
 
 
 def write_gguf(path: Path, checkpoint: InMemory, kind: str = "F32", more: Mapping[str, int] | None = None) -> Path:
-    """What a converter makes of `checkpoint`: matrices of type `kind`, vectors F32, rows of Q and K interleaved.
+    """Write `checkpoint` as a converter does: matrices of type `kind`, vectors F32, rows of Q and K interleaved.
 
-    `more`: other tensors of ones, with their lengths.
+    `more` are other tensors of ones, with their lengths.
     """
     writer = GGUFWriter(path, "llama")
     writer.add_name("Small")
@@ -98,7 +98,7 @@ def write_gemma(path: Path) -> Path:
 
 
 def interleaved(name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Row by row, so that a mistake of naming.py is not made twice."""
+    """The rows are taken one by one, so that a mistake of naming.py is not made twice."""
     if "q_proj" not in name and "k_proj" not in name:
         return values
     rows = []
@@ -109,7 +109,7 @@ def interleaved(name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def gguf_name(name: str) -> str:
-    """By hand, for the same reason."""
+    """The names are written by hand, for the same reason."""
     if not name.startswith("model.layers."):
         return {
             "model.embed_tokens.weight": "token_embd.weight",

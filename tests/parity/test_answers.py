@@ -63,7 +63,7 @@ def test_text_that_was_never_shown_is_not_missed() -> None:
 
 
 def drawn(logits: np.ndarray, sampling: Sampling, generated: list[int]) -> Drawn:
-    """What the worker would report of one draw."""
+    """The worker's report of one draw."""
     token = sample(logits, sampling, generated)
     generated.append(token)
     logprob, top = log_probabilities(logits, token, N_TOP)

@@ -120,7 +120,7 @@ def test_a_folder_filled_meanwhile_is_refused_too(tmp_path: Path) -> None:
     assert list(taken.parent.iterdir()) == [taken]
 
 
-def test_an_empty_folder_is_filled_and_another_run_lies_beside_it(tmp_path: Path, folder: Path) -> None:
+def test_an_empty_folder_is_filled_and_another_run_lies_next_to_it(tmp_path: Path, folder: Path) -> None:
     (folder.parent / "run-2").mkdir()
     assert write(tmp_path, replace(PROOF, run_id="run-2")) == folder.parent / "run-2"
     assert sorted(path.name for path in folder.parent.iterdir()) == ["run-1", "run-2"]

@@ -25,7 +25,7 @@ from tests.parity.made_activations import layer_points
 pytestmark = pytest.mark.model
 
 TEXT = (
-    "The quiet harbour was full of boats, and 17 of them were painted blue; nobody knew why."
+    "The quiet harbour was full of boats, and 17 of them were painted blue; no one knew why."
     " In the morning the wind came from the south."
 )
 N_LAYERS, N_HEADS = 30, 9
@@ -208,7 +208,7 @@ def test_wrong_metadata_is_found_where_it_is_used_first(
 
 
 def test_the_workbench_is_right_when_nothing_is_wrong(workbench: Workbench, expected: Expected, bounds: Bounds) -> None:
-    """So that each control above shows its own fault alone; it comes after them."""
+    """Each control above shows its own fault alone. This test comes after them."""
     assert judged(workbench.path, in_short(expected), bounds).verdict == "pass"
 
 
@@ -216,7 +216,7 @@ def test_the_workbench_is_right_when_nothing_is_wrong(workbench: Workbench, expe
 
 
 def one_position_later(reference: Reference, tokens: list[int]) -> Activations:
-    """Of `tokens` behind another one, as if they had been alone."""
+    """The activations of `tokens` after another one, as if they had been alone."""
     found = {}
     for point, values in reference.activations([tokens[0], *tokens]).items():
         found[point] = values[:, 1:, 1:] if point.name in ("scores", "probs") else values[1:]
@@ -230,16 +230,3 @@ def test_positions_that_are_off_by_one_are_found_at_rope(
     level = judged(f32_copy, later, bounds)
     assert level.verdict == "fail"
     assert level.summary.startswith("blk.0 q_rope (checkpoint 1B), relative error")
-
-
-def test_another_text_is_found_at_once(f32_copy: Path, expected: Expected, bounds: Bounds) -> None:
-    other = replace(in_short(expected), tokens=expected.tokens[::-1])
-    assert judged(f32_copy, other, bounds).summary.startswith("embedding (checkpoint 0), relative error")
-
-
-def test_a_reference_that_goes_on_otherwise_is_found_at_the_end(
-    f32_copy: Path, expected: Expected, bounds: Bounds
-) -> None:
-    other = replace(in_short(expected), continuation=(expected.continuation[0] + 1,))
-    level = judged(f32_copy, other, bounds)
-    assert level.summary.startswith("end to end (checkpoint 12), 3 runs of 1 tokens, unlike the reference: 3")

@@ -1,4 +1,4 @@
-"""What two rows of logits differ by: laws of the numbers, and the same numbers by plain Python."""
+"""The difference of two rows of logits: its laws, and the same numbers by plain Python."""
 
 import math
 import time
@@ -19,7 +19,6 @@ from parity.compare import (
     compare_reported,
     logsumexp,
     second_half,
-    side_by_side,
     summarise,
 )
 from worker.sampling.shortlist import highest_first
@@ -47,11 +46,11 @@ def known(reference: Rows, targets: list[int], n_known: int) -> list[KnownRow]:
     return rows
 
 
-def told(candidate: Rows, targets: list[int], n_told: int) -> list[ReportedRow]:
-    """As a server does: the highest `n_told` of each row, and the token that follows."""
+def reported(candidate: Rows, targets: list[int], n_listed: int) -> list[ReportedRow]:
+    """A server's report: the highest `n_listed` of each row, and the token that follows."""
     rows: list[ReportedRow] = []
     for number, row in enumerate(candidate):
-        ids = {*highest_first(row, n_told).tolist(), *targets[number : number + 1]}
+        ids = {*highest_first(row, n_listed).tolist(), *targets[number : number + 1]}
         rows.append({token: float(row[token]) - logsumexp(row) for token in ids})
     return rows
 
@@ -108,35 +107,35 @@ def test_kl_is_never_negative_and_what_is_known_in_part_never_shows_more(pair: t
 
 @LAW
 @given(pairs(), st.sampled_from([2, 5, 256]), st.sampled_from([1, 5, 20, 300]))
-def test_what_a_server_tells_is_exact_but_for_kl_which_it_never_exceeds(
-    pair: tuple[Rows, Rows], n_known: int, n_told: int
+def test_what_a_server_reports_is_exact_but_for_kl_which_it_never_exceeds(
+    pair: tuple[Rows, Rows], n_known: int, n_listed: int
 ) -> None:
     reference, candidate = pair
     targets = [0] * (len(reference) - 1)
     n_vocab = len(reference[0])
     full = compare_full(reference, candidate, targets)
     rows = known(reference, targets, min(n_known, n_vocab))
-    found = compare_reported(rows, told(candidate, targets, min(n_told, n_vocab)), targets)
+    found = compare_reported(rows, reported(candidate, targets, min(n_listed, n_vocab)), targets)
     assert (found.kl >= 0.0).all()
     assert (found.kl <= full.kl * (1 + 1e-9) + 1e-12).all()
-    for name in ("top1", "margin", *(("top5",) if min(n_known, n_told) >= 5 else ())):
+    for name in ("top1", "margin", *(("top5",) if min(n_known, n_listed) >= 5 else ())):
         assert np.array_equal(getattr(found, name), getattr(full, name))
     for name in ("nll", "reference_nll"):
         np.testing.assert_allclose(getattr(found, name), getattr(full, name), rtol=1e-9, atol=1e-12)
     assert not found.is_full.any()
 
 
-def test_a_server_that_tells_of_quite_other_tokens_is_far_away_and_of_all_tokens_exact() -> None:
+def test_a_server_that_reports_quite_other_tokens_is_far_away_and_of_all_tokens_exact() -> None:
     """Though no token is known of both sides."""
     one, other = np.full((2, 1, 300), -5.0, dtype=np.float32)
     one[0, :20], other[0, 200:220] = 5.0, 5.0
-    apart = compare_reported(known(one, [], 20), told(other, [], 20), [])
+    apart = compare_reported(known(one, [], 20), reported(other, [], 20), [])
     assert (apart.kl[0] > 4.0, apart.top1[0], apart.top5[0]) == (True, False, 0.0)
-    whole = compare_reported(known(one, [], 300), told(other, [], 300), [])
+    whole = compare_reported(known(one, [], 300), reported(other, [], 300), [])
     assert whole.kl == pytest.approx(compare_full(one, other, []).kl, rel=1e-9)
 
 
-def test_a_token_that_a_server_does_not_tell_is_infinitely_improbable() -> None:
+def test_a_token_that_a_server_does_not_report_is_infinitely_improbable() -> None:
     rows = np.zeros((1, 50), dtype=np.float32)
     rows[0, 0] = 3.0
     found = compare_reported(known(rows, [7], 50), [{0: -0.1, 1: -4.0}], [7])
@@ -243,14 +242,6 @@ def test_estimates_lie_within_their_intervals_and_kl_rises_from_one_percentile_t
 def test_the_order_of_windows_changes_nothing_that_is_shown() -> None:
     windows = made(2)
     assert summarise(windows).rows() == summarise(windows[::-1]).rows()
-
-
-def test_summaries_stand_side_by_side() -> None:
-    one, other = summarise(made(4)), summarise(made(5))
-    table = side_by_side("title", {"one": one, "other": other})
-    assert table.columns == ("", ">one", ">other")
-    assert [row[0] for row in table.rows] == [label for label, _ in one.rows()]
-    assert {len(row) for row in table.rows} == {3}
 
 
 def test_nothing_has_no_summary() -> None:

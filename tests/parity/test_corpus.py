@@ -98,7 +98,7 @@ def test_there_are_eight_different_prompts() -> None:
 
 
 def test_the_digest_is_known() -> None:
-    """Whoever changes a text changes it here, and makes the committed reference logits again: they quote it."""
+    """A change of a text changes it here, and the committed reference logits, which quote it, are made again."""
     assert corpus.digest() == "eb0c348454346e06b6f65c2e3f553c038406b69e925a047339c2ba131cf3c130"
 
 

@@ -1,4 +1,4 @@
-"""How far two arrays are apart, and what cannot be measured, on made-up activations."""
+"""The distance of two arrays, and its limits, on made-up activations."""
 
 import numpy as np
 import pytest

@@ -12,8 +12,9 @@ from parity.estimates import Estimate
 
 Groups = list[NDArray[np.float64]]
 N_TEXTS = 400
-LEAST, MOST = 0.90, 0.995
-"""Of 400 texts 95 % are within 92.8 and 97.2 % in 19 of 20 cases; intervals of shares and ranks are a little wide."""
+MIN_COVERED, MAX_COVERED = 0.90, 0.995
+"""The share of 400 texts that an interval of 95 % covers lies between 92.8 and 97.2 % in 19 of 20 cases. Intervals of
+shares and ranks are a little wide."""
 
 
 def covers(make: Callable[[np.random.Generator], Groups], of: Callable[[Groups], Estimate], truth: float) -> float:
@@ -33,11 +34,11 @@ def unlike(rng: np.random.Generator) -> Groups:
 
 @pytest.mark.parametrize("n_windows", [1, 2, 8, 40])
 def test_means_of_windows_that_are_alike_are_covered(n_windows: int) -> None:
-    assert LEAST <= covers(lambda rng: alike(rng, n_windows), estimates.mean, 0.0) <= MOST
+    assert MIN_COVERED <= covers(lambda rng: alike(rng, n_windows), estimates.mean, 0.0) <= MAX_COVERED
 
 
 def test_means_of_windows_that_differ_are_covered() -> None:
-    assert LEAST <= covers(unlike, estimates.mean, 0.0) <= MOST
+    assert MIN_COVERED <= covers(unlike, estimates.mean, 0.0) <= MAX_COVERED
 
 
 def test_positions_taken_for_independent_would_not_cover_windows_that_differ() -> None:
@@ -46,9 +47,9 @@ def test_positions_taken_for_independent_would_not_cover_windows_that_differ() -
 
 @pytest.mark.parametrize(("q", "normal_quantile"), [(0.5, 0.0), (0.9, 1.281552)])
 def test_quantiles_are_covered(q: float, normal_quantile: float) -> None:
-    assert LEAST <= covers(alike, lambda groups: estimates.quantile(groups, q), normal_quantile) <= 1.0
+    assert MIN_COVERED <= covers(alike, lambda groups: estimates.quantile(groups, q), normal_quantile) <= 1.0
     spread = normal_quantile * math.sqrt(2.0)
-    assert LEAST - 0.05 <= covers(unlike, lambda groups: estimates.quantile(groups, q), spread) <= 1.0
+    assert MIN_COVERED - 0.05 <= covers(unlike, lambda groups: estimates.quantile(groups, q), spread) <= 1.0
 
 
 @pytest.mark.parametrize("p", [0.5, 0.94, 0.995])
@@ -56,7 +57,7 @@ def test_shares_are_covered(p: float) -> None:
     def make(rng: np.random.Generator) -> Groups:
         return [(rng.random(60) < p).astype(np.float64) for _ in range(8)]
 
-    assert LEAST <= covers(make, estimates.share, p) <= 1.0
+    assert MIN_COVERED <= covers(make, estimates.share, p) <= 1.0
 
 
 def test_a_share_of_all_or_none_still_has_an_interval() -> None:

@@ -31,15 +31,6 @@ def test_one_window_is_computed_and_written_at_a_time(tmp_path: Path) -> None:
     assert written == [0, 1, 2]
 
 
-def test_the_reference_equals_itself(tmp_path: Path) -> None:
-    full = made_reference(tmp_path, ["short"])
-    found = full.positions(0, np.array(full.rows(0)))
-    assert not found.kl.any()
-    assert found.top1.all()
-    assert np.array_equal(found.nll[:-1], found.reference_nll[:-1])
-    assert found.is_full.all()
-
-
 def test_a_gap_is_how_far_a_token_lies_below_the_highest(tmp_path: Path) -> None:
     full = made_reference(tmp_path, ["short"])
     row = full.rows(0)[3]
@@ -51,12 +42,6 @@ def test_a_gap_is_how_far_a_token_lies_below_the_highest(tmp_path: Path) -> None
 def test_rows_that_are_not_one_a_token_or_not_finite_are_refused(tmp_path: Path, rows: NDArray[np.float64]) -> None:
     with pytest.raises(ValueError, match="window 0"):
         FullLogits.make(tmp_path, [Window("short", (1, 2, 3, 4))], lambda _: rows)
-
-
-def test_a_candidate_of_another_shape_is_refused(tmp_path: Path) -> None:
-    full = made_reference(tmp_path, ["short"])
-    with pytest.raises(ValueError, match="shape"):
-        full.positions(0, np.zeros((24, N_VOCAB - 1), dtype=np.float32))
 
 
 @pytest.mark.parametrize(("n_windows", "length"), [(1, 512), (8, 512), (3, 513), (40, 512), (1, 17)])

@@ -19,7 +19,7 @@ from tests.parity.tiny_llama import RMS_NORM_EPS, ROPE_THETA, TOKENS, write_tiny
 from worker.errors import UsageError
 
 N_HEADS = 8
-"""Of the large checkpoint."""
+"""The number of heads of the large checkpoint."""
 
 pytestmark = pytest.mark.torch
 
@@ -140,7 +140,7 @@ def test_peak_of_a_reference_of_24_layers_is_under_two_fifths_of_the_checkpoint(
 def test_24_layers_are_compared_with_a_peak_under_two_fifths_of_the_checkpoint(
     large: Path, tiny: Path, tmp_path: Path
 ) -> None:
-    """From the F32 copy to the verdicts of weights and checkpoints: beyond the mapped files, a layer at a time."""
+    """The F32 copy and the verdicts of weights and checkpoints hold a layer at a time, beyond the mapped files."""
     gguf = gguf_of(large, tmp_path / "large.gguf")
     assert _peak(COMPARE, large, tiny, str(gguf)) < 0.4 * size_of(large)
 
@@ -150,7 +150,7 @@ def size_of(folder: Path) -> int:
 
 
 def gguf_of(folder: Path, path: Path) -> Path:
-    """What a converter makes of the large checkpoint, with a vocabulary that llama.cpp takes."""
+    """The large checkpoint as a converter writes it, with a vocabulary that llama.cpp takes."""
     writer = GGUFWriter(path, "llama")
     writer.add_file_type(0)
     writer.add_context_length(64)

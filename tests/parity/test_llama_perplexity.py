@@ -56,7 +56,7 @@ def stored(row: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def kl_of_stored(base: NDArray[np.float32], candidate: NDArray[np.float32]) -> float:
-    """As the tool adds it up: over the tokens above -16 nats, with what 16 bits left of them."""
+    """The sum as the tool makes it: over the tokens above -16 nats, rounded to 16 bits."""
     log_p = stored(base)
     shifted = candidate.astype(np.float64) - candidate.max()
     log_q = shifted - np.log(np.exp(shifted).sum())
@@ -83,12 +83,12 @@ def test_kl_and_perplexity_are_those_of_llama_perplexity(
         f"\n  perplexity  llama-perplexity {theirs.perplexity}, ours {found.perplexity.value:.6f}"
         f"\n  ratio       llama-perplexity {theirs.ratio}, ours {found.perplexity_ratio.value:.6f}\n"
     )
-    for told, value in (
+    for reported, value in (
         (theirs.kl, found.kl_mean.value),
         (theirs.perplexity, found.perplexity.value),
         (theirs.base_perplexity, found.reference_perplexity.value),
         (theirs.ratio, found.perplexity_ratio.value),
     ):
-        assert abs(value - told.value) <= told.error, (value, told)
-    # Of the same rows it would be equal. The tool has ggml's products; ours round otherwise, by as much as any two do.
+        assert abs(value - reported.value) <= reported.error, (value, reported)
+    # The same rows would give equal figures. The tool has ggml's products; ours round otherwise, as any two do.
     assert abs(in_16_bits - theirs.kl.value) < (0.02 * theirs.kl.value if has_own_products() else 1e-5)

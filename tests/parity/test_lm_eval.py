@@ -26,7 +26,7 @@ EXACT = ("--cache-type-k", "f32", "--cache-type-v", "f32", "--flash-attn", "off"
 
 @pytest.fixture(scope="module")
 def evaluated(f32_copy: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Event]]:
-    """What lm-eval wrote down of each task, one entry a document."""
+    """The entries that lm-eval wrote for each task, one a document."""
     folder = tmp_path_factory.mktemp("lm-eval")
     shutil.copytree(TASK, folder, dirs_exist_ok=True)
     with serve_default(f32_copy, *EXACT) as worker:
@@ -51,7 +51,7 @@ def asked(sample: Event) -> list[tuple[str, str]]:
     return [(each["arg_0"], each["arg_1"]) for _, each in sorted(sample["arguments"].items())]
 
 
-def told(sample: Event) -> list[tuple[float, bool]]:
+def reported(sample: Event) -> list[tuple[float, bool]]:
     """The log-likelihood of each of them, and whether greedy decoding would give it."""
     return [(float(likelihood), is_greedy in {True, "True"}) for ((likelihood, is_greedy),) in sample["resps"]]
 
@@ -83,7 +83,7 @@ def test_log_likelihoods_are_the_references_and_so_is_every_verdict(
     most = 2 * bounds.bound("logits.twin.short.max_error").value
     worst = 0.0
     for sample in found:
-        ours = told(sample)
+        ours = reported(sample)
         theirs = [expected(reference, *pair) for pair in asked(sample)]
         for (likelihood, is_greedy), (right, is_highest, n_tokens) in zip(ours, theirs, strict=True):
             worst = max(worst, abs(likelihood - right) / n_tokens)
@@ -94,7 +94,7 @@ def test_log_likelihoods_are_the_references_and_so_is_every_verdict(
 
 
 def verdict(document: dict[str, Any], theirs: list[tuple[float, bool, int]]) -> float:
-    """What lm-eval's `acc` is when the reference answers."""
+    """lm-eval's `acc` when the reference answers."""
     if "answer" in document:
         return float(int(np.argmax([likelihood for likelihood, _, _ in theirs])) == document["answer"])
     ((_, is_greedy, _),) = theirs

@@ -45,7 +45,7 @@ def test_activations_are_reordered_along_their_features() -> None:
     assert to_checkpoint_order(values, 3, axis=-1)[0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11]
 
 
-def test_an_axis_that_has_not_so_many_heads_is_refused() -> None:
+def test_an_axis_that_has_fewer_heads_is_refused() -> None:
     with pytest.raises(ValueError, match="reshape"):
         to_gguf_order(np.zeros((10, 2), dtype=np.float32), 3)
 

@@ -59,7 +59,7 @@ def say(line: str) -> None:
 
 @pytest.fixture(scope="module")
 def run(original: Original, bounds: Bounds, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """What `parity run --model GGUF --reference CHECKPOINT` judges, the GGUF in F32."""
+    """The levels that `parity run --model GGUF --reference CHECKPOINT` judges, with the GGUF in F32."""
     made, n_threads = original.made, original.n_threads
     subject = Subject.of(made.gguf, n_threads=n_threads, work=tmp_path_factory.mktemp("work"))
     case = from_checkpoint(subject, made.checkpoint, original.shape, n_tokens=original.n_tokens, say=say)
@@ -112,8 +112,8 @@ def test_kl_and_perplexity_are_those_of_llama_perplexity(original: Original, tmp
             (theirs.perplexity, found.perplexity.value),
             (theirs.same_top, 100.0 * found.top1.value),
         )
-        rows.append((file_type, *(cell for told, value in pairs for cell in (str(told), f"{value:.6f}"))))
-        for told, value in pairs:
-            assert abs(value - told.value) <= told.error, (file_type, value, told)
+        rows.append((file_type, *(cell for reported, value in pairs for cell in (str(reported), f"{value:.6f}"))))
+        for reported, value in pairs:
+            assert abs(value - reported.value) <= reported.error, (file_type, value, reported)
     columns = ("type", ">KL: theirs", ">ours", ">perplexity: theirs", ">ours", ">same top in %: theirs", ">ours")
     sys.stdout.write(f"\n{original.shape}, beside the F32 GGUF\n\n{table(columns, rows)}\n")

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.model
 
 N_CONTINUED = 16
 SETUP = Setup(n_rows=64)
-"""Of what proves the arithmetic; rows of 151,936 logits are handed out a few at a time."""
+"""The set-up that proves the arithmetic. It hands out rows of 151,936 logits a few at a time."""
 Weights = Mapping[str, NDArray[np.float32]]
 
 
@@ -68,7 +68,7 @@ class Architecture:
     name: str
     write: Callable[[Path], None]
     n_tokens: int
-    """Of the text; few where a row of logits is long."""
+    """The tokens of the text; few if a row of logits is long."""
     is_known_to_differ: Callable[[HardText], bool]
     mistake: Callable[[Path], Weights]
 

@@ -89,7 +89,7 @@ def test_a_worker_on_the_model_passes_and_its_report_is_no_certificate(
 
 @pytest.mark.parity
 @pytest.mark.timeout(1200)
-def test_a_whole_run_passes_but_for_what_no_server_tells(default_model: Path, tmp_path: Path) -> None:
+def test_a_whole_run_passes_but_for_what_no_server_reports(default_model: Path, tmp_path: Path) -> None:
     with worker_on(default_model) as worker:
         code, found, folder = judged(worker.url, GOLDEN, tmp_path, "--model", str(default_model))
     assert code == 0
@@ -168,7 +168,7 @@ def shallow_worker(shallow_model: Path) -> Iterator[WorkerProcess]:
 
 @dataclass(frozen=True)
 class Shallow:
-    """What all judgements below are about."""
+    """The subject of all judgements below."""
 
     model: Path
     logits: Path
@@ -200,7 +200,7 @@ def test_every_level_that_can_be_seen_passes_on_what_is_served(shallow: Shallow,
     assert [check.name for check in found["tokenizer"].checks][-1].startswith(f"of {len(CONVERSATIONS)} conversations")
 
 
-def test_what_no_server_tells_is_named_with_the_reason(shallow: Shallow, shallow_worker: WorkerProcess) -> None:
+def test_what_no_server_reports_is_named_with_the_reason(shallow: Shallow, shallow_worker: WorkerProcess) -> None:
     found = shallow.judge(shallow_worker.url, "weights", "checkpoints", "sampling")
     assert {level.verdict for level in found.values()} == {"not run"}
     assert all(level.summary.startswith("cannot be judged from outside: a server does not") for level in found.values())
@@ -219,20 +219,10 @@ def test_another_chat_template_fails_at_the_tokenizer_and_both_prompts_are_shown
     assert "<|im_start|>user" in level.summary
 
 
-def test_a_proxy_that_drops_the_seed_is_caught(shallow: Shallow, shallow_worker: WorkerProcess) -> None:
-    def without_seed(body: Event) -> Event:
-        return {name: value for name, value in body.items() if name != "seed"}
-
-    with Relay(shallow_worker.url, ask=without_seed) as relay:
-        level = shallow.judge(relay.url, "serving")["serving"]
-    assert level.verdict == "fail"
-    assert level.summary.startswith(f"seed {SEEDS[0]}: answers whose `started` has another seed")
-
-
 def test_a_proxy_that_answers_another_token_is_caught_where_it_does(
     shallow: Shallow, shallow_worker: WorkerProcess
 ) -> None:
-    """The sixth token of what it is asked to continue."""
+    """The sixth token of each continuation is another."""
 
     def other(path: str, body: Event) -> Event:
         tokens: list[str] = body["choices"][0]["logprobs"]["tokens"] if path == "/v1/completions" else []
@@ -246,12 +236,12 @@ def test_a_proxy_that_answers_another_token_is_caught_where_it_does(
     assert "(prompt 1, token 5)" in found["generation"].summary
 
 
-def test_a_proxy_that_tells_other_probabilities_is_caught(shallow: Shallow, shallow_worker: WorkerProcess) -> None:
-    """Those of another temperature: the same most probable tokens, in the same order."""
+def test_a_proxy_that_reports_other_probabilities_is_caught(shallow: Shallow, shallow_worker: WorkerProcess) -> None:
+    """The probabilities are of another temperature: the most probable tokens are the same, in the same order."""
 
     def flatter(path: str, body: Event) -> Event:
-        told = body["choices"][0].get("prompt_logprobs", []) if path == "/v1/completions" else []
-        for token in (token for row in told[1:] for token in row.values()):
+        reported = body["choices"][0].get("prompt_logprobs", []) if path == "/v1/completions" else []
+        for token in (token for row in reported[1:] for token in row.values()):
             token["logprob"] *= 0.8
         return body
 
@@ -261,8 +251,8 @@ def test_a_proxy_that_tells_other_probabilities_is_caught(shallow: Shallow, shal
     assert "the served file: same most probable token" not in broken(level)
 
 
-def completion(told: dict[str, float]) -> Event:
-    return {"choices": [{"logprobs": {"tokens": list(told), "top_logprobs": [told]}}]}
+def completion(reported: dict[str, float]) -> Event:
+    return {"choices": [{"logprobs": {"tokens": list(reported), "top_logprobs": [reported]}}]}
 
 
 @pytest.mark.parametrize(
@@ -291,7 +281,7 @@ def test_nonsense_for_an_answer_fails_the_level_with_one_line(
 
 @pytest.fixture(scope="module")
 def rows_and_pieces(shallow_model: Path, shallow_logits: Path) -> tuple[Rows, list[bytes], int]:
-    """What the model computes after every beginning of the reference's windows, its tokens' bytes, and one of them."""
+    """The model's logits after every prefix of the reference's windows, its tokens' bytes, and one of them."""
     rows: dict[tuple[int, ...], NDArray[np.float32]] = {}
     with opened_file(shallow_model) as model, Scorer(model, as_served(), n_ctx=128, n_threads=1) as scorer:
         for window in LogitsFile.open(shallow_logits).windows:
@@ -303,7 +293,7 @@ def rows_and_pieces(shallow_model: Path, shallow_logits: Path) -> tuple[Rows, li
 def test_a_llama_server_is_judged_by_rows_that_are_asked_for_one_by_one(
     shallow: Shallow, rows_and_pieces: tuple[Rows, list[bytes], int]
 ) -> None:
-    """The text has characters of several tokens, of which llama-server tells the last alone."""
+    """The text has characters of several tokens, of which llama-server reports the last alone."""
     text = LogitsFile.open(shallow.logits).windows[0].tokens
     rows, pieces, letter = rows_and_pieces
     assert any("\ufffd" in pieces[token].decode(errors="replace") for token in text)
@@ -337,7 +327,7 @@ def test_a_llama_server_on_other_weights_fails(
 def test_a_worker_with_a_token_is_judged_with_it_and_refuses_without(
     shallow: Shallow, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without the model's file, so that what conversations become is not judged."""
+    """The model's file is missing, so the prompts of conversations are not judged."""
     with worker_on(shallow.model, token="of-the-worker") as worker:
         arguments = ["parity", "run", "--url", worker.url, "--reference", str(shallow.logits)]
         assert run([*arguments, *levels("logits")]) == 1

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.model, pytest.mark.peer]
 
 @pytest.fixture(scope="module")
 def peer(default_model: Path) -> Iterator[str]:
-    """Where llama-server serves the default model."""
+    """The URL at which llama-server serves the default model."""
     script = Path(__file__).parents[2] / "scripts" / "build_llama_tool.sh"
     command, environment = [str(script), "llama-server"], {**os.environ, "PYTHON": sys.executable}
     tool = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout.strip()
@@ -58,7 +58,7 @@ def wait_for(url: str, served: "subprocess.Popen[bytes]") -> None:
     raise AssertionError("llama-server is not ready")
 
 
-def test_llama_server_is_judged_at_the_levels_that_it_tells_enough_for(
+def test_llama_server_is_judged_at_the_levels_that_it_reports_enough_for(
     peer: str, default_model: Path, bounds: Bounds, tmp_path: Path
 ) -> None:
     subject = Subject.of(default_model, n_threads=2, work=tmp_path)

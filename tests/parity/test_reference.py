@@ -38,7 +38,7 @@ LLAMA_3 = {
     "original_max_position_embeddings": 16,
 }
 EXACT = 1e-12
-"""What float64 leaves of sums of this length; float32 anywhere leaves more than 1e-8."""
+"""The error that float64 leaves in sums of this length. Any float32 leaves more than 1e-8."""
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from math import isnan
 import numpy as np
 import pytest
 
-from parity.markdown import LONGEST_OPEN_TABLE, cell, number, to_markdown
+from parity.markdown import cell, to_markdown
 from parity.report import (
     LEVELS,
     Check,
@@ -158,16 +158,6 @@ def test_broken_checks_come_before_those_that_hold() -> None:
         assert check.note in section
 
 
-def test_a_level_over_its_budget_says_so() -> None:
-    slow = replace(level("logits"), seconds=61.0)
-    assert "61.0 s (over)" in to_markdown(report(levels(logits=slow)))
-
-
-def test_a_long_table_is_folded() -> None:
-    many = level("weights", *[HOLDS] * (LONGEST_OPEN_TABLE + 1))
-    assert f"<summary>{LONGEST_OPEN_TABLE + 1} rows</summary>" in to_markdown(report(levels(weights=many)))
-
-
 def test_whatever_a_cell_holds_every_row_keeps_its_columns() -> None:
     """A `|` that is not escaped, or a line break, would move the others."""
     for line in failed_report().splitlines():
@@ -190,21 +180,6 @@ def test_plain_words_are_shown_as_they_are(text: str) -> None:
     assert cell(text) == text
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(4096.0, "4,096"), (0.0, "0"), (6.6e-5, "6.6e-05"), (0.99402, "0.994"), (12345.6, "12,345.6"), (1.5, "1.5")],
-)
-def test_numbers_are_short(value: float, shown: str) -> None:
-    assert number(value) == shown
-    assert number(float("nan")) == "nan"
-
-
 def test_a_value_just_beyond_its_bound_is_seen_to_be_beyond() -> None:
     close = Check("top-1 agreement", 0.993999, "at least", 0.994, "measured")
     assert "| 0.993999 | ≥ 0.994 |" in to_markdown(report(levels(logits=level("logits", close))))
-
-
-def test_a_report_needs_every_level_even_when_none_ran() -> None:
-    made = report([not_run(name, "no time") for name in LEVELS])
-    assert made.verdict == "not run"
-    assert to_markdown(made).startswith("# Parity: NOT RUN\n")

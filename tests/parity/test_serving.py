@@ -28,7 +28,7 @@ PROMPTS = ("Once upon a time", "def quicksort(items):")
 N_TOKENS = 8
 
 EXACT, NEARLY = "Q4_1_cpu", "Q8_0_cpu"
-"""Kinds of file whose rows are the same bits in any company, and are not."""
+"""Two kinds of file: the rows of the first are the same bits next to any others, those of the second are not."""
 
 
 # ── made-up answers ──────────────────────────────────────────────────────────────────────────────
@@ -223,7 +223,7 @@ def shallow_worker(shallow_model: Path) -> Iterator[ServedWorker]:
 
 @pytest.mark.model
 @pytest.mark.process
-def test_a_worker_answers_as_in_process_alone_and_beside_others(
+def test_a_worker_answers_as_in_process_alone_and_next_to_others(
     shallow_worker: ServedWorker, shallow_model: Path, bounds: Bounds
 ) -> None:
     assert shallow_worker.health.kind == EXACT
@@ -248,10 +248,10 @@ def test_a_worker_that_ignores_the_served_seed_fails_and_the_seed_is_named(
     def ask(body: Event) -> Event:
         return {name: value for name, value in body.items() if name != "seed"}
 
-    def tell(event: Event, asked: Event) -> Event:
+    def change(event: Event, asked: Event) -> Event:
         return {**event, "seed": asked["seed"]} if event["type"] == "started" and "seed" in asked else event
 
-    with Relay(shallow_worker.url, ask=ask, tell=tell) as relay, ServedWorker.at(relay.url) as behind:
+    with Relay(shallow_worker.url, ask=ask, event=change) as relay, ServedWorker.at(relay.url) as behind:
         level, _ = run(behind, PROMPTS[:1], shallow, bounds, n_tokens=N_TOKENS)
     assert level.verdict == "fail"
     broken = {check.name for check in level.checks if not check.holds}
@@ -265,7 +265,7 @@ def test_a_worker_that_ignores_the_served_seed_fails_and_the_seed_is_named(
 def test_a_worker_on_other_weights_fails_against_this_file(
     shallow_model: Path, shallow: Expected, bounds: Bounds, tmp_path: Path
 ) -> None:
-    """One norm a quarter too large."""
+    """One norm is a quarter too large."""
     name = "blk.1.attn_norm.weight"
     values = read_tensor(shallow_model, name) * np.float32(1.25)
     path = with_tensor(shallow_model, tmp_path / "perturbed.gguf", name, values)
@@ -296,6 +296,6 @@ def test_a_worker_that_cannot_start_is_one_line_that_says_why(tmp_path: Path) ->
         pass
 
 
-def test_nobody_at_the_url_is_one_line_that_says_so() -> None:
+def test_a_url_without_a_server_is_one_line_that_says_so() -> None:
     with pytest.raises(NotServed, match=r"127\.0\.0\.1:1 cannot be reached"), ServedWorker.at("http://127.0.0.1:1"):
         pass

@@ -1,4 +1,4 @@
-"""Which windows of the text are measured, and that one file's rows under one set-up are the same rows again."""
+"""The set-up decides which windows are measured, and gives one file the same rows again."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -75,15 +75,15 @@ def test_the_engine_and_parity_say_the_same_of_one_model_with_the_same_settings(
 
 @pytest.mark.model
 @pytest.mark.parametrize("type_k", ["bf16", "f16"])
-def test_the_number_of_threads_is_told_where_it_changes_bits_and_nowhere_else(shallow_model: Path, type_k: str) -> None:
+def test_the_number_of_threads_is_given_only_if_it_changes_bits(shallow_model: Path, type_k: str) -> None:
     """The last token is alone in its step, over more cells than ggml adds up in one thread; our attention does not."""
     tokens = list(range(1, 18 * 32 + 2))
-    rows, told = [], []
+    rows, counts = [], []
     info = read_info(shallow_model)
     for n_threads in (1, 2):
         config = configure(replace(settings(cache_type_k=type_k), threads=n_threads), shallow_model)
         with served(config, info, placed(config, info), n_ctx=len(tokens), n_threads=n_threads) as found:
             rows.append(found.scorer.logits(tokens)[-1])
-            told.append(found.numerics.threads)
-    assert told == ([1, 2] if type_k == "f16" and not has_own_products() else [None, None])
-    assert np.array_equal(*rows) is (told[0] == told[1])
+            counts.append(found.numerics.threads)
+    assert counts == ([1, 2] if type_k == "f16" and not has_own_products() else [None, None])
+    assert np.array_equal(*rows) is (counts[0] == counts[1])

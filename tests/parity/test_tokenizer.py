@@ -86,7 +86,7 @@ def test_the_first_of_several_differences_is_named_and_all_are_counted(bounds: B
     assert level.tables[1].rows == (("one", "2", "3", "1"), ("two", "1", "1", "1"))
 
 
-def test_a_difference_at_a_byte_that_the_vocabulary_lacks_is_told_apart(bounds: Bounds) -> None:
+def test_a_difference_at_a_byte_that_the_vocabulary_lacks_is_distinguished(bounds: Bounds) -> None:
     """The reference leaves the byte out before it merges."""
     level = judge([HardText("one.lacking", b"a\4b")], [[AB]], bounds)
     assert [check.value for check in level.checks] == [0, 1]

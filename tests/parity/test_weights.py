@@ -50,7 +50,7 @@ def test_the_same_weights_are_without_error(tmp_path: Path, bounds: Bounds) -> N
 
 @pytest.mark.parametrize("file_type", sorted(FILE_TYPES))
 def test_every_type_of_the_quantiser_keeps_its_bounds(tmp_path: Path, bounds: Bounds, file_type: str) -> None:
-    """Of its own; a type without any would be judged as `other`."""
+    """The bounds are the type's own. A type without any would be judged as `other`."""
     checkpoint = random_checkpoint()
     quantise(write_gguf(tmp_path / "f32.gguf", checkpoint), tmp_path / "q.gguf", file_type, n_threads=1)
     level = judge(tmp_path / "q.gguf", checkpoint, bounds)
@@ -118,7 +118,7 @@ def heads_swapped(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def halves_left_as_they_are(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What a file has whose converter forgot to interleave."""
+    """The rows of a file whose converter forgot to interleave."""
     return to_gguf_order(values, N_HEADS)
 
 
@@ -155,7 +155,7 @@ def test_a_changed_tensor_is_named_under_the_error_of_quantisation(
 
 
 def test_the_place_of_one_wrong_weight_is_said(tmp_path: Path, bounds: Bounds) -> None:
-    """In rows of the GGUF, which for other tensors than Q and K are the checkpoint's."""
+    """The place is in rows of the GGUF, which are the checkpoint's except for Q and K."""
     checkpoint = random_checkpoint()
     path = write_gguf(tmp_path / "q.gguf", checkpoint, "Q4_1")
     checkpoint.tensors[GATE][70, 63] -= 1.0
@@ -176,7 +176,7 @@ def test_noise_below_a_step_is_found_where_the_reference_is_this_file(tmp_path: 
 
 
 def tensor_of(path: Path, name: str) -> NDArray[np.float32]:
-    """What a checkpoint made from the file has; the level itself checks the order."""
+    """The values of a checkpoint made from the file. The level itself checks the order."""
     values = read_tensor(path, gguf_name(name))
     n_heads = {"q_proj": N_HEADS, "k_proj": N_HEADS // 2}.get(name.split(".")[-2])
     return to_checkpoint_order(values, n_heads) if n_heads else values
@@ -222,7 +222,7 @@ def test_a_checkpoint_of_another_model_fails(tmp_path: Path, bounds: Bounds) -> 
 
 @pytest.mark.model
 def test_one_weight_in_a_hundred_million_is_named(default_model: Path, checkpoint: Path, bounds: Bounds) -> None:
-    """In the reference, where no copy of the file has to be made."""
+    """The weight is changed in the reference, so no copy of the file has to be made."""
 
     class OneOff:
         def __init__(self) -> None:

@@ -85,11 +85,6 @@ def test_greedy_begins_anew_each_time(loaded: Loaded) -> None:
         assert scorer.kv().positions == tuple(range(len(TOKENS) + 3))
 
 
-def test_a_prompt_in_pieces_is_answered_alike(loaded: Loaded) -> None:
-    with scorer_of(loaded.model) as whole, scorer_of(loaded.model, Setup(n_rows=4)) as cut:
-        assert cut.greedy(TOKENS, 3) == whole.greedy(TOKENS, 3)
-
-
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────
 
 

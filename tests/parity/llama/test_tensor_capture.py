@@ -56,7 +56,7 @@ def test_a_type_without_floats_is_refused() -> None:
 
 
 def test_an_extent_that_does_not_fit_the_bytes_is_noticed() -> None:
-    """What a changed layout of the library's struct would look like."""
+    """A changed layout of the library's struct would look like this."""
     with pytest.raises(RuntimeError, match="has 16 bytes"):
         Copy(F32, (5, 1, 1, 1), (4, 20, 20, 20), np.zeros(16, np.uint8)).array()
 
