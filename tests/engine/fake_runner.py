@@ -7,10 +7,12 @@ lost, doubled or leaked from a neighbour changes everything after it; and it ass
 from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Self
 from zlib import crc32
 
 from tests.engine.toy_constraint import N_VOCAB, ToyConstraint, letters_of
 from worker.engine.backend import Meanwhile, Saved, do_nothing
+from worker.engine.config import EngineConfig
 from worker.engine.scheduler import MAX_FORCED
 from worker.engine.step import Aborted, BadBatch, NoRoom, Sampled, Score, Slice, Step
 from worker.limits import MAX_DRAFTS
@@ -43,7 +45,7 @@ class ToyModel:
     unscorable: frozenset[int] = frozenset()
     poison: frozenset[int] = frozenset()
     n_seen: int = 0
-    """How many of the tokens before it a draw depends on. Few make a text that repeats itself; 0 means all of them."""
+    """A draw depends on this many tokens before it. Few make a text that repeats itself; 0 means all of them."""
 
     def draw(self, slot: SlotId, held: Seq[TokenId], seed: int, constraint: ToyConstraint | None = None) -> Sampled:
         token = TokenId(crc32(repr((seed, list(held[-self.n_seen :]))).encode()) % N_VOCAB)
@@ -53,8 +55,14 @@ class ToyModel:
             token = TokenId((token + 1) % N_VOCAB)
         return Sampled(slot, token, letters_of(token), is_end=token in self.ends)
 
+    def answer_of(self, prompt: Seq[int], n_tokens: int, seed: int = 0) -> list[TokenId]:
+        held = [TokenId(token) for token in prompt]
+        for _ in range(n_tokens):
+            held.append(self.draw(SlotId(0), held, seed).token)
+        return held[len(prompt) :]
+
     def score(self, held: Seq[TokenId], token: TokenId) -> Score:
-        """What a prompt's token was worth behind these."""
+        """The worth of a prompt's token after these."""
         return Score(f"{crc32(repr(list(held)).encode())} {token}".encode())
 
     def logprob(self, score: Score, n_top: int) -> Logprob:
@@ -63,7 +71,7 @@ class ToyModel:
         return Logprob(TopToken("", TokenId(token), -checksum / 2**32), tuple(tops))
 
     def prompt_logprobs(self, prompt: Seq[int], n_top: int) -> list[Logprob]:
-        """Of all tokens of a prompt but the first, as a run alone gives them."""
+        """The log-probabilities of a prompt's tokens but the first, as a run alone gives them."""
         tokens = [TokenId(token) for token in prompt]
         return [self.logprob(self.score(tokens[:i], tokens[i]), n_top) for i in range(1, len(tokens))]
 
@@ -83,7 +91,7 @@ class Outcome:
 
 
 def alone(model: ToyModel, request: Request, context_length: int) -> Outcome:
-    """What the request must give whatever jobs run beside it, computed without slots, steps and states."""
+    """The outcome of the request whatever jobs run next to it, computed without slots, steps and states."""
     held = [TokenId(token) for token in request.prompt]
     text, n_drawn = "", 0
     is_scored = request.prompt_logprobs is not None
@@ -93,8 +101,8 @@ def alone(model: ToyModel, request: Request, context_length: int) -> Outcome:
         return Outcome("", 0, "INFERENCE_FAILED" if model.poison.intersection(held) else "MAX_TOKENS")
     constraint = None if request.constraint is None else ToyConstraint(request.constraint)
     forced = [] if constraint is None else constraint.take_forced(request.max_tokens)
-    # What is forced is told with the draw before it, or with the first, unless each has a step for its log-probability.
-    has_own_steps = is_told = request.has_logprobs or is_scored
+    # A forced token is reported with the draw before it, or the first, unless each has a step for its log-probability.
+    has_own_steps = is_reported = request.has_logprobs or is_scored
     while True:
         if forced and has_own_steps and model.poison.intersection(held):
             return Outcome(text, n_drawn, "INFERENCE_FAILED")
@@ -104,8 +112,8 @@ def alone(model: ToyModel, request: Request, context_length: int) -> Outcome:
         else:
             drawn = model.draw(SlotId(0), held, request.seed, constraint)
             if model.poison.intersection(held) or drawn.error is not None:
-                return Outcome(text, n_drawn if is_told else 0, "INFERENCE_FAILED")
-            is_told = True
+                return Outcome(text, n_drawn if is_reported else 0, "INFERENCE_FAILED")
+            is_reported = True
             if constraint is not None and not drawn.is_end:
                 constraint.accept(drawn.token)
                 forced = constraint.take_forced(request.max_tokens)
@@ -125,7 +133,7 @@ def alone(model: ToyModel, request: Request, context_length: int) -> Outcome:
 
 
 def first_stop(text: str, stops: Seq[str]) -> tuple[int, str] | None:
-    """Where the stop that is completed first begins, and which it is."""
+    """The place at which the stop that is completed first begins, and that stop."""
     for end in range(1, len(text) + 1):
         for stop in stops:
             if text[:end].endswith(stop):
@@ -223,13 +231,13 @@ class FakeKv:
         assert not self.cells[slot], "only an empty slot is filled"
         assert 0 < n_tokens <= self.n_free_cells
         self._need_host_memory()
-        told: list[tuple[TokenId, int]] = []
+        loaded: list[tuple[TokenId, int]] = []
         for part in parts:
             assert isinstance(part, Copy)
-            told += part.cells
-        assert len(told) >= n_tokens
-        assert [position for _, position in told] == list(range(len(told))), "the parts follow each other"
-        self.cells[slot] = [Cell(token, position) for token, position in told[:n_tokens]]
+            loaded += part.cells
+        assert len(loaded) >= n_tokens
+        assert [position for _, position in loaded] == list(range(len(loaded))), "the parts follow each other"
+        self.cells[slot] = [Cell(token, position) for token, position in loaded[:n_tokens]]
 
     def _need_host_memory(self) -> None:
         if not self.has_host_memory:
@@ -279,11 +287,23 @@ class FakeRunner:
         self.n_kept_at_abort = 0
         self._is_abort_requested = False
 
+    @classmethod
+    def of(cls, model: ToyModel, config: EngineConfig, **abilities: bool) -> Self:
+        """The runner whose sizes are the engine's."""
+        return cls(
+            model,
+            n_slots=config.n_slots + len(config.retained_slots),
+            n_cells=config.n_cells,
+            chunk=config.chunk,
+            widest_step=config.widest_step,
+            **abilities,
+        )
+
     def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
         self._check(step)
         self.ran.append((step.kind, tuple(slice_.slot for slice_ in step.slices)))
         self.before_run(step)
-        self._fail_as_told(step)
+        self._fail_as_set(step)
         if self.is_asynchronous:
             self.is_computing = True
             meanwhile()
@@ -347,7 +367,7 @@ class FakeRunner:
         n_targets = 0 if slice_.scoring is None else len(slice_.scoring.targets)
         return bool(self.model.unscorable.intersection(slice_.tokens[:n_targets]))
 
-    def _fail_as_told(self, step: Step) -> None:
+    def _fail_as_set(self, step: Step) -> None:
         if not self.has_room:
             self.has_room = True
             raise NoRoom
@@ -373,7 +393,7 @@ class FakeRunner:
         assert self.kv.n_cells_used + step.n_tokens <= self.kv.n_cells, "the cells exist"
         assert step.kind == "decode" or step.n_tokens <= self.widest_step, "a prefill step has a size"
         n_rows = sum(slice_.n_rows for slice_ in step.slices)
-        assert n_rows <= max(len(self.kv.cells) + MAX_DRAFTS, self.chunk), "there are so many rows of logits"
+        assert n_rows <= max(len(self.kv.cells) + MAX_DRAFTS, self.chunk), "there are enough rows of logits"
         for slice_ in step.slices:
             self._check_slice(step.kind, slice_)
 

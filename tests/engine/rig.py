@@ -39,7 +39,7 @@ Misfortune = Literal["no room", "abort"]
 
 @dataclass(slots=True)
 class Story:
-    """What the front hears of one job."""
+    """The messages of one job to the front."""
 
     is_started: bool = False
     is_cancelled: bool = False
@@ -81,18 +81,8 @@ class Rig:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.model = model or ToyModel()
-        self.runner = FakeRunner(
-            self.model,
-            n_slots=n_slots + n_retained,
-            n_cells=n_cells,
-            chunk=chunk,
-            widest_step=widest_step,
-            can_share=can_share,
-            is_asynchronous=is_asynchronous,
-        )
         self.n_slots = n_slots
         self.max_dead_cells = max_dead_cells
-        self.runner.before_run = self._at_run
         self.context_length = context_length
         config = EngineConfig(
             n_slots=n_slots,
@@ -109,10 +99,12 @@ class Rig:
             scheduling=scheduling,
             reports_blocks=reports_blocks,
         )
+        self.runner = FakeRunner.of(self.model, config, can_share=can_share, is_asynchronous=is_asynchronous)
+        self.runner.before_run = self._at_run
         self.mirror = Mirror() if reports_blocks else None
-        """What a router knows of the blocks."""
+        """The blocks that a router knows of."""
         self._tokens: list[list[TokenId]] = []
-        """Of all jobs there were; the lists grow with what is drawn."""
+        """The tokens of all jobs there were; the lists grow with what is drawn."""
         self._can_share = can_share
         self._is_deterministic = is_deterministic
         clock = clock or (lambda: float(len(self.frames)))
@@ -128,11 +120,11 @@ class Rig:
         self.policy = config.policy(can_keep=can_share and (prefix_cache_bytes > 0 or self.is_on_device))
         self.n_preempted = self.n_yielded = 0
         self.n_cached: dict[JobKey, int] = {}
-        """Tokens that a job found computed when it began."""
-        self.n_cells_told = 0
-        """What the front believes is in use."""
+        """The cached tokens of a job when it began."""
+        self.n_cells_reported = 0
+        """The cells that the front believes are in use."""
         self.without_room: set[JobKey] = set()
-        """Jobs that were alone when the library had no room: nobody could be paused for them."""
+        """Jobs that were alone when the library had no room: there was no job to pause."""
         self._announced: tuple[JobKey, ...] = ()
         self._prefill_due: dict[JobKey, int] = {}
         """job → the number of steps by which its prompt is to be computed"""
@@ -167,7 +159,7 @@ class Rig:
     def cancel(self, job: JobKey) -> None:
         story = self.stories[job]
         is_there = self.engine.scheduler.find(job) is not None
-        # Where a device computes, its tokens and its end may be on their way.
+        # If a device computes, the job's tokens and end may be on their way.
         story.is_cancelled |= is_there and not self.runner.is_asynchronous
         self.engine.cancel(job)
         story.is_cancelled |= is_there
@@ -199,7 +191,7 @@ class Rig:
     def outcome(self, job: JobKey) -> Outcome:
         return alone(self.model, self.requests[job], self.context_length)
 
-    # ── the laws on what is told ─────────────────────────────────────────────────────────────────
+    # ── the laws on messages ─────────────────────────────────────────────────────────────────
 
     def _hear(self, frame: Outbound) -> None:
         self.frames.append(frame)
@@ -210,7 +202,7 @@ class Rig:
             case StepDone():
                 self._hear_step_done(frame)
             case BlocksChanged(changes=changes) if self.mirror is not None:
-                assert changes, "only a change is told"
+                assert changes, "only a change is reported"
                 self.mirror.hear(changes)
             case PrefixCacheFound():
                 pass
@@ -228,7 +220,7 @@ class Rig:
         self.n_preempted += frame.n_preempted
         self.n_yielded += frame.n_yielded
         if frame.n_preempted or frame.n_paused or isinstance(self.policy, FairShares):
-            # Who goes on after a pause comes before those who began meanwhile.
+            # A job that goes on after a pause comes before those that began meanwhile.
             self._prefill_due.clear()
         for part in frame.prompt_logprobs:
             self._hear_prompt_logprobs(part)
@@ -236,11 +228,11 @@ class Rig:
             self._running_story(delta.job).texts.append(delta.text)
         for end in frame.finished + frame.failed:
             self._running_story(end.job).end = end
-        self.n_cells_told = frame.cells_used
+        self.n_cells_reported = frame.cells_used
 
     def _hear_prompt_logprobs(self, part: PromptLogprobs) -> None:
         story, request = self._running_story(part.job), self.requests[part.job]
-        assert request.prompt_logprobs is not None, "who asked for none gets none"
+        assert request.prompt_logprobs is not None, "a job that asked for none gets none"
         assert not story.texts, "they come before all tokens"
         assert part.tokens, "a part has some"
         assert part.start == 1 + len(story.prompt_logprobs), "they come in order, once, without gaps"
@@ -275,7 +267,7 @@ class Rig:
         self._let_it_happen(jobs)
 
     def _check_turns(self, kind: StepKind) -> None:
-        """Neither prefill nor decode goes twice in a row while the other has work: nobody starves."""
+        """Neither prefill nor decode goes twice in a row while the other has work: no job starves."""
         if self.kinds and self.kinds[-1] == kind:
             other = State.DECODE if kind == "prefill" else State.PREFILL
             assert not any(sequence.state is other for sequence in self.engine.scheduler.running.values())
@@ -301,7 +293,7 @@ class Rig:
         running = scheduler.running
         assert sorted([*scheduler.free_slots, *running]) == list(range(self.n_slots))
         n_used = self.runner.kv.n_cells_used - self.engine.prefix_cache.n_dead_cells if running else 0
-        assert self.n_cells_told == n_used, "the front knows how full the cache is"
+        assert self.n_cells_reported == n_used, "the front knows how full the cache is"
         for slot in scheduler.free_slots:
             assert not self.runner.kv.held[slot], "a free slot holds nothing"
         for sequence in running.values():
@@ -311,7 +303,7 @@ class Rig:
         if isinstance(self.policy, FirstCome):
             assert waiting == sorted(waiting), "the oldest waits first"
             new = [sequence.job for sequence in scheduler.waiting if not sequence.is_begun]
-            assert all(job < new[0] for job in self.started if new), "nobody begins before an older one has a slot"
+            assert all(job < new[0] for job in self.started if new), "no job begins before an older one has a slot"
             assert not self.n_yielded
         over = sum(story.is_over for story in self.stories)
         assert over + len(running) + len(waiting) == len(self.stories), "every job is somewhere"
@@ -319,23 +311,23 @@ class Rig:
             self._check_blocks(self.mirror)
 
     def _check_blocks(self, mirror: Mirror) -> None:
-        """What is told is what the slots hold and what the index finds."""
+        """The reported blocks are those that the slots hold and the index finds."""
         found = [tokens[: self.engine.prefix_cache.index.match(tokens)] for tokens in self._tokens]
-        assert mirror.blocks("CPU") == set().union(*map(blocks_of, found)), "what is kept is told"
+        assert mirror.blocks("CPU") == set().union(*map(blocks_of, found)), "what is kept is reported"
         held = [list(tokens) for tokens in self.runner.kv.held] if self._can_share else []
         for slot, sequence in self.engine.scheduler.running.items() if self._can_share else ():
             if self._is_deterministic:
                 del held[slot][len(sequence.prompt) :]
-        assert mirror.blocks("GPU") == set().union(*map(blocks_of, held)), "what is computed is told"
+        assert mirror.blocks("GPU") == set().union(*map(blocks_of, held)), "what is computed is reported"
 
     def _check_running(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
         tokens = sequence.prompt + sequence.generated
         assert sequence.tokens == tokens
         assert self.runner.kv.held[sequence.slot] == tokens[: sequence.n_computed], "no token lost, doubled or leaked"
-        n_told = len(self.stories[sequence.job].texts)
-        assert n_told + len(sequence.unreported) == len(sequence.generated), "one Delta per token"
-        assert n_told == 0 or not sequence.unreported, "what is forced before the first draw is told with it"
+        n_reported = len(self.stories[sequence.job].texts)
+        assert n_reported + len(sequence.unreported) == len(sequence.generated), "one Delta per token"
+        assert n_reported == 0 or not sequence.unreported, "what is forced before the first draw is reported with it"
         for i, score in enumerate(sequence.scores[1:], 1):
             assert score == self.model.score(tokens[:i], tokens[i]), "no score of another prompt"
         if sequence.is_scoring:
@@ -344,7 +336,7 @@ class Rig:
             assert len(self.kinds) < self._prefill_due[sequence.job], "the prompt waits longer than its turn"
 
     def check_story(self, job: JobKey) -> None:
-        """What was heard of the job is what it gives alone, or the part of it that its early end left."""
+        """The job's messages are those of a run alone, or the part of them that its early end left."""
         story, expected = self.stories[job], self.outcome(job)
         self._check_prompt_logprobs(story, self.requests[job])
         assert expected.text.startswith(story.text)
@@ -363,7 +355,7 @@ class Rig:
             assert said == (expected.end, expected.stop, expected.is_context_full)
 
     def _check_prompt_logprobs(self, story: Story, request: Request) -> None:
-        """All of them are told before anything else; an early end may leave a part."""
+        """All of them are reported before anything else; an early end may leave a part."""
         if request.prompt_logprobs is None:
             assert not story.prompt_logprobs
             return
@@ -378,7 +370,7 @@ class Rig:
         self._check_drafts()
 
     def _check_drafts(self) -> None:
-        """The jobs' counts of drafts are the steps', as far as jobs came to an end that tells them."""
+        """The jobs' counts of drafts are the steps', as far as jobs came to an end that reports them."""
         steps = [frame for frame in self.frames if isinstance(frame, StepDone)]
         ends = [story.end for story in self.stories if isinstance(story.end, Finished)]
         of_steps = [sum(step.n_drafted for step in steps), sum(step.n_accepted for step in steps)]
@@ -387,4 +379,4 @@ class Rig:
         if len(ends) == len(self.stories):
             assert of_jobs == of_steps
         else:
-            assert all(n_told <= n for n_told, n in zip(of_jobs, of_steps, strict=True))
+            assert all(n_reported <= n for n_reported, n in zip(of_jobs, of_steps, strict=True))

@@ -1,4 +1,4 @@
-"""If a device computes by itself, a step is reported while the next one is computed: the same, in the same order."""
+"""A step is reported while a device computes the next one: the reports are the same, in the same order."""
 
 from itertools import count
 
@@ -106,15 +106,15 @@ def test_nothing_waits_for_longer_than_until_the_next_step_is_begun(acts: list[A
         overlapping.act(act)
         assert all(late - soon in (0, 1) for soon, late in zip(plain.n_built, overlapping.n_built, strict=False))
         if overlapping.engine.is_idle:
-            assert overlapping.frames == plain.frames, "an idle engine has nothing left to tell"
+            assert overlapping.frames == plain.frames, "an idle engine has nothing left to report"
     assert not any(plain.was_computing)
-    told = zip(overlapping.frames, overlapping.was_computing, strict=True)
-    assert not any(was_computing for frame, was_computing in told if isinstance(frame, StepBegun)), (
+    steps = zip(overlapping.frames, overlapping.was_computing, strict=True)
+    assert not any(was_computing for frame, was_computing in steps if isinstance(frame, StepBegun)), (
         "the front knows whom to blame before anything can happen"
     )
 
 
-def test_a_step_is_told_while_the_next_one_is_computed() -> None:
+def test_a_step_is_reported_while_the_next_one_is_computed() -> None:
     rig = Timed(is_asynchronous=True)
     rig.submit(Request((7, 8), max_tokens=6, seed=SEED))
     rig.run_until_idle()

@@ -20,7 +20,7 @@ LETTERS = TokenId(1)
 """Any token that is no control token."""
 
 Drawn = tuple[TokenId, bytes]
-Told = list[tuple[bool, str]]
+Shown = list[tuple[bool, str]]
 """(whether it is reasoning, text), in order."""
 
 TEXTS = st.text("abé🙂 <|\n", max_size=12)
@@ -42,24 +42,24 @@ def harmony(channel: str, text: str, cuts: Sequence[int] = ()) -> list[Drawn]:
     return [*head, *letters(text, cuts), *mark("<|end|>"), *mark("<|start|>"), *letters("assistant", cuts)]
 
 
-def told(drawn: Sequence[Drawn], text: ChannelText | None = None, stops: Sequence[str] = ()) -> Told:
+def shown(drawn: Sequence[Drawn], text: ChannelText | None = None, stops: Sequence[str] = ()) -> Shown:
     text = text or ChannelText(stops, MARKS, "split")
     parts = [(text.push(token, piece), text.is_reasoning) for token, piece in drawn]
     parts.append((text.flush(), text.is_reasoning))
     return [(is_reasoning, part) for part, is_reasoning in parts if part]
 
 
-def content(parts: Told) -> str:
+def content(parts: Shown) -> str:
     return "".join(part for is_reasoning, part in parts if not is_reasoning)
 
 
-def reasoning(parts: Told) -> str:
+def reasoning(parts: Shown) -> str:
     return "".join(part for is_reasoning, part in parts if is_reasoning)
 
 
 def test_a_message_in_the_form_of_gpt_oss_reads_as_its_final_channel() -> None:
     drawn = [*harmony("analysis", "The user greets."), *harmony("final", "Hello!")[:-3]]
-    parts = told(drawn)
+    parts = shown(drawn)
     assert (reasoning(parts), content(parts)) == ("The user greets.", "Hello!")
 
 
@@ -70,7 +70,7 @@ def test_a_message_in_the_form_of_gpt_oss_reads_as_its_final_channel() -> None:
 def test_what_is_in_no_final_channel_is_reasoning_in_any_order_and_cut(
     messages: list[tuple[str, str]], cuts: list[int]
 ) -> None:
-    parts = told([each for channel, text in messages for each in harmony(channel, text, cuts)])
+    parts = shown([each for channel, text in messages for each in harmony(channel, text, cuts)])
     finals = [text for channel, text in messages if channel.startswith("final")]
     others = [text for channel, text in messages if not channel.startswith("final")]
     assert (reasoning(parts), content(parts)) == ("".join(others), "".join(finals))
@@ -85,7 +85,7 @@ def test_what_is_between_a_pair_is_reasoning(
     family: dict[str, Turn], turns: list[tuple[str, str]], cuts: list[int]
 ) -> None:
     opening, closing = list(family)[:2]
-    parts = told(
+    parts = shown(
         [
             each
             for thought, answer in turns
@@ -98,13 +98,13 @@ def test_what_is_between_a_pair_is_reasoning(
 
 def test_a_header_may_end_with_its_line() -> None:
     drawn = [*mark("<|channel>"), *letters("thought\nHm.", [3, 9]), *mark("<channel|>"), *letters("Yes.")]
-    parts = told(drawn)
+    parts = shown(drawn)
     assert (reasoning(parts), content(parts)) == ("Hm.", "Yes.")
 
 
 def test_a_role_and_a_message_without_a_channel_are_no_reasoning() -> None:
     drawn = [*mark("<|start|>"), *letters("assistant"), *mark("<|message|>"), *letters("Hello")]
-    assert told(drawn) == [(False, "Hello")]
+    assert shown(drawn) == [(False, "Hello")]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_prompt_says_where_the_answer_begins(prompt: list[str], channel: Chann
 
 def test_an_answer_that_begins_inside_the_reasoning_is_reasoning_until_it_ends() -> None:
     text = ChannelText((), MARKS, "split", Channel.REASONING)
-    assert told([*letters("Hm."), *mark("[/THINK]"), *letters("Yes.")], text) == [(True, "Hm."), (False, "Yes.")]
+    assert shown([*letters("Hm."), *mark("[/THINK]"), *letters("Yes.")], text) == [(True, "Hm."), (False, "Yes.")]
 
 
 @pytest.mark.parametrize("channel", [Channel.ROLE, Channel.HEADER])
@@ -133,7 +133,7 @@ def test_an_answer_without_the_header_that_its_prompt_has_begun_is_content(
     channel: Channel, answer: str, cuts: list[int]
 ) -> None:
     text = ChannelText((), MARKS, "split", channel)
-    parts = told(letters(answer, cuts), text)
+    parts = shown(letters(answer, cuts), text)
     assert (reasoning(parts), content(parts)) == ("", answer)
     assert text.n_reasoning == 0 or not answer
 
@@ -143,14 +143,14 @@ def test_no_stop_spans_two_channels_and_what_was_held_back_stays_in_its_own(
     thought: str, answer: str, cuts: list[int]
 ) -> None:
     drawn = [*mark("[THINK]"), *letters(thought + "ST", cuts), *mark("[/THINK]"), *letters("OP" + answer, cuts)]
-    parts = told(drawn, stops=["STOP"])
+    parts = shown(drawn, stops=["STOP"])
     assert reasoning(parts) == thought + "ST"
     assert content(parts) == "OP" + answer
 
 
 def test_a_stop_within_a_channel_ends_the_text() -> None:
     text = ChannelText(["b"], MARKS, "split")
-    assert told([*mark("[THINK]"), *letters("abc"), *mark("[/THINK]"), *letters("d")], text) == [(True, "a")]
+    assert shown([*mark("[THINK]"), *letters("abc"), *mark("[/THINK]"), *letters("d")], text) == [(True, "a")]
     assert text.matched == "b"
 
 
@@ -158,8 +158,8 @@ def test_a_stop_within_a_channel_ends_the_text() -> None:
 def test_marks_are_shown_by_their_names_or_not_at_all(names: list[str]) -> None:
     drawn = [each for name in names for each in (mark(name) if name in CONTROLS else letters(name, [1]))]
     hidden = ChannelText((), MARKS)
-    assert content(told(drawn, ChannelText((), MARKS, "shown"))) == "".join(names)
-    assert content(told(drawn, hidden)) == "".join(name for name in names if name not in CONTROLS)
+    assert content(shown(drawn, ChannelText((), MARKS, "shown"))) == "".join(names)
+    assert content(shown(drawn, hidden)) == "".join(name for name in names if name not in CONTROLS)
     assert hidden.n_reasoning == 0
 
 
@@ -167,13 +167,13 @@ def test_names_that_are_ordinary_tokens_divide_nothing() -> None:
     marks = Marks.of({"[THINK]": TokenId(5), "<|channel|>": TokenId(6)})
     assert not marks.turns
     text = ChannelText((), marks, "split")
-    assert told([(TokenId(5), b""), (LETTERS, b"[/THINK]x")], text) == [(False, "[/THINK]x")]
+    assert shown([(TokenId(5), b""), (LETTERS, b"[/THINK]x")], text) == [(False, "[/THINK]x")]
 
 
 def test_all_tokens_that_are_not_the_answers_are_counted() -> None:
     text = ChannelText((), MARKS, "split")
     drawn = [*harmony("analysis", "ab", [1]), *mark("<|channel|>"), *letters("final"), *mark("<|message|>")]
-    told([*drawn, *letters("cd", [1])], text)
+    shown([*drawn, *letters("cd", [1])], text)
     assert text.n_reasoning == len(drawn)
 
 
@@ -182,4 +182,4 @@ def test_without_marks_a_text_is_what_it_is_alone(text: str, cuts: list[int], st
     stream = TextStream(stops)
     alone = "".join(stream.push(piece) for _, piece in letters(text, cuts)) + stream.flush()
     for use in ("hidden", "split", "shown"):
-        assert content(told(letters(text, cuts), ChannelText(stops, NO_MARKS, use))) == alone
+        assert content(shown(letters(text, cuts), ChannelText(stops, NO_MARKS, use))) == alone

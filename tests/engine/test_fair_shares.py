@@ -36,7 +36,7 @@ class Setup:
     n_slots: int = 6
     n_cells: int = 8_000
     n_kept: int = 8_000
-    """How many cells of paused and ended jobs main memory has room for."""
+    """The number of cells of paused and finished jobs that main memory has room for."""
     scheduling: Scheduling = "fair"
 
 
@@ -47,10 +47,9 @@ class Run:
         self.asked = asked
         self.now_s = 0.0
         self.ended_s: dict[int, float] = {}
-        self.n_told = dict.fromkeys(range(len(asked)), 0)
+        self.n_seen = dict.fromkeys(range(len(asked)), 0)
         self.n_pauses = dict.fromkeys(range(len(asked)), 0)
         n_slots, n_cells = setup.n_slots, setup.n_cells
-        runner = FakeRunner(ToyModel(n_seen=1), n_slots=n_slots + 1, n_cells=n_cells, chunk=32, widest_step=128)
         config = EngineConfig(
             n_slots=n_slots,
             n_cells=n_cells,
@@ -61,11 +60,11 @@ class Run:
             retained_slots=(SlotId(n_slots),),
             scheduling=setup.scheduling,
         )
-        self._runner = runner
+        self._runner = FakeRunner.of(ToyModel(n_seen=1), config)
         self._n_copied = self._n_unused = 0
         self.policy = config.policy(can_keep=True)
-        runner.before_run = self._take_time
-        self.engine = Engine(runner, config, emit=self._hear, clock=lambda: self.now_s)
+        self._runner.before_run = self._take_time
+        self.engine = Engine(self._runner, config, emit=self._hear, clock=lambda: self.now_s)
         self._play()
 
     def _play(self) -> None:
@@ -96,7 +95,7 @@ class Run:
         self.now_s += STEP_S + row_s * step.n_tokens + COPIED_S * n_copied
 
     def _can_admit(self) -> bool:
-        """Whether the head of the queue has a slot and room, and nobody was paused in this step."""
+        """True if the head of the queue has a slot and room, and no job was paused in this step."""
         scheduler = self.engine.scheduler
         if any(one.n_pauses > self.n_pauses[one.job] for one in scheduler.waiting):
             return False
@@ -108,7 +107,7 @@ class Run:
     def _hear(self, frame: Outbound) -> None:
         if isinstance(frame, StepDone):
             for delta in frame.deltas:
-                self.n_told[delta.job] += 1
+                self.n_seen[delta.job] += 1
             for end in frame.finished:
                 assert end.job not in self.ended_s, "a job ends once"
                 self.ended_s[end.job] = self.now_s
@@ -153,7 +152,7 @@ def test_first_come_lets_a_small_job_wait() -> None:
 
 
 def test_equal_jobs_run_one_after_another() -> None:
-    """Nobody would gain by pausing any of them."""
+    """No job would gain by pausing any of them."""
     run = Run(Setup(n_slots=4), [Asked(30, 60)] * 12)
     assert not any(run.n_pauses.values())
 
@@ -190,7 +189,7 @@ def test_every_job_ends_once_with_all_its_tokens_after_a_bounded_number_of_pause
     *, asked: list[Asked], n_slots: int, n_spare_cells: int, n_kept: int, scheduling: Scheduling
 ) -> None:
     run = Run(Setup(n_slots, 180 + n_spare_cells, n_kept, scheduling), asked)
-    assert run.n_told == {job: each.n_tokens for job, each in enumerate(asked)}
-    assert run.ended_s.keys() == run.n_told.keys()
+    assert run.n_seen == {job: each.n_tokens for job, each in enumerate(asked)}
+    assert run.ended_s.keys() == run.n_seen.keys()
     if scheduling == "fair":
         assert max(run.n_pauses.values()) <= MAX_PAUSES

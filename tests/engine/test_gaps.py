@@ -1,4 +1,4 @@
-"""While long prompts are read, the tokens of those who generate come in time: modelled machines, real engine."""
+"""The tokens of running jobs come in time while long prompts are read: modelled machines, real engine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ N_UBATCH = 512
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a step takes: the weights are read once, each row computes, and looks at all cells before it."""
+    """The time of a step: the weights are read once, each row computes, and looks at all cells before it."""
 
     step_s: float
     row_s: float
     cell_s: float
-    """How many seconds a row takes for each cell before it."""
+    """The seconds that a row takes for each cell before it."""
 
     def chunk(self) -> int:
-        """As the warm-up chooses it."""
+        """The chunk that the warm-up chooses."""
         return max(
             (size for size in (16, 32, 64, 128, 256, 512) if self.step_s + size * self.row_s < TARGET_S), default=16
         )
@@ -60,9 +60,8 @@ def engine_for(
     clock: Callable[[], float],
     emit: Callable[[Outbound], None] = lambda _: None,
 ) -> tuple[Engine, FakeRunner]:
-    """An engine with slots for so many streams and one prompt."""
+    """An engine with slots for n streams and one prompt."""
     chunk = machine.chunk()
-    runner = FakeRunner(ToyModel(n_seen=1), n_slots=n_streams + 2, n_cells=N_CELLS, chunk=chunk, widest_step=N_UBATCH)
     config = EngineConfig(
         n_slots=n_streams + 1,
         n_cells=N_CELLS,
@@ -73,6 +72,7 @@ def engine_for(
         itl_target_s=TARGET_S,
         retained_slots=(SlotId(n_streams + 1),),
     )
+    runner = FakeRunner.of(ToyModel(n_seen=1), config)
     return Engine(runner, config, emit=emit, clock=clock), runner
 
 
@@ -82,9 +82,9 @@ class Late:
 
     wait_s: float
     gaps_s: list[float]
-    """Between the decode steps of the streams until it had been read."""
+    """The gaps between the streams' decode steps until it had been read."""
     sizes: list[int]
-    """Of the prefill steps that read it."""
+    """The sizes of the prefill steps that read it."""
 
 
 def read_late(machine: Machine, n_streams: int, n_prompt: int, seed: int) -> Late:
@@ -148,7 +148,7 @@ def test_no_gap_is_longer_than_one_and_a_half_targets_or_a_tenth_of_the_prompt(
         (VERY_LARGE, 3, 1_200, 1.75),
     ],
 )
-def test_a_late_prompt_hardly_waits_longer_than_if_nobody_generated(
+def test_a_late_prompt_hardly_waits_longer_than_if_no_job_generated(
     machine: Machine, n_streams: int, n_prompt: int, most: float
 ) -> None:
     for seed in range(3):
@@ -157,7 +157,7 @@ def test_a_late_prompt_hardly_waits_longer_than_if_nobody_generated(
 
 @pytest.mark.parametrize("n_streams", [1, 3, 8])
 def test_a_large_models_prompts_are_not_read_in_crumbs(n_streams: int) -> None:
-    """Its weights are read with every step: a step must have so many tokens that these take longer."""
+    """Its weights are read with every step: a step needs enough tokens for these to take longer."""
     *sizes, _last = read_late(VERY_LARGE, n_streams, 1_200, seed=0).sizes
     assert min(sizes) * VERY_LARGE.row_s > VERY_LARGE.step_s
 

@@ -7,12 +7,12 @@ from hashlib import blake2b
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from tests.engine.fake_cells import Memory, ids, numbered, remember
-from tests.engine.fake_runner import CELL_BYTES, Request
+from tests.engine.fake_runner import Request
 from tests.engine.rig import Rig
-from tests.engine.test_loop_laws import ALIKE, CHEAP_ROWS, CHUNKS, SMALL_HISTORY, TROUBLED, UNSCORABLE, Anything
+from tests.engine.test_loop_laws import UNSCORABLE, Anything
 from tests.engine.toy_constraint import N_VOCAB
 from tests.kv_mirror import Mirror, blocks_of
 from worker.engine.kv_blocks import BLOCK_TOKENS, BlockJournal, block_hashes
@@ -50,7 +50,7 @@ def test_another_process_gives_the_same_hashes() -> None:
 # ── the KV memory ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_block_is_told_of_when_its_last_token_is_computed() -> None:
+def test_a_block_is_reported_when_its_last_token_is_computed() -> None:
     journal = BlockJournal()
     assert journal.take([(ONE, A, 15)]) == ()
     first, second = block_hashes(None, A)[:2]
@@ -59,7 +59,7 @@ def test_a_block_is_told_of_when_its_last_token_is_computed() -> None:
     assert journal.take([(ONE, A, 32)]) == (BlocksStored("GPU", first, (second,), tuple(A[16:32])),)
 
 
-def test_what_two_slots_hold_is_told_once_and_gone_with_the_last() -> None:
+def test_what_two_slots_hold_is_reported_once_and_gone_with_the_last() -> None:
     journal, also = BlockJournal(), [*A[:40]]
     blocks = tuple(block_hashes(None, A)[:2])
     assert len(journal.take([(ONE, A, 32), (TWO, also, 40)])) == 1
@@ -87,20 +87,20 @@ def test_another_sequence_in_the_slot_has_the_blocks_that_it_shares_already() ->
 
 
 @pytest.mark.parametrize("n_common", [1, 15, 16, 17, 31, 32, 40, 48, 49])
-def test_splitting_an_edge_tells_of_nothing_but_the_new_branch(n_common: int) -> None:
+def test_splitting_an_edge_reports_nothing_but_the_new_branch(n_common: int) -> None:
     journal, mirror, memory = BlockJournal(), Mirror(), Memory()
     index = PrefixIndex(10**9, journal)
     remember(index, memory, tuple(A))
     mirror.hear(journal.take([]))
     branch = (*A[:n_common], *numbered(7, 40))
     remember(index, memory, branch)
-    told = journal.take([])
-    assert [type(change) for change in told] == [BlocksStored]
-    mirror.hear(told)
+    reported = journal.take([])
+    assert [type(change) for change in reported] == [BlocksStored]
+    mirror.hear(reported)
     assert mirror.blocks("CPU") == blocks_of(A) | blocks_of(branch)
 
 
-def test_evicting_tells_of_what_no_other_branch_has() -> None:
+def test_evicting_reports_what_no_other_branch_has() -> None:
     journal, mirror, memory = BlockJournal(), Mirror(), Memory()
     index = PrefixIndex(10 * 100, journal)
     branch = (*A[:20], *numbered(7, 30))
@@ -118,7 +118,7 @@ OTHERS = (Request((*range(5, 35), *range(50, 60)), 8), Request(tuple(range(30, 6
 
 
 def run_all(rig: Rig) -> Mirror:
-    """What was told of each step is compared with what there is by the rig."""
+    """The rig compares the reports of each step with the blocks that there are."""
     for request in OTHERS:
         rig.submit(request)
     rig.run_until_idle()
@@ -129,7 +129,7 @@ def run_all(rig: Rig) -> Mirror:
     return rig.mirror
 
 
-def test_what_jobs_have_computed_is_told_wherever_it_lies() -> None:
+def test_what_jobs_have_computed_is_reported_wherever_it_lies() -> None:
     rig = Rig(reports_blocks=True, context_length=80, prefix_cache_bytes=10**6)
     mirror = run_all(rig)
     assert mirror.blocks("GPU") == blocks_of(rig.engine.prefix_cache.retained[-1])
@@ -165,35 +165,10 @@ def requests(draw: st.DrawFn) -> Request:
 
 
 class AnyBlocks(Anything):
-    """Anything, with prompts of several blocks; the rig compares what is told with what there is after every step."""
+    """Anything, with prompts of several blocks. The rig compares the reports with the blocks after each step."""
 
-    @initialize(
-        n_slots=st.integers(1, 4),
-        n_spare_cells=st.sampled_from((0, 60, 400)),
-        chunk=st.sampled_from(CHUNKS),
-        widest_step=st.sampled_from((0, 32)),
-        n_kept=st.sampled_from((0, 150, 2000)),
-        how=st.sampled_from(
-            ("as ever", "no retained slot", "on a device", "repetitive", "alike", "deterministic", "uncut")
-        ),
-    )
-    def load(self, *, n_slots: int, n_spare_cells: int, chunk: int, widest_step: int, n_kept: int, how: str) -> None:
-        self.rig = Rig(
-            ALIKE if how == "alike" else TROUBLED,
-            n_slots=n_slots,
-            chunk=chunk,
-            context_length=140,
-            n_cells=140 + n_spare_cells,
-            widest_step=widest_step,
-            prefix_cache_bytes=n_kept * CELL_BYTES,
-            can_share=how != "uncut",
-            row_costs=CHEAP_ROWS if how in ("repetitive", "alike") else (),
-            history_bytes=SMALL_HISTORY if how == "alike" else 0,
-            is_deterministic=how == "deterministic",
-            n_retained={"no retained slot": 0, "on a device": 3}.get(how, 1),
-            max_dead_cells=60 if how == "on a device" else 0,
-            reports_blocks=True,
-        )
+    context_length = 140
+    reports_blocks = True
 
     @rule(wanted=st.lists(requests(), min_size=1, max_size=4))
     def arrive(self, wanted: list[Request]) -> None:
@@ -207,7 +182,7 @@ class AnyBlocks(Anything):
 
     @precondition(lambda self: self.rig.engine.is_idle)
     @rule()
-    def nobody_wants_anything(self) -> None:
+    def no_client_wants_anything(self) -> None:
         self.rig.engine.put_away()
 
     @rule(has_memory=st.booleans())
@@ -216,11 +191,11 @@ class AnyBlocks(Anything):
 
 
 @pytest.mark.long
-def test_whatever_happens_what_is_told_is_what_there_is() -> None:
+def test_whatever_happens_what_is_reported_is_what_there_is() -> None:
     run_state_machine_as_test(AnyBlocks, settings=LAW)
 
 
-def test_without_a_listener_nothing_is_told() -> None:
+def test_without_a_listener_nothing_is_reported() -> None:
     """The rig takes no frame that it did not ask for."""
     rig = Rig()
     rig.submit(Request(tuple(range(5, 5 + 2 * BLOCK_TOKENS)), 4))

@@ -24,7 +24,7 @@ def decoding(slot: int, prompt: list[int], generated: int) -> Sequence:
 
 
 class Looks:
-    """Drafts whose looks take `look_s` each by their clock; steps of sequences whose text goes on as told."""
+    """Drafts whose looks take `look_s` each by their clock; steps of sequences whose text goes on as given."""
 
     def __init__(self, look_s: float, n_rows: int) -> None:
         self.n_reads = 0

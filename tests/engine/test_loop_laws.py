@@ -32,7 +32,7 @@ TROUBLED = ToyModel(
     poison=frozenset({POISON}),
 )
 ALIKE = replace(TROUBLED, n_seen=4, poison=frozenset())
-"""What was drawn can be computed: earlier answers hold no other tokens."""
+"""A model whose drawn tokens can be computed: earlier answers hold no other tokens."""
 
 CHUNKS = (2, 4, 8)
 CHEAP_ROWS = ((1, 1.0), (32, 1.1))
@@ -47,7 +47,7 @@ LENGTHS = st.integers(1, 4) | st.integers(1, 3 * max(CHUNKS))
 
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
-    """A prompt is told by its length and a number, not token by token: a failing example then shrinks in seconds."""
+    """A prompt is drawn as its length and a number, not token by token: a failing example then shrinks in seconds."""
     n_prompt, start = draw(LENGTHS), draw(st.integers(0, 3))
     prompt = tuple(UNSCORABLE + 1 + (start + i * i) % (N_VOCAB - UNSCORABLE - 1) for i in range(n_prompt))
     trouble = draw(st.integers(0, 9))
@@ -72,13 +72,15 @@ class Anything(RuleBasedStateMachine):
     """Random arrivals, cancels at every stage and failures, on few slots and cells."""
 
     rig: Rig
+    context_length = 40
+    reports_blocks = False
 
     @initialize(
         n_slots=st.integers(1, 6),
-        n_spare_cells=st.sampled_from((0, 20, 60, 200)),
+        n_spare_cells=st.sampled_from((0, 20, 60, 200, 400)),
         chunk=st.sampled_from(CHUNKS),
         widest_step=st.sampled_from((0, 32)),
-        n_kept=st.sampled_from((0, 50, 500)),
+        n_kept=st.sampled_from((0, 50, 500, 2000)),
         how=st.sampled_from(
             ("as ever", "no retained slot", "on a device", "repetitive", "alike", "deterministic", "uncut")
         ),
@@ -88,8 +90,8 @@ class Anything(RuleBasedStateMachine):
             ALIKE if how == "alike" else replace(TROUBLED, n_seen=1 if how == "repetitive" else 0),
             n_slots=n_slots,
             chunk=chunk,
-            context_length=40,
-            n_cells=40 + n_spare_cells,
+            context_length=self.context_length,
+            n_cells=self.context_length + n_spare_cells,
             widest_step=widest_step,
             prefix_cache_bytes=n_kept * CELL_BYTES,
             can_share=how != "uncut",
@@ -98,6 +100,7 @@ class Anything(RuleBasedStateMachine):
             is_deterministic=how == "deterministic",
             n_retained={"no retained slot": 0, "on a device": 3}.get(how, 1),
             max_dead_cells=60 if how == "on a device" else 0,
+            reports_blocks=self.reports_blocks,
         )
 
     @rule(wanted=st.lists(requests(), min_size=1, max_size=4))
@@ -114,7 +117,7 @@ class Anything(RuleBasedStateMachine):
     @precondition(lambda self: not self.rig.engine.is_idle)
     @rule(n_steps=st.integers(0, 12), from_oldest=st.integers(0, 7))
     def go_on_and_cancel_one(self, n_steps: int, from_oldest: int) -> None:
-        """Waiting, in prefill or decoding."""
+        """The job is waiting, in prefill or decoding."""
         self.go_on(n_steps)
         alive = [JobKey(job) for job, story in enumerate(self.rig.stories) if not story.is_over]
         if alive:
@@ -143,7 +146,7 @@ class Anything(RuleBasedStateMachine):
         self.rig.check()
 
     def teardown(self) -> None:
-        """Also where Hypothesis has stopped early: what was accepted must come to its end."""
+        """The jobs that were accepted must come to their end, also if Hypothesis has stopped early."""
         if hasattr(self, "rig"):
             self.rig.run_until_idle()
             self.rig.check_stories()

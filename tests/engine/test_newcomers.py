@@ -1,6 +1,4 @@
-"""A prompt that is alone is read in wide steps, and who comes meanwhile does not wait for them: modelled machines, real
-engine.
-"""
+"""A prompt that is alone is read in wide steps, for which no newcomer waits: modelled machines, real engine."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -33,7 +31,7 @@ def prompt_of(family: int, n_tokens: int) -> list[TokenId]:
 class Site:
     """An engine whose steps take their time, and jobs that come while one runs.
 
-    `arrivals`: (second, prompt). Whoever comes while a step runs may have it stopped, as the intake thread does.
+    `arrivals` are (second, prompt). An arrival while a step runs may have it stopped, as the intake thread does.
     """
 
     machine: Machine
@@ -41,6 +39,7 @@ class Site:
     n_slots: int = 8
     can_abort: bool = True
     prefix_cache_bytes: int = 0
+    itl_target_s: float = TARGET_S
     now_s: float = 0.0
     waited_s: dict[int, float] = field(default_factory=dict)
     """job → the seconds from its arrival to the end of the step that ran then."""
@@ -48,7 +47,7 @@ class Site:
     n_wasted: float = 0.0
     """Tokens that were computed in vain."""
     steps: list[Step] = field(default_factory=list)
-    """Those that ran to their end."""
+    """The steps that ran to their end."""
 
     def __post_init__(self) -> None:
         chunk = self.machine.chunk()
@@ -59,24 +58,17 @@ class Site:
             chunk=chunk,
             widest_step=N_UBATCH,
             chunk_s=self.machine.prompt_s(chunk),
-            itl_target_s=TARGET_S,
+            itl_target_s=self.itl_target_s,
             prefix_cache_bytes=self.prefix_cache_bytes,
             retained_slots=(SlotId(self.n_slots),),
         )
-        self.runner = FakeRunner(
-            ToyModel(n_seen=1),
-            n_slots=self.n_slots + 1,
-            n_cells=N_CELLS,
-            chunk=chunk,
-            widest_step=N_UBATCH,
-            can_abort=self.can_abort,
-        )
+        self.runner = FakeRunner.of(ToyModel(n_seen=1), config, can_abort=self.can_abort)
         self.runner.before_run = self._at_run
         self.engine = Engine(self.runner, config, emit=lambda _: None, clock=lambda: self.now_s)
         self.arrivals = sorted(self.arrivals, key=lambda each: each[0])
         self._keys = count()
         self._here: list[tuple[JobKey, list[TokenId]]] = []
-        """In the inbox."""
+        """The jobs in the inbox."""
 
     def _at_run(self, step: Step) -> None:
         ends_s, whole_s = self.now_s + self.machine.took_s(step), self.machine.took_s(step)
@@ -138,7 +130,7 @@ def test_who_would_be_first_waits_at_most_one_target_for_the_step_that_runs(
     n_first=st.integers(600, 6_000),
     others=st.lists(st.tuples(st.floats(0.0, 40.0), st.integers(1, 100)), max_size=30),
 )
-def test_whoever_comes_the_prompt_proceeds_and_loses_little(
+def test_the_prompt_proceeds_whatever_comes_and_loses_little(
     machine: Machine, n_first: int, others: list[tuple[float, int]]
 ) -> None:
     site = Site(machine, [(0.0, prompt_of(0, n_first))], n_slots=40)
@@ -186,7 +178,7 @@ def test_what_is_known_of_a_prompt_counts() -> None:
 def test_a_step_that_is_about_to_end_is_not_stopped() -> None:
     at_s = LARGE.prompt_s(N_UBATCH) - 0.5 * TARGET_S
     site = Site(LARGE, [(0.0, LONG), (at_s, SHORT)])
-    # What the first step takes is estimated from the warm-up's chunk; of the second prompt's steps it is known.
+    # The first step's time is estimated from the warm-up's chunk; that of the second prompt's steps is known.
     site.run(max_tokens=3)
     site.arrivals += [(site.now_s, prompt_of(3, 600)), (site.now_s + at_s, prompt_of(4, 20))]
     n_before = site.n_stopped
@@ -194,20 +186,15 @@ def test_a_step_that_is_about_to_end_is_not_stopped() -> None:
     assert site.n_stopped == n_before
 
 
-def test_a_step_beside_streams_is_not_stopped() -> None:
+def test_a_step_next_to_streams_is_not_stopped() -> None:
     site = Site(LARGE, [(0.0, SHORT), (0.4, LONG), *((0.5 + 0.1 * i, prompt_of(5 + i, 20)) for i in range(5))])
     site.run(max_tokens=200)
     assert site.n_stopped == 0
 
 
-def test_without_a_target_nobody_is_in_the_way() -> None:
+def test_without_a_target_no_step_is_stopped() -> None:
     """Prompts are read as fast as possible."""
-    site = Site(LARGE, [])
-    config = EngineConfig(
-        n_slots=2, n_cells=N_CELLS, context_length=N_CELLS, chunk=16, widest_step=N_UBATCH, itl_target_s=float("inf")
-    )
-    site.engine = Engine(site.runner, config, emit=lambda _: None, clock=lambda: site.now_s)
-    site.arrivals += [(0.0, LONG), (0.1, SHORT)]
+    site = Site(LARGE, [(0.0, LONG), (0.1, SHORT)], itl_target_s=float("inf"))
     site.run()
     assert site.n_stopped == 0
 

@@ -67,10 +67,10 @@ def test_steps_are_as_long_as_the_gap_has_room_for_whatever_they_took_before(
     for cost in costs:
         prefill(budget, cost, base_s=base_s)
     size = [prefill(budget, token_s, n_whole, base_s) for _ in range(60)][-1]
-    least_s = max(MAX_GAP * TARGET_S - decode_s, MIN_DECODES * decode_s)
-    most_s = max(least_s, LONGEST_GAP * TARGET_S - decode_s)
-    assert budget.grain <= size <= max(MIN_CHUNK, 1.01 * (most_s - base_s) / token_s)
-    n_fitting = min(WIDEST, 0.9 * (least_s - base_s) / token_s)
+    min_s = max(MAX_GAP * TARGET_S - decode_s, MIN_DECODES * decode_s)
+    max_s = max(min_s, LONGEST_GAP * TARGET_S - decode_s)
+    assert budget.grain <= size <= max(MIN_CHUNK, 1.01 * (max_s - base_s) / token_s)
+    n_fitting = min(WIDEST, 0.9 * (min_s - base_s) / token_s)
     assert size > min(n_fitting, TILE if n_fitting < 1.5 * TILE else WIDEST) - 2 * budget.grain
 
 
@@ -117,7 +117,7 @@ def test_a_long_step_is_followed_by_one_that_fits() -> None:
     slowed = [prefill(budget, 0.006, n_whole=100) for _ in range(3)]
     assert fitting[0] == 32
     assert fitting[-1] in range(40, 57)
-    assert slowed[0] > 40, "nobody could know"
+    assert slowed[0] > 40, "the budget could not know"
     assert all(size * 0.006 + 0.03 <= 1.5 * TARGET_S for size in slowed[1:])
 
 
@@ -160,7 +160,7 @@ def test_what_a_prompt_loses_is_bounded_by_a_micro_batch_and_a_share_of_what_it_
     ("chunk", "n_ubatch", "can_abort", "widest"),
     [(16, 512, True, 512), (64, 256, True, 256), (16, 512, False, 16), (64, 512, False, 256), (512, 512, False, 512)],
 )
-def test_a_step_that_cannot_be_stopped_is_no_longer_than_who_comes_can_wait(
+def test_a_step_that_cannot_be_stopped_is_no_longer_than_a_newcomer_can_wait(
     *, chunk: int, n_ubatch: int, can_abort: bool, widest: int
 ) -> None:
     assert widest_step_of(chunk, n_ubatch, can_abort=can_abort) == widest

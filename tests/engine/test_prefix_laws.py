@@ -1,6 +1,6 @@
 """The laws of PrefixIndex under chance: random trees over few tokens, any limit, pressure.
 
-The plain model is what is alive in the memory: while nobody holds parts, that is what the index owns.
+The plain model is what is alive in the memory: while no job holds parts, that is what the index owns.
 """
 
 from itertools import takewhile
@@ -30,9 +30,9 @@ Node = tuple[Tokens, int]
 
 @st.composite
 def runs(draw: st.DrawFn) -> Tokens:
-    """Long sequences told in few words: a token and how often it comes."""
-    told = draw(st.lists(st.tuples(st.sampled_from(TOKENS), st.integers(1, 9)), min_size=1, max_size=4))
-    return tuple(token for token, n_times in told for _ in range(n_times))
+    """Long sequences in few words: a token and how often it comes."""
+    drawn = draw(st.lists(st.tuples(st.sampled_from(TOKENS), st.integers(1, 9)), min_size=1, max_size=4))
+    return tuple(token for token, n_times in drawn for _ in range(n_times))
 
 
 sequences = st.lists(st.sampled_from(TOKENS[:3]), min_size=1, max_size=8).map(tuple) | runs()
@@ -51,7 +51,7 @@ def tokens_of(parts: list[Saved]) -> Tokens:
 
 
 def score_of(path: Tokens) -> Score:
-    """Of the last token of a path: of another length than its neighbours'."""
+    """The score of a path's last token; its length differs from its neighbours'."""
     return Score(bytes([path[-1] & 0xFF]) * (len(path) % 3))
 
 
@@ -178,14 +178,14 @@ class AnyTree(RuleBasedStateMachine):
         assert self.index.n_tokens == len({prefix for node in self.nodes() for prefix in prefixes(*node)})
 
     @invariant()
-    def the_blocks_that_are_told_are_those_that_are_kept(self) -> None:
+    def the_blocks_that_are_reported_are_those_that_are_kept(self) -> None:
         if hasattr(self, "index"):
             self.mirror.hear(self.journal.take(()))
             assert self.mirror.blocks("CPU") == {path for whole, _ in self.nodes() for path in blocks_of(whole)}
 
     @invariant()
     def whatever_is_kept_is_found_and_nothing_else(self) -> None:
-        """Also what was just evicted: its path is no longer matched to its end."""
+        """The path of a node that was just evicted is no longer matched to its end."""
         for path in getattr(self, "last_used", ()):
             assert self.index.match(path) == self.n_matched(path)
             known = takewhile(self.scored.__contains__, prefixes(path))

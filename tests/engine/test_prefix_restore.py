@@ -1,4 +1,4 @@
-"""What an engine has left is found by the next one, whatever part of it has survived, and changes no answer."""
+"""The next engine finds whatever part of an engine's copies has survived, and no answer changes."""
 
 from itertools import accumulate
 
@@ -29,7 +29,7 @@ def rig() -> Rig:
 
 
 def answer(engine: Rig, prompt: tuple[int, ...]) -> int:
-    """Run a job, whose text the rig checks; how many tokens it found computed."""
+    """Run a job, whose text the rig checks; return the number of its cached tokens."""
     job = engine.submit(Request(prompt, max_tokens=3))
     engine.run_until_idle()
     assert engine.stories[job].text == engine.outcome(job).text
@@ -37,7 +37,7 @@ def answer(engine: Rig, prompt: tuple[int, ...]) -> int:
 
 
 def parts_after(engine: Rig, prompts: list[tuple[int, ...]]) -> list[Part]:
-    """What the index has after these jobs, each part once, beginnings first."""
+    """The index after these jobs: each part once, prefixes first."""
     sequences: list[list[TokenId]] = []
     for prompt in prompts:
         answer(engine, prompt)
@@ -60,9 +60,9 @@ def test_what_was_kept_is_found_as_before(prompts: list[tuple[int, ...]]) -> Non
     first, second = rig(), rig()
     parts = parts_after(first, prompts)
     second.engine.restore(Found(parts))
-    told = next(frame for frame in second.frames if isinstance(frame, PrefixCacheFound))
-    assert told.n_parts == len(parts)
-    assert told.n_tokens == sum(saved.n_tokens for _, saved in parts) == second.engine.prefix_cache.index.n_tokens
+    found = next(frame for frame in second.frames if isinstance(frame, PrefixCacheFound))
+    assert found.n_parts == len(parts)
+    assert found.n_tokens == sum(saved.n_tokens for _, saved in parts) == second.engine.prefix_cache.index.n_tokens
     for tokens, _ in parts:
         assert second.engine.prefix_cache.index.match(tokens) == len(tokens)
     longest = max((tokens for tokens, _ in parts), key=len)
@@ -98,9 +98,9 @@ def test_the_last_jobs_cells_are_copied_out_and_stay_where_they_are() -> None:
     answer(engine, prompt)
     n_retained = sum(map(len, engine.engine.prefix_cache.retained))
     engine.engine.back_up()
-    told = engine.frames[-1]
-    assert isinstance(told, StepDone)
-    assert (told.prefix_tokens, sum(map(len, engine.engine.prefix_cache.retained))) == (n_retained, n_retained)
+    found = engine.frames[-1]
+    assert isinstance(found, StepDone)
+    assert (found.prefix_tokens, sum(map(len, engine.engine.prefix_cache.retained))) == (n_retained, n_retained)
     n_frames, n_saved = len(engine.frames), engine.runner.kv.n_saved
     engine.engine.back_up()
     assert (len(engine.frames), engine.runner.kv.n_saved) == (n_frames, n_saved), "once"
@@ -115,7 +115,7 @@ def test_the_last_jobs_cells_are_copied_out_and_stay_where_they_are() -> None:
 def test_a_backup_of_several_prompts_comes_to_an_end_with_the_last_used_whatever_there_is_room_for(
     lengths: list[int], n_kept: int
 ) -> None:
-    """On a GPU, where each of them has a slot of its own."""
+    """Each of them has a slot of its own on a GPU."""
     engine = Rig(n_retained=4, max_dead_cells=400, prefix_cache_bytes=n_kept * CELL_BYTES)
     prompts = [tuple((job * 7 + at) % 50 + 4 for at in range(n)) for job, n in enumerate(lengths)]
     for prompt in prompts:

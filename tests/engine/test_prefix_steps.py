@@ -14,10 +14,10 @@ from worker.wire.jobs import TokenId
 
 
 def lines_run(action: Callable[[], object]) -> int:
-    """How many lines of prefix_tree.py run: a loop over nodes, leaves or tokens shows, however busy the machine is."""
+    """The lines of prefix_tree.py that run: a loop over nodes, leaves or tokens shows, however busy the machine is."""
     n_lines = 0
 
-    def trace(frame: FrameType, event: str, arg: Any) -> Any:  # Any: what sys.settrace passes and wants back
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:  # sys.settrace passes Any, and wants it back
         nonlocal n_lines
         n_lines += event == "line"
         return trace if frame.f_code.co_filename == prefix.__file__ else None

@@ -1,6 +1,6 @@
-"""PrefixIndex by example: what is found, what is given out, and who goes first.
+"""PrefixIndex by example: what is found, what is given out, and what is evicted first.
 
-An index that nobody else holds parts of owns all that is alive in its Memory (fake_cells.py).
+An index whose parts no job holds owns all that is alive in its Memory (fake_cells.py).
 """
 
 import sys
@@ -39,23 +39,6 @@ def test_a_prefix_is_matched_to_its_last_token(tokens: list[int], n_matched: int
     assert index.match(ids(tokens)) == n_matched
 
 
-def test_an_edge_is_split_where_two_sequences_part() -> None:
-    memory = Memory()
-    index_of(memory, ids([1, 2, 3, 4, 5]), ids([1, 2, 9]))
-    assert pieces(memory) == [(1, 2), (3, 4, 5), (9,)]
-
-
-def test_a_longer_sequence_continues_a_shorter_one_without_a_split() -> None:
-    memory = Memory()
-    index_of(memory, ids([1, 2]), ids([1, 2, 3, 4]))
-    assert pieces(memory) == [(1, 2), (3, 4)]
-
-
-def test_what_lies_below_a_split_is_still_found() -> None:
-    index = index_of(Memory(), ids([1, 2, 3, 4]), ids([1, 2, 3, 4, 5, 6]), ids([1, 2, 3, 4, 7]), ids([1, 9]))
-    assert [index.match(ids(tokens)) for tokens in ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7], [1, 9])] == [6, 5, 2]
-
-
 def test_inserting_what_is_known_already_is_the_callers_mistake() -> None:
     memory = Memory()
     index = index_of(memory, A)
@@ -74,20 +57,13 @@ def test_cells_that_do_not_begin_where_the_match_ends_are_the_callers_mistake() 
 # ── what is given out ────────────────────────────────────────────────────────────────────────────
 
 
-def test_parts_come_in_order_and_only_as_many_as_are_needed() -> None:
-    index = index_of(Memory(), ids([1, 2]), ids([1, 2, 3, 4]), ids([1, 2, 3, 4, 5, 6]))
-    query = ids([1, 2, 3, 4, 5, 6])
-    lengths = {n_tokens: [part.n_tokens for part in index.take(query, n_tokens)] for n_tokens in range(7)}
-    assert lengths == {0: [], 1: [2], 2: [2], 3: [2, 2], 4: [2, 2], 5: [2, 2, 2], 6: [2, 2, 2]}
-
-
 def test_taking_more_than_is_matched_is_the_callers_mistake() -> None:
     index = index_of(Memory(), A)
     with pytest.raises(AssertionError):
         index.take((*A, TokenId(1)), 11)
 
 
-def test_parts_outlive_their_eviction_for_as_long_as_somebody_holds_them() -> None:
+def test_parts_outlive_their_eviction_for_as_long_as_a_job_holds_them() -> None:
     memory = Memory()
     index = index_of(memory, A, limit_bytes=10 * len(A))
     parts = index.take(A, 10)
@@ -107,7 +83,7 @@ def test_parts_outlive_the_split_of_their_edge() -> None:
     assert [part.n_tokens for part in index.take(A, 10)] == [5, 5]
 
 
-# ── who goes first ───────────────────────────────────────────────────────────────────────────────
+# ── what is evicted first ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_of_equal_size_the_longest_unused_goes() -> None:
@@ -187,36 +163,6 @@ def test_the_rest_of_a_split_edge_keeps_its_age() -> None:
     index = index_of(memory, A, B, limit_bytes=200)
     remember(index, memory, (*A[:4], *numbered(1, 6)))
     assert pieces(memory) == sorted([A[:4], numbered(1, 6), B]), "2 × 60 > 1 × 100; had it become new, B would be gone"
-
-
-def test_what_can_never_fit_is_dropped_and_nobody_goes_for_it() -> None:
-    memory = Memory()
-    index = index_of(memory, A, B, limit_bytes=200)
-    remember(index, memory, numbered(300, 21))
-    assert pieces(memory) == [A, B]
-
-
-def test_what_would_fit_only_without_its_own_prefix_is_dropped_and_nobody_goes_for_it() -> None:
-    memory = Memory()
-    index = index_of(memory, A, B, limit_bytes=200)
-    remember(index, memory, (*A[:5], *numbered(1, 16)))
-    assert pieces(memory) == [A, B]
-    remember(index, memory, (*A[:5], *numbered(1, 15)))
-    assert pieces(memory) == sorted([A[:5], numbered(1, 15)])
-
-
-def test_copies_that_a_split_makes_larger_count_against_the_limit() -> None:
-    memory = Memory(header_bytes=10)
-    index = index_of(memory, A, B, limit_bytes=2 * 110 + 20)
-    remember(index, memory, (*A[:5], TokenId(77)))
-    assert index.n_bytes == memory.n_alive_bytes <= 240
-    assert pieces(memory) == sorted([A[:5], ids([77]), B]), "without the second header nobody had to go"
-
-
-def test_an_index_without_room_keeps_nothing() -> None:
-    memory = Memory()
-    index = index_of(memory, A, B, limit_bytes=0)
-    assert (index.n_tokens, index.n_bytes, index.match(A), pieces(memory)) == (0, 0, 0, [])
 
 
 def test_a_path_may_be_deeper_than_python_can_recurse() -> None:

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts: who computes them, who finds them, and when they are told.
+"""Log-probabilities of prompts: which job computes them, which finds them, and when they are reported.
 
 That they are right, complete and in order is checked by the rig (rig.py) for every job.
 """
@@ -27,7 +27,7 @@ def scored(tokens: tuple[int, ...], n_top: int | None = 1, max_tokens: int = 0) 
 
 
 def choices(n_context: int, n: int) -> list[Request]:
-    """So many continuations of one context, of four tokens each, whose first tokens differ."""
+    """Continuations of one context, of four tokens each, whose first tokens differ."""
     return [scored((*prompt(0, n_context), *(i, i, 1, 2))) for i in range(n)]
 
 
@@ -37,7 +37,7 @@ def rig_of(**changes: int | bool) -> Rig:
 
 
 def watched_rows(rig: Rig) -> list[int]:
-    """How many rows of logits each step has."""
+    """The number of rows of logits of each step."""
     rows: list[int] = []
     check = rig.runner.before_run
 
@@ -50,7 +50,7 @@ def watched_rows(rig: Rig) -> list[int]:
 
 
 def run(rig: Rig, *requests: Request) -> int:
-    """How many tokens were computed for these, all at once."""
+    """Run these all at once; return the number of tokens that were computed."""
     n_before = rig.runner.n_computed
     for request in requests:
         rig.submit(request)
@@ -112,7 +112,7 @@ def test_a_job_that_wants_none_hands_them_on() -> None:
     assert run(rig, scored(tokens)) == 1
 
 
-def test_a_job_follows_who_scores_the_same_prompt_and_nobody_else() -> None:
+def test_a_job_follows_one_that_scores_the_same_prompt_and_no_other() -> None:
     tokens = prompt(0, 100)
     assert run(rig_of(), scored(tokens), scored(tokens, 3), Request(tokens, max_tokens=1)) == 100 + 1 + 1
     assert run(rig_of(), Request(tokens, max_tokens=1), scored(tokens)) == 200
@@ -125,8 +125,8 @@ def test_a_prompt_of_one_token_has_none() -> None:
 
 
 def test_a_step_scores_no_more_rows_than_there_are() -> None:
-    """With fixed chunks all of a chunk, else as many as drafts have rows elsewhere: of prompts whose last part fills up
-    what whole grains leave, all are used.
+    """There are rows for a chunk if chunks are fixed, and otherwise as many as drafts have elsewhere. All of them are
+    used by prompts whose last part fills up what whole grains leave.
     """
     for is_deterministic, n_most in ((False, MAX_DRAFTS), (True, 64)):
         rig = rig_of(chunk=64, is_deterministic=is_deterministic)
@@ -144,7 +144,7 @@ def test_a_row_that_is_no_distribution_costs_its_own_job_alone() -> None:
 
 
 @pytest.mark.parametrize("n_kept", range(7))
-def test_what_a_stopped_step_has_scored_is_told_once(n_kept: int) -> None:
+def test_what_a_stopped_step_has_scored_is_reported_once(n_kept: int) -> None:
     """Its cells are computed again, also where all of it was computed by then."""
     rig = Rig()
     rig.runner.n_kept_at_abort = n_kept
@@ -153,7 +153,7 @@ def test_what_a_stopped_step_has_scored_is_told_once(n_kept: int) -> None:
     assert len(rig.stories[0].prompt_logprobs) == 5
 
 
-def test_what_is_found_is_told_a_part_with_each_step_while_others_go_on() -> None:
+def test_what_is_found_is_reported_a_part_with_each_step_while_others_go_on() -> None:
     rig = rig_of(context_length=2000, n_cells=8000)
     tokens = prompt(0, 1500)
     run(rig, scored(tokens))
@@ -175,8 +175,8 @@ def test_what_is_found_is_told_a_part_with_each_step_while_others_go_on() -> Non
 
 
 def test_they_count_against_the_prefix_cache() -> None:
-    plain, told = rig_of(), rig_of()
-    for rig, n_top in ((plain, None), (told, 1)):
+    plain, with_scores = rig_of(), rig_of()
+    for rig, n_top in ((plain, None), (with_scores, 1)):
         run(rig, scored(prompt(0, 100), n_top), scored(prompt(1, 100), n_top))
-    n_more = told.engine.prefix_cache.index.n_bytes - plain.engine.prefix_cache.index.n_bytes
+    n_more = with_scores.engine.prefix_cache.index.n_bytes - plain.engine.prefix_cache.index.n_bytes
     assert n_more > 100 * SCORE_BYTES

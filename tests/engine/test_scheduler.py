@@ -38,7 +38,7 @@ def n_free(scheduler: Scheduler) -> int:
 
 
 def admit(scheduler: Scheduler, n_shared: int = 0) -> list[Sequence]:
-    """Who gets a slot; with nothing to share each is at once in prefill."""
+    """Give out slots. A job with nothing to share is at once in prefill."""
     scheduler.admit(n_free(scheduler), lambda _: n_shared)
     admitted = [sequence for sequence in scheduler.running.values() if sequence.state is State.FOLLOW]
     for sequence in admitted:
@@ -47,7 +47,7 @@ def admit(scheduler: Scheduler, n_shared: int = 0) -> list[Sequence]:
 
 
 def compute(scheduler: Scheduler, step: Step) -> None:
-    """What the loop does with a step that went well: count it, append what was drawn, end what is complete."""
+    """Act as the loop does after a step: count it, append the drawn tokens, end the complete jobs."""
     scheduler.complete(step, STEP_S[step.kind])
     for slice_ in step.slices:
         sequence = scheduler.running[slice_.slot]
@@ -94,7 +94,7 @@ def test_admission_takes_the_queues_head_and_the_lowest_free_slot() -> None:
     assert scheduler.running[SlotId(0)].job == 2
 
 
-def test_nobody_passes_a_head_that_waits_for_cells() -> None:
+def test_no_job_passes_a_head_that_waits_for_cells() -> None:
     running, large, small = waiting(0, 50, 10), waiting(1, 60, 10), waiting(2, 1, 1)
     scheduler = scheduler_of(running, large, small, n_cells=100)
     assert jobs(admit(scheduler)) == [0]
@@ -200,7 +200,7 @@ def test_short_prompts_share_a_prefill_step_as_far_as_the_chunk_goes() -> None:
     assert [step.kind for step in (next_computed(scheduler), next_computed(scheduler))] == ["decode", "prefill"]
 
 
-def test_a_step_is_wide_while_nobody_generates_and_a_chunk_when_somebody_does() -> None:
+def test_a_step_is_wide_while_no_job_generates_and_a_chunk_when_one_does() -> None:
     scheduler = scheduler_of(waiting(0, 40, 50), chunk=8, widest_step=32)
     assert [next_computed(scheduler).n_tokens for _ in range(2)] == [32, 8]
     scheduler.add(waiting(1, 40))

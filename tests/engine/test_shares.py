@@ -1,4 +1,4 @@
-"""Who comes first and who gives way, decision by decision; test_fair_shares.py has what follows from them."""
+"""Each decision of which job comes first and which is preempted. test_fair_shares.py has what follows from them."""
 
 from worker.engine.channels import ChannelText
 from worker.engine.sequence import Sequence
@@ -36,7 +36,7 @@ def test_who_was_passed_comes_first_whatever_it_has_had() -> None:
     assert in_order(sequence(0), sequence(1), passed) == [3, 0, 1]
 
 
-def test_a_running_job_gives_way_when_it_has_had_twice_as_much_and_a_quantum() -> None:
+def test_a_running_job_is_preempted_when_it_has_had_twice_as_much_and_a_quantum() -> None:
     waiting = sequence(1, 1000, 1000, n_served=100)
     assert FAIR.may_be_preempted(sequence(0, n_served=2 * 100 + QUANTUM), waiting)
     assert not FAIR.may_be_preempted(sequence(0, n_served=2 * 100 + QUANTUM - 1), waiting)

@@ -1,4 +1,4 @@
-"""How jobs end (vectors of the protocol notes, B.8), on a whole engine whose model says what the vector says."""
+"""Jobs end as the protocol notes' vectors (B.8) say, on a whole engine whose model draws the vector's tokens."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from worker.engine.step import Sampled
 from worker.wire.jobs import Finished, JobKey, SlotId, StopReason, TokenId
 
 PROMPT = (1,)
-LEAST_TOKEN = 4
+FIRST_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Script(ToyModel):
         assert constraint is None
         n_drawn = len(held) - len(PROMPT)
         text = self.pieces[n_drawn] if n_drawn < len(self.pieces) else "."
-        token = self.tokens[n_drawn] if n_drawn < len(self.tokens) else LEAST_TOKEN + n_drawn
+        token = self.tokens[n_drawn] if n_drawn < len(self.tokens) else FIRST_TOKEN + n_drawn
         return Sampled(slot, TokenId(token), text.encode(), is_end=token in self.ends)
 
 

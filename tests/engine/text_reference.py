@@ -1,4 +1,4 @@
-"""What TextStream must show, told by reading the whole text again after every push. Shared by the tests of rooms."""
+"""The text that TextStream must show, found by reading the whole text again after every push. Several rooms use it."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -32,7 +32,7 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[str, str] | None:
 
 
 def n_undecided(text: str, stops: Sequence[str]) -> int:
-    """How long an end of the text is also the beginning of a stop."""
+    """The length of the longest end of the text that is also a prefix of a stop."""
     lengths = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
     return max(lengths, default=0)
 

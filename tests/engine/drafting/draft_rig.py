@@ -1,7 +1,7 @@
 """An engine with a draft model, both of them fakes whose steps take modelled time."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log
 from zlib import crc32
 
@@ -56,10 +56,6 @@ class DraftRig:
     ) -> None:
         self.now_s = 0.0
         self.model = guesser.of
-        runner = FakeRunner(self.model, n_slots=n_slots + 1, n_cells=n_cells, chunk=64, widest_step=512)
-        self.draft = FakeRunner(guesser, n_slots=n_slots + 1, n_cells=n_draft_cells, chunk=64, widest_step=512)
-        runner.before_run = lambda step: self._compute(step, costs, self.steps_s)
-        self.draft.before_run = lambda step: self._compute(step, draft_costs or (), self.draft_steps)
         self.steps_s: list[tuple[StepKind, float]] = []
         self.draft_steps: list[tuple[StepKind, float]] = []
         """Kind and seconds of each of the draft model's steps."""
@@ -77,6 +73,10 @@ class DraftRig:
             has_own_drafts=False,
             prefix_cache_bytes=1 << 20,
         )
+        runner = FakeRunner.of(self.model, config)
+        self.draft = FakeRunner.of(guesser, replace(config, n_cells=n_draft_cells))
+        runner.before_run = lambda step: self._compute(step, costs, self.steps_s)
+        self.draft.before_run = lambda step: self._compute(step, draft_costs or (), self.draft_steps)
         self.engine = Engine(
             runner,
             config,
@@ -87,12 +87,12 @@ class DraftRig:
         )
         self.requests: list[Request] = []
 
-    def _compute(self, step: Step, costs: Costs, told: list[tuple[StepKind, float]]) -> None:
+    def _compute(self, step: Step, costs: Costs, record: list[tuple[StepKind, float]]) -> None:
         """Let the time of a step go by, and write it down."""
         n_rows = min(step.n_tokens, costs[-1][0])
         seconds = cost(costs, n_rows) * step.n_tokens / n_rows
         self.now_s += seconds
-        told.append((step.kind, seconds))
+        record.append((step.kind, seconds))
 
     def submit(self, request: Request) -> JobKey:
         job = JobKey(len(self.requests))
@@ -119,7 +119,7 @@ class DraftRig:
         return "".join(delta.text for step in self.steps for delta in step.deltas if delta.job == job)
 
     def check(self) -> None:
-        """Every job that has ended was told what it gives alone."""
+        """Every finished job has got the text that it gives alone."""
         for end in (end for step in self.steps for end in step.finished):
             assert isinstance(end, Finished)
             assert self.text(end.job) == alone(self.model, self.requests[end.job], CONTEXT).text

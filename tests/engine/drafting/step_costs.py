@@ -1,4 +1,4 @@
-"""What the tests of drafts share: step costs of machines, real and invented, and drafts told by their length."""
+"""The tests of drafts share step costs of machines, real and invented, and drafts that only their length describes."""
 
 from itertools import accumulate, pairwise
 

@@ -35,7 +35,7 @@ def jobs(n_jobs: int, n_tokens: int, n_prompt: int = 8) -> list[Request]:
 
 @pytest.mark.parametrize(("share", "least"), [(1.0, 1.15), (0.95, 1.05)])
 def test_drafts_that_are_nearly_always_right_make_a_job_faster(share: float, least: float) -> None:
-    """On two cores no draft, however good, makes a job more than 1.36 times as fast at these costs."""
+    """No draft, however good, makes a job more than 1.36 times as fast on two cores at these costs."""
     plain_s = seconds(share, CPU, None, jobs(1, 300))
     assert plain_s / seconds(share, CPU, QUICK, jobs(1, 300)) >= least
 
@@ -49,7 +49,7 @@ def test_drafts_pay_for_many_jobs_where_rows_are_nearly_free() -> None:
 class Case:
     share: float
     part: float
-    """What a step of the draft model costs, divided by what one of the model does."""
+    """The cost of the draft model's step, divided by that of the model's."""
     costs: Costs
     n_jobs: int
     n_tokens: int
@@ -84,7 +84,7 @@ def test_a_draft_model_never_costs_more_than_a_fiftieth_and_a_trial(case: Case) 
 @pytest.mark.parametrize("costs", [QUICK, SLOW])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
 def test_a_draft_model_that_does_not_pay_costs_nearly_nothing_over_many_jobs(share: float, costs: Costs) -> None:
-    """What is learned outlives the job."""
+    """The experience outlives the job."""
     plain, drafting = (DraftRig(Guesser(share=share), CPU, draft_costs) for draft_costs in (None, costs))
     for rig in (plain, drafting):
         for request in jobs(40, 100):
@@ -109,8 +109,8 @@ def test_a_draft_model_that_is_not_sure_drafts_nothing_and_is_soon_not_asked() -
     assert 0 < len(rig.draft.ran) < 40
 
 
-def test_a_long_prompt_is_read_along_in_parts_that_hold_nobody_up() -> None:
-    """Where it is read at all: where the answer may be long enough."""
+def test_a_long_prompt_is_read_along_in_parts_that_delay_no_other_job() -> None:
+    """The draft model reads it only if the answer may be long enough."""
     cheap = tuple((n, one / 20) for n, one in GPU)
     rig = DraftRig(Guesser(), GPU, cheap)
     rig.submit(Request(tuple(range(64)) * 20, 400))

@@ -18,7 +18,7 @@ LAW = settings(max_examples=200)
 
 
 def worst_stretch_s(spent_s: list[float], plain_s: list[float]) -> float:
-    """By how many seconds the worst stretch of the run exceeded what it may cost."""
+    """The seconds by which the worst stretch of the run exceeded its permitted cost."""
     worst = lowest = excess = 0.0
     for spent, plain in zip(spent_s, plain_s, strict=True):
         excess += spent - (1 + MAX_LOST) * plain
@@ -30,9 +30,11 @@ def worst_stretch_s(spent_s: list[float], plain_s: list[float]) -> float:
 def worst_case(
     costs: Costs, n_jobs: int, n_most: int, fates: list[int], matches: list[int], *, switch_s: float = 0.0
 ) -> float:
-    """How far the worst stretch went. `fates`: how many tokens are right of a job's next drafts, draft by draft.
-    `matches`: of each source's drafts. The last source's are judged over all jobs together, as others' answers are.
-    `switch_s`: what each step with drafts costs beyond its width.
+    """Return how far the worst stretch went.
+
+    `fates` are the numbers of right tokens of a job's next drafts, draft by draft. `matches` belong to each source's
+    drafts. The last source's are judged over all jobs together, as others' answers are. `switch_s` is the cost of each
+    step with drafts beyond its width.
     """
     speculation = Speculation(costs, n_most, switch_s)
     accounts, shared = [Account() for _ in range(n_jobs)], Acceptance()
@@ -48,7 +50,7 @@ def worst_case(
         counts = speculation.plan([speculation.best(of_job, n_jobs) for of_job in proposals])
         n_drawn = 0
         for account, of_job, count in zip(accounts, proposals, counts, strict=True):
-            # What was not taken is wrong when the fate says so, and else would have been right: that lures.
+            # A token that was not taken is wrong if the fate says so. Otherwise it would have been right: that lures.
             n_right = min(count, fates[n % len(fates)])
             n += count > 0
             drawn = [RIGHT] * n_right + [WRONG if n_right < count else RIGHT]
@@ -90,7 +92,7 @@ def test_a_trap_for_long_drafts_costs_no_more(n_right: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMemory:
-    """What a worker keeps from job to job."""
+    """The memory that a worker keeps from job to job."""
 
     history: History = field(default_factory=lambda: History(HISTORY_BYTES))
     acceptance: Acceptance = field(default_factory=Acceptance)
@@ -99,14 +101,14 @@ class WorkerMemory:
 def run_s(prompt: list[TokenId], text: list[TokenId], costs: Costs = CPU, before: WorkerMemory | None = None) -> float:
     """Modelled seconds to generate the text, one job alone, with what the worker has generated before."""
     before = before or WorkerMemory()
-    told = list(prompt)
+    held = list(prompt)
     speculation, account = Speculation(costs, N_MOST), Account()
-    acceptance, ngram_lookup, match = Acceptance(), NgramLookup(told), Match()
+    acceptance, ngram_lookup, match = Acceptance(), NgramLookup(held), Match()
     n_done, spent_s = 0, 0.0
     while n_done < len(text):
         n_most = speculation.most_drafts(1)
         own = Proposal(account, acceptance, ngram_lookup.propose(n_most))
-        other = Proposal(account, before.acceptance, before.history.propose(told, match, n_most))
+        other = Proposal(account, before.acceptance, before.history.propose(held, match, n_most))
         best = speculation.best([own, other], 1)
         (count,) = speculation.plan([best])
         n_right = 0
@@ -116,10 +118,10 @@ def run_s(prompt: list[TokenId], text: list[TokenId], costs: Costs = CPU, before
         account.won(n_right)
         own.acceptance.saw(own.draft, drawn)
         other.acceptance.saw(other.draft, drawn)
-        told += drawn
+        held += drawn
         n_done += n_right + 1
         spent_s += cost(costs, 1 + count)
-    before.history.remember(told, len(prompt))
+    before.history.remember(held, len(prompt))
     while before.history.read(7):
         pass
     return spent_s
@@ -177,7 +179,7 @@ def test_drafts_begin_soon_when_the_text_begins_to_repeat(n_before: int) -> None
 
 
 def form(seed: int, n_fields: int = 30) -> list[TokenId]:
-    """What is the same in all forms, and one token of its own in each field."""
+    """The text that all forms share, and one token of its own in each field."""
     chance, frame = Random(seed), words(5 * n_fields, seed=99)
     return [
         token

@@ -1,4 +1,4 @@
-"""What drafts have been worth, and how many of their tokens a step takes."""
+"""The worth of past drafts decides how many of their tokens a step takes."""
 
 from itertools import accumulate, product
 from math import log, prod
@@ -126,7 +126,7 @@ def test_there_are_no_drafts_without_costs() -> None:
 
 @LAW
 @given(proposals=st.lists(PROPOSALS, min_size=2, max_size=16), switch_s=st.sampled_from((1e-4, 1e-3, 3e-3)))
-def test_on_a_gpu_nobody_is_much_slower_for_the_drafts_of_others(proposals: list[Proposal], switch_s: float) -> None:
+def test_on_a_gpu_no_job_is_much_slower_for_the_drafts_of_others(proposals: list[Proposal], switch_s: float) -> None:
     counts = Speculation(GPU, N_MOST, switch_s).plan(proposals)
     n_rows = len(proposals)
     slower = (cost(GPU, n_rows + sum(counts)) + switch_s) / cost(GPU, n_rows)
@@ -169,7 +169,7 @@ def net(costs: Costs, proposals: list[Proposal], counts: tuple[int, ...]) -> flo
 @LAW
 @given(row_costs(), st.integers(1, 8), st.lists(PROPOSALS, min_size=1, max_size=3))
 def test_the_best_of_several_proposals_gains_most(costs: Costs, n_rows: int, proposals: list[Proposal]) -> None:
-    """By the brute way, as one of so many sequences of which the others have no drafts."""
+    """The best is found by trying all, as one of n sequences of which the others have no drafts."""
     others = [proposal([], 0) for _ in range(n_rows - 1)]
 
     def most(one: Proposal) -> float:

@@ -30,8 +30,8 @@ def remembered(history: History, jobs: Seq[Job], n_at_once: int = 256) -> Histor
     return history
 
 
-def is_told_by(job: Job, tokens: list[TokenId], draft: Draft) -> bool:
-    """Whether the draft stands in the job's text, behind as many of the last tokens as it says."""
+def is_read_from(job: Job, tokens: list[TokenId], draft: Draft) -> bool:
+    """True if the draft stands in the job's text, after as many of the last tokens as it says."""
     text = [*job[0], *job[1]]
     n, m = len(draft.tokens), draft.n_matched
     return any(
@@ -50,12 +50,12 @@ def test_a_draft_is_what_followed_the_last_tokens_in_an_earlier_job(
         return
     assert min(NGRAM_SIZES) <= draft.n_matched <= MAX_COUNTED
     assert len(draft.tokens) <= n_most
-    assert any(is_told_by(job, tokens, draft) for job in jobs)
+    assert any(is_read_from(job, tokens, draft) for job in jobs)
 
 
 @LAW
 @given(LIMITS, st.lists(st.tuples(JOBS, st.lists(TOKENS, max_size=4), st.integers(0, 9)), max_size=12))
-def test_a_place_that_is_followed_while_answers_come_and_go_tells_nothing_else(
+def test_a_place_that_is_followed_while_answers_come_and_go_proposes_nothing_else(
     limit_bytes: int, parts: list[tuple[Job, list[TokenId], int]]
 ) -> None:
     """Also where the ring has come around, or an answer is not yet read to its end."""
@@ -67,7 +67,7 @@ def test_a_place_that_is_followed_while_answers_come_and_go_tells_nothing_else(
         tokens += more
         draft = history.propose(tokens, match, FAR)
         assert draft is NO_DRAFT or draft.n_matched >= 1
-        assert draft is NO_DRAFT or any(is_told_by(job, tokens, draft) for job, _, _ in parts[: number + 1])
+        assert draft is NO_DRAFT or any(is_read_from(job, tokens, draft) for job, _, _ in parts[: number + 1])
 
 
 @LAW

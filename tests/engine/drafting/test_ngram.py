@@ -20,7 +20,7 @@ def asked_once(text: list[TokenId], n_most: int = FAR) -> Draft:
 
 
 def continuation(text: list[TokenId], place: int, n: int) -> tuple[TokenId, ...]:
-    """What follows the place, when the text goes on after its end as it did there."""
+    """The tokens that follow if the text goes on after its end as it did at the place."""
     longer = list(text)
     for i in range(n):
         longer.append(longer[place + i])
@@ -28,7 +28,7 @@ def continuation(text: list[TokenId], place: int, n: int) -> tuple[TokenId, ...]
 
 
 def n_alike(text: list[TokenId], place: int) -> int:
-    """How many of the tokens before the place are the last ones, going back over single ones that differ."""
+    """The number of tokens before the place that are the last ones, going back over single ones that differ."""
     n = 0
     for back in range(1, place + 1):
         if text[place - back] == text[-back]:
@@ -79,13 +79,6 @@ def test_growing_and_asking_on_the_way_changes_nothing(parts: list[tuple[list[To
 @given(TEXTS, st.integers(0, FAR))
 def test_a_short_draft_is_the_beginning_of_a_long_one(text: list[TokenId], n_most: int) -> None:
     assert asked_once(text, n_most).tokens == asked_once(text).tokens[:n_most]
-
-
-@LAW
-@given(TEXTS)
-def test_asking_twice_gives_the_same(text: list[TokenId]) -> None:
-    ngram_lookup = NgramLookup(text)
-    assert ngram_lookup.propose(FAR) == ngram_lookup.propose(FAR)
 
 
 @LAW

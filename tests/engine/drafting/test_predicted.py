@@ -13,7 +13,7 @@ from worker.engine.drafting import predicted
 from worker.engine.drafting.acceptance import NO_DRAFT
 from worker.engine.drafting.predicted import MAX_TOKENS, N_INDEXED, Predicted
 from worker.limits import MAX_DRAFTS
-from worker.wire.jobs import Finished, JobKey, SlotId, StepDone, TokenId
+from worker.wire.jobs import Finished, JobKey, StepDone, TokenId
 
 LAW = settings(max_examples=60)
 CHEAP_ROWS = ((1, 1.0), (32, 1.01))
@@ -23,15 +23,12 @@ MODEL = ToyModel()
 N_ANSWER = 60
 
 
-def answer_of(prompt: Seq[int], n_tokens: int = N_ANSWER, seed: int = 0) -> list[TokenId]:
-    held = [TokenId(token) for token in prompt]
-    for _ in range(n_tokens):
-        held.append(MODEL.draw(SlotId(0), held, seed).token)
-    return held[len(prompt) :]
+def answer_of(prompt: Seq[int], n_tokens: int = N_ANSWER) -> list[TokenId]:
+    return MODEL.answer_of(prompt, n_tokens)
 
 
 def ran(request: Request, n_before: int = 0) -> tuple[str, int, Finished]:
-    """The text of a job, its decode steps, and its end; beside others that are submitted before it."""
+    """The text of a job, its decode steps, and its end, next to others that are submitted before it."""
     rig = Rig(MODEL, context_length=200, row_costs=CHEAP_ROWS)
     for number in range(n_before):
         rig.submit(Request((number + 1,), 40, prediction=tuple(answer_of((number + 1,), 40))))
@@ -74,10 +71,10 @@ def test_the_answer_is_the_same_with_a_prediction_and_without(
     prompt = (7, 8, 9)
     plain = Request(prompt, N_ANSWER, stop, constraint=constraint, has_logprobs=has_logprobs)
     prediction = edited(answer_of(prompt), changes)
-    told = Request(prompt, N_ANSWER, stop, constraint=constraint, has_logprobs=has_logprobs, prediction=prediction)
+    with_it = Request(prompt, N_ANSWER, stop, constraint=constraint, has_logprobs=has_logprobs, prediction=prediction)
     text, _, end = ran(plain, n_before)
-    same, _, end_told = ran(told, n_before)
-    assert (same, end_told.reason, end_told.stop) == (text, end.reason, end.stop)
+    same, _, end_with_it = ran(with_it, n_before)
+    assert (same, end_with_it.reason, end_with_it.stop) == (text, end.reason, end.stop)
 
 
 def test_a_text_that_comes_true_takes_a_fraction_of_the_steps_and_is_counted() -> None:
@@ -101,12 +98,12 @@ def test_a_text_that_never_comes_true_is_soon_no_longer_followed_and_counted_as_
 
 def test_a_prediction_is_one_jobs_alone() -> None:
     rig = Rig(MODEL, context_length=200, row_costs=CHEAP_ROWS)
-    told = rig.submit(Request((1, 2), 40, prediction=tuple(answer_of((1, 2), 40))))
+    first = rig.submit(Request((1, 2), 40, prediction=tuple(answer_of((1, 2), 40))))
     other = rig.submit(Request((3, 4), 40))
     rig.run_until_idle()
-    ends = {job: rig.stories[job].end for job in (told, other)}
+    ends = {job: rig.stories[job].end for job in (first, other)}
     accepted = {job: end.n_accepted for job, end in ends.items() if isinstance(end, Finished)}
-    assert accepted[told] > 30
+    assert accepted[first] > 30
     assert accepted[other] <= 2, "its own text repeats nothing but by chance"
 
 

@@ -1,4 +1,4 @@
-"""On a CPU, what ended jobs leave is copied out later: nobody's tokens wait for it, and it is found meanwhile."""
+"""The cells of finished jobs are copied out later on a CPU: no token waits for it, and they are found meanwhile."""
 
 import pytest
 from hypothesis import given, settings
@@ -52,7 +52,7 @@ def waits_for_first_token(rig: Rig) -> bool:
     jobs=st.lists(st.tuples(st.integers(1, 900), st.integers(1, 12)), min_size=1, max_size=8),
     n_apart=st.integers(0, 5),
 )
-def test_a_steps_results_are_told_before_anything_is_copied(jobs: list[tuple[int, int]], n_apart: int) -> None:
+def test_a_steps_results_are_reported_before_anything_is_copied(jobs: list[tuple[int, int]], n_apart: int) -> None:
     rig = Watched()
     coming = [request(i, *lengths) for i, lengths in enumerate(jobs)]
     while coming or not rig.engine.is_idle:
@@ -66,7 +66,7 @@ def test_a_steps_results_are_told_before_anything_is_copied(jobs: list[tuple[int
             assert rig.runner.kv.n_saved - n_saved <= PART
             n_dead = max(n_dead, *rig.n_dead_when_told[n_told:], rig.engine.prefix_cache.n_dead_cells)
             if was_waiting and waits_for_first_token(rig) and n_dead < MAX_DEAD:
-                assert rig.runner.kv.n_saved == n_saved, "somebody waits for his first token"
+                assert rig.runner.kv.n_saved == n_saved, "a job waits for its first token"
     rig.run_until_idle()
     rig.check_stories()
 
@@ -87,7 +87,7 @@ def test_what_a_job_has_left_is_found_at_once_and_without_a_copy() -> None:
     rig.check_stories()
 
 
-def test_cells_wait_for_their_copies_while_somebody_waits_for_a_token_and_no_longer() -> None:
+def test_cells_wait_for_their_copies_while_a_job_waits_for_a_token_and_no_longer() -> None:
     rig = Watched()
     rig.submit(request(0, 300, max_tokens=6))
     rig.step()
