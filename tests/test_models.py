@@ -82,3 +82,15 @@ def test_every_level_passes_against_the_files_own_weights(report: Path) -> None:
     levels = {level["name"]: level["verdict"] for level in json.loads(report.read_bytes())["levels"]}
     not_run = {"weights", "checkpoints"}
     assert {name for name, verdict in levels.items() if verdict == "pass"} == levels.keys() - not_run - {"matrix"}
+
+
+def test_a_model_for_code_fills_a_gap() -> None:
+    pulled_name = "qwen2.5-coder-0.5b-instruct"
+    with WorkerProcess("--model", pulled_name, "--port", "0", "--ctx-size", "4096") as worker:
+        worker.ready()
+        before, after = "def add(a, b):\n    return ", "\n\nprint(add(1, 2))\n"
+        asked = {"prompt": before, "suffix": after, "temperature": 0, "max_tokens": 5}
+        (choice,) = worker.post("/v1/completions", json=asked).json()["choices"]
+        assert choice["text"].startswith("a + b")
+        asked = {"input_prefix": before, "input_suffix": after, "prompt": "a", "n_predict": 3, "temperature": 0}
+        assert worker.post("/infill", json=asked).json()["content"].startswith(" + b")

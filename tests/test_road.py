@@ -142,6 +142,7 @@ BESIDE = frozenset(
         "worker.observe.buckets",
         "worker.observe.traces",
         "worker.openai.completions",
+        "worker.openai.infill",
         "worker.openai.operations",
         "worker.openai.tokens",
         "worker.plan.buffers",

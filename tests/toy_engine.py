@@ -35,7 +35,7 @@ from worker.engine.channels import Marks
 from worker.engine.step import Constraint, Sampled, Step
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.process.main import main
-from worker.wire.jobs import Conversation, Prompt, SlotId, Submit, TokenId, Violation
+from worker.wire.jobs import Conversation, Infill, Prompt, SlotId, Submit, TokenId, Violation
 from worker.wire.load import Configure, Residency, SelfTested
 
 TOY, LOUD, BROKEN, LEAVING, UNLOADABLE, TOO_BIG = "toy", "loud", "broken", "leaving", "unloadable", "too big"
@@ -208,6 +208,8 @@ class ToyPrompts:
             if any("refuse me" in str(message["content"]) for message in messages):
                 return Violation("messages", "chat_template", "the chat template refuses the conversation")
             return self.read("".join(str(message["content"]) for message in messages))
+        if isinstance(prompt, Infill):
+            return self.read(f"{prompt.prefix}{prompt.begun}|{prompt.suffix}|")
         return self._outside(prompt) or Read(list(prompt), None)
 
     def detokenize(self, tokens: Sequence[TokenId]) -> str | Violation:

@@ -24,6 +24,7 @@ def default_terms() -> Terms:
         is_strict=settings.strict_model,
         max_tokens_out=settings.max_tokens_out or CONTEXT,
         max_prompt_chars=MAX_PROMPT_CHARS,
+        n_ctx=2048,
         vocab_size=32_000,
         template_keys=frozenset(),
     )

@@ -14,6 +14,7 @@ TERMS = Terms(
     is_strict=False,
     max_tokens_out=64,
     max_prompt_chars=1000,
+    n_ctx=2048,
     vocab_size=100,
     template_keys=frozenset({"reasoning_effort", "enable_thinking"}),
 )

@@ -160,3 +160,10 @@ def test_a_job_that_crashes_every_engine_is_a_server_error(any_model: Path) -> N
         worker = crashing.worker.ready()
         response = worker.post(COMPLETIONS, json={**GREEDY, "prompt": f"{marker('null context')}Hello"})
         assert (response.status_code, refusal(response)["code"]) == (500, "inference_failed")
+
+
+def test_a_gap_is_refused_if_the_model_cannot_fill_one(worker: WorkerProcess) -> None:
+    error = refusal(worker.post(COMPLETIONS, json={**GREEDY, "suffix": "x"}))
+    assert (error["param"], error["code"]) == ("suffix", "unsupported_parameter")
+    error = refusal(worker.post("/infill", json={"input_prefix": "a", "input_suffix": "b"}))
+    assert error["param"] == "input_prefix"

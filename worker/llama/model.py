@@ -64,6 +64,17 @@ class Split:
     """The part of each device, in any unit."""
 
 
+@dataclass(frozen=True, slots=True)
+class InfillMarks:
+    """The tokens around a gap in a text, and those before a repository's name and before each file."""
+
+    prefix: TokenId
+    suffix: TokenId
+    middle: TokenId
+    repository: TokenId | None
+    file: TokenId | None
+
+
 class Model:
     """Made by `Model.load`. After `close` every method raises ValueError."""
 
@@ -270,6 +281,24 @@ class Model:
         milliseconds."""
         vocab = self.vocab
         return [capi.llama_vocab_get_text(vocab, token) for token in range(self.n_vocab)]
+
+    @functools.cached_property
+    def infill_marks(self) -> InfillMarks | None:
+        """The tokens that mark a gap in a text; None if the vocabulary lacks one of the three."""
+        vocab = self.vocab
+        prefix, suffix, middle, repository, file = (
+            None if (token := int(find(vocab))) < 0 else TokenId(token)
+            for find in (
+                capi.llama_vocab_fim_pre,
+                capi.llama_vocab_fim_suf,
+                capi.llama_vocab_fim_mid,
+                capi.llama_vocab_fim_rep,
+                capi.llama_vocab_fim_sep,
+            )
+        )
+        if prefix is None or suffix is None or middle is None:
+            return None
+        return InfillMarks(prefix, suffix, middle, repository, file)
 
     def special_tokens(self) -> dict[str, int]:
         """The ids of the tokens that begin, end and fill up texts; -1 for those that the vocabulary lacks."""

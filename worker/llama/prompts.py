@@ -5,13 +5,19 @@ from text that was given as raw input, or from a template, never from the words 
 thread.
 """
 
+import functools
 from collections.abc import Sequence
 
 from worker.chat.template import ChatTemplates
 from worker.engine.backend import Read
 from worker.llama.model import Model
 from worker.model.spelling import Unspellable
-from worker.wire.jobs import Conversation, Prompt, TokenId, Violation
+from worker.wire.jobs import Conversation, Infill, Prompt, TokenId, Violation
+
+_REPOSITORY, _THIS_FILE = "myproject\n", "filename\n"
+"""The names that llama-server gives to a repository and to the file with the gap. No request names them."""
+_NO_SEPARATOR = "\n\n--- snippet ---\n\n"
+"""The text between files if the vocabulary has no token for it, the same as in llama-server."""
 
 
 class Prompts:
@@ -33,6 +39,8 @@ class Prompts:
     def _read(self, prompt: Prompt, *, add_special: bool, parse_special: bool) -> Read | Violation:
         if isinstance(prompt, Conversation):
             return self._read_conversation(prompt)
+        if isinstance(prompt, Infill):
+            return self._read_infill(prompt)
         if isinstance(prompt, str):
             return Read(self._model.tokenize(prompt, add_special=add_special, parse_special=parse_special), prompt)
         return self._outside(prompt) or Read(list(prompt), None)
@@ -44,6 +52,25 @@ class Prompts:
         if rendered.controls is None:
             return Read(self._model.tokenize(rendered.text), rendered.text)
         return Read(self._model.tokenize_around(rendered.text, rendered.controls), rendered.text)
+
+    def _read_infill(self, gap: Infill) -> Read | Violation:
+        """The tokens in llama-server's order: other files, then the text before the gap, after it, and the gap."""
+        marks = self._model.infill_marks
+        if marks is None:
+            return Violation("prompt", "supported", "the model has no fill-in-the-middle tokens")
+        text = functools.partial(self._model.tokenize, add_special=False, parse_special=False)
+        before: list[TokenId] = []
+        if gap.files is not None and marks.repository is not None:
+            before += [marks.repository, *text(_REPOSITORY)]
+        for name, content in gap.files or ():
+            before += text(_NO_SEPARATOR) if marks.file is None else [marks.file, *text(f"{name}\n")]
+            before += text(content)
+        if gap.files is not None and marks.file is not None:
+            before += [marks.file, *text(_THIS_FILE)]
+        # BOS belongs to the text, as in llama-server, where other files stand before it.
+        bos = self._model.tokenize("", parse_special=False)
+        around = [marks.prefix, *text(gap.prefix), *text(gap.begun), marks.suffix, *text(gap.suffix), marks.middle]
+        return Read([*before, *bos, *around], None)
 
     def detokenize(self, tokens: Sequence[TokenId]) -> str | Violation:
         return self._outside(tokens) or self._model.detokenize(tokens).decode(errors="replace")

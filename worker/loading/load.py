@@ -306,6 +306,7 @@ def _model_facts(loaded: LoadedRunner, chat: ChatTemplates | Violation) -> Model
         bos_token=model.name_of("bos"),
         eos_token=model.name_of("eos"),
         pad_token=model.name_of("pad"),
+        can_infill=model.infill_marks is not None,
         chat_template=templates.default.source if templates else None,
         chat_template_caps=templates.caps if templates else (),
     )

@@ -38,7 +38,7 @@ from worker.openai.fields import (
 )
 from worker.protocol.bodies import Count, FieldError, doc
 from worker.protocol.rules import int_range
-from worker.wire.jobs import Logprob, MarkUse, TokenId
+from worker.wire.jobs import Infill, Logprob, MarkUse, Prompt, TokenId
 
 OBJECT = "text_completion"
 DEFAULT_MAX_TOKENS = 16
@@ -58,6 +58,10 @@ class CompletionRequest(GeneratingRequest, frozen=True, kw_only=True):
     prompt: Annotated[Any, doc("A text, token ids, or a list of either: raw model input, no template is applied.")] = (
         None
     )
+    suffix: Annotated[
+        str | None,
+        doc("The text after the gap that the answer fills. The prompt, a text, is then the text before it."),
+    ] = None
     echo: Annotated[bool | None, doc("Begin the answer with the prompt.")] = None
     logprobs: Annotated[
         bool | int | None,
@@ -89,6 +93,8 @@ class CompletionAsked:
     """A completion request that has passed every check which does not need its tokens."""
 
     prompts: tuple[PlainPrompt, ...]
+    suffix: str
+    """The text after the gap; empty if there is no gap."""
     generation: Generation
     is_echo: bool
     logprobs: int | None
@@ -101,6 +107,10 @@ class CompletionAsked:
         """The number of alternatives that the engine reports for each token of a prompt; None if it reports none."""
         asked = [self.prompt_logprobs, self.logprobs if self.is_echo else None]
         return max((n for n in asked if n is not None), default=None)
+
+    def to_engine(self, prompt: PlainPrompt) -> Prompt:
+        """The prompt; with a suffix, a text with a gap."""
+        return Infill(prefix=prompt, suffix=self.suffix) if self.suffix and isinstance(prompt, str) else prompt
 
     def choices(self, heading: Heading, echoes: Sequence[Echo | None]) -> list[Choice]:
         """n choices for each prompt, in order. `echoes` has an entry for each prompt."""
@@ -136,6 +146,7 @@ def read_completion(body: bytes | bytearray, terms: Terms) -> CompletionAsked:
     request = read_struct(CompletionRequest, members, errors)
     prompts = tuple(_prompts(request.prompt, terms, errors))
     errors += _rules(request, len(prompts))
+    errors += _suffix_errors(request, prompts, terms)
     # vllm-router sends false, and true is no number of tokens.
     logprobs = None if request.logprobs is False else request.logprobs
     generation = read_generation(
@@ -151,6 +162,7 @@ def read_completion(body: bytes | bytearray, terms: Terms) -> CompletionAsked:
     )
     return CompletionAsked(
         prompts=prompts,
+        suffix=request.suffix or "",
         generation=generation,
         is_echo=bool(request.echo),
         logprobs=logprobs,
@@ -223,6 +235,23 @@ def _rules(request: CompletionRequest, n_prompts: int) -> Iterator[FieldError]:
     yield from int_range("prompt_logprobs", request.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
     if request.prompt_logprobs is not None and request.stream:
         yield _wrong("prompt_logprobs", "exclusive(stream)", "cannot go with stream; send one of them")
+
+
+def _suffix_errors(request: CompletionRequest, prompts: Sequence[PlainPrompt], terms: Terms) -> Iterator[FieldError]:
+    if not request.suffix:
+        return
+    if not terms.can_infill:
+        yield _wrong("suffix", "unsupported", "needs a model with fill-in-the-middle tokens, and this one has none")
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        yield _wrong("suffix", "exclusive(prompt)", "needs a prompt that is a text, not token ids")
+    if request.echo:
+        yield _wrong("suffix", "exclusive(echo)", "cannot go with echo; send one of them")
+    if request.prompt_logprobs is not None:
+        yield _wrong("suffix", "exclusive(prompt_logprobs)", "cannot go with prompt_logprobs; send one of them")
+    if len(request.suffix) > terms.max_prompt_chars:
+        limit = terms.max_prompt_chars
+        what = f"must be at most {limit} characters (got {len(request.suffix)})"
+        yield _wrong("suffix", f"length(..={limit})", what)
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────

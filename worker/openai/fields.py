@@ -51,7 +51,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "moderation": (),
     "store": (False,),
     "structural_tag": (),
-    "suffix": ("",),
     "use_beam_search": (False,),
     "web_search_options": (),
 }
@@ -130,9 +129,13 @@ class Terms:
     """The most tokens of an answer, independent of its prompt. A larger max_tokens is cut to it."""
     max_prompt_chars: int
     """The space in a frame to the engine. The context is the limit that clients notice."""
+    n_ctx: int
+    """The tokens that one job may use."""
     vocab_size: int
     template_keys: frozenset[str]
     """The variables that the model's chat template reads, besides the messages."""
+    can_infill: bool = False
+    """True if the model has fill-in-the-middle tokens."""
     takes_predictions: bool = True
     """True if the engine drafts from texts."""
 

@@ -21,6 +21,7 @@ from worker.openai.errors import (
     error_detail,
 )
 from worker.openai.fields import MAX_STOPS, SHARED
+from worker.openai.infill import Fill, InfillRequest
 from worker.openai.models import ModelCard, ModelList
 from worker.openai.tokens import (
     DetokenizeRequest,
@@ -160,6 +161,7 @@ _QUESTION = {
     "max_tokens": 2,
     "temperature": 0,
 }
+_TO_FILL = {"input_prefix": "def add(a, b):\n    ", "input_suffix": "\n\nprint(add(1, 2))\n", "n_predict": 16}
 _TO_COMPLETE = {"model": "any", "prompt": "The capital of France is", "max_tokens": 2, "temperature": 0}
 
 _ANSWER_HEADERS = ("X-Ignored-Fields",)
@@ -198,6 +200,14 @@ COMPLETIONS = _generating(
     COMPLETION_BODY,
     _TO_COMPLETE,
     Completion,
+)
+
+INFILL = _generating(
+    "Fill a gap in a text",
+    "llama-server's route for editors. It needs a model with fill-in-the-middle tokens.",
+    _documented(InfillRequest, stop=_STOP, top_k=_TOP_K),
+    _TO_FILL,
+    Fill,
 )
 
 

@@ -28,6 +28,7 @@ from worker.openai.chat import ChatAsked, read_chat
 from worker.openai.completions import CompletionAsked, Echo, PlainPrompt, read_completion
 from worker.openai.errors import UnknownModel, refused_as_spelled
 from worker.openai.fields import Generation, Terms
+from worker.openai.infill import InfillAsked, read_infill
 from worker.openai.models import ModelList, fingerprint, model_card
 from worker.protocol.bodies import FieldsRefused
 from worker.protocol.headers import trace_context
@@ -82,6 +83,8 @@ class Api:
             max_prompt_chars=MAX_PROMPT_CHARS,
             vocab_size=self.facts.vocab_size,
             template_keys=self.facts.model.template_keys,
+            n_ctx=self.facts.context_length,
+            can_infill=self.facts.model.can_infill,
             takes_predictions=bool(self.facts.row_costs) and settings.prompt_lookup != "off",
         )
         return await self._bodies.decoded(request, lambda body: read(body, terms))
@@ -98,15 +101,16 @@ class Api:
     def answer(
         self,
         request: AnyRequest,
-        asked: ChatAsked | CompletionAsked,
+        asked: ChatAsked | CompletionAsked | InfillAsked,
         heading: Heading,
         *,
-        kind: str,
+        kind: str | None,
         prompts: Sequence[Prompt],
         choices: Sequence[Choice],
         prompt_logprobs: int | None = None,
     ) -> ASGIResponse:
-        """Open the jobs of an answer, n for each prompt, and answer with their output. Raises: see open_jobs."""
+        """Open the jobs of an answer, n for each prompt, and answer with their output. `kind` is the `object` of a
+        stream's last chunks; None if nothing follows the choices. Raises: see open_jobs."""
         generation, n = asked.generation, asked.generation.n
         jobs = self.front.open_jobs(
             [
@@ -134,7 +138,7 @@ class Api:
         refuse = partial(_refused, generation=generation)
         cut = partial(_cut, generation, jobs, self.facts.context_length)
         if generation.is_stream:
-            ending = partial(last_chunks, heading, kind, choices, n, generation.options)
+            ending = partial(last_chunks, heading, kind, choices, n, generation.options) if kind else bytes
             return JobStream(self.front, jobs, refuse, headers, ending, headers_when_accepted=cut)
         body = partial(asked.body, heading, choices)
         return JobAnswer(self.front, jobs, refuse, headers, partial(whole, choices, body), headers_when_accepted=cut)
@@ -203,12 +207,21 @@ def _generating_routes(api: Api) -> list[HTTPRouteHandler]:
                 asked,
                 heading,
                 kind=completions.OBJECT,
-                prompts=[prompt for prompt, _ in echoed],
+                prompts=[asked.to_engine(prompt) for prompt, _ in echoed],
                 choices=choices,
                 prompt_logprobs=asked.needs_prompt_logprobs,
             )
 
-    return [chat_completions, text_completions]
+    @post("/infill", status_code=200, opt=described(operations.INFILL))
+    async def fill(request: AnyRequest) -> ASGIResponse:
+        """Answer with the text in a gap, in llama-server's shape."""
+        with counted(api.front, request, "infill"):
+            asked = await api.read(request, read_infill)
+            heading = api.heading("fill")
+            choices = asked.choices(heading)
+            return api.answer(request, asked, heading, kind=None, prompts=[asked.prompt], choices=choices)
+
+    return [chat_completions, text_completions, fill]
 
 
 async def _echoed(front: Front, asked: CompletionAsked, prompt: PlainPrompt) -> tuple[PlainPrompt, Echo | None]:
@@ -248,7 +261,8 @@ def _token_routes(api: Api) -> list[HTTPRouteHandler]:
     @post("/v1/completions/render", status_code=200, opt=described(operations.RENDER_COMPLETION))
     async def render_completion(request: AnyRequest) -> Response[bytes]:
         asked = await api.read(request, read_completion)
-        rendered = [await _rendered(api.front, prompt, asked.generation) for prompt in asked.prompts]
+        prompts = map(asked.to_engine, asked.prompts)
+        rendered = [await _rendered(api.front, prompt, asked.generation) for prompt in prompts]
         return _body(rendered, asked.generation.ignored)
 
     return [tokenize, detokenize, tokenizer_info, render_chat, render_completion]

@@ -28,7 +28,7 @@ _TEXT = "text/plain"
 _JSON = "application/json"
 
 _API = "/v1/"
-_OTHER_API_PATHS = frozenset({"/v1", "/tokenize", "/detokenize", "/tokenizer_info"})
+_OTHER_API_PATHS = frozenset({"/v1", "/infill", "/tokenize", "/detokenize", "/tokenizer_info"})
 
 _POOL_MANAGER_PATHS = re.compile(
     "/v1/(health|ready|shutdown|admin/shutdown|(inference|infer|jobs|loading/progress)(/.*)?)/*", re.DOTALL

@@ -67,7 +67,7 @@ class Sampling:
     log-probabilities at all."""
 
 
-class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+class Conversation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A conversation that the model's chat template turns into a prompt. The front has checked its shape; its meaning
     is not checked."""
 
@@ -83,9 +83,21 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """True if the last message is the start of the answer. It excludes add_generation_prompt."""
 
 
-Prompt = str | tuple[TokenId, ...] | Conversation
-"""Text in which special tokens are parsed; tokens as they are; or a conversation, in which only the template's own
-special tokens are parsed."""
+class Infill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A text with a gap, for models with fill-in-the-middle tokens. Names of special tokens in it are letters."""
+
+    prefix: str
+    suffix: str
+    begun: str = ""
+    """The beginning of the text in the gap, which the prefix continues into."""
+    files: tuple[tuple[str, str], ...] | None = None
+    """(name, text) of further files, which go before the text in the form of a repository; None leaves out this form.
+    """
+
+
+Prompt = str | tuple[TokenId, ...] | Conversation | Infill
+"""Text in which special tokens are parsed; tokens as they are; a conversation, in which only the template's own
+special tokens are parsed; or a text with a gap."""
 
 MarkUse = Literal["hidden", "shown", "split"]
 """The treatment of control tokens in a job's text: they are hidden, shown by their names, or hidden while they

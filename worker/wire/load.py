@@ -184,6 +184,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Its name, as in `<s>`; None if the vocabulary has none."""
     eos_token: str | None = None
     pad_token: str | None = None
+    can_infill: bool = False
+    """True if the vocabulary has the tokens that mark a gap in a text."""
     chat_template: str | None = None
     """The Jinja template in force; None if conversations cannot be answered."""
     chat_template_caps: tuple[str, ...] = ()

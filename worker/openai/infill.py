@@ -1,0 +1,306 @@
+"""`POST /infill`: a request in llama-server's shape becomes a text with a gap, and a job becomes the text in the gap.
+
+Owns the route's fields and the shape of its answers. Pure; runs on the front's event loop. Large bodies are read on a
+thread.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from worker.openai.answers import Allowance, Choice, CollectedChoice, Heading, encode
+from worker.openai.errors import error_body, failure_detail
+from worker.openai.fields import (
+    GeneratingRequest,
+    Generation,
+    Members,
+    Terms,
+    read_generation,
+    read_object,
+    read_struct,
+)
+from worker.protocol.bodies import Count, FieldError, doc
+from worker.protocol.events import SIGN_OF_LIFE, SSE_TYPE, EndEvent, ErrorEvent, StartedEvent
+from worker.wire.jobs import Finished, Infill, Logprob, MarkUse, StopReason
+
+MAX_FILES = 128
+
+StopType = Literal["eos", "limit", "word"]
+_STOP_TYPES: dict[StopReason, StopType] = {"EOS": "eos", "MAX_TOKENS": "limit", "STOP_SEQUENCE": "word"}
+
+_SPELLINGS = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+"""llama-server's names of fields that have others at `/v1`."""
+_UNLIMITED = -1
+_NO_FILES_NAME = "tmp"
+"""llama-server's name of a file without one."""
+
+# ── requests ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class OtherFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that helps to fill the gap."""
+
+    text: str
+    filename: str = _NO_FILES_NAME
+
+
+class InfillRequest(GeneratingRequest, frozen=True, kw_only=True):
+    """The body of `POST /infill`. It may also have the sampling fields of `/execute`. A field that is null counts as
+    absent. Fields that have no effect are ignored and named in `x-ignored-fields`."""
+
+    input_prefix: Annotated[str | None, doc("The text before the gap.")] = None
+    input_suffix: Annotated[str | None, doc("The text after the gap.")] = None
+    input_extra: Annotated[list[OtherFile] | None, doc("Further files, at most 128, the nearest last.")] = None
+    prompt: Annotated[str | None, doc("The beginning of the text in the gap. The answer continues it.")] = None
+    n_predict: Annotated[
+        int | None,
+        doc("Maximum tokens to generate; -1 has no limit but the context, 0 only computes the prompt.", minimum=-1),
+    ] = None
+    cache_prompt: Annotated[bool | None, doc("The worker caches every prompt; true is accepted.")] = None
+    n_probs: Annotated[int | None, doc("Only /v1/completions reports log-probabilities.", const=0)] = None
+    response_fields: Annotated[
+        list[str] | None, doc("The members of the answer that are sent, e.g. `content` and `timings/predicted_n`.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfillAsked:
+    """A request that has passed every check which does not need its tokens."""
+
+    prompt: Infill
+    generation: Generation
+    response_fields: tuple[str, ...] | None
+    n_ctx: int
+    marks: ClassVar[MarkUse] = "hidden"
+
+    def choices(self, heading: Heading) -> list[Choice]:
+        """The only choice."""
+        kind = StreamedFill if self.generation.is_stream else CollectedFill
+        return [kind(self, heading, Allowance())]
+
+    def body(self, heading: Heading, choices: Sequence[Choice]) -> bytes:  # noqa: ARG002 - the choice has its own
+        """The whole answer, once the choice has ended."""
+        (choice,) = choices
+        assert isinstance(choice, CollectedFill)
+        return choice.made()
+
+
+def read_infill(body: bytes | bytearray, terms: Terms) -> InfillAsked:
+    """Raises: NotAnObject, UnknownModel, FieldsRefused."""
+    members = _as_v1(read_object(body))
+    errors: list[FieldError] = []
+    request = read_struct(InfillRequest, members, errors)
+    errors += _rules(request, members, terms)
+    generation = read_generation(
+        members,
+        request,
+        terms,
+        errors,
+        logprobs=None,
+        max_tokens=request.max_tokens,
+        min_max_tokens=0,
+        names={"prompt": "input_prefix", **{ours: theirs for theirs, ours in _SPELLINGS.items()}},
+        ignored=_ignored(request),
+    )
+    return InfillAsked(
+        prompt=Infill(
+            prefix=request.input_prefix or "",
+            suffix=request.input_suffix or "",
+            begun=request.prompt or "",
+            files=tuple((file.filename, file.text) for file in request.input_extra or ()),
+        ),
+        generation=generation,
+        response_fields=None if request.response_fields is None else tuple(request.response_fields),
+        n_ctx=terms.n_ctx,
+    )
+
+
+def _as_v1(members: Members) -> Members:
+    """The members with `/v1`'s names and values where llama-server has others."""
+    made = dict(members)
+    for theirs, ours in _SPELLINGS.items():
+        if made.get(theirs) is not None:
+            made.setdefault(ours, made[theirs])
+            del made[theirs]
+    for name in ("max_tokens", "seed"):
+        if made.get(name) == _UNLIMITED:
+            del made[name]
+    return made
+
+
+def _rules(request: InfillRequest, members: Members, terms: Terms) -> Iterator[FieldError]:
+    if not terms.can_infill:
+        text = "the model has no fill-in-the-middle tokens; use a model that has them, such as Qwen2.5-Coder"
+        yield FieldError(field="input_prefix", constraint="supported", message=text)
+    for name in ("input_prefix", "input_suffix"):
+        if members.get(name) is None:
+            yield FieldError(field=name, constraint="required", message=f"{name} is missing")
+    if len(request.input_extra or ()) > MAX_FILES:
+        text = f"input_extra must have at most {MAX_FILES} entries (got {len(request.input_extra or ())})"
+        yield FieldError(field="input_extra", constraint=f"max_count({MAX_FILES})", message=text)
+    if request.n is not None and request.n != 1:
+        yield FieldError(field="n", constraint="one_of", message="n must be 1: this route has one answer")
+    if request.n_probs:
+        text = "n_probs is not supported here; use logprobs of /v1/completions"
+        yield FieldError(field="n_probs", constraint="unsupported", message=text)
+    texts = [request.input_prefix, request.input_suffix, request.prompt]
+    texts += [text for file in request.input_extra or () for text in (file.filename, file.text)]
+    n_chars = sum(map(len, filter(None, texts)))
+    if n_chars > terms.max_prompt_chars:
+        limit = terms.max_prompt_chars
+        text = f"input_prefix, input_suffix, prompt and input_extra must be at most {limit} characters (got {n_chars})"
+        yield FieldError(field="input_prefix", constraint=f"length(..={limit})", message=text)
+
+
+def _ignored(request: InfillRequest) -> Iterator[str]:
+    if request.cache_prompt is False:
+        yield "cache_prompt"
+    if request.stream_options is not None:
+        yield "stream_options"
+
+
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts and times of one answer."""
+
+    cache_n: Annotated[Count, doc("Tokens of the prompt that were cached.")]
+    prompt_n: Annotated[Count, doc("Tokens of the prompt that were computed.")]
+    prompt_ms: Annotated[int, doc("Milliseconds from the request to the first token.")]
+    predicted_n: Count
+    predicted_ms: Annotated[int, doc("Milliseconds from the first token to the last.")]
+    predicted_per_second: float
+
+
+class FillSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings that editors read."""
+
+    n_ctx: Annotated[Count, doc("The tokens that one request may use.")]
+    n_predict: int
+    seed: Annotated[int, doc("The seed that the request sent, else the one that was drawn.")]
+
+
+class Fill(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer, and with `stream` its last event. Earlier events have content and `stop: false`."""
+
+    index: Count = 0
+    content: str
+    id_slot: int = 0
+    stop: bool = True
+    model: str
+    tokens_predicted: Count
+    tokens_evaluated: Annotated[Count, doc("Tokens of the prompt.")]
+    tokens_cached: Annotated[Count, doc("Tokens of the prompt that were cached.")]
+    generation_settings: FillSettings
+    truncated: Literal[False] = False
+    stop_type: StopType
+    stopping_word: str
+    timings: Timings
+
+
+class _Filling(Choice):
+    """The parts that a streamed and a collected answer share."""
+
+    def __init__(self, asked: InfillAsked, heading: Heading, allowance: Allowance) -> None:
+        super().__init__(0, allowance)
+        self._asked = asked
+        self._heading = heading
+        self._end: EndEvent | None = None
+        self._seed = 0
+
+    def started(self, event: StartedEvent) -> bytes:
+        self._seed = event.seed
+        return super().started(event)
+
+    def end(self, event: EndEvent, finished: Finished, logprobs: Sequence[Logprob] = ()) -> bytes:
+        self._end = event
+        return super().end(event, finished, logprobs)
+
+    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - there are none
+        return b""
+
+    def _filled(self, content: str) -> bytes:
+        event = self._end
+        assert event is not None
+        fill = Fill(
+            content=content,
+            model=self._heading.model,
+            tokens_predicted=self.n_drawn,
+            tokens_evaluated=self.n_prompt,
+            tokens_cached=self.n_cached,
+            generation_settings=FillSettings(
+                n_ctx=self._asked.n_ctx,
+                n_predict=self._asked.generation.fields.max_tokens,
+                seed=self._seed,
+            ),
+            stop_type=_STOP_TYPES[event.stop_reason],
+            stopping_word=event.stop_sequence_matched or "",
+            timings=Timings(
+                cache_n=self.n_cached,
+                prompt_n=self.n_prompt - self.n_cached,
+                prompt_ms=event.time_to_first_token_ms,
+                predicted_n=self.n_drawn,
+                predicted_ms=event.decode_time_ms,
+                predicted_per_second=_per_second(self.n_drawn, event.decode_time_ms),
+            ),
+        )
+        return encode(chosen(msgspec.to_builtins(fill), self._asked.response_fields))
+
+
+class CollectedFill(_Filling, CollectedChoice):
+    """A text that is sent when it is complete."""
+
+    def made(self) -> bytes:
+        return self._filled(self._text)
+
+    def _keep(self, logprobs: Sequence[Logprob]) -> None:
+        """There are none."""
+
+
+class StreamedFill(_Filling):
+    """A text that is sent as it is generated, without `[DONE]`."""
+
+    media_type = SSE_TYPE
+    sign_of_life = SIGN_OF_LIFE
+    is_collecting = False
+
+    def token(
+        self,
+        text: str,
+        index: int,  # noqa: ARG002
+        logprobs: Sequence[Logprob] = (),  # noqa: ARG002
+        n_sampled: int = 0,
+        *,
+        is_reasoning: bool = False,  # noqa: ARG002 - chat.py's alone
+    ) -> bytes:
+        members = b'"tokens_predicted":%d,"tokens_evaluated":%d' % (n_sampled, self.n_prompt)
+        return b'data: {"index":0,"content":%b,"stop":false,"id_slot":0,%b}\n\n' % (encode(text), members)
+
+    def error(self, event: ErrorEvent) -> bytes:
+        super().error(event)
+        return b"data: " + error_body(failure_detail(event)) + b"\n\n"
+
+    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - there are none
+        return b"data: " + self._filled("") + b"\n\n"
+
+
+def chosen(answer: Mapping[str, Any], paths: Sequence[str] | None) -> Mapping[str, Any]:
+    """The members at these paths (`timings/predicted_n`), each under its path, as llama-server names them. A path that
+    leads nowhere is left out. All members if `paths` is None."""
+    if paths is None:
+        return answer
+    found: dict[str, Any] = {}
+    for path in paths:
+        value: Any = answer
+        for part in path.split("/"):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None:
+            found[path] = value
+    return found
+
+
+def _per_second(n_tokens: int, time_ms: int) -> float:
+    return round(1000 * n_tokens / time_ms, 2) if time_ms else 0.0
