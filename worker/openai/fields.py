@@ -51,6 +51,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "moderation": (),
     "store": (False,),
     "structural_tag": (),
+    "suffix": ("",),
     "use_beam_search": (False,),
     "web_search_options": (),
 }
@@ -240,11 +241,12 @@ def check_model(model: str | None, terms: Terms) -> None:
         raise UnknownModel(model, terms.model)
 
 
-def unsupported(members: Members) -> Iterator[FieldError]:
-    """The errors for fields that have an effect which this worker does not support."""
+def unsupported(members: Members, shape: type[msgspec.Struct]) -> Iterator[FieldError]:
+    """The errors for fields that have an effect which this worker does not support at a route of this shape."""
+    own = {field.name for field in msgspec.structs.fields(shape)}
     for name, idle in _UNSUPPORTED.items():
         value = members.get(name)
-        if value is not None and value not in idle:
+        if value is not None and value not in idle and name not in own:
             text = f"{name} is not supported by this worker; remove it"
             yield FieldError(field=name, constraint="unsupported", message=text)
 
@@ -295,7 +297,7 @@ def read_generation(
     Raises: UnknownModel; FieldsRefused with the errors found so far and here.
     """
     check_model(request.model, terms)
-    errors += unsupported(members)
+    errors += unsupported(members, type(request))
     values = _shared(members, errors) | {"seed": _seed(request.seed, errors), "stop": _stops(request.stop)}
     wanted = constraint_of(request, values, errors)
     spelled = {**names, **wanted.names}
