@@ -9,19 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 TEXTS = [
-    "a",
-    "name",
-    "x1",
-    "1.2.3",
-    "https://example.org/a",
-    "A",
-    "10",
-    "a-b",
-    "./a",
-    "abc_def",
-    "2024-01-31",
-    "",
-    "é 🎈",
+    *("a", "name", "x1", "1.2.3", "https://example.org/a", "A", "10", "a-b", "./a", "abc_def", "2024-01-31"),
+    *("", "é 🎈"),
 ]
 FORMATS = {
     "date": "2024-02-29",

@@ -24,20 +24,11 @@ NEIGHBOUR = {"prompt": "Once upon a time", "max_tokens": 900, "temperature": 0.8
 
 
 WORST = (
-    "regex: stars upon stars",
-    "regex: optionals before the same",
-    "regex: lazy wildcards",
-    "regex: many ranges",
-    "regex: a product",
-    "regex: 4,000,000,000 times",
-    "schema: allOf of 20 patterns",
-    "schema: 1,000 patterns",
-    "schema: at least one of 1,000",
-    "schema: 1,000 optional properties",
-    "schema: prefixItems of anything",
-    "schema: a value of 64 KiB",
-    "schema: what is no number, shifted",
-    "schema: a number of 10,000 digits",
+    *("regex: stars upon stars", "regex: optionals before the same", "regex: lazy wildcards"),
+    *("regex: many ranges", "regex: a product", "regex: 4,000,000,000 times", "schema: allOf of 20 patterns"),
+    *("schema: 1,000 patterns", "schema: at least one of 1,000", "schema: 1,000 optional properties"),
+    *("schema: prefixItems of anything", "schema: a value of 64 KiB"),
+    *("schema: what is no number, shifted", "schema: a number of 10,000 digits"),
 )
 """Each takes seconds, hundreds of megabytes or the engine without the trial; tests/llama has the others one by one."""
 

@@ -44,15 +44,8 @@ def test_langchains_standard_tests_pass(worker: WorkerProcess, tmp_path: Path) -
     program = tmp_path / "test_standard.py"
     shutil.copy(PROGRAMS / "langchain_standard.py", program)
     options = (
-        "-q",
-        "-ra",
-        "--snapshot-update",
-        "-o",
-        "asyncio_mode=auto",
-        "-o",
-        "asyncio_default_test_loop_scope=session",
-        "-k",
-        "not pydantic_2_v1",
+        *("-q", "-ra", "--snapshot-update", "-o", "asyncio_mode=auto", "-o"),
+        *("asyncio_default_test_loop_scope=session", "-k", "not pydantic_2_v1"),
     )
     told = environment("langchain").run(
         *("python", "-m", "pytest", *options, str(program)),

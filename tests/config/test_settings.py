@@ -137,12 +137,8 @@ BAD: dict[str, list[str]] = {
     "scheduling": ["fifo"],
     "worker_id": ["", "a b", "worker/1", "x" * 257],
     "callback_url": [
-        "pool:9200/ready",
-        "ftp://pool/ready",
-        "http:///ready",
-        "http://pool:65536/ready",
-        "http://pool:0/ready",
-        "http://[::1/ready",
+        *("pool:9200/ready", "ftp://pool/ready", "http:///ready", "http://pool:65536/ready"),
+        *("http://pool:0/ready", "http://[::1/ready"),
     ],
     "advertise_url": ["http://a b", "http://pool:65536/ready"],
     "cors_origin": [

@@ -251,22 +251,10 @@ def test_hf_reference_is_read_into_its_parts(
 @pytest.mark.parametrize(
     "reference",
     [
-        "hf:",
-        "hf:org",
-        "hf:../x",
-        "hf:org/..",
-        "hf:org/repo@",
-        "hf:org/repo@../..",
-        "hf:org/repo::file=",
-        "hf:org/repo::file=../x.gguf",
-        "hf:org/repo::file=a/../../x.gguf",
-        "hf:org/repo::file=/x.gguf",
-        "hf:org/repo::file=x.bin",
-        "hf:org/repo:",
-        "hf:org/repo:a/b",
-        "hf:org/repo:Q4_K_M@main",
-        "hf:org/repo:Q4_K_M::file=x.gguf",
-        "hf:org/repo\n",
+        *("hf:", "hf:org", "hf:../x", "hf:org/..", "hf:org/repo@", "hf:org/repo@../..", "hf:org/repo::file="),
+        *("hf:org/repo::file=../x.gguf", "hf:org/repo::file=a/../../x.gguf", "hf:org/repo::file=/x.gguf"),
+        *("hf:org/repo::file=x.bin", "hf:org/repo:", "hf:org/repo:a/b", "hf:org/repo:Q4_K_M@main"),
+        *("hf:org/repo:Q4_K_M::file=x.gguf", "hf:org/repo\n"),
     ],
 )
 def test_malformed_hf_reference_is_not_found(reference: str, catalog: Catalog, models_dir: Path) -> None:

@@ -13,31 +13,15 @@ from worker.observe.redaction import MASK, NO_SECRETS, Secrets
 redact, redact_text = NO_SECRETS.redact, NO_SECRETS.redact_text
 
 SECRET_KEYS = [
-    "api_key",
-    "api-key",
-    "token",
-    "LLORCH_API_TOKEN",
-    "hf_token",
-    "authorization",
-    "Proxy-Authorization",
-    "password",
-    "client_secret",
-    "set-cookie",
+    *("api_key", "api-key", "token", "LLORCH_API_TOKEN", "hf_token", "authorization", "Proxy-Authorization"),
+    *("password", "client_secret", "set-cookie"),
 ]
 
 SECRET_TEXTS = [
-    "Authorization: Bearer s3cret",
-    "{'authorization': 'Bearer s3cret'}",
-    "authorization: Basic s3cret",
-    "got bearer s3cret, wanted another",
-    "http://user:s3cret@host/path",
-    "https://s3cret@host",
-    "https://host/p?access_token=s3cret&x=1",
-    "LLORCH_API_TOKEN=s3cret",
-    '{"api_key": "s3cret"}',
-    "X-Api-Key: s3cret",
-    "password=s3cret",
-    "using hf_s3cretABCDEFGHIJKLMN now",
+    *("Authorization: Bearer s3cret", "{'authorization': 'Bearer s3cret'}", "authorization: Basic s3cret"),
+    *("got bearer s3cret, wanted another", "http://user:s3cret@host/path", "https://s3cret@host"),
+    *("https://host/p?access_token=s3cret&x=1", "LLORCH_API_TOKEN=s3cret", '{"api_key": "s3cret"}'),
+    *("X-Api-Key: s3cret", "password=s3cret", "using hf_s3cretABCDEFGHIJKLMN now"),
 ]
 
 

@@ -121,12 +121,8 @@ def test_an_unknown_route_is_refused_in_the_shape_that_clients_show(
 
 
 POOL_MANAGERS = (
-    "/v1/inference",
-    "/v1/infer/x",
-    "/v1/jobs",
-    "/v1/jobs/x",
-    "/v1/loading/progress",
-    "/v1/loading/progress/",
+    *("/v1/inference", "/v1/infer/x", "/v1/jobs", "/v1/jobs/x"),
+    *("/v1/loading/progress", "/v1/loading/progress/"),
 )
 """Paths under `/v1` that are none of OpenAI's, as docs/protocol.md 3 has them; those of routes follow."""
 
