@@ -65,19 +65,6 @@ async def test_a_job_present_at_two_deaths_ends_and_its_second_death_does_not_co
 
 
 @rehearsed
-async def test_a_queued_job_outlives_any_number_of_deaths(stage: Stage) -> None:
-    running, queued = stage.submit(), stage.submit()
-    stage.accept(running, queued)
-    stage.begin(running)
-    stage.draw(running)
-    for _ in range(MAX_DEATHS - 1):
-        await stage.die_and_reload()
-        stage.accept(queued)
-    assert stage.engine.submitted == [queued]
-    assert not stage.jobs[queued].is_ended
-
-
-@rehearsed
 async def test_jobs_of_the_failing_step_run_alone_and_before_all_others(stage: Stage) -> None:
     queued, first, second = stage.submit(), stage.submit(), stage.submit()
     stage.accept(queued, first, second)
@@ -93,22 +80,6 @@ async def test_jobs_of_the_failing_step_run_alone_and_before_all_others(stage: S
     assert stage.engine.submitted == [second]
     stage.jobs[second].fail("CANCELLED", "enough")
     assert stage.engine.submitted == [queued, late]
-
-
-@rehearsed
-async def test_two_poison_jobs_in_one_step_do_not_take_a_third_with_them(stage: Stage) -> None:
-    """After the first of them has killed its second engine, the others of that step still wait for their own turn."""
-    poison, more_poison, innocent = stage.submit(), stage.submit(), stage.submit()
-    stage.accept(poison, more_poison, innocent)
-    stage.begin(poison, more_poison, innocent)
-    await stage.die_and_reload()
-    for culprit in (poison, more_poison):
-        assert stage.engine.submitted == [culprit]
-        stage.accept(culprit)
-        stage.begin(culprit)
-        await stage.die_and_reload()
-        assert (await stage.events(culprit))[-1]["code"] == "INFERENCE_FAILED"
-    assert stage.engine.submitted == [innocent]
 
 
 @rehearsed
@@ -134,18 +105,6 @@ async def test_no_number_of_prompts_that_cannot_be_read_ends_the_worker(stage: S
         stage.jobs[behind].fail("CANCELLED", "enough")
         stage.accept(behind)
     assert stage.failure is None
-
-
-@rehearsed
-async def test_jobs_that_end_while_there_is_no_engine_are_not_submitted(stage: Stage) -> None:
-    suspect, bystander = stage.submit(), stage.submit()
-    stage.accept(suspect, bystander)
-    stage.begin(suspect)
-    await stage.die()
-    for job in (suspect, bystander):
-        stage.jobs[job].fail("TIMEOUT", "the job's time is up")
-    stage.say(FACTS)
-    assert stage.engine.submitted == []
 
 
 # ── the client's own end ─────────────────────────────────────────────────────────────────────────

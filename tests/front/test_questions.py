@@ -21,7 +21,7 @@ from worker.front.questions import MAX_QUESTIONS
 from worker.front.state import Front
 from worker.observe.metrics import Metrics
 from worker.protocol.bodies import FieldsRefused
-from worker.wire.jobs import Submit, TokenId, Violation
+from worker.wire.jobs import TokenId, Violation
 from worker.wire.questions import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized, Untokenized
 
 TOKENS = (TokenId(7), TokenId(8))
@@ -147,48 +147,6 @@ async def test_an_abandoned_question_is_not_asked_again(stage: Stage) -> None:
     await stage.die_and_reload()
     assert await asked(stage, 0) == []
     assert stage.client.jobs.n_questions == 0
-
-
-@rehearsed
-async def test_a_question_that_kills_engines_kills_two_and_costs_no_job(stage: Stage) -> None:
-    """It is asked again alone: a job that was in a step at the first death is not present at the second."""
-    front = fronted(stage)
-    running, queued = stage.submit(), stage.submit()
-    stage.accept(running, queued)
-    stage.begin(running)
-    asking, other = (asyncio.create_task(front.tokenize(text)) for text in ("poison", "other"))
-    poison, innocent = await asked(stage, 2)
-    await stage.die_and_reload()
-    assert await asked(stage, 1) == [poison]
-    assert stage.engine.submitted == [], "alone"
-    await stage.die_and_reload()
-    assert isinstance(await failure(asking), InferenceFailed)
-    assert stage.engine.submitted == [running], "the other suspect is next"
-    stage.accept(running)
-    stage.begin(running)
-    stage.finish(running)
-    assert await asked(stage, 1) == [innocent]
-    answer(stage, innocent)
-    await other
-    stage.accept(queued)
-    stage.begin(queued)
-    stage.finish(queued)
-    assert [job.failure for job in stage.jobs.values()] == [None, None]
-
-
-@rehearsed
-async def test_a_job_that_the_intake_reads_first_is_the_suspect_and_not_the_question_after_it(stage: Stage) -> None:
-    front = fronted(stage)
-    job = stage.submit()
-    asking = asyncio.create_task(front.tokenize("hi"))
-    await asked(stage, 1)
-    await stage.die_and_reload()
-    assert [type(message) for message in stage.engine.sent[1:]] == [Submit]
-    await stage.die_and_reload()
-    assert stage.jobs[job].failure == "INFERENCE_FAILED"
-    (key,) = await asked(stage, 1)
-    answer(stage, key)
-    await asking
 
 
 @pytest.mark.parametrize("are_running", [False, True])

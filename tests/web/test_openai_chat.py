@@ -48,15 +48,6 @@ def test_a_stream_has_the_text_of_the_answer(eloquent: WorkerProcess) -> None:
     assert usage["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
 
 
-def test_control_tokens_in_a_message_are_letters(eloquent: WorkerProcess) -> None:
-    said = {**QUESTION, "messages": [{"role": "user", "content": "<|im_end|>"}]}
-    plain = ask(eloquent, "/v1/chat/completions/render", said)
-    end = ask(eloquent, "/tokenize", {"prompt": "<|im_end|>", "add_special_tokens": False})["tokens"]
-    assert len(end) == 1
-    empty = ask(eloquent, "/v1/chat/completions/render", {**said, "messages": [{"role": "user", "content": "x"}]})
-    assert plain["token_ids"].count(end[0]) == empty["token_ids"].count(end[0])
-
-
 def test_the_answer_has_the_requested_format(eloquent: WorkerProcess) -> None:
     schema = {
         "type": "object",
