@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.sampling.draw import uniform
+from worker.sampling.sample import uniform
 from worker.wire.jobs import Sampling
 
 Ids = NDArray[np.intp]

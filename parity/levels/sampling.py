@@ -14,8 +14,7 @@ from parity import formula
 from parity.bounds import Bounds
 from parity.evidence import Candidate, ReferenceLogits
 from parity.report import Check, Level, Table, judged
-from worker.sampling.draw import uniform
-from worker.sampling.sample import candidates, sample
+from worker.sampling.sample import candidates, sample, uniform
 from worker.wire.jobs import Sampling
 
 Row = NDArray[np.float32]

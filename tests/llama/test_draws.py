@@ -15,8 +15,7 @@ from worker.engine.step import Sampled, Score, Scoring, Slice
 from worker.llama.constrained import constraints_of
 from worker.llama.context import Logits
 from worker.llama.devices import devices
-from worker.llama.draw_threads import MIN_ROWS, MIN_VALUES, DrawThreads
-from worker.llama.draws import Draws
+from worker.llama.draws import MIN_ROWS, MIN_VALUES, Draws, DrawThreads
 from worker.llama.model import Model
 from worker.plan.devices import choose_device
 from worker.wire.jobs import Sampling, SlotId, TokenId

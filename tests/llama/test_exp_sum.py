@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sampling.test_wide_rows import LAW, cases
-from worker.llama.exp_sum import fastest_estimate
+from worker.llama.draws import fastest_estimate
 from worker.llama.library import LIBRARY_DIR
 from worker.sampling.arrays import Logits
 from worker.sampling.estimate import F32_SLACK, Estimate, numpy_estimate

@@ -22,7 +22,7 @@ from tests.parity.small_gguf import read_tensor, with_tensor
 from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.plan.devices import choose_device
-from worker.sampling.draw import uniform
+from worker.sampling.sample import uniform
 
 PROMPTS = ("Once upon a time", "def quicksort(items):")
 N_TOKENS = 8

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.random import Philox
 
-from worker.sampling.draw import uniform
+from worker.sampling.sample import uniform
 
 GOLDEN = {
     (0, 0): "0x1.7a5d3204726c0p-7",

@@ -14,8 +14,7 @@ from tests.sampling.rows import Row, row
 from tests.sampling.test_distribution import excess
 from tests.sampling.test_transforms import ENDS, SHARP, Case, cases
 from worker.sampling.arrays import NO_IDS, Ids, Mask
-from worker.sampling.draw import uniform
-from worker.sampling.sample import candidates, masked, sample
+from worker.sampling.sample import candidates, masked, sample, uniform
 from worker.wire.jobs import Sampling, TokenId
 
 LAW = settings(max_examples=250)

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from tests.sampling.reference import expected_candidates, expected_token
 from tests.sampling.rows import ids_of, probs_of, row
-from worker.sampling.draw import uniform
-from worker.sampling.sample import candidates, sample
+from worker.sampling.sample import candidates, sample, uniform
 from worker.wire.jobs import Sampling
 
 LAW = settings(max_examples=250)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from tests.sampling.reference import Borders, NothingLeft, expected_candidates, expected_token, expected_uniform
 from tests.sampling.rows import Row, ids_of, row
-from worker.sampling.draw import uniform
-from worker.sampling.sample import candidates, sample
+from worker.sampling.sample import candidates, sample, uniform
 from worker.wire.jobs import Sampling, TokenId
 
 LAW = settings(max_examples=250)

@@ -26,7 +26,7 @@ from tools.bench.measures import check
 from worker.commands.places import not_here, where
 from worker.commands.tables import print_table
 from worker.downloads.catalog import load_catalog, locate
-from worker.llama.exp_sum import fastest_estimate
+from worker.llama.draws import fastest_estimate
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import candidates, sample
 from worker.wire.jobs import Sampling, TokenId

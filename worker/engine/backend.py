@@ -186,7 +186,8 @@ class LoadedModel:
     runner: Runner
     prompts: Prompts
     constrain: Callable[[Submit], Constraint | Violation | None]
-    """It returns a fresh constraint for a job that asks for one, or why there is none. The intake thread calls it."""
+    """It returns a fresh constraint for a job that asks for one, or why there is none. The intake thread calls it for
+    such jobs."""
     facts: Loaded
     marks: Marks = NO_MARKS
     """The vocabulary's control tokens."""

@@ -88,6 +88,8 @@ class Context:
         params.flash_attn_type = FLASH_ATTENTION[flash_attn]
         params.kv_unified, params.swa_full = True, swa_full
         self._model = model
+        self.is_asynchronous = model.device.is_gpu
+        """True if `llama_decode` returns before the device has computed the batch."""
         self._threads, self._n_threads, self._n_threads_batch = threads, n_threads, n_threads_batch
         self._open(params)
         self.n_slots, self.decoding_s = n_seq_max, 0.0
@@ -106,11 +108,6 @@ class Context:
     def can_abort(self) -> bool:
         """True if `request_abort` has an effect: where the backend asks, and the model can be rewound afterwards."""
         return self._model.device.backend in ("cpu", "metal") and self._model.can_rewind
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """True if `llama_decode` returns before the device has computed the batch."""
-        return self._model.device.is_gpu
 
     @property
     def can_pad(self) -> bool:

@@ -2,27 +2,63 @@
 
 Owns a slice's way through its rows. Knows nothing of decoding or jobs. Each slice has its own rows, settings and
 constraint, and shares nothing with another that changes, so that no other slice can change a result, nor can the thread
-that draws. Used by the step thread, which has others draw along (draw_threads.py).
+that draws. Used by the step thread, which has others draw along (`DrawThreads`): numpy and ggml let other threads run
+while they go through a row, so that several rows are drawn from at once.
 """
 
+import ctypes
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from worker.constraints.constraint import Constraint
 from worker.engine.step import MAX_TOPS, Sampled, Score, Scoring, Slice
-from worker.llama.context import Logits
-from worker.llama.draw_threads import DrawThreads
-from worker.llama.exp_sum import fastest_estimate
+from worker.llama.library import library_function
 from worker.llama.model import Model
+from worker.sampling.arrays import Logits
+from worker.sampling.estimate import Estimate, numpy_estimate, scaled
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import GREEDY_BELOW, sample
 from worker.wire.jobs import Logprob, Sampling, TokenId, TopToken
 
+T = TypeVar("T")
+R = TypeVar("R")
+
+MAX_DRAW_THREADS = 4
+"""More gain little: about a third of a draw needs the interpreter, which one thread at a time has."""
+
+MIN_ROWS = 8
+MIN_VALUES = 200_000
+"""The rows, and the values in all of them, from which on several threads draw: as many values take 0.3 ms, and ten if
+all tokens are about as probable. To wake a thread takes some 50 µs."""
+
 _ENTRY = struct.Struct("<id")
 """A token and its log-probability. A score has one for the prompt's own token, and then the most probable ones."""
+
+
+class DrawThreads:
+    """`n_threads` at most, the step thread among them."""
+
+    def __init__(self, n_threads: int, *, min_rows: int = MIN_ROWS, min_values: int = MIN_VALUES) -> None:
+        self._n_threads = min(n_threads, MAX_DRAW_THREADS)
+        self._min_rows, self._min_values = min_rows, min_values
+        self._helpers: ThreadPoolExecutor | None = None
+
+    def pays(self, n_rows: int, n_values: int) -> bool:
+        """True if several threads are to draw from `n_rows` rows, which have `n_values` values together."""
+        return self._n_threads > 1 and n_rows >= self._min_rows and n_values >= self._min_values
+
+    def map(self, draw: Callable[[T], R], asked: Seq[T]) -> list[R]:
+        """Return the results of `draw` for each, in order. Raises: as `draw`."""
+        if self._helpers is None:
+            self._helpers = ThreadPoolExecutor(self._n_threads - 1, thread_name_prefix="draw")
+        n = self._n_threads
+        parts = [self._helpers.submit(lambda part: [draw(each) for each in part], asked[at::n]) for at in range(1, n)]
+        found: list[list[R]] = [[draw(each) for each in asked[::n]], *(part.result() for part in parts)]
+        return [found[at % n][at // n] for at in range(len(asked))]
 
 
 class _Turn(NamedTuple):
@@ -160,3 +196,27 @@ def _constraint_of(slice_: Slice) -> Constraint | None:
         "constraints/constraint.py makes them all"
     )
     return slice_.constraint
+
+
+def fastest_estimate() -> Estimate:
+    """ggml's way where the CPU backend is linked in. Where it is a module, numpy's: a module shows no kernels.
+
+    Source: ggml_vec_soft_max_f32 (ggml/src/ggml-cpu/vec.h): y[i] = expf(x[i] - max), and the sum in float64. Its vector
+    exp is off by 2 units in the last place.
+    """
+    try:
+        soft_max = library_function(
+            "ggml_vec_soft_max_f32",
+            ctypes.c_double,
+            *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float),
+        )
+    except AttributeError:
+        return numpy_estimate
+
+    def estimate(logits: Logits, shift: float, temperature: float) -> float:
+        weights = scaled(logits, shift, 1.0 / temperature)
+        address = weights.ctypes.data
+        total: float = soft_max(len(weights), address, address, 0.0)
+        return total
+
+    return estimate

@@ -11,8 +11,7 @@ from worker.engine.backend import Meanwhile, do_nothing
 from worker.engine.step import BadBatch, NoRoom, Sampled, Score, Slice, Step
 from worker.llama.batch import batches
 from worker.llama.context import Context
-from worker.llama.draw_threads import DrawThreads
-from worker.llama.draws import Draws
+from worker.llama.draws import Draws, DrawThreads
 from worker.llama.model import Model
 from worker.plan.buffers import BufferSizes
 from worker.wire.jobs import Logprob

@@ -142,7 +142,7 @@ class Intake:
         """Queue a job with its tokens and its constraint, or refuse it with all that is wrong."""
         assert self._model is not None
         prompt = self._tokens_of(submit)
-        constraint = self._model.constrain(submit)
+        constraint = self._model.constrain(submit) if submit.is_constrained else None
         prediction = self._predicted(submit.prediction)
         broken = tuple(found for found in (prompt, constraint, prediction) if isinstance(found, Violation))
         if isinstance(prompt, Violation) or isinstance(constraint, Violation) or isinstance(prediction, Violation):

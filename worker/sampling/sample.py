@@ -16,13 +16,15 @@ import numpy as np
 
 from worker.sampling import unsorted
 from worker.sampling.arrays import NO_IDS, Ids, Logits, Mask, Reals
-from worker.sampling.draw import TOKEN_LANE, XTC_LANE, uniform
 from worker.sampling.estimate import Estimate, numpy_estimate
 from worker.sampling.row import NoToken, Row, banned, has_only_bans, row_of
 from worker.sampling.shortlist import Shortlist, covering, settled, whole
 from worker.sampling.sorted import in_order, softmax, truncated, without_top_choices
 from worker.sampling.unsorted import Undecided
 from worker.wire.jobs import Sampling, TokenId
+
+TOKEN_LANE, XTC_LANE = 0, 2
+"""The lane of the number that decides the token, and of the one that decides whether XTC acts."""
 
 GREEDY_BELOW = 1e-6
 """docs/protocol.md 5: a lower temperature means argmax."""
@@ -135,3 +137,40 @@ def _before_xtc(row: Row, sampling: Sampling) -> tuple[Ids, Reals]:
         with suppress(Undecided):
             return in_order(unsorted.truncated(shortlist, sampling))
     return truncated(*in_order(whole(row, sampling)), sampling)
+
+
+# ── the draw's randomness ────────────────────────────────────────────────────────────────────────────
+
+# It is counter-based, so nothing is carried from token to token: a job that is run again, preempted or computed with
+# other jobs draws the same numbers.
+
+_MANTISSA_BITS = 53
+_WORD_BITS = 64
+_WORD = 2**_WORD_BITS - 1
+_ROUNDS = 10
+_MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
+_KEY_STEPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
+
+
+def uniform(seed: int, position: int, lane: int = TOKEN_LANE) -> float:
+    """A number in [0, 1), a multiple of 2^-53, that depends on (seed, position, lane) only.
+
+    `seed`: u64. `position`: how many tokens the job has generated, from 0. `lane`: 0..3, independent of each other.
+    Source: Philox4x64-10 (Salmon et al., SC11) with key = seed and counter = position + 1, one word per lane; these are
+    the words of numpy.random.Philox(key=seed, counter=position), which reads the system's entropy each time it is made.
+    """
+    return (_block(seed, position + 1)[lane] >> (_WORD_BITS - _MANTISSA_BITS)) * 2.0**-_MANTISSA_BITS
+
+
+def _block(key: int, counter: int) -> tuple[int, int, int, int]:
+    """The four 64-bit words of Philox4x64-10 for a key and a counter below 2^64."""
+    multiplier_a, multiplier_b = _MULTIPLIERS
+    step_a, step_b = _KEY_STEPS
+    key_a, key_b = key, 0
+    a, b, c, d = counter, 0, 0, 0
+    for _ in range(_ROUNDS):
+        product_a, product_b = multiplier_a * a, multiplier_b * c
+        a, b = (product_b >> _WORD_BITS) ^ b ^ key_a, product_b & _WORD
+        c, d = (product_a >> _WORD_BITS) ^ d ^ key_b, product_a & _WORD
+        key_a, key_b = (key_a + step_a) & _WORD, (key_b + step_b) & _WORD
+    return a, b, c, d

@@ -101,6 +101,8 @@ def _state_routes(front: Front) -> list[HTTPRouteHandler]:
 
 
 def _execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
+    timeout_s, max_tokens_out = front.settings.execute_timeout_s, front.settings.execute_tokens_out
+
     @post("/execute", status_code=200, opt=described(operations.EXECUTE))
     async def execute(request: AnyRequest) -> ASGIResponse:
         """Stream a job's tokens as server-sent events, or as JSON lines if Accept asks for them."""
@@ -108,12 +110,14 @@ def _execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
             if has_too_many(request.scope):
                 raise WorkerBusy("too many requests come from this address; try again later", retry_after_s=1)
             dialect = choose_dialect(request.headers.get("accept"), sse_event_names=front.settings.sse_event_names)
-            asked = await bodies.decoded(request, partial(_read_execute, front=front, dialect=dialect))
+            asked = await bodies.decoded(
+                request, partial(_read_execute, front=front, dialect=dialect, max_tokens_out=max_tokens_out)
+            )
             jobs = front.open_jobs(
                 [asked],
                 request.headers.get("x-deadline"),
                 request.scope["state"]["correlation_id"],
-                timeout_s=front.settings.execute_timeout_s,
+                timeout_s=timeout_s,
                 trace=trace_context(request.scope["headers"]),
                 is_crowded=is_crowded(request.scope),
             )
@@ -123,14 +127,11 @@ def _execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
     return execute
 
 
-def _read_execute(body: bytearray, front: Front, dialect: Dialect) -> JobRequest:
+def _read_execute(body: bytearray, front: Front, dialect: Dialect, max_tokens_out: int) -> JobRequest:
     """Raises: BodyRejected, FieldsRefused."""
     request = parse_execute(body)
     vocab_size = front.facts.vocab_size if front.facts is not None else None
-    settings = front.settings
-    prompt = checked_prompt(
-        request, settings.execute_tokens_out, vocab_size, max_prompt_chars=settings.max_prompt_chars
-    )
+    prompt = checked_prompt(request, max_tokens_out, vocab_size, max_prompt_chars=front.settings.max_prompt_chars)
     return JobRequest(job_id=request.job_id, fields=request, prompt=prompt, dialect=dialect)
 
 

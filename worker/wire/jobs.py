@@ -123,6 +123,10 @@ class Submit(Frame, frozen=True, kw_only=True):
     """A text that the answer will probably repeat; empty means none."""
     marks: MarkUse = "hidden"
 
+    @property
+    def is_constrained(self) -> bool:
+        return not (self.grammar is None and self.json_schema is None and self.regex is None)
+
 
 class Cancel(Frame, frozen=True, kw_only=True):
     """The job leaves before the next step. Cancelling twice is once; unknown jobs are ignored."""
