@@ -14,7 +14,8 @@ from tests.front.rehearsal import FACTS
 from tests.observe.ended import ended
 from tests.observe.test_vllm_metrics import VLLM_SERIES
 from worker import __version__, errors
-from worker.observe.metrics import REFUSAL_CODES, Metrics
+from worker.observe.counters import REFUSAL_CODES
+from worker.observe.metrics import Metrics
 from worker.wire.jobs import StepDone
 from worker.wire.load import Offload, OffPlan
 

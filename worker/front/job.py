@@ -22,7 +22,7 @@ from enum import Enum, auto
 import msgspec
 
 from worker.errors import DeadlineExceeded, WorkerError
-from worker.observe.metrics import Metrics, Outcome
+from worker.observe.counters import Counters, Outcome
 from worker.observe.vllm_metrics import FinishReason
 from worker.protocol.bodies import refused_by_engine
 from worker.protocol.events import EndEvent, ErrorEvent, MetricsEvent, StartedEvent, StreamCode
@@ -91,7 +91,7 @@ class Admission:
     """The end of the jobs' time: the earlier of the API's time limit and X-Deadline; infinite without either."""
     model: str
     vram_bytes: int
-    metrics: Metrics
+    metrics: Counters
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     """It is set when there is an event to take, or when none will come. Jobs whose answers leave together share it."""
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from worker.config.settings import Settings
 from worker.front.job import Job
+from worker.observe.counters import Counters
 from worker.observe.log_lines import get_logger
-from worker.observe.metrics import Metrics
 from worker.observe.redaction import Secrets
 from worker.observe.vllm_metrics import EndedJob, FinishReason
 from worker.wire.jobs import Conversation
@@ -44,7 +44,7 @@ class Throughput:
 
 
 class JobLog:
-    def __init__(self, settings: Settings, metrics: Metrics, traces: "Traces | None") -> None:
+    def __init__(self, settings: Settings, metrics: Counters, traces: "Traces | None") -> None:
         self._settings = settings
         self._model_ref = settings.reported_model_ref
         self._secrets = Secrets(settings.api_key)

@@ -42,11 +42,10 @@ class EndedJob:
 
 
 class VllmMetrics(Collector):
-    """`shared` are the figures with names of the worker's own, by vLLM's. Nothing has a value before the model has a
-    name."""
+    """Nothing has a value before the model has a name."""
 
-    def __init__(self, shared: Mapping[str, Collector]) -> None:
-        self._families = list(shared.items())
+    def __init__(self) -> None:
+        self._families: list[tuple[str, Collector]] = []
         self._model_name: str | None = None
         self._n_cells = 0
         self._kv_usage = self._gauge(
@@ -80,6 +79,10 @@ class VllmMetrics(Collector):
         self._tokens_generated = self._histogram("request_generation_tokens", "Tokens drawn for a job.", TOKENS)
         self._max_tokens = self._histogram("request_params_max_tokens", "A job's max_tokens.", TOKENS)
         self._n_answers = self._histogram("request_params_n", "Number of answers requested for one prompt.", ANSWERS)
+
+    def share(self, figures: Mapping[str, Collector]) -> None:
+        """Give figures with names of the worker's own vLLM's names, too."""
+        self._families = [*figures.items(), *self._families]
 
     def loaded(self, model_name: str, n_cells: int) -> None:
         self._model_name, self._n_cells = model_name, n_cells

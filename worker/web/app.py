@@ -12,30 +12,23 @@ import msgspec
 from litestar import Litestar, Response, get, post
 from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
-from litestar.response.base import ASGIResponse
 
 from worker import __version__
 from worker.config.settings import Settings
-from worker.errors import WorkerBusy
 from worker.front.health import Phase
 from worker.front.state import Front
 from worker.protocol import operations
 from worker.protocol.bodies import CancelBody, shutdown_body
-from worker.protocol.events import Dialect, choose_dialect
-from worker.protocol.execute import parse_cancel, parse_execute
-from worker.protocol.headers import request_id, trace_context
-from worker.protocol.job_request import JobRequest
+from worker.protocol.execute import parse_cancel
 from worker.protocol.openapi import MEDIA_TYPE, Limits, Route, openapi_document
-from worker.protocol.rules import checked_prompt
 from worker.web.bodies import AnyRequest, Bodies
 from worker.web.browsed import browsed, page_file
 from worker.web.chat_page import page_routes
-from worker.web.connection import has_too_many, is_crowded
 from worker.web.described import described, operation_of
 from worker.web.edge import OPEN_PATHS, Edge, note_refusal
+from worker.web.execute import execute_route
 from worker.web.openai import openai_routes
-from worker.web.refusals import counted, json_answer, refusal_of, render_error, text_answer
-from worker.web.streaming import JobStream
+from worker.web.refusals import json_answer, refusal_of, text_answer
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'nonce-{nonce}' "
@@ -49,7 +42,7 @@ change with the bundle."""
 def create_app(front: Front) -> Edge:
     """The whole HTTP side of the worker as one ASGI application."""
     bodies = Bodies(front.settings.max_body_bytes)
-    handlers = [*_state_routes(front), _execute_route(front, bodies), *_control_routes(front, bodies)]
+    handlers = [*_state_routes(front), execute_route(front, bodies), *_control_routes(front, bodies)]
     handlers += openai_routes(front, bodies)
     handlers += _document_routes(_document_of(handlers, front.settings))
     handlers += [] if front.settings.no_page else page_routes()
@@ -98,41 +91,6 @@ def _state_routes(front: Front) -> list[HTTPRouteHandler]:
         return Response(body, headers={"content-type": content_type})
 
     return [health, ready, readyz, livez, metrics]
-
-
-def _execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
-    timeout_s, max_tokens_out = front.settings.execute_timeout_s, front.settings.execute_tokens_out
-
-    @post("/execute", status_code=200, opt=described(operations.EXECUTE))
-    async def execute(request: AnyRequest) -> ASGIResponse:
-        """Stream a job's tokens as server-sent events, or as JSON lines if Accept asks for them."""
-        with counted(front, request):
-            if has_too_many(request.scope):
-                raise WorkerBusy("too many requests come from this address; try again later", retry_after_s=1)
-            dialect = choose_dialect(request.headers.get("accept"), sse_event_names=front.settings.sse_event_names)
-            asked = await bodies.decoded(
-                request, partial(_read_execute, front=front, dialect=dialect, max_tokens_out=max_tokens_out)
-            )
-            jobs = front.open_jobs(
-                [asked],
-                request.headers.get("x-deadline"),
-                request.scope["state"]["correlation_id"],
-                timeout_s=timeout_s,
-                trace=trace_context(request.scope["headers"]),
-                is_crowded=is_crowded(request.scope),
-            )
-        job_id = request_id(jobs[0].request.job_id)
-        return JobStream(front, jobs, render_error, {} if job_id is None else {"x-request-id": job_id})
-
-    return execute
-
-
-def _read_execute(body: bytearray, front: Front, dialect: Dialect, max_tokens_out: int) -> JobRequest:
-    """Raises: BodyRejected, FieldsRefused."""
-    request = parse_execute(body)
-    vocab_size = front.facts.vocab_size if front.facts is not None else None
-    prompt = checked_prompt(request, max_tokens_out, vocab_size, max_prompt_chars=front.settings.max_prompt_chars)
-    return JobRequest(job_id=request.job_id, fields=request, prompt=prompt, dialect=dialect)
 
 
 def _control_routes(front: Front, bodies: Bodies) -> list[HTTPRouteHandler]:

@@ -12,6 +12,7 @@ import hmac
 import re
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -25,10 +26,12 @@ from litestar.types import Message, Method, Receive, Scope, Send
 
 from worker.config.settings import Settings
 from worker.errors import InternalError, Unauthorized, WorkerError
+from worker.front.state import Front
+from worker.observe.counters import Counters
 from worker.observe.log_lines import get_logger
-from worker.observe.metrics import Metrics
 from worker.observe.redaction import Secrets
-from worker.protocol.headers import correlation_id, request_id
+from worker.protocol.headers import correlation_id, request_id, trace_context
+from worker.web.bodies import AnyRequest
 from worker.web.chat_page import PAGE_PATHS
 from worker.web.cors import Cors, send_preflight
 from worker.web.refusals import unauthorized_body
@@ -68,7 +71,7 @@ _REFUSAL = "refusal"
 class Edge:
     """The outermost ASGI application. Without an API key every route is open."""
 
-    def __init__(self, app: Litestar, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, app: Litestar, settings: Settings, metrics: Counters) -> None:
         self._app = app
         self._key_digest = None if settings.api_key is None else _digest(settings.api_key.encode())
         self._open_paths = OPEN_PATHS if settings.no_page else OPEN_PATHS | PAGE_PATHS
@@ -183,6 +186,20 @@ def note_refusal(scope: Scope, error: Exception) -> None:
     scope["state"][_REFUSAL] = _refusal(error)
 
 
+@contextmanager
+def counted(front: Front, request: AnyRequest, operation: str | None = None) -> Iterator[None]:
+    """Wrap job creation: a refusal before there is a job counts as a rejected request. `operation` is that of
+    Traces.refused."""
+    began_s = time.monotonic()
+    try:
+        yield
+    except (WorkerError, HTTPException) as error:
+        code = error.code if isinstance(error, WorkerError) else str(error.status_code)
+        scope = request.scope
+        front.refused(trace_context(scope["headers"]), scope["state"]["correlation_id"], began_s, code, operation)
+        raise
+
+
 def _refusal(error: Exception) -> Refusal:
     match error:
         case WorkerError():
@@ -222,7 +239,7 @@ class Routes:
 class ExchangeLog:
     """Count and log exchanges; `begin` one when its request has arrived."""
 
-    def __init__(self, app: Litestar, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, app: Litestar, settings: Settings, metrics: Counters) -> None:
         self.routes = Routes(app)
         self.metrics = metrics
         self.secrets = Secrets(settings.api_key)

@@ -36,7 +36,8 @@ from worker.protocol.job_request import JobRequest
 from worker.web.bodies import AnyRequest, Bodies
 from worker.web.connection import has_too_many, is_crowded
 from worker.web.described import described
-from worker.web.refusals import counted, json_answer, render_api_error, text_answer
+from worker.web.edge import counted
+from worker.web.refusals import json_answer, render_api_error, text_answer
 from worker.web.streaming import JobAnswer, JobStream
 from worker.wire.jobs import Prompt
 from worker.wire.load import Loaded

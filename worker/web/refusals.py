@@ -1,25 +1,20 @@
 """The form of a refusal on the wire: the texts of docs/protocol.md 3, or OpenAI's shape on the routes of `/v1`.
 
-Owns: the choice between the two forms by path, and the report to the front. Refuses to know: the reason of a refusal.
+Owns: the choice between the two forms by path. Refuses to know: the reason of a refusal.
 Runs on the front's event loop.
 """
 
 import re
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http import HTTPStatus
 
 from litestar import Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException
 
 from worker.errors import InternalError, Unauthorized, WorkerBusy, WorkerError, WorkerLoading
-from worker.front.state import Front
 from worker.observe.log_lines import get_logger
 from worker.openai.errors import ErrorDetail, ErrorType, error_body, error_detail
 from worker.protocol.bodies import FieldsRefused, encode_error, encode_violations
 from worker.protocol.execute import BodyRejected
-from worker.protocol.headers import trace_context
 from worker.web.bodies import AnyRequest, EncodedBody
 
 log = get_logger()
@@ -51,20 +46,6 @@ _HTTP_ERRORS = {
 
 _MAX_PATH_CHARS = 100
 """A message shows this many characters of a path."""
-
-
-@contextmanager
-def counted(front: Front, request: AnyRequest, operation: str | None = None) -> Iterator[None]:
-    """Wraps job creation: a refusal before there is a job counts as a rejected request. `operation`: see
-    Traces.refused."""
-    began_s = time.monotonic()
-    try:
-        yield
-    except (WorkerError, HTTPException) as error:
-        code = error.code if isinstance(error, WorkerError) else str(error.status_code)
-        scope = request.scope
-        front.refused(trace_context(scope["headers"]), scope["state"]["correlation_id"], began_s, code, operation)
-        raise
 
 
 def is_api_path(path: str) -> bool:

@@ -1,0 +1,60 @@
+"""The route of `/execute`: a body becomes a job, and the job's events become the answer.
+
+No rule of the worker is in this module. Runs on the front's event loop, and waits for nothing but the client.
+"""
+
+from functools import partial
+
+from litestar import post
+from litestar.handlers import HTTPRouteHandler
+from litestar.response.base import ASGIResponse
+
+from worker.errors import WorkerBusy
+from worker.front.state import Front
+from worker.protocol import operations
+from worker.protocol.events import Dialect, choose_dialect
+from worker.protocol.execute import parse_execute
+from worker.protocol.headers import request_id, trace_context
+from worker.protocol.job_request import JobRequest
+from worker.protocol.rules import checked_prompt
+from worker.web.bodies import AnyRequest, Bodies
+from worker.web.connection import has_too_many, is_crowded
+from worker.web.described import described
+from worker.web.edge import counted
+from worker.web.refusals import render_error
+from worker.web.streaming import JobStream
+
+
+def execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
+    timeout_s, max_tokens_out = front.settings.execute_timeout_s, front.settings.execute_tokens_out
+
+    @post("/execute", status_code=200, opt=described(operations.EXECUTE))
+    async def execute(request: AnyRequest) -> ASGIResponse:
+        """Stream a job's tokens as server-sent events, or as JSON lines if Accept asks for them."""
+        with counted(front, request):
+            if has_too_many(request.scope):
+                raise WorkerBusy("too many requests come from this address; try again later", retry_after_s=1)
+            dialect = choose_dialect(request.headers.get("accept"), sse_event_names=front.settings.sse_event_names)
+            asked = await bodies.decoded(
+                request, partial(_read_execute, front=front, dialect=dialect, max_tokens_out=max_tokens_out)
+            )
+            jobs = front.open_jobs(
+                [asked],
+                request.headers.get("x-deadline"),
+                request.scope["state"]["correlation_id"],
+                timeout_s=timeout_s,
+                trace=trace_context(request.scope["headers"]),
+                is_crowded=is_crowded(request.scope),
+            )
+        job_id = request_id(jobs[0].request.job_id)
+        return JobStream(front, jobs, render_error, {} if job_id is None else {"x-request-id": job_id})
+
+    return execute
+
+
+def _read_execute(body: bytearray, front: Front, dialect: Dialect, max_tokens_out: int) -> JobRequest:
+    """Raises: BodyRejected, FieldsRefused."""
+    request = parse_execute(body)
+    vocab_size = front.facts.vocab_size if front.facts is not None else None
+    prompt = checked_prompt(request, max_tokens_out, vocab_size, max_prompt_chars=front.settings.max_prompt_chars)
+    return JobRequest(job_id=request.job_id, fields=request, prompt=prompt, dialect=dialect)
