@@ -12,9 +12,10 @@ import msgspec
 from tests.loops import on_a_loop
 from worker.config.settings import Settings
 from worker.errors import StartupError
-from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState, Observer
+from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState
 from worker.front.job import Admission, Job
 from worker.front.link import LinkOwner
+from worker.front.observer import Observer
 from worker.front.questions import Question
 from worker.front.state import Front
 from worker.observe.metrics import Metrics

@@ -16,7 +16,7 @@ from worker.errors import (
     WorkerLoading,
     WorkerUnhealthy,
 )
-from worker.front.client import MAX_DEATHS
+from worker.front.deaths import MAX_DEATHS
 from worker.front.questions import MAX_QUESTIONS
 from worker.front.state import Front
 from worker.observe.metrics import Metrics

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from worker.config.gpu_flags import shares, wants_no_layers
 from worker.config.settings import Settings
-from worker.wire.load import Configure, DraftModelAsked
+from worker.wire.load import Configure, DraftModelAsked, DraftModelFacts, Loaded
 
 
 def configure(
@@ -59,3 +61,36 @@ def _draft(settings: Settings, path: Path) -> DraftModelAsked:
     """A draft model without a device of its own goes where the model may go."""
     own = "cpu" if wants_no_layers(settings.gpu_layers) else settings.device_or_auto
     return DraftModelAsked(str(path.absolute()), settings.draft_device or own, settings.draft_max)
+
+
+def successor_of(config: Configure, facts: Loaded) -> Configure:
+    """Return the configuration of the next engine, after one with this configuration was loaded.
+
+    It gets the same shape, whatever memory is free by then, so that accepted jobs still fit; and the costs of steps,
+    which take up to a second to measure.
+    """
+    return replace(
+        config,
+        is_successor=True,
+        ctx_size=facts.n_cells,
+        parallel=facts.parallel,
+        prefill_chunk=facts.prefill_chunk,
+        row_costs=facts.row_costs,
+        switch_s=facts.switch_s,
+        padded_widths=facts.padded_widths,
+        ubatch_size=facts.ubatch_size,
+        prefix_cache_bytes=facts.prefix_cache_bytes,
+        swa_full="off" if facts.swa_full is False else "on",
+        device=f"{facts.backend}:{facts.device_index}",
+        gpu_layers=str(facts.offload.gpu_layers),
+        tensor_split=facts.offload.tensor_split,
+        main_gpu=-1,
+        draft=_placed(config.draft, facts.draft),
+    )
+
+
+def _placed(asked: DraftModelAsked | None, facts: DraftModelFacts | None) -> DraftModelAsked | None:
+    """Return what to ask of a successor: the draft model on the device where its predecessor had it."""
+    if asked is None or facts is None:
+        return asked
+    return replace(asked, device=facts.device, n_cells=facts.n_cells)

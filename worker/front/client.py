@@ -13,16 +13,16 @@ Every state goes to FAILED, too, when one of the client's own tasks raises, and 
 import asyncio
 import sys
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
-import msgspec
-
+from worker.config.engine import successor_of
 from worker.errors import EngineCrashed, InsufficientMemory, ModelLoadFailed, StartupError, WorkerUnhealthy
+from worker.front.deaths import MAX_DEATHS, Deaths
 from worker.front.dispatch import Charge, Dispatch
 from worker.front.link import EngineLink, LinkOwner
+from worker.front.observer import Observer
 from worker.front.supervision import ended, every, supervised
 from worker.front.watchdog import Watchdog
 from worker.wire.blocks import BlocksChanged
@@ -30,8 +30,6 @@ from worker.wire.jobs import Accepted, Cancel, Refused, StepBegun, StepDone, Sub
 from worker.wire.load import (
     AskResidency,
     Configure,
-    DraftModelAsked,
-    DraftModelFacts,
     Loaded,
     LoadFailed,
     PrefixCacheFound,
@@ -48,9 +46,6 @@ ENGINE_COMMAND = (sys.executable, "-P", "-m", "worker.process.main")
 
 RESIDENCY_PERIOD_S = 60.0
 """The seconds between two questions to the engine whether its model is still on the GPU."""
-
-MAX_DEATHS = 5
-DEATHS_WINDOW_S = 600.0
 
 
 class EngineState(Enum):
@@ -78,43 +73,6 @@ _SIGNS_OF_LIFE = (StepDone, StepBegun, Progress, Loaded, LoadFailed, SelfTested)
 """Frames of the thread that loads and steps. The intake thread's answers do not show that this thread is alive."""
 
 
-class Observer:
-    """The events of the client's engines. An observer overrides the ones that it needs."""
-
-    def on_progress(self, percent: int) -> None:
-        """This percentage of the model is loaded."""
-
-    def on_step(self, step: StepDone) -> None:
-        """The engine has done a step; the jobs have its results already."""
-
-    def on_blocks_changed(self, message: BlocksChanged) -> None:
-        """The cached blocks have changed."""
-
-    def on_self_tested(self, result: SelfTested) -> None:
-        """The engine has tested itself."""
-
-    def on_residency(self, residency: Residency) -> None:
-        """The engine has checked where its model is."""
-
-    def on_prefix_cache_found(self, found: PrefixCacheFound) -> None:
-        """The engine has looked for saved cells of earlier engines."""
-
-    def on_warned(self, warned: Warned) -> None:
-        """Something has failed in the engine that ends no job."""
-
-    def on_engine_line(self, line: str) -> None:
-        """The engine has written a line to its stderr."""
-
-    def on_restarting(self, cause: str, last_words: str) -> None:
-        """The engine has died, and a successor is being started."""
-
-    def on_restarted(self, facts: Loaded) -> None:
-        """The successor is ready. `EngineClient.on_fatal` refuses it."""
-
-    def on_fatal(self, error: StartupError) -> None:
-        """There will be no further engine. This is called before the jobs in flight are ended."""
-
-
 class Link(Protocol):
     """One engine of a generation. EngineLink and the tests' engine without a process implement it."""
 
@@ -129,30 +87,6 @@ class Link(Protocol):
 
 
 Spawn = Callable[[Sequence[str], int, LinkOwner, Mapping[str, str]], Awaitable[Link]]
-
-
-class Deaths:
-    """The times at which engines died since a job last finished."""
-
-    def __init__(self) -> None:
-        self._times_s: deque[float] = deque(maxlen=MAX_DEATHS)
-
-    def add(self, now_s: float) -> None:
-        self._times_s.append(now_s)
-
-    def withdraw(self) -> None:
-        """Remove the last one, because a request turned out to be its cause."""
-        if self._times_s:
-            self._times_s.pop()
-
-    def clear(self) -> None:
-        """Remove all, because a job has finished: the engine is able to work."""
-        self._times_s.clear()
-
-    @property
-    def are_too_many(self) -> bool:
-        """True if the last MAX_DEATHS lie within the window."""
-        return len(self._times_s) == MAX_DEATHS and self._times_s[-1] - self._times_s[0] <= DEATHS_WINDOW_S
 
 
 class EngineClient:
@@ -295,26 +229,7 @@ class EngineClient:
         is_first = self.facts is None
         self.facts = facts
         self._move(EngineState.RUNNING)
-        # A successor gets the same shape, whatever memory is free by then, so that accepted jobs still fit. It also
-        # gets the costs of steps, which take up to a second to measure.
-        self._config = msgspec.structs.replace(
-            self._config,
-            is_successor=True,
-            ctx_size=facts.n_cells,
-            parallel=facts.parallel,
-            prefill_chunk=facts.prefill_chunk,
-            row_costs=facts.row_costs,
-            switch_s=facts.switch_s,
-            padded_widths=facts.padded_widths,
-            ubatch_size=facts.ubatch_size,
-            prefix_cache_bytes=facts.prefix_cache_bytes,
-            swa_full="off" if facts.swa_full is False else "on",
-            device=f"{facts.backend}:{facts.device_index}",
-            gpu_layers=str(facts.offload.gpu_layers),
-            tensor_split=facts.offload.tensor_split,
-            main_gpu=-1,
-            draft=_placed(self._config.draft, facts.draft),
-        )
+        self._config = successor_of(self._config, facts)
         if is_first and self._first_load is not None and not self._first_load.done():
             self._first_load.set_result(facts)
         else:
@@ -364,13 +279,6 @@ class EngineClient:
             self._observer.on_fatal(error)
         self.jobs.end_all("INFERENCE_FAILED", "the worker has failed and is about to exit")
         self.jobs.fail_questions(WorkerUnhealthy("the worker has failed and is about to exit"))
-
-
-def _placed(asked: DraftModelAsked | None, facts: DraftModelFacts | None) -> DraftModelAsked | None:
-    """Return what to ask of a successor: the draft model on the device where its predecessor had it."""
-    if asked is None or facts is None:
-        return asked
-    return msgspec.structs.replace(asked, device=facts.device, n_cells=facts.n_cells)
 
 
 def _load_error(failed: LoadFailed) -> StartupError:

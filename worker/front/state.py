@@ -23,11 +23,12 @@ from worker.errors import (
     WorkerUnhealthy,
 )
 from worker.front.certificate import Examined, uncovered
-from worker.front.client import EngineClient, EngineState, Observer
+from worker.front.client import EngineClient, EngineState
 from worker.front.health import LEGAL_MOVES, READY_WORDS, EngineStatus, FrontStatus, Phase, health_body
 from worker.front.job import Admission, Job
 from worker.front.job_log import JobLog
 from worker.front.kv_events import KvEvents
+from worker.front.observer import Observer
 from worker.front.progress import LoadProgress, report_loaded
 from worker.front.questions import MAX_QUESTIONS, Ask, Question
 from worker.front.supervision import failures_to
