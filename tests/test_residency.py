@@ -14,7 +14,7 @@ from tests.observe.log_lines import logging_is_put_back, to  # noqa: F401 - the 
 from tests.toy_engine import GONE, LEAVING, ON_A_GPU, THERE
 from worker.config.settings import Settings
 from worker.front.client import EngineClient, EngineState
-from worker.front.link import engine_environment
+from worker.front.inheritance import engine_environment
 from worker.front.state import Front
 from worker.observe.metrics import Metrics
 from worker.wire.load import AskResidency, Loaded, Residency

@@ -29,7 +29,8 @@ from worker.errors import CallbackFailed, InsufficientMemory, InternalFailure, S
 from worker.front.certificate import Certificate, read_certificate
 from worker.front.client import ENGINE_COMMAND, EngineClient
 from worker.front.fetch_child import fetch_in_child
-from worker.front.link import EngineLink, engine_environment, shared_memory
+from worker.front.inheritance import engine_environment, shared_memory
+from worker.front.link import EngineLink
 from worker.front.pool_manager import announce, is_test_mode, shown_url
 from worker.front.progress import report_loaded
 from worker.front.state import Front

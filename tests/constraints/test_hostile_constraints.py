@@ -12,7 +12,7 @@ from tests.constraints.bytewise import byte, constrain, submit
 from tests.constraints.hostile_constraints import HOSTILE, Taken
 from worker.constraints.constraint import LIMITS_OF, Constraint, Constraints
 from worker.constraints.trial import MAX_CPU_S
-from worker.front.link import engine_environment
+from worker.front.inheritance import engine_environment
 from worker.wire.jobs import TokenId, Violation
 
 SLOWNESS = 3.0

@@ -11,7 +11,8 @@ import pytest
 import uvloop
 
 from worker.errors import InternalFailure, StartupError
-from worker.front.link import EngineLink, engine_environment
+from worker.front.inheritance import engine_environment
+from worker.front.link import EngineLink
 from worker.host import cpu_quota
 from worker.observe.log_lines import LAST_WORDS_BYTES
 from worker.wire.jobs import Cancel, JobKey

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.front.link import shared_memory
+from worker.front.inheritance import shared_memory
 from worker.saved.arena import N_ROWS, NOTE_BYTES, Arena, Extents, Room
 
 ROW_BYTES = 24

@@ -12,7 +12,7 @@ import pytest
 
 from tests.saved.test_copies import state_of
 from worker.engine.backend import Found
-from worker.front.link import shared_memory
+from worker.front.inheritance import shared_memory
 from worker.saved.arena import NOTE_BYTES, Arena
 from worker.saved.copies import ORDINARY, SavedCells, chained
 from worker.saved.directory import key_path, prepare_directory

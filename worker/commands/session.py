@@ -19,8 +19,8 @@ from worker.downloads.catalog import load_catalog, locate
 from worker.errors import StartupError, UsageError, WorkerError
 from worker.front.client import EngineClient
 from worker.front.fetch_child import fetch_in_child
+from worker.front.inheritance import engine_environment
 from worker.front.job import Admission, Job
-from worker.front.link import engine_environment
 from worker.front.observer import Observer
 from worker.front.progress import LoadProgress
 from worker.front.supervision import first_of, running

@@ -19,9 +19,10 @@ from litestar.response.base import ASGIResponse
 from worker import __version__
 from worker.config.settings import MAX_PROMPT_CHARS
 from worker.errors import WorkerBusy, WorkerLoading
+from worker.front.admission import LOADING_RETRY_S
 from worker.front.health import Phase
 from worker.front.job import Job
-from worker.front.state import LOADING_RETRY_S, Front
+from worker.front.state import Front
 from worker.openai import chat, completions, operations, tokens
 from worker.openai.answers import Choice, Heading, last_chunks, whole
 from worker.openai.chat import ChatAsked, read_chat
