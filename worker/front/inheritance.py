@@ -1,4 +1,4 @@
-"""What an engine process inherits from the front: its environment, and memory that outlives it."""
+"""The environment that an engine process inherits from the front, and the memory that outlives it."""
 
 import contextlib
 import os

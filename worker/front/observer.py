@@ -1,4 +1,4 @@
-"""What the front's other parts learn of the engine client's engines."""
+"""The events of engines, which the engine client reports to the rest of the front."""
 
 from worker.errors import StartupError
 from worker.wire.blocks import BlocksChanged

@@ -88,8 +88,6 @@ class Context:
         params.flash_attn_type = FLASH_ATTENTION[flash_attn]
         params.kv_unified, params.swa_full = True, swa_full
         self._model = model
-        self.is_asynchronous = model.device.is_gpu
-        """True if `llama_decode` returns before the device has computed the batch."""
         self._threads, self._n_threads, self._n_threads_batch = threads, n_threads, n_threads_batch
         self._open(params)
         self.n_slots, self.decoding_s = n_seq_max, 0.0
@@ -121,6 +119,8 @@ class Context:
             self.close()
             raise ModelLoadFailed("the model does not generate text from left to right (embedding or diffusion)")
         self.sizes, self.is_without_flash = watch.sizes, watch.is_without_flash
+        self.is_asynchronous = self._model.device.is_gpu
+        """True if `llama_decode` returns before the device has computed the batch."""
         self.n_ctx = int(capi.llama_n_ctx(handle))
         self.n_batch = int(capi.llama_n_batch(handle))
         self.n_ubatch = int(capi.llama_n_ubatch(handle))

@@ -26,7 +26,7 @@ code."""
 
 
 class Counters:
-    """What happens, counted. Each series has the worker's id."""
+    """Counts events. Each series has the worker's id."""
 
     def __init__(self, worker_id: str) -> None:
         self._registry = CollectorRegistry()
