@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.front.rehearsal import FACTS, Stage, rehearsed
 from tests.worker_process import check_order
+from worker.front.aftermath import DEATHS_OF_A_CULPRIT, Work
 from worker.front.client import EngineState
-from worker.front.dispatch import DEATHS_OF_A_CULPRIT, Work
 from worker.wire.jobs import Failed, JobKey, Refused, StepDone, Submit, Violation
 from worker.wire.messages import Inbound
 from worker.wire.questions import QuestionKey, Tokenize

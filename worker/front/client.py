@@ -19,8 +19,9 @@ from typing import Protocol
 
 from worker.config.engine import successor_of
 from worker.errors import EngineCrashed, InsufficientMemory, ModelLoadFailed, StartupError, WorkerUnhealthy
+from worker.front.aftermath import Charge
 from worker.front.deaths import MAX_DEATHS, Deaths
-from worker.front.dispatch import Charge, Dispatch
+from worker.front.dispatch import Dispatch
 from worker.front.link import EngineLink, LinkOwner
 from worker.front.observer import Observer
 from worker.front.supervision import ended, every, supervised

@@ -6,66 +6,15 @@ Questions about tokens go the same way to the engine's intake, and leave when th
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from collections.abc import Callable
 
 from worker.errors import InferenceFailed, WorkerError
+from worker.front.aftermath import Charge, Work, charge_sheet, judge
 from worker.front.job import Job
 from worker.front.questions import Question
 from worker.protocol.events import StreamCode
 from worker.wire.jobs import Cancel, JobKey, Refused, StepDone, Submit
 from worker.wire.questions import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized, Untokenized
-
-DEATHS_OF_A_CULPRIT = 2
-
-Work = Job | Question
-"""The work that the engine's intake reads, one after the other."""
-
-
-class Charge(Enum):
-    """The party to which a crash of the engine is charged."""
-
-    WORKER = auto()
-    """Either no work can be blamed for it, or several can."""
-    WORK = auto()
-    """A job or a question is the cause."""
-    WORK_TWICE = auto()
-    """A job or a question is the cause, and of the death before, which was charged to the worker."""
-
-
-@dataclass(slots=True)
-class Aftermath:
-    """The fate of the work in flight when the engine dies: each is in exactly one list, in order of arrival."""
-
-    interrupted: list[Work] = field(default_factory=list)
-    """Text of them may have left, so they cannot run again without the client noticing."""
-    culprits: list[Work] = field(default_factory=list)
-    """They were present at two deaths."""
-    suspects: list[Work] = field(default_factory=list)
-    """They were in the failing step or being tokenised, and run again one at a time, before anything else.
-
-    They stay suspects until their turn has come, or two poison jobs in one step would take an innocent one with them.
-    """
-    bystanders: list[Work] = field(default_factory=list)
-    """They run again with the others."""
-
-
-def judge(works: Iterable[Work], *, present: AbstractSet[Work], suspects: AbstractSet[Work]) -> Aftermath:
-    """Sort the work in flight, and count a death for what was `present`: the engine had run it or was reading it."""
-    aftermath = Aftermath()
-    for work in works:
-        work.n_deaths += work in present
-        if work.has_sent_token:
-            aftermath.interrupted.append(work)
-        elif work.n_deaths >= DEATHS_OF_A_CULPRIT:
-            aftermath.culprits.append(work)
-        elif work in suspects:
-            aftermath.suspects.append(work)
-        else:
-            aftermath.bystanders.append(work)
-    return aftermath
 
 
 class Dispatch:
@@ -206,7 +155,7 @@ class Dispatch:
         for work in aftermath.interrupted:
             self._end(work, "ENGINE_RESTARTED", "the engine was restarted while this job was generating")
         for work in aftermath.culprits:
-            self._end(work, "INFERENCE_FAILED", _charge_sheet(work, is_being_read=work is being_read))
+            self._end(work, "INFERENCE_FAILED", charge_sheet(work, is_being_read=work is being_read))
         for work in (*aftermath.suspects, *aftermath.bystanders):
             if isinstance(work, Job):
                 work.rewind()
@@ -292,9 +241,3 @@ class Dispatch:
         else:
             self._leave(work.key)
             work.fail(code, message)
-
-
-def _charge_sheet(work: Work, *, is_being_read: bool) -> str:
-    if isinstance(work, Question):
-        return "the engine crashed twice while answering this question"
-    return f"the engine crashed twice while {'reading' if is_being_read else 'running'} this job"

@@ -4,6 +4,7 @@ No rule is in this module: worker/openai has the shapes, and jobs take the same 
 front's event loop, and waits for nothing but the client and, for tokens of a text, the engine.
 """
 
+import functools
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -69,7 +70,7 @@ class Api:
             raise WorkerLoading("the model is still loading", LOADING_RETRY_S)
         return self.front.facts
 
-    @property
+    @functools.cached_property
     def model_name(self) -> str:
         return self.front.settings.served_name(self.facts.name)
 
