@@ -163,7 +163,7 @@ CALLBACKS = {
 """Has the event loop call its n-th argument; what that raises is lost in a line of asyncio's log."""
 
 CALLED_BY_THE_LOOP = {
-    *(("worker.front.state", "self._time_is_up"), ("worker.serve", "self._arrived")),
+    *(("worker.front.admission", "self._time_is_up"), ("worker.serve", "self._arrived")),
     *(("worker.web.connection", "self.transport.abort"), ("worker.web.connection", "self._look_at_taking")),
     *(("worker.web.connection", "self._end_if_reset"), ("worker.web.streaming", "self._look")),
 }
