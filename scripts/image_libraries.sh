@@ -66,5 +66,6 @@ for package in charset_normalizer filelock fsspec httpcore httpx huggingface_hub
     numpy/polynomial polyfactory pygments requests tqdm urllib3; do
     [ ! -d "$package" ] || find "$package" -name __pycache__ -prune -exec rm -rf {} +
 done
-# Licences beside libraries are texts. numpy is left out: its libraries were patched after they were linked, and strip breaks such libraries.
+# Licences beside libraries are texts. numpy is left out: its libraries were patched after they were linked, and strip
+# breaks such libraries.
 find . -name '*.so*' ! -name '*.LICENSE' -type f ! -path './numpy*' -exec strip --strip-unneeded {} +
