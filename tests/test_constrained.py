@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 
 from tests.constraints.test_closing import ENDLESS
+from tests.on_cpu import loaded_on_cpu
 from tests.queued import queued
 from tests.random_schemas import Schema, random_schema
 from worker.constraints.constraint import Constraint, Constraints
@@ -23,10 +24,7 @@ from worker.engine.loop import Engine
 from worker.engine.step import Slice, Step
 from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
-from worker.llama.devices import devices
-from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.plan.devices import choose_device
 from worker.wire.jobs import Failed, Finished, JobKey, Sampling, SlotId, StepDone, Submit, Violation
 from worker.wire.messages import Outbound
 
@@ -58,8 +56,7 @@ class Answers:
 
 @pytest.fixture(scope="module")
 def runner(model_path: Path) -> Iterator[LlamaRunner]:
-    cpu = choose_device("cpu", devices())
-    with Model.load(model_path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with loaded_on_cpu(model_path) as model:
         context = Context(
             model, n_ctx=N_CELLS, n_batch=512, n_ubatch=512, n_seq_max=N_SLOTS, n_threads=1, n_threads_batch=1
         )

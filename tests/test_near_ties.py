@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 from llama_cpp import llama_cpp as capi
 
+from tests.on_cpu import loaded_on_cpu
 from tests.turns import N_CELLS, NEAR, PROMPTS, answers, first_turns
 from worker.llama.context import Context
-from worker.llama.devices import devices
-from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.plan.devices import choose_device
 
 pytestmark = pytest.mark.model
 
@@ -36,7 +34,7 @@ def test_an_answer_that_turns_among_others_turns_at_a_near_tie(
     default_model: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = default_model if name == "default" else quantised(default_model, tmp_path / "q.gguf", FILE_TYPES[name])
-    with Model.load(path, device=choose_device("cpu", devices()), n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with loaded_on_cpu(path) as model:
         runner = LlamaRunner(
             model,
             Context(

@@ -19,11 +19,9 @@ import numpy as np
 import psutil
 
 from tests.constraints.bytewise import submit
+from tests.on_cpu import loaded_on_cpu
 from worker.constraints.constraint import Constraint, Constraints
 from worker.llama.constrained import constraints_of
-from worker.llama.devices import devices
-from worker.llama.model import Model
-from worker.plan.devices import choose_device
 from worker.wire.jobs import TokenId, Violation
 
 Kind = Literal["json_schema", "regex"]
@@ -448,8 +446,7 @@ def _take(constraints: Constraints, name: str, is_end: "np.typing.NDArray[np.boo
 
 
 def main() -> None:
-    cpu = choose_device("cpu", devices())
-    with Model.load(Path(sys.argv[1]), device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with loaded_on_cpu(Path(sys.argv[1])) as model:
         constraints = constraints_of(model)
         is_end = np.isin(np.arange(model.n_vocab), model.ends)
         for name in HOSTILE:

@@ -16,15 +16,14 @@ from hypothesis import strategies as st
 from tests.constraints.bytewise import byte, constrain, is_text, submit
 from tests.llama.test_vocabularies import load_vocabulary
 from tests.llama.tiny import END, write_tiny
+from tests.on_cpu import loaded_on_cpu
 from tests.openai.asking import TERMS
 from tests.vocabularies import VOCABULARIES
 from worker.constraints.constraint import MAX_FORCED_BYTES, Constraint, Constraints
 from worker.engine.step import Token
 from worker.llama.constrained import constraints_of
-from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.openai.completions import read_completion
-from worker.plan.devices import choose_device
 from worker.wire.jobs import TokenId, Violation
 
 LAW = settings(max_examples=60)
@@ -60,8 +59,7 @@ choices = st.lists(st.integers(0, 2**31), max_size=40)
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     """The tiny model with a vocabulary that has no end."""
     path = write_tiny(tmp_path_factory.mktemp("endless") / "endless.gguf", has_end=False)
-    cpu = choose_device("cpu", devices())
-    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with loaded_on_cpu(path) as model:
         assert model.ends.size == 0
         yield model
 

@@ -16,10 +16,9 @@ from llguidance import LLTokenizer
 from tests.constraints.verdicts import OTHERS, Matcher, Sampler, check_walk, is_taken, token_of_character, tokenizer_of
 from tests.llama.tiny import write_tiny
 from tests.llama_source import grammars
+from tests.on_cpu import loaded_on_cpu
 from worker.constraints.gbnf import lark_of
-from worker.llama.devices import devices
 from worker.llama.model import Model
-from worker.plan.devices import choose_device
 from worker.wire.jobs import TokenId
 
 LAW = settings(max_examples=300)
@@ -33,8 +32,7 @@ class Vocabulary(NamedTuple):
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vocabulary]:
     path = write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf", characters=OTHERS)
-    cpu = choose_device("cpu", devices())
-    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with loaded_on_cpu(path) as model:
         yield Vocabulary(model, tokenizer_of(model))
 
 

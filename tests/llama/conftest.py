@@ -9,6 +9,7 @@ import pytest
 from tests.llama.in_main import weights_in_main
 from tests.llama.random_models import Kind, write_random
 from tests.llama.tiny import write_tiny
+from tests.on_cpu import loaded_on_cpu
 from worker.engine.step import Slice
 from worker.llama.context import Context
 from worker.llama.devices import devices
@@ -53,8 +54,7 @@ def model(loaded: Loaded) -> Model:
 @pytest.fixture(scope="session")
 def shallow(shallow_model: Path) -> Iterator[Model]:
     """A layer is computed by the same kernels in whatever depth."""
-    cpu = choose_device("cpu", devices())
-    with Model.load(shallow_model, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with loaded_on_cpu(shallow_model) as model:
         yield model
 
 
@@ -81,31 +81,28 @@ def runner(model: Model, make_context: MakeContext) -> LlamaRunner:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Iterator[Model]:
-    cpu = choose_device("cpu", devices())
     path = write_tiny(tmp_path / "tiny.gguf")
-    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with loaded_on_cpu(path) as model:
         yield model
 
 
 @pytest.fixture
 def model_of_nan(tmp_path: Path) -> Iterator[Model]:
     """The tiny model with weights that are no numbers, and so no logit is one."""
-    cpu = choose_device("cpu", devices())
     path = write_tiny(tmp_path / "nan.gguf", weight=float("nan"))
-    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with loaded_on_cpu(path) as model:
         yield model
 
 
 @pytest.fixture(scope="session")
 def load_random(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadRandom]:
     """The random model of a kind, each loaded once."""
-    cpu = choose_device("cpu", devices())
     loaded: dict[Kind, Model] = {}
 
     def load(kind: Kind) -> Model:
         if kind not in loaded:
             path = write_random(tmp_path_factory.mktemp("random") / "random.gguf", kind)
-            loaded[kind] = Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None)
+            loaded[kind] = loaded_on_cpu(path)
         return loaded[kind]
 
     yield load

@@ -1,28 +1,24 @@
 """The CPU under the name of a GPU: with the sequence ids and the order of work there, all but the kernels."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from time import monotonic
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tests.llama.served import Served
 from tests.llama.tiny import write_tiny
-from tests.queued import queued
+from tests.on_cpu import loaded_on_cpu
 from worker.engine.config import EngineConfig
-from worker.engine.loop import Engine
 from worker.limits import MAX_DRAFTS
 from worker.llama.batch import RowGroups
 from worker.llama.context import Context
-from worker.llama.devices import devices
 from worker.llama.held_width import HeldWidth
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.seq_ids import n_retained_for
 from worker.llama.warm_up import Shapes, warm_up
-from worker.plan.devices import choose_device
-from worker.wire.jobs import Delta, Finished, JobKey, Sampling, SlotId, StepDone, TokenId
-from worker.wire.messages import Outbound
+from worker.wire.jobs import JobKey, Sampling, SlotId, TokenId
 
 N_SLOTS = 4
 PADDED = RowGroups(padded={2: 4, 3: 4})
@@ -31,10 +27,9 @@ PADDED = RowGroups(padded={2: 4, 3: 4})
 @pytest.fixture(scope="module", params=["cpu", "cuda"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     path = write_tiny(tmp_path_factory.mktemp("gpu") / "tiny.gguf")
-    cpu = choose_device("cpu", devices())
-    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as loaded:
+    with loaded_on_cpu(path) as loaded:
         if request.param == "cuda":
-            loaded.devices = (replace(cpu, backend="cuda", kind="gpu"),)
+            loaded.devices = (replace(loaded.device, backend="cuda", kind="gpu"),)
         yield loaded
 
 
@@ -65,30 +60,6 @@ def test_the_warm_up_measures_what_a_gpu_has_and_leaves_no_trace(model: Model) -
     assert (runner.context.row_groups.held is not None) == is_on_gpu
 
 
-@dataclass
-class Front:
-    """Hears an engine."""
-
-    frames: list[Outbound] = field(default_factory=list)
-
-    @property
-    def texts(self) -> dict[JobKey, str]:
-        texts: dict[JobKey, str] = {}
-        for delta in self._deltas:
-            texts[delta.job] = texts.get(delta.job, "") + delta.text
-        return texts
-
-    @property
-    def ended(self) -> list[JobKey]:
-        done = [frame for frame in self.frames if isinstance(frame, StepDone)]
-        ends: list[Finished] = [end for frame in done for end in frame.finished]
-        return [end.job for end in ends]
-
-    @property
-    def _deltas(self) -> list[Delta]:
-        return [delta for frame in self.frames if isinstance(frame, StepDone) for delta in frame.deltas]
-
-
 def test_jobs_next_to_others_give_what_they_give_alone(model: Model) -> None:
     runner = runner_on(model)
     always = HeldWidth(((1, 1.0), (32, 1.0)), 0.0)
@@ -101,8 +72,7 @@ def test_jobs_next_to_others_give_what_they_give_alone(model: Model) -> None:
     assert sorted(together.ended) == list(range(len(prompts)))
 
 
-def _answers(model: Model, runner: LlamaRunner, prompts: list[list[TokenId]]) -> Front:
-    front = Front()
+def _answers(model: Model, runner: LlamaRunner, prompts: list[list[TokenId]]) -> Served:
     config = EngineConfig(
         n_slots=N_SLOTS,
         n_cells=4096,
@@ -112,10 +82,9 @@ def _answers(model: Model, runner: LlamaRunner, prompts: list[list[TokenId]]) ->
         retained_slots=tuple(SlotId(slot) for slot in range(N_SLOTS, runner.context.n_slots)),
         max_dead_cells=512 if model.device.is_gpu else 0,
     )
-    engine = Engine(runner, config, emit=front.frames.append, clock=monotonic)
-    for job, prompt in enumerate(prompts):
-        engine.submit(queued(JobKey(job), prompt, 24, Sampling(seed=0, temperature=0.0, ignore_eos=True)))
-    while not engine.is_idle:
-        engine.step()
-    engine.put_away()
-    return front
+    served = Served(runner, config, Sampling(seed=0, temperature=0.0, ignore_eos=True))
+    for prompt in prompts:
+        served.submit(prompt, 24)
+    served.run()
+    served.engine.put_away()
+    return served

@@ -41,31 +41,6 @@ pytestmark = pytest.mark.model
 # ── results ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_prompt_in_chunks_continues_as_in_one(context: Context, tokens: list[TokenId]) -> None:
-    [whole] = best(context, [slice_of(0, 0, tokens)])
-    for begin in range(0, len(tokens) - 7, 7):
-        context.decode([slice_of(1, begin, tokens[begin : begin + 7], None)])
-    held = context.kv.n_cells(SlotId(1))
-    assert best(context, [slice_of(1, held, tokens[held:])]) == [whole]
-
-
-def test_a_neighbour_changes_nothing(context: Context, tokens: list[TokenId], model: Model) -> None:
-    other = model.tokenize("Once upon a time")
-    alone = best(context, [slice_of(0, 0, tokens)])
-    alone += best(context, [slice_of(1, 0, other)])
-    context.kv.clear()
-    assert best(context, [slice_of(0, 0, tokens), slice_of(1, 0, other)]) == alone
-
-
-def test_trimmed_and_continued_is_as_fresh(context: Context, tokens: list[TokenId], model: Model) -> None:
-    other = model.tokenize(" and so on, for ever and ever")
-    context.decode([slice_of(0, 0, tokens[:10], None)])
-    context.decode([slice_of(0, 10, other, None)])
-    context.kv.trim(SlotId(0), 10)
-    assert context.kv.n_cells(SlotId(0)) == 10
-    assert best(context, [slice_of(0, 10, tokens[10:])]) == best(context, [slice_of(1, 0, tokens)])
-
-
 def test_logits_are_a_row_of_the_vocabulary(context: Context, tokens: list[TokenId], model: Model) -> None:
     assert context.decode([slice_of(0, 0, tokens), slice_of(1, 0, tokens, None)]) == [len(tokens) - 1]
     row = context.logits(len(tokens) - 1)
@@ -194,18 +169,6 @@ def test_an_abort_stops_a_decode_that_runs(make_context: MakeContext, tokens: li
     assert held % context.n_ubatch == 0
     context.kv.trim(SlotId(0), 0)
     assert best(context, [slice_of(0, 0, tokens)]) == [expected]
-
-
-def test_what_an_abort_keeps_can_be_continued(context: Context, tokens: list[TokenId]) -> None:
-    [expected] = best(context, [slice_of(1, 0, tokens)])
-    context.decode([slice_of(0, 0, tokens[:5], None)])
-    context.request_abort()
-    with pytest.raises(Aborted):
-        context.decode([slice_of(0, 5, tokens[5:])])
-    context.forget_abort()
-    held = context.kv.n_cells(SlotId(0))
-    assert 5 <= held < len(tokens)
-    assert best(context, [slice_of(0, held, tokens[held:])]) == [expected]
 
 
 def test_a_context_belongs_to_one_thread(context: Context) -> None:

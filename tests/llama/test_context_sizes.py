@@ -9,10 +9,9 @@ import pytest
 
 from tests.llama.conftest import MakeContext, slice_of
 from tests.llama.tiny import write_tiny
+from tests.on_cpu import loaded_on_cpu
 from worker.errors import ModelLoadFailed
-from worker.llama.devices import devices
 from worker.llama.model import Model
-from worker.plan.devices import choose_device
 from worker.wire.jobs import TokenId
 
 pytestmark = pytest.mark.model
@@ -60,8 +59,7 @@ def test_the_library_says_why_a_context_cannot_be(make_context: MakeContext) -> 
 def test_a_model_that_does_not_generate_is_refused(tmp_path: Path, make_context: MakeContext) -> None:
     changes: dict[str, Any] = {"attention.causal": False}
     path = write_tiny(tmp_path / "tiny.gguf", **changes)
-    cpu = choose_device("cpu", devices())
-    model = Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None)
+    model = loaded_on_cpu(path)
     with model, pytest.raises(ModelLoadFailed, match="does not generate text"):
         make_context(model)
 

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from tests.constraints.bytewise import constrain
 from tests.llama.tiny import write_tiny
+from tests.on_cpu import loaded_on_cpu
 from worker.constraints.constraint import Constraint
 from worker.engine.step import Sampled, Score, Scoring, Slice
 from worker.llama.constrained import constraints_of
 from worker.llama.context import Logits
-from worker.llama.devices import devices
 from worker.llama.draws import MIN_ROWS, MIN_VALUES, Draws, DrawThreads
 from worker.llama.model import Model
-from worker.plan.devices import choose_device
 from worker.wire.jobs import Sampling, SlotId, TokenId
 
 LAW = settings(max_examples=40)
@@ -30,8 +29,7 @@ N_CHARACTERS = 5_000
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     path = tmp_path_factory.mktemp("wide") / "wide.gguf"
     write_tiny(path, characters="".join(chr(0x4E00 + i) for i in range(N_CHARACTERS)))
-    cpu = choose_device("cpu", devices())
-    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with loaded_on_cpu(path) as model:
         yield model
 
 

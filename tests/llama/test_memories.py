@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.llama.conftest import GREEDY, LoadRandom, MakeContext
-from tests.llama.random_models import GEMMA, MROPE, NAMED_ONLY, PLAIN, RECURRENT, SLIDING, SLIDING_ONLY, WINDOW, Kind
+from tests.llama.random_models import NAMED_ONLY, PLAIN, RECURRENT, SLIDING, WINDOW, Kind
 from worker.engine.step import Slice, Step
 from worker.llama.runner import LlamaRunner
 from worker.upstream.numbers import MAX_SEQ_IDS
@@ -17,11 +17,6 @@ ROUNDING = 1.0
 
 UNCUT = pytest.mark.parametrize("kind", [SLIDING, RECURRENT], ids=str)
 """Made with `swa_full=False`, which is nothing to a recurrent one."""
-
-
-@pytest.mark.parametrize("kind", [PLAIN, MROPE, SLIDING, SLIDING_ONLY, GEMMA], ids=str)
-def test_an_ordinary_memory_can_be_shared(load_random: LoadRandom, make_context: MakeContext, kind: Kind) -> None:
-    assert LlamaRunner(load_random(kind), make_context(load_random(kind))).kv.can_share
 
 
 @pytest.mark.parametrize(("kind", "n_slots"), [(PLAIN, MAX_SEQ_IDS), (SLIDING, MAX_SEQ_IDS // 2)], ids=str)

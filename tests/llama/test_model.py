@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.llama.conftest import Loaded
 from tests.llama.tiny import BOS, END, LONG_PIECE, TOKENS, write_tiny
+from tests.on_cpu import loaded_on_cpu
 from worker.errors import ModelLoadFailed
 from worker.llama.devices import devices
 from worker.llama.model import Model
@@ -47,22 +48,6 @@ def test_the_weights_are_measured(model: Model, model_path: Path) -> None:
     """The library prints hundredths of a MiB, and maps the tensors with the padding between them."""
     weights_bytes = read_info(model_path).weights_bytes
     assert model.sizes.of_kind("model") == pytest.approx(weights_bytes, rel=0.01)
-
-
-@pytest.mark.model
-@pytest.mark.usefixtures("default_model")
-def test_special_tokens_in_a_prompt_are_parsed(model: Model) -> None:
-    tokens = model.tokenize("<|im_start|>user\nHi<|im_end|>")
-    assert tokens[0] == 1
-    assert tokens[-1] == 2
-    assert text_of(model, tokens) == "user\nHi"
-
-
-@pytest.mark.model
-def test_every_token_has_a_piece_and_control_tokens_an_empty_one(model: Model) -> None:
-    pieces = [model.piece(TokenId(token)) for token in range(model.n_vocab)]
-    assert pieces[1] == pieces[2] == b""
-    assert sum(piece == b"" for piece in pieces) < 50
 
 
 @pytest.mark.model
@@ -142,7 +127,7 @@ def test_bos_comes_first_and_never_twice(tiny: Model, text: str) -> None:
 
 def test_no_bos_where_the_metadata_says_so(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "tiny.gguf", has_bos=False)
-    with Model.load(path, device=CPU, n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with loaded_on_cpu(path) as model:
         assert BOS not in model.tokenize("a")
         assert model.tokenize("<s>a")[0] == BOS
 
@@ -160,7 +145,7 @@ def test_a_file_the_library_refuses_is_one_clear_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(b"GGUF and nothing else")
     with pytest.raises(ModelLoadFailed, match=r"bad\.gguf: cannot be loaded: llama_model_load: error loading model"):
-        Model.load(path, device=CPU, n_gpu_layers=0, on_progress=lambda _: None)
+        loaded_on_cpu(path)
 
 
 def test_a_closed_model_refuses_and_closes_again(tiny: Model) -> None:

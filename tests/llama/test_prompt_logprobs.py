@@ -7,16 +7,14 @@ from msgspec.structs import replace as with_changes
 
 from parity.llama.scoring import Scorer, Setup
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
-from tests.queued import queued
+from tests.llama.served import Served
 from worker.engine.config import EngineConfig
-from worker.engine.loop import Engine
 from worker.engine.sequence import NO_SCORE
 from worker.engine.step import MAX_TOPS, BadBatch, Score, Scoring, Slice, Step
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.sampling.logprobs import log_probabilities
-from worker.wire.jobs import JobKey, Logprob, Sampling, SlotId, StepDone, TokenId
-from worker.wire.messages import Outbound
+from worker.wire.jobs import JobKey, Logprob, Sampling, SlotId, TokenId
 
 pytestmark = pytest.mark.model
 
@@ -33,57 +31,40 @@ class Asked:
     n_top: int | None = MAX_TOPS
 
 
-class Served:
-    """An engine over the real library, and what it has told of each job."""
+def served_by(runner: LlamaRunner, chunk: int = 32, *, is_deterministic: bool = False) -> Served:
+    config = EngineConfig(
+        n_slots=4,
+        n_cells=N_CELLS,
+        context_length=N_CELLS,
+        chunk=chunk,
+        prefix_cache_bytes=2**27,
+        retained_slots=(SlotId(4),),
+        is_deterministic=is_deterministic,
+    )
+    return Served(runner, config, LOGPROBS)
 
-    def __init__(self, runner: LlamaRunner, chunk: int = 32, *, is_deterministic: bool = False) -> None:
-        self.prompts: dict[JobKey, list[Logprob]] = {}
-        self.generated: dict[JobKey, list[Logprob]] = {}
-        config = EngineConfig(
-            n_slots=4,
-            n_cells=N_CELLS,
-            context_length=N_CELLS,
-            chunk=chunk,
-            prefix_cache_bytes=2**27,
-            retained_slots=(SlotId(4),),
-            is_deterministic=is_deterministic,
-        )
-        self.engine = Engine(runner, config, emit=self._hear, clock=lambda: 0.0)
 
-    def _hear(self, message: Outbound) -> None:
-        if isinstance(message, StepDone):
-            for part in message.prompt_logprobs:
-                self.prompts[part.job] += part.tokens
-            for delta in message.deltas:
-                assert delta.logprob is not None
-                self.generated[delta.job].append(delta.logprob)
-            assert not message.failed
-
-    def run(self, *asked: Asked) -> list[list[Logprob]]:
-        """The log-probabilities of the prompts, which are computed side by side."""
-        jobs = [JobKey(len(self.prompts) + i) for i in range(len(asked))]
-        for job, one in zip(jobs, asked, strict=True):
-            self.prompts[job], self.generated[job] = [], []
-            self.engine.submit(queued(job, one.prompt, one.max_tokens, LOGPROBS, prompt_logprobs=one.n_top))
-        while not self.engine.is_idle:
-            self.engine.step()
-        return [self.prompts[job] for job in jobs]
+def scores(served: Served, *asked: Asked) -> list[list[Logprob]]:
+    """The log-probabilities of the prompts, which are computed side by side."""
+    jobs = [served.submit(one.prompt, one.max_tokens, one.n_top) for one in asked]
+    served.run()
+    return [served.prompts[job] for job in jobs]
 
 
 @pytest.fixture
 def served(model: Model, make_context: MakeContext) -> Served:
-    return Served(LlamaRunner(model, make_context(**SERVING)))
+    return served_by(LlamaRunner(model, make_context(**SERVING)))
 
 
 @pytest.mark.usefixtures("default_model")
 @pytest.mark.parametrize("chunk", [16, 64])
 def test_what_was_generated_is_scored_with_the_same_bits(model: Model, make_context: MakeContext, chunk: int) -> None:
-    served = Served(LlamaRunner(model, make_context(**SERVING)), chunk)
+    served = served_by(LlamaRunner(model, make_context(**SERVING)), chunk)
     prompt = model.tokenize(STORY)
-    [scored] = served.run(Asked(prompt, max_tokens=40))
+    [scored] = scores(served, Asked(prompt, max_tokens=40))
     generated = served.generated[JobKey(0)]
-    answer = [one.token.id for one in generated]
-    [alone] = Served(LlamaRunner(model, make_context(**SERVING)), chunk).run(Asked([*prompt, *answer]))
+    longer = Asked([*prompt, *served.answer(JobKey(0))])
+    [alone] = scores(served_by(LlamaRunner(model, make_context(**SERVING)), chunk), longer)
     assert alone == scored + generated
     assert len(alone) == len(prompt) + 39
 
@@ -91,7 +72,7 @@ def test_what_was_generated_is_scored_with_the_same_bits(model: Model, make_cont
 @pytest.mark.usefixtures("default_model")
 def test_they_are_those_of_the_parity_harness(model: Model, served: Served) -> None:
     prompt = model.tokenize(STORY)
-    [scored] = served.run(Asked(prompt))
+    [scored] = scores(served, Asked(prompt))
     setup = Setup(type_k="bf16", type_v="f16", flash_attn="on", n_rows=64)
     with Scorer(model, setup, n_ctx=len(prompt), n_threads=1) as scorer:
         rows = scorer.logits(prompt)
@@ -108,21 +89,20 @@ def test_under_any_load_and_from_the_cache_they_are_the_same(
     story = model.tokenize(STORY)
     asked = [Asked(story + model.tokenize(text), 3 * (i % 2)) for i, text in enumerate(("Then", "The end", "Far", "A"))]
     plain = Asked(story[5:90], max_tokens=20, n_top=None)
-    alone = [Served(LlamaRunner(model, make_context(**SERVING))).run(one)[0] for one in asked]
-    beside = served.run(plain, *asked, plain, *asked)
-    assert beside == [[], *alone, [], *alone]
-    assert served.run(*asked[::-1]) == alone[::-1]
-    [few] = served.run(replace(asked[0], n_top=2))
+    alone = [scores(served_by(LlamaRunner(model, make_context(**SERVING))), one)[0] for one in asked]
+    assert scores(served, plain, *asked, plain, *asked) == [[], *alone, [], *alone]
+    assert scores(served, *asked[::-1]) == alone[::-1]
+    [few] = scores(served, replace(asked[0], n_top=2))
     assert few == [with_changes(one, top=one.top[:2]) for one in alone[0]]
 
 
 def test_fixed_chunks_are_scored_whole(model: Model, make_context: MakeContext, served: Served) -> None:
-    """A chunk of 64 rows where drafts have room for 21."""
+    """A chunk has 64 rows; drafts have room for 21."""
     prompt = model.tokenize(STORY)
     runner = LlamaRunner(model, make_context(**SERVING, n_rows=64))
-    fixed = Served(runner, chunk=64, is_deterministic=True)
-    assert fixed.run(Asked(prompt)) == served.run(Asked(prompt))
-    assert fixed.run(Asked(prompt[:130])) == [fixed.prompts[JobKey(0)][:129]]
+    fixed = served_by(runner, chunk=64, is_deterministic=True)
+    assert scores(fixed, Asked(prompt)) == scores(served, Asked(prompt))
+    assert scores(fixed, Asked(prompt[:130])) == [fixed.prompts[JobKey(0)][:129]]
 
 
 def score(runner: LlamaRunner, tokens: list[TokenId], slot: int = 0) -> list[Score]:
@@ -159,7 +139,7 @@ def test_what_cannot_be_scored_is_refused_before_the_library_sees_it(
     assert runner.kv.n_cells(SlotId(0)) == 0
 
 
-def test_a_row_that_is_no_distribution_is_the_error_of_who_asks_for_log_probabilities(
+def test_a_row_that_is_no_distribution_fails_a_job_that_asks_for_log_probabilities(
     model_of_nan: Model, make_context: MakeContext
 ) -> None:
     runner = LlamaRunner(model_of_nan, make_context(model_of_nan))

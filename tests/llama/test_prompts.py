@@ -1,6 +1,7 @@
 """Prompts of all kinds become the model's tokens, and no word of a conversation becomes a control token."""
 
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -206,37 +207,34 @@ def test_a_text_is_itself_again(tiny: Model, text: str) -> None:
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def loaded_with(path: Path, **changes: object) -> LoadedModel:
-    return load_model(configuration(path, **changes), lambda _: None)
+@contextmanager
+def loaded_with(path: Path, **changes: object) -> Iterator[LoadedModel]:
+    loaded = load_model(configuration(path, **changes), lambda _: None)
+    with closing(loaded.runner):  # type: ignore[type-var]  # llama's
+        yield loaded
 
 
 CHAT = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
 
 
 def test_a_template_given_by_file_is_used(tmp_path: Path) -> None:
-    loaded = loaded_with(write_tiny(tmp_path / "tiny.gguf"), chat_template=CHAT)
-    try:
+    with loaded_with(write_tiny(tmp_path / "tiny.gguf"), chat_template=CHAT) as loaded:
         assert isinstance(loaded.prompts.read(conversation("a")), Read)
         assert loaded.facts.model.chat_template == CHAT
         assert loaded.facts.model.chat_template_caps == ("system",)
         assert (loaded.facts.model.bos_token, loaded.facts.model.eos_token) == ("<s>", "</s>")
         assert loaded.facts.model.n_ctx_train == 64
         assert loaded.facts.model.file_bytes == (tmp_path / "tiny.gguf").stat().st_size
-    finally:
-        loaded.runner.close()  # type: ignore[attr-defined]  # llama's
 
 
 def test_without_a_template_conversations_alone_are_refused(tmp_path: Path) -> None:
-    loaded = loaded_with(write_tiny(tmp_path / "tiny.gguf"))
-    try:
+    with loaded_with(write_tiny(tmp_path / "tiny.gguf")) as loaded:
         refusal = loaded.prompts.read(conversation("a"))
         assert isinstance(refusal, Violation)
         assert (refusal.field, refusal.constraint) == ("messages", "no_chat_template")
         assert "--chat-template" in refusal.message
         assert loaded.facts.model.chat_template is None
         assert isinstance(loaded.prompts.read("a"), Read)
-    finally:
-        loaded.runner.close()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -248,32 +246,28 @@ def test_without_a_template_conversations_alone_are_refused(tmp_path: Path) -> N
     ],
 )
 def test_a_template_of_no_use_ends_the_load_where_it_was_asked_for(tmp_path: Path, source: str, why: str) -> None:
-    with pytest.raises(ModelLoadFailed, match=f"--chat-template: .*{why}.*use another file"):
-        loaded_with(write_tiny(tmp_path / "tiny.gguf"), chat_template=source)
+    refused = pytest.raises(ModelLoadFailed, match=f"--chat-template: .*{why}.*use another file")
+    with refused, loaded_with(write_tiny(tmp_path / "tiny.gguf"), chat_template=source):
+        pass
 
 
 def test_a_template_of_no_use_in_the_model_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write_tiny(tmp_path / "tiny.gguf", chat_template="{% for %}")
-    loaded = loaded_with(path)
-    try:
+    with loaded_with(path) as loaded:
         assert caplog.text.count("the model's chat template cannot be used") == 1
         refusal = loaded.prompts.read(conversation("a"))
         assert isinstance(refusal, Violation)
         assert "SyntaxError in line 1" in refusal.message
         assert isinstance(loaded.prompts.read("a"), Read)
-    finally:
-        loaded.runner.close()  # type: ignore[attr-defined]
 
 
 def test_the_template_gets_the_workers_variables_or_the_load_ends(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "tiny.gguf")
     source = CHAT + "{{ day }}"
-    loaded = loaded_with(path, chat_template=source, chat_template_kwargs='{"day": "Monday"}')
-    try:
+    with loaded_with(path, chat_template=source, chat_template_kwargs='{"day": "Monday"}') as loaded:
         found = loaded.prompts.read(conversation("a"))
         assert isinstance(found, Read)
         assert found.text == "<s>a</s>Monday"
-    finally:
-        loaded.runner.close()  # type: ignore[attr-defined]
-    with pytest.raises(ModelLoadFailed, match="--chat-template-kwargs: the chat template reads day"):
-        loaded_with(path, chat_template=source, chat_template_kwargs='{"night": 1}')
+    refused = pytest.raises(ModelLoadFailed, match="--chat-template-kwargs: the chat template reads day")
+    with refused, loaded_with(path, chat_template=source, chat_template_kwargs='{"night": 1}'):
+        pass

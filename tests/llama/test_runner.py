@@ -13,14 +13,13 @@ from parity.setups import opened
 from tests.constraints.bytewise import constrain
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
 from tests.llama.tiny import END, write_tiny
+from tests.on_cpu import loaded_on_cpu
 from worker.constraints.constraint import Constraint
 from worker.engine.step import BadBatch, NoRoom, Sampled, Slice, Step, Token
 from worker.llama.batch import batches
 from worker.llama.constrained import constraints_of
-from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.plan.devices import choose_device
 from worker.wire.jobs import Sampling, SlotId, TokenId, TopToken
 
 CHAT = "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n"
@@ -59,16 +58,6 @@ def test_a_chat_ends_by_itself(runner: LlamaRunner) -> None:
 
 
 @pytest.mark.model
-def test_alone_and_next_to_another_a_job_draws_the_same(runner: LlamaRunner) -> None:
-    sampling = Sampling(seed=7, temperature=0.8, top_p=0.95)
-    prompts = [CHAT, "Once upon a time"]
-    alone = [generate(runner, [prompt], 12, sampling)[0] for prompt in prompts]
-    beside = generate(runner, prompts, 12, sampling)
-    for one, other in zip(alone, beside, strict=True):
-        assert [sampled.token for sampled in one] == [sampled.token for sampled in other]
-
-
-@pytest.mark.model
 def test_a_step_larger_than_a_batch_draws_the_same(runner: LlamaRunner, make_context: MakeContext) -> None:
     small = LlamaRunner(runner.model, make_context(n_batch=5, n_ubatch=5))
     prompt = runner.model.tokenize(CHAT * 3)
@@ -103,7 +92,7 @@ def test_logits_that_are_not_numbers_are_that_slots_error(model_of_nan: Model, m
     assert (one.slot, two.slot) == (0, 1)
 
 
-def test_a_banned_logit_that_is_no_number_is_the_error_of_who_asks_for_log_probabilities(
+def test_a_banned_logit_that_is_no_number_fails_a_job_that_asks_for_log_probabilities(
     tmp_path: Path, make_context: MakeContext
 ) -> None:
     """Sampling never looks at it; log-probabilities are those of the row as it is."""
@@ -160,9 +149,8 @@ def test_a_constraint_that_the_model_follows_changes_no_token(runner: LlamaRunne
 
 
 def test_a_complete_text_ends_where_the_vocabulary_has_no_end_token(tmp_path: Path, make_context: MakeContext) -> None:
-    cpu = choose_device("cpu", devices())
     path = write_tiny(tmp_path / "endless.gguf", has_end=False)
-    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with loaded_on_cpu(path) as model:
         drawn = draw(LlamaRunner(model, make_context(model)), "a", constraint_of(model, "aa"))
         assert model.ends.size == 0
     assert [(sampled.piece, sampled.is_end) for sampled in drawn] == [(b"a", False), (b"a", False)]

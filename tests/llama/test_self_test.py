@@ -13,17 +13,16 @@ from tests.llama.conftest import LoadRandom, MakeContext
 from tests.llama.in_main import weights_in_main
 from tests.llama.random_models import GEMMA, MROPE, PLAIN, RECURRENT, SLIDING, Kind
 from tests.llama.wide_models import QUANTISED, WIDE, write_wide
+from tests.on_cpu import loaded_on_cpu
 from worker.engine.backend import Meanwhile, Saved, do_nothing
 from worker.engine.step import Slice
 from worker.llama.batch import RowGroups
 from worker.llama.context import Context, Logits
-from worker.llama.devices import devices
 from worker.llama.invariance import has_own_products
 from worker.llama.kv import Kv
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import Serving, self_test
-from worker.plan.devices import choose_device
 from worker.plan.memory import MAX_PADDING
 from worker.wire.jobs import SlotId
 from worker.wire.load import SelfTested
@@ -266,9 +265,8 @@ WIDE_FIXED = Serving(chunk=64, is_fixed=True, n_parallel=8, has_drafts=False, co
 def wide_runner(folder: Path, family: str, name: str, *, is_fixed: bool) -> Iterator[LlamaRunner]:
     """The same as loading/load.py makes with the flag and without it."""
     path = write_wide(folder / "wide.gguf", family, name)
-    cpu = choose_device("cpu", devices())
     may_repack = weights_in_main(path, keeps_bits=is_fixed).repacked > 0
-    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None, may_repack=may_repack) as model:
+    with loaded_on_cpu(path, may_repack=may_repack) as model:
         context = Context(
             model,
             n_ctx=1024 + MAX_PADDING,

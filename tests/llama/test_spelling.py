@@ -90,15 +90,6 @@ def visible(text: str) -> str:
     return "".join(character for character in text if not is_invisible(character) and character not in " ▁")
 
 
-@pytest.mark.parametrize("kind", GAPPED)
-def test_what_is_missing_is_named_when_the_file_is_checked(kind: str, tmp_path: Path) -> None:
-    remarks = read_info(write_tiny(tmp_path / "m.gguf", own_vocabulary=GAPPED[kind])).vocabulary_remarks
-    if "nothing for what is unknown" in kind:
-        assert remarks == ()  # llama.cpp's own default stands in files of more tokens
-    else:
-        assert any("bytes have no token" in remark for remark in remarks)
-
-
 def test_a_whole_vocabulary_refuses_nothing(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf")
     assert read_info(path).vocabulary_remarks == ()

@@ -9,21 +9,20 @@ from typing import Any
 import pytest
 
 from tests.llama.tiny import write_tiny
+from tests.on_cpu import loaded_on_cpu
 from worker.errors import ModelLoadFailed
-from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.loading.draft import check_vocabulary
-from worker.plan.devices import choose_device
 
 
 @pytest.fixture
 def load(tmp_path: Path) -> Iterator[Callable[..., Model]]:
     """A tiny model, with what its vocabulary has beyond bytes."""
-    cpu, models = choose_device("cpu", devices()), ExitStack()
+    models = ExitStack()
 
     def load(**vocabulary: Any) -> Model:
         path = write_tiny(tmp_path / "tiny.gguf", **vocabulary)
-        return models.enter_context(Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None))
+        return models.enter_context(loaded_on_cpu(path))
 
     with models:
         yield load

@@ -10,6 +10,7 @@ from parity.f32_copy import open_gguf, rewrite, row_blocks, write_f32_copy
 from parity.llama.quantise import FILE_TYPES, quantise
 from tests.gguf_files import F32, TensorRow, Typed, Value, tiny_model, tiny_split
 from tests.llama.tiny import N_EMBD, TOKENS, write_tiny
+from tests.on_cpu import loaded_on_cpu
 from tests.parity.small_gguf import (
     InMemory,
     dequantised,
@@ -22,10 +23,7 @@ from tests.parity.small_gguf import (
     write_gguf,
 )
 from worker.errors import BadModelFile, ModelNotFound, UsageError, WorkerError
-from worker.llama.devices import devices
-from worker.llama.model import Model
 from worker.model.info import read_info
-from worker.plan.devices import choose_device
 from worker.wire.jobs import TokenId
 
 
@@ -141,7 +139,7 @@ def test_llama_cpp_loads_a_changed_copy(source: Path, tmp_path: Path) -> None:
     tokens = [*TOKENS[:-2], "b", TOKENS[-1]]
     weights = np.ones((N_EMBD, N_EMBD), dtype=np.float32)
     rewrite(source, copy, metadata={"tokenizer.ggml.tokens": tokens}, tensors={"blk.0.attn_v.weight": lambda: weights})
-    with Model.load(copy, device=choose_device("cpu", devices()), n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with loaded_on_cpu(copy) as model:
         assert model.piece(TokenId(len(TOKENS) - 2)) == b"b"
 
 

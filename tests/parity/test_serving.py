@@ -16,12 +16,10 @@ from parity.llama.scoring import Scorer
 from parity.neighbours import FLAGS, N_NEIGHBOURS, NeighbourJob
 from parity.report import Level
 from parity.setups import as_served
+from tests.on_cpu import loaded_on_cpu
 from tests.parity.made_answers import answer, row
 from tests.parity.relay import Event, Relay
 from tests.parity.small_gguf import read_tensor, with_tensor
-from worker.llama.devices import devices
-from worker.llama.model import Model
-from worker.plan.devices import choose_device
 from worker.sampling.sample import uniform
 
 PROMPTS = ("Once upon a time", "def quicksort(items):")
@@ -195,9 +193,8 @@ def test_a_first_row_is_compared_with_the_log_softmax_of_the_one_in_process(boun
 
 
 def expectations(path: Path, texts: Sequence[str]) -> Expected:
-    device = choose_device("cpu", devices())
     setup = as_served(128)
-    with Model.load(path, device=device, n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with loaded_on_cpu(path) as model:
         prompts = [model.tokenize(text) for text in texts]
         with Scorer(model, setup, n_ctx=256, n_threads=1) as scorer:
             tokens = [scorer.greedy(prompt, N_TOKENS) for prompt in prompts]

@@ -10,19 +10,18 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from parity.llama.scoring import Scorer, Setup
+from tests.on_cpu import loaded_on_cpu
 from tools.bench.prompts import Prompts, common_words
 from tools.made_model import BLOCKS, Q4_1, Q4_K, Q8_0, SHAPES, Shape, made_model
-from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.model.info import read_info
-from worker.plan.devices import choose_device
 
 TINY = SHAPES["tiny"]
 TIED = replace(TINY, name="tied", n_vocab=40_000, is_tied=True)
 
 
 def loaded(path: Path) -> Model:
-    return Model.load(path, device=choose_device("cpu", devices()), n_gpu_layers=0, on_progress=lambda _: None)
+    return loaded_on_cpu(path)
 
 
 @pytest.fixture(scope="module")

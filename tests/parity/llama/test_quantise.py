@@ -6,11 +6,9 @@ import pytest
 
 from parity.llama.quantise import FILE_TYPES, quantise
 from tests.llama.tiny import write_tiny
+from tests.on_cpu import loaded_on_cpu
 from worker.errors import ModelLoadFailed, UsageError
-from worker.llama.devices import devices
-from worker.llama.model import Model
 from worker.model.info import read_info
-from worker.plan.devices import choose_device
 
 
 @pytest.fixture
@@ -23,8 +21,7 @@ def test_every_file_type_can_be_written_and_loaded(source: Path, tmp_path: Path,
     target = tmp_path / "other.gguf"
     quantise(source, target, file_type, n_threads=1)
     assert read_info(target).quant_kind == file_type
-    cpu = choose_device("cpu", devices())
-    with Model.load(target, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with loaded_on_cpu(target) as model:
         assert model.n_vocab == read_info(source).vocab_size
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.gguf", "tiny.gguf"]
 

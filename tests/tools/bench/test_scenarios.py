@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.on_cpu import loaded_on_cpu
 from tools.bench.answers import Ask
 from tools.bench.measures import at_least
 from tools.bench.prompts import Prompts
 from tools.bench.scenarios import LARGE, N_JOBS, N_PROMPT_TOKENS, N_SLOTS, SCENARIOS, SIZES, WARM_UP, Scenario
 from tools.bench.texts import n_words_of
-from worker.llama.devices import devices
-from worker.llama.model import Model
-from worker.plan.devices import choose_device
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
@@ -110,7 +108,7 @@ def test_sizes_ask_for_one_stream_eight_streams_and_a_prompt_that_keep_up() -> N
 @pytest.mark.model
 def test_the_prompt_of_the_sizes_has_512_tokens_of_the_default_model(default_model: Path) -> None:
     (ask,) = SIZES[-1].asks(Prompts(1))
-    with Model.load(default_model, device=choose_device("cpu", devices()), n_gpu_layers=0, on_progress=print) as model:
+    with loaded_on_cpu(default_model) as model:
         assert len(model.tokenize(ask.prompt)) == pytest.approx(N_PROMPT_TOKENS, rel=0.02)
 
 

@@ -1,0 +1,60 @@
+"""An engine over the real library, and the messages of each of its jobs."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from tests.queued import queued
+from worker.engine.config import EngineConfig
+from worker.engine.loop import Engine
+from worker.llama.runner import LlamaRunner
+from worker.wire.jobs import JobKey, Logprob, Sampling, StepDone, TokenId
+from worker.wire.messages import Outbound
+
+GREEDY = Sampling(seed=0, temperature=0.0, ignore_eos=True, logprobs=0)
+
+
+class Served:
+    """No time goes by, so that every step still takes as long as it is expected to."""
+
+    def __init__(
+        self,
+        runner: LlamaRunner,
+        config: EngineConfig,
+        sampling: Sampling = GREEDY,
+        *,
+        while_running: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.runner = runner
+        self.texts: dict[JobKey, str] = {}
+        self.prompts: dict[JobKey, list[Logprob]] = {}
+        self.generated: dict[JobKey, list[Logprob]] = {}
+        self.n_cached: dict[JobKey, int] = {}
+        self.ended: list[JobKey] = []
+        self._sampling = sampling
+        self.engine = Engine(runner, config, emit=self._hear, clock=lambda: 0.0, while_running=while_running)
+
+    def _hear(self, message: Outbound) -> None:
+        if isinstance(message, StepDone):
+            self.n_cached |= {started.job: started.n_cached for started in message.started}
+            for part in message.prompt_logprobs:
+                self.prompts[part.job] += part.tokens
+            for delta in message.deltas:
+                self.texts[delta.job] += delta.text
+                self.generated[delta.job] += [delta.logprob] if delta.logprob is not None else []
+            self.ended += [end.job for end in message.finished]
+            assert not message.failed
+
+    def submit(self, prompt: list[TokenId], max_tokens: int, n_top: int | None = None) -> JobKey:
+        """Job keys count up from 0."""
+        job = JobKey(len(self.texts))
+        self.texts[job], self.prompts[job], self.generated[job] = "", [], []
+        self.engine.submit(queued(job, prompt, max_tokens, self._sampling, prompt_logprobs=n_top))
+        return job
+
+    def run(self) -> None:
+        while not self.engine.is_idle:
+            self.engine.step()
+
+    def answer(self, job: JobKey) -> list[TokenId]:
+        """The tokens of a job that asked for log-probabilities."""
+        return [one.token.id for one in self.generated[job]]
