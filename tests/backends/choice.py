@@ -1,4 +1,4 @@
-"""What the owner of this machine wants tested: `.llorch-test.toml`, and before it LLORCH_TEST_MODEL_PATH.
+"""The owner's choice of the tests for this machine: `.llorch-test.toml`, and before it LLORCH_TEST_MODEL_PATH.
 
 Owns the file's keys, what their absence means, and the words for a mistake. Knows nothing of what the machine has.
 `.llorch-test.example.toml` shows every key.
@@ -31,9 +31,9 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class BackendTable(_Table, frozen=True, kw_only=True):
     test_backend: Backend = "cpu"
-    """Where the tests' own worker processes compute."""
+    """The tests' own worker processes compute there."""
     gpu_layers: Annotated[int, msgspec.Meta(ge=1)] = 10
-    """How many layers a test of partial offload puts on a GPU, where the model has more."""
+    """The number of layers that a test of partial offload puts on a GPU if the model has more."""
 
 
 class FeaturesTable(_Table, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class FeaturesTable(_Table, frozen=True, kw_only=True):
 
 
 class BuildTable(_Table, frozen=True, kw_only=True):
-    """What `make` builds llama.cpp for; the Makefile reads it by itself."""
+    """The target for which `make` builds llama.cpp; the Makefile reads it by itself."""
 
     build_cpu: bool = True
     build_cuda: bool = False
@@ -133,7 +133,7 @@ def _refuse_unknown(tables: dict[str, Any], name: str) -> None:
 
 
 def _contradictions(choice: Choice) -> list[str]:
-    """What each key allows, and all together do not."""
+    """The mistakes that each key allows, and all together do not."""
     enabled, backend, found = choice.features.enabled, choice.backend.test_backend, []
     if enabled is not None and backend not in enabled:
         found.append(f"backend.test_backend is {backend}, which features.enabled leaves out ({', '.join(enabled)})")

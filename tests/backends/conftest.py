@@ -39,7 +39,7 @@ def gpu(request: pytest.FixtureRequest) -> Device:
 
 
 def why_not(backend: Backend) -> str:
-    """Why there is no device of that backend here."""
+    """The reason why there is no device of that backend here."""
     reasons = {compiled.name: compiled.reason for compiled in backends(os.environ)}
     return reasons.get(backend) or f"this build of llama.cpp has no {backend}"
 

@@ -91,7 +91,7 @@ def test_a_mistake_names_the_file_the_key_and_what_is_allowed(tmp_path: Path, te
     assert "\n" not in message
 
 
-def test_a_variable_that_names_no_file_is_told_by_its_name(tmp_path: Path) -> None:
+def test_a_variable_that_names_no_file_is_reported_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(MistakenChoiceError, match=f"^{MODEL_VARIABLE}: .*nowhere.gguf is not a file"):
         read(tmp_path, "", **{MODEL_VARIABLE: "nowhere.gguf"})
 

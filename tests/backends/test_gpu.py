@@ -32,17 +32,17 @@ N_COMPARED = 64
 
 
 def free_bytes(gpu: Device) -> int:
-    """What the driver says now."""
+    """The free memory by the driver's account now."""
     return next(device.free_bytes for device in devices() if device.ordinal == gpu.ordinal)
 
 
 def on_gpu_bytes(gpu: Device, loaded: LoadedRunner) -> int:
-    """By the library's own buffer lines."""
+    """The bytes by the library's own buffer lines."""
     return loaded.runner.sizes.on_device(gpu.name)
 
 
 def n_part_of(loaded: LoadedRunner) -> int:
-    """How many layers a partial offload takes of the model: some, never all."""
+    """The number of the model's layers in a partial offload: some, never all."""
     return min(chosen().backend.gpu_layers, loaded.model.n_layers - 1)
 
 

@@ -80,7 +80,7 @@ KINDS = {
     ),
     "arguments as text": Kind([USER, calling(call("get_weather", '{"place":"Paris"}')), RESULT, REPLY], [WEATHER]),
     "no content": Kind([USER, calling(call("get_weather", {"place": "Paris"}), content=None), RESULT], [WEATHER]),
-    "reasoning": Kind([USER, {**REPLY, "reasoning_content": "Look it up.\n\nThen tell."}, USER]),
+    "reasoning": Kind([USER, {**REPLY, "reasoning_content": "Look it up.\n\nThen answer."}, USER]),
     "reasoning before a call": Kind([USER, {**CALL, "reasoning_content": "I need a tool."}, RESULT], [WEATHER]),
     "reasoning in the text": Kind([USER, {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nSunny."}, USER]),
     "prefill": Kind([USER, {"role": "assistant", "content": "The weather is "}], is_open=False, is_continued=True),

@@ -33,7 +33,7 @@ def test_no_marked_text_has_a_name_and_each_is_the_text_again_without_its_marks(
 @LAW
 @given(st.lists(TEXTS, min_size=2, max_size=4))
 def test_marked_texts_make_no_name_together(parts: list[str]) -> None:
-    """Whatever is cut off and joined, where nothing of the template's comes between."""
+    """The parts are cut off and joined, and nothing of the template's comes between."""
     marks = Marker(SOURCE, NAMES).marks_for([*parts])
     joined = "".join(texts(marks.mark([*parts])))
     assert not NAMES.has_one(joined)

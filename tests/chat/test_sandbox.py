@@ -99,7 +99,7 @@ def test_llama_cpps_templates_write_what_they_write_in_transformers(kind: str) -
 CALLS = {"a call", "a call and its answer", "calls", "arguments as text", "no content", "reasoning before a call"}
 OTHERWISE = {"meetkai-functionary-medium-v3.1": {"tools", "a number"} | CALLS}
 """Templates, and the kinds of conversations that they render otherwise. This one joins a text that is marked as safe
-with others, which has Jinja escape their HTML, and nobody meant it to: eight of 1,750 renderings."""
+with others, which has Jinja escape their HTML, which no author meant: eight of 1,750 renderings."""
 
 
 @pytest.mark.torch

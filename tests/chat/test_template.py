@@ -88,7 +88,7 @@ TEXTS = st.lists(st.one_of(PIECES, st.text(max_size=5)), max_size=6).map("".join
 @LAW
 @given(st.lists(TEXTS, min_size=1, max_size=4))
 def test_the_templates_control_tokens_are_those_of_a_conversation_without_any(contents: list[str]) -> None:
-    """Whatever the contents are: the template's names are found, in order, and no other."""
+    """The contents do not matter: the template's names are found, in order, and no other."""
     found = rendered(CHATML, *map(says, contents))
     assert (
         found.text == "".join(f"<|im_start|>user\n{text}<|im_end|>\n" for text in contents) + "<|im_start|>assistant\n"

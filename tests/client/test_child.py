@@ -33,7 +33,7 @@ def test_a_child_is_ready_when_its_log_says_so_and_gone_afterwards() -> None:
         os.kill(found.process.pid, signal.SIGKILL)
 
 
-def test_a_child_that_ends_before_it_is_ready_is_told_with_its_last_words() -> None:
+def test_a_child_that_ends_before_it_is_ready_is_reported_with_its_last_line() -> None:
     script = """import sys; print('{"event":"x","message":"no such model"}', file=sys.stderr); sys.exit(3)"""
     with child(script) as found:
         for _ in range(2):

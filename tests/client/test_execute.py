@@ -34,7 +34,7 @@ def test_any_cut_of_the_bytes_gives_the_same_answer() -> None:
         assert answer_of("j", list(events(chunks))) == whole
 
 
-def test_a_stream_without_an_end_and_one_with_two_are_told_apart() -> None:
+def test_a_stream_without_an_end_and_one_with_two_are_distinguished() -> None:
     data = stream()
     assert answer_of("j", list(events([data[: data.index(b'{"type":"end"')]]))).n_terminal == 0
     twice = answer_of("j", [*events([data]), Failed("CANCELLED", "why")])

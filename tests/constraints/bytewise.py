@@ -30,10 +30,10 @@ def byte(value: int) -> TokenId:
 
 
 def is_text(constraint: Constraint, text: str) -> bool:
-    """Whether the constraint takes the text as a whole; it is closed then."""
+    """True if the constraint takes the text as a whole; it is closed then."""
     try:
         for value in text.encode():
-            # Not the mask: where a byte is forced, it has the tokenizer's own spelling alone.
+            # The mask would not do: it has only the tokenizer's own spelling of a forced byte.
             if not constraint.n_allowed([byte(value)]):
                 return False
             constraint.accept(byte(value))

@@ -382,7 +382,7 @@ HOSTILE: dict[str, tuple[Kind, str]] = {
     **{f"regex: {name}": ("regex", text) for name, text in REGEXES.items()},
     **{f"schema: {name}": kind_and_text for name, kind_and_text in SCHEMAS.items()},
 }
-"""What it is → the field, and its text."""
+"""The constraint's name → the field, and its text."""
 
 # ── what they take ───────────────────────────────────────────────────────────────────────────────
 
@@ -391,7 +391,7 @@ N_TOKENS = 100
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one of them took. Times are of the processor, of this process and of those that it starts."""
+    """The costs of one of them. Times are of the processor, of this process and of those that it starts."""
 
     name: str
     compiling_s: float
@@ -400,9 +400,9 @@ class Taken:
     refusal: str
     """"" where it was accepted."""
     end: str
-    """Why the text could not go on after fewer tokens, "" where it could or was complete."""
+    """The reason why the text could not go on after fewer tokens, "" if it could or was complete."""
     resident_bytes: int
-    """Of this process, after it is closed."""
+    """The memory of this process after the constraint is closed."""
 
 
 def _walk(constraint: Constraint, is_end: "np.typing.NDArray[np.bool_]") -> tuple[float, float, str]:

@@ -103,7 +103,7 @@ MISTAKEN: dict[str, tuple[str, str]] = {
     "two numbers": ('root ::= "a"{2 3}', "a comma is missing"),
     "a byte order mark": ('\ufeffroot ::= "a"', "column 1: a rule's name is expected"),
 }
-"""What it is → the text, and what the refusal says."""
+"""The grammar's name → the text, and the words of the refusal."""
 
 
 def _resident_mib() -> float:
@@ -111,7 +111,7 @@ def _resident_mib() -> float:
 
 
 def _try(text: str) -> dict[str, str | float]:
-    """What it costs to compile, and to go on by a few tokens; `error`: why it ended, if it did."""
+    """The costs to compile it, and to go on by a few tokens; `error` says why it ended, if it did."""
     tokenizer = byte_tokenizer(longest_run=128)
     before_mib, began_s = _resident_mib(), time.process_time()
     try:

@@ -9,6 +9,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+import jsonschema
 import llguidance
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,13 @@ from worker.constraints.constraint import LIMITS_OF, Unsupported, compiled, json
 END = 256
 
 
+def is_valid(schema: Any, value: Any) -> bool:
+    """True if the package `jsonschema` takes the value."""
+    return bool(jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema).is_valid(value))
+
+
 class _Bytes:
-    """What LLTokenizer asks of a tokeniser: a token for each byte, an end, and a token for each run of an `a`."""
+    """A tokeniser for LLTokenizer: a token for each byte, an end, and a token for each run of an `a`."""
 
     def __init__(self, longest_run: int) -> None:
         self.eos_token_id, self.bos_token_id = END, None
@@ -42,13 +48,13 @@ TOKENIZER = byte_tokenizer()
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a schema cannot be enforced."""
+    """The reason why a schema cannot be enforced."""
 
     message: str
 
 
 def unchecked(schema: Any) -> "Texts | Refusal":
-    """What the library alone makes of a schema."""
+    """The texts that the library alone makes of a schema."""
     try:
         source = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=json_options(schema))
     except ValueError as refused:
@@ -67,12 +73,12 @@ def texts(schema: Any) -> "Texts | Refusal":
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What a schema lets through."""
+    """The texts that a schema lets through."""
 
     _matcher: llguidance.LLMatcher
 
     def have(self, text: str) -> bool:
-        """Whether the text as a whole is one of them."""
+        """True if the text as a whole is one of them."""
         follower = self.follow()
         return follower.go(text.encode()) and follower.may_end
 
@@ -85,7 +91,7 @@ class Texts:
             assert following or follower.may_end, f"nothing may follow {text!r}: {follower.error}"
             if follower.may_end and (not following or rng.random() < 0.5):
                 return text.decode()
-            # Mostly what belongs to the notation, so that strings end and numbers go on.
+            # The choice prefers the notation, so that strings end and numbers go on.
             notation = [value for value in following if value in b'"}],: 0123456789']
             character += bytes([rng.choice(notation if notation and rng.random() < 0.7 else following)])
             assert follower.go(character[-1:])
@@ -125,7 +131,7 @@ class Follower:
 
 
 def _is_begun(character: bytes) -> bool:
-    """Whether some bytes after these make it one UTF-8 character."""
+    """True if some bytes after these make it one UTF-8 character."""
     try:
         codecs.getincrementaldecoder("utf-8")().decode(character)
     except UnicodeDecodeError:

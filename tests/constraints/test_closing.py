@@ -78,7 +78,7 @@ def answer(
     constraints: Constraints, schema: Any, n_tokens: int, seed: int, model: Model, *, ahead: int = 0
 ) -> tuple[bytes, int, bool]:
     """The text of a model that never wants to end, how many tokens it has, and whether it may end there. With `ahead`,
-    so many tokens are drawn before they are taken, as where they were drafted."""
+    this many tokens are drawn before they are taken, as drafted ones are."""
     constraint = constrain(constraints, json_schema=json.dumps(schema))
     constraint.end_within(n_tokens)
     tokens = [each.id for each in constraint.take_forced(n_tokens)]

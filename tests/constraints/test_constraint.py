@@ -1,4 +1,4 @@
-"""What a constraint allows, forces and takes back: byte by byte on the tiny model, and over real vocabularies."""
+"""A constraint allows, forces and takes back tokens: byte by byte on the tiny model, and over real vocabularies."""
 
 import json
 import re
@@ -155,7 +155,7 @@ def test_a_choice_of_texts_is_one_of_them_and_nothing_else(
 def test_where_there_is_a_choice_the_count_of_allowed_tokens_agrees_with_the_mask(
     bytewise: Model, constraints: Constraints, regex: str, numbers: list[int]
 ) -> None:
-    """Where a token is forced, the mask has that one; the count takes every spelling of its text."""
+    """The mask has a forced token alone; the count takes every spelling of its text."""
     constraint = constrain(constraints, regex=regex)
     for _ in walk(constraint, numbers, bytewise):
         if constraint.is_over:

@@ -63,7 +63,7 @@ def test_a_mistake_is_refused_with_its_place_and_without_the_text(name: str) -> 
 
 @pytest.mark.long
 def test_no_grammar_ends_the_process_or_costs_it_much() -> None:
-    """In a child, which would die of it. Each is refused, compiled, or ends after a few tokens."""
+    """The grammars run in a child, which would die of it. Each is refused, compiled, or ends after a few tokens."""
     command = [sys.executable, "-m", "tests.constraints.hostile_grammars"]
     child = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     costs = dict(json.loads(line) for line in child.stdout.splitlines())
@@ -151,7 +151,7 @@ def test_what_the_notation_allows_is_read(text: str) -> None:
     ],
 )
 def test_each_character_and_class_becomes_a_lexeme(right_side: str, expected: str) -> None:
-    """In a rule, as one that uses itself can only be."""
+    """The grammar is a rule, as only a rule can use itself."""
     assert lark(f"root ::= {right_side} | root") == f"start: {expected} | start\n"
 
 

@@ -61,7 +61,7 @@ class Case(NamedTuple):
 
 
 def _tokens(expression: str) -> list[TokenId]:
-    """Of C++ like `token(10) + "text"`."""
+    """The tokens of C++ like `token(10) + "text"`."""
     tokens: list[TokenId] = []
     for number, text in re.findall(r'token\((\d+)\)|"((?:[^"\\]|\\.)*)"', expression):
         tokens += [TokenId(int(number))] if number else map(token_of_character, ast.literal_eval(f'"{text}"'))
@@ -115,7 +115,7 @@ def test_llama_cpps_own_grammars_allow_the_same_characters_everywhere(vocabulary
         except ValueError:
             continue
         if re.search(r"\d000", text):
-            # Tokens beyond this vocabulary, and more repetitions than llama.cpp counts, which it takes for any number.
+            # It has tokens beyond this vocabulary, or more repetitions than llama.cpp counts, which takes them for any.
             continue
         check_walks(vocabulary, text, range(2), n_tokens=40)
         n_compared += 1
@@ -135,7 +135,7 @@ def expressions(rules: list[str], depth: int) -> st.SearchStrategy[str]:
         items |= expressions(rules, depth - 1).map("({})".format)
     repeated = st.tuples(items, st.sampled_from(TIMES)).map("".join)
     sequences = st.lists(repeated, min_size=1, max_size=3).map(" ".join)
-    # Seldom nothing: llama.cpp takes a repetition of what may be nothing for left recursion, and refuses it.
+    # A part is seldom nothing: llama.cpp takes a repetition of what may be nothing for left recursion, and refuses it.
     alternatives = st.lists(sequences | sequences | sequences.map('"" {} []'.format), min_size=1, max_size=3)
     return st.tuples(st.sampled_from(["", "", "", " | "]), alternatives.map(" | ".join)).map("".join)
 
@@ -144,7 +144,7 @@ GRAMMARS = st.builds(
     'root ::= {}\nb ::= {}\n2-C ::= "x" ({}) | {}'.format,
     expressions(["b", "2-C"], 2),
     expressions(["2-C"], 1),
-    # Behind a character a rule may use itself: llama.cpp refuses one that begins with itself.
+    # A rule may use itself after a character: llama.cpp refuses one that begins with itself.
     expressions(["root", "b", "2-C"], 0),
     expressions([], 1),
 )

@@ -16,7 +16,7 @@ from worker.front.inheritance import engine_environment
 from worker.wire.jobs import TokenId, Violation
 
 SLOWNESS = 3.0
-"""Of the machines that run tests, which others use at the same time, against one whose processors are its own."""
+"""The slowness of machines that run tests, which others use too, against one whose processors are its own."""
 
 MAX_COMPILING_S = 1.0
 MAX_MASK_S = 0.3
@@ -80,7 +80,7 @@ def test_what_hangs_the_library_is_refused(constraints: Constraints) -> None:
 
 
 def test_a_job_that_meets_a_limit_takes_no_other_with_it(constraints: Constraints) -> None:
-    """Of the same text, before or after it."""
+    """The others have the same text, before or after it."""
     wild = "(a|b)*a(a|b){40}"
     before = constrain(constraints, regex=wild)
     with pytest.raises(ValueError, match="too costly"):

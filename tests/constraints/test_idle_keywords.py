@@ -6,10 +6,9 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-import jsonschema
 import pytest
 
-from tests.constraints.json_texts import Refusal, Texts, texts, unchecked
+from tests.constraints.json_texts import Refusal, Texts, is_valid, texts, unchecked
 from tests.json_instances import broken, tries
 from tests.random_schemas import random_schema
 from worker.constraints.idle_keywords import ENFORCED_FORMATS, without_idle_keywords
@@ -21,10 +20,6 @@ DRAFTS = [None, None, DRAFT_7, DRAFT_2019, "https://json-schema.org/draft/2020-1
 ANYTHING: list[Any] = [True, {}, {"title": "x"}, {"minLength": 0}, {"anyOf": [{"type": "null"}, {}]}]
 NOTHING: list[Any] = [False, {"not": {}}, {"enum": []}, {"allOf": [{"type": "null"}, {"type": "string"}]}]
 STRINGS: list[Any] = [*ANYTHING, {"type": "string"}, {"type": ["string", "null"]}, {"type": "string", "minItems": 2}]
-
-
-def is_valid(schema: Any, value: Any) -> bool:
-    return bool(jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema).is_valid(value))
 
 
 def idle(rng: random.Random) -> list[dict[str, Any]]:
@@ -221,7 +216,7 @@ IDLE: dict[str, tuple[Any, list[str], list[str]]] = {
         ['{"a": {}}', '{"a": {"a": {}}}'],
         ['{"a": 1}'],
     ),
-    "anchor-that-nobody-looks-for": ({"$dynamicAnchor": "node", "type": "null"}, ["null"], ["1"]),
+    "anchor-without-a-reference": ({"$dynamicAnchor": "node", "type": "null"}, ["null"], ["1"]),
     "a-place-in-an-idle-word": (
         {"then": {"type": "null"}, "type": "object", "properties": {"a": {"$ref": "#/properties/b"}, "b": {}}},
         ['{"a": 1}'],

@@ -1,4 +1,4 @@
-"""What of JSON schema is enforced, refused, narrower or loose: one row each, judged by the package `jsonschema`.
+"""Each part of JSON schema is enforced, refused, narrower or loose: one row each, judged by the package `jsonschema`.
 
 docs/sampling.md says the same to users. No text that a schema lets through may break it, but for the rows of LOOSE; a
 valid text may be out of reach only in the ways of NARROW.
@@ -14,15 +14,11 @@ import jsonschema
 import jsonschema_rs
 import pytest
 
-from tests.constraints.json_texts import Refusal, Texts, texts, unchecked
+from tests.constraints.json_texts import Refusal, Texts, is_valid, texts, unchecked
 from tests.random_schemas import random_schema
 from worker.constraints.schema_gaps import MAX_EXACT, gap, plain, readable
 
 N_WALKS = 8
-
-
-def is_valid(schema: Any, value: Any) -> bool:
-    return bool(jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema).is_valid(value))
 
 
 def enforced(schema: Any) -> Texts:
@@ -315,7 +311,7 @@ GAPS: dict[str, tuple[Any, str]] = {
     "set-in-a-set": (string(pattern="^[[:alpha:]]$"), '"a"'),
     "bound-of-draft-4-alone": (number(exclusiveMinimum=True), "1"),
 }
-"""What the library takes and does not enforce, with a text that shows it."""
+"""The keywords that the library takes and does not enforce, with a text that shows it."""
 
 NARROW: dict[str, tuple[Any, str]] = {
     "order-of-properties": (record(properties={"a": {}, "b": {}}), '{"b": 1, "a": 2}'),
@@ -368,7 +364,7 @@ KNOWN = {
     "email": re.compile(r"^.{65,}@|@(?!\[)"),
     "hostname": re.compile(r"--|^.{254,}$"),
 }
-"""What the texts look like of which LOOSE has one each."""
+"""The patterns of the texts of which LOOSE has one each."""
 
 
 # ── enforced ─────────────────────────────────────────────────────────────────────────────────────
@@ -435,7 +431,7 @@ def test_what_cannot_be_enforced_is_refused_in_words_that_name_it(row: str) -> N
 @pytest.mark.filterwarnings("ignore:Possible:FutureWarning")
 @pytest.mark.parametrize("row", GAPS)
 def test_what_the_library_does_not_enforce_is_refused_before_it(row: str) -> None:
-    """When the library refuses a row or turns its text down, a gap is closed, and its check can go."""
+    """A gap is closed if the library refuses a row or turns its text down. Then its check can go."""
     schema, text = GAPS[row]
     found = unchecked(schema)
     assert isinstance(found, Texts)

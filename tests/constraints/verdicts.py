@@ -1,4 +1,4 @@
-"""What llama.cpp's grammar sampler and llguidance say of one grammar, over one small vocabulary.
+"""The verdicts of llama.cpp's grammar sampler and llguidance on one grammar, over one small vocabulary.
 
 The vocabulary has a token for each byte and one for each of OTHERS, so that texts can be asked about character by
 character: llama.cpp refuses the first byte of a character where a class like [^é] excludes another that begins with it.
@@ -32,7 +32,7 @@ ASKED = [END, *(byte(value) for value in range(1, 128)), *map(token_of_character
 llama.cpp's pieces."""
 
 Verdict = frozenset[int]
-"""Which of ASKED may come."""
+"""The members of ASKED that may come."""
 
 
 def _tokens_of(character: str) -> list[TokenId]:
@@ -65,7 +65,7 @@ class Sampler:
 
 @dataclass
 class _Tokens:
-    """What LLTokenizer asks of a tokeniser (llguidance.TokenizerWrapper)."""
+    """A tokeniser for LLTokenizer (llguidance.TokenizerWrapper)."""
 
     tokens: list[bytes]
     special_token_ids: list[int]
@@ -73,13 +73,13 @@ class _Tokens:
     bos_token_id: int | None = None
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Where only one text can come next, this says which of its tokens may."""
+        """The library asks for the tokens of a text if only that text can come next."""
         text = text if isinstance(text, str) else text.decode("utf-8", "surrogateescape")
         return [token for character in text for token in _tokens_of(character)]
 
 
 def tokenizer_of(model: Model) -> LLTokenizer:
-    """Without the token of 300 letters, over which `([x]*)*` meets the library's limits: this is about meaning."""
+    """The token of 300 letters is left out: `([x]*)*` meets the library's limits over it, and this is about meaning."""
     pieces = [model.piece(TokenId(token)) for token in range(model.n_vocab)]
     special = [token for token, piece in enumerate(pieces) if not 1 <= len(piece) <= 4]
     # The byte 0xFF marks what no text can have.
@@ -110,7 +110,7 @@ class Matcher:
 
 
 def is_taken(one: Sampler | Matcher, tokens: list[TokenId]) -> bool:
-    """Whether the grammar takes these as a whole text."""
+    """True if the grammar takes these as a whole text."""
     for token in tokens:
         if token not in one.verdict():
             return False

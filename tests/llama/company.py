@@ -17,7 +17,7 @@ from worker.saved.copies import ORDINARY, Layout, SavedCells
 from worker.wire.jobs import SlotId, TokenId
 
 N_SLOTS = 4
-"""So many do something; the context may have more."""
+"""The slots that do something; the context may have more."""
 
 Tokens = list[TokenId]
 
@@ -28,12 +28,12 @@ class Company:
 
     context: Context
     alone: Context
-    """What the logits are compared with: a memory of one sequence, computed in one go."""
+    """The memory of one sequence, computed in one go, with whose logits the others are compared."""
     chance: Random
     n_vocab: int
     is_ordered: bool = True
     tolerance: float = 0.0
-    """Of logits that need not be the same bits."""
+    """The tolerance of logits that need not be the same bits."""
     layout: Layout = ORDINARY
     tokens: list[Tokens] = field(default_factory=lambda: [[] for _ in range(N_SLOTS)])
     cells: PlainCells = field(default_factory=lambda: PlainCells(N_SLOTS))
@@ -74,7 +74,7 @@ class Company:
             self._compare(self.tokens[slice_.slot], self.context.logits(index))
 
     def decode_and_take_back(self) -> None:
-        """As guesses that were wrong are."""
+        """They are taken back like wrong draft tokens."""
         slices = self._slices(self.context.kv.n_free_cells)
         if not slices:
             return

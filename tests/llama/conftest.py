@@ -60,7 +60,7 @@ def shallow(shallow_model: Path) -> Iterator[Model]:
 
 @pytest.fixture
 def make_context(model: Model) -> Iterator[MakeContext]:
-    """A context of two slots and 512 cells unless told otherwise; closed after the test."""
+    """A context of two slots and 512 cells unless asked otherwise; closed after the test."""
     made: list[Context] = []
 
     def make(on: Model = model, **changes: int | str) -> Context:

@@ -8,6 +8,6 @@ from worker.plan.spread import InMain, layers_of
 
 
 def weights_in_main(path: Path, *, keeps_bits: bool = False) -> InMain:
-    """Where no layer is on a GPU."""
+    """The weights in main memory if no layer is on a GPU."""
     info = read_info(path)
     return layers_of(info, repacking_of([info], keeps_bits=keeps_bits)).weights_in_main(0)

@@ -1,4 +1,4 @@
-"""Who has which cells, one by one: what the bookkeeping of spans is compared with."""
+"""Cells and their owners, one by one, with which the bookkeeping of spans is compared."""
 
 from itertools import count
 

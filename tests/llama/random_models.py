@@ -1,7 +1,7 @@
 """Small models with random weights, one for each kind of memory: what they say depends on every token before.
 
 The vocabulary is the tiny model's. Those of ordinary memory are Q4_1, whose products are computed row by row: their
-logits are the same bits in any company, as the default model's are.
+logits are the same bits next to any others, as the default model's are.
 """
 
 from dataclasses import dataclass, field
@@ -59,7 +59,7 @@ class Kind:
 
 PLAIN = Kind("llama", _ATTENTION | {"ffn_norm.weight": (N_EMBD,)})
 MROPE = Kind("qwen2vl", PLAIN.block, {"rope.dimension_sections": [4, 6, 6, 0]})
-"""A position is three numbers: the saved state tells more of each cell."""
+"""A position is three numbers: the saved state says more of each cell."""
 SLIDING = Kind(
     "cohere2",
     _ATTENTION,

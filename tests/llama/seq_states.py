@@ -1,4 +1,4 @@
-"""What the library itself says of a context's memory, past all our bookkeeping."""
+"""The library's own account of a context's memory, past all our bookkeeping."""
 
 import ctypes
 import struct
@@ -11,7 +11,7 @@ _EVERY_SEQUENCE = -1
 
 
 def positions(context: Context, slot: int, n_cell_ints: int = 3) -> list[int]:
-    """Of the slot's cells, in the order in which they lie."""
+    """The positions of the slot's cells, in the order in which they lie."""
     data = _state(context, slot)
     cell_bytes = 4 * n_cell_ints
     return [struct.unpack_from("<i", data, 16 + i * cell_bytes)[0] for i in range(_n_cells(data))]

@@ -105,7 +105,7 @@ def dry_model(path: Path) -> Iterator[Any]:
 
 
 def dry_sizes(handle: Any, demand: Demand, plan: Plan) -> BufferSizes:
-    """What the library would take for the graph of a plan. Any: an opaque pointer."""
+    """The bytes that the library would take for the graph of a plan. Any is an opaque pointer."""
     params = capi.llama_context_default_params()
     params.n_ctx = plan.n_padded_cells
     params.n_ubatch = demand.ubatch_size

@@ -1,4 +1,4 @@
-"""What the build was compiled with, and why a part of it has nothing to compute on: always a sentence with a remedy."""
+"""A build names its backends. A part with nothing to compute on has a reason: always a sentence with a remedy."""
 
 from pathlib import Path
 
@@ -143,11 +143,11 @@ NO_FILE = "cannot open shared object file: No such file or directory"
 def test_a_reason_says_what_is_wrong_and_what_to_do(
     backend: str, said: str, environ: dict[str, str], words: list[str]
 ) -> None:
-    told = reason(backend, said, environ)
-    assert [word for word in words if word not in told] == []
-    assert "load_backend" not in told
-    assert not told.endswith(".")
-    assert "{" not in told
+    reported = reason(backend, said, environ)
+    assert [word for word in words if word not in reported] == []
+    assert "load_backend" not in reported
+    assert not reported.endswith(".")
+    assert "{" not in reported
 
 
 @pytest.mark.parametrize("content", [b"", b"no library", b"\x7fELF" + bytes(200)])
@@ -181,6 +181,6 @@ def test_a_library_that_is_no_module_is_complained_about() -> None:
     ],
 )
 def test_a_library_that_cannot_be_loaded_says_so(error: str, words: list[str]) -> None:
-    told = unloadable(error)
-    assert told.startswith("llama.cpp")
-    assert [word for word in words if word not in told] == []
+    reported = unloadable(error)
+    assert reported.startswith("llama.cpp")
+    assert [word for word in words if word not in reported] == []

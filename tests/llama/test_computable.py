@@ -1,4 +1,4 @@
-"""What becomes of a model that worker/model/computable.py refuses, when the library is given it all the same."""
+"""The library is given a model that worker/model/computable.py refuses, and comes to harm."""
 
 import subprocess
 import sys

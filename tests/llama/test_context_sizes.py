@@ -1,4 +1,4 @@
-"""What a context can be made with, and what it says when it cannot."""
+"""A context can be made with some sizes and types, and says why it cannot with others."""
 
 import subprocess
 import sys
@@ -65,7 +65,7 @@ def test_a_model_that_does_not_generate_is_refused(tmp_path: Path, make_context:
 
 
 def test_memory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """In a process that may have 2 GiB: elsewhere the system might promise any amount, and keep no promise."""
+    """The process may have 2 GiB. Otherwise the system might promise any amount, and keep no promise."""
     script = (
         "import resource, sys\n"
         "from pathlib import Path\n"

@@ -81,7 +81,7 @@ def one_at_a_time(runner: LlamaRunner, sampling: Sampling) -> list[Sampled]:
 def guessing(
     runner: LlamaRunner, sampling: Sampling, right: list[TokenId], guess: Guess, n_most: int = 7
 ) -> tuple[list[Sampled], int]:
-    """What was drawn, and in how many steps."""
+    """The drawn tokens, and the number of steps."""
     drawn, n_steps = prefilled(runner, 0, sampling), 0
     while not is_over(drawn, sampling):
         tokens = [sampled.token for sampled in drawn]

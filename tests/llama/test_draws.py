@@ -1,4 +1,4 @@
-"""What slices draw from rows: the same bits in any company."""
+"""Slices draw the same bits from rows next to any others."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from worker.wire.jobs import Sampling, SlotId, TokenId
 LAW = settings(max_examples=40)
 ALONE, THREADS = DrawThreads(1), DrawThreads(3, min_rows=1, min_values=1)
 N_CHARACTERS = 5_000
-"""So many tokens that the samplers cut before they sort."""
+"""The vocabulary is wide enough for the samplers to cut before they sort."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def constraints(wide: Model) -> list[Constraint | None]:
 
 @dataclass(frozen=True)
 class Asked:
-    """What one slice wants, and how its rows look."""
+    """The wishes of one slice, and the shape of its rows."""
 
     sampling: Sampling
     scale: float
@@ -93,7 +93,7 @@ def made(slot: int, want: Asked, constraint: Constraint | None, n_vocab: int) ->
 
 
 def drawn(draws: Draws, slices: list[Slice], rows: Logits) -> tuple[list[Sampled], list[list[Score]]]:
-    """What the slices draw, and their scores."""
+    """The draws of the slices, and their scores."""
     scorings = [slice_.scoring for slice_ in slices if slice_.scoring is not None]
     for scoring in scorings:
         del scoring.scores[1:]

@@ -1,4 +1,4 @@
-"""What `--batch-invariant` makes of a file, a build and the flags: always the same, and only what costs nothing."""
+"""`--batch-invariant` decides from a file, a build and the flags: always the same, and only what costs nothing."""
 
 from dataclasses import replace
 from typing import Any
@@ -49,8 +49,8 @@ def test_it_is_kept_where_every_product_is_ours_and_attention_is() -> None:
 
 @pytest.mark.parametrize("odd", ["Q2_K", "IQ4_NL", "F16", "F32"])
 def test_one_matrix_of_another_type_is_enough(odd: str) -> None:
-    told = found("Q4_K", odd, "Q6_K")
-    assert told == BatchInvariance(is_kept=False, why=f"products with {odd} depend on the number of rows")
+    decided = found("Q4_K", odd, "Q6_K")
+    assert decided == BatchInvariance(is_kept=False, why=f"products with {odd} depend on the number of rows")
 
 
 def test_experts_and_other_stacks_are_multiplied_by_ggml() -> None:
@@ -94,9 +94,9 @@ def test_weights_in_tiles_need_no_products_of_ours() -> None:
     ],
 )
 def test_flags_may_stand_against_it(change: dict[str, str], reason: str) -> None:
-    told = found("Q4_K", config=changed(CONFIG, **change))
-    assert not told.is_kept
-    assert reason in told.why
+    decided = found("Q4_K", config=changed(CONFIG, **change))
+    assert not decided.is_kept
+    assert reason in decided.why
 
 
 def test_a_build_or_a_gpu_may_stand_against_it() -> None:
@@ -109,7 +109,7 @@ def test_a_build_or_a_gpu_may_stand_against_it() -> None:
 def test_what_is_asked_for_is_what_is_reported(kind: str, *, has_products: bool) -> None:
     """The self-test finds out if it holds."""
     for asked in ("on", "off"):
-        told = found(kind, config=changed(CONFIG, batch_invariant=asked), has_products=has_products)
-        assert told == BatchInvariance(is_kept=asked == "on", why=f"--batch-invariant {asked}")
-    told = found(kind, config=changed(CONFIG, is_deterministic=True), has_products=has_products)
-    assert told == BatchInvariance(is_kept=True, why="--deterministic")
+        decided = found(kind, config=changed(CONFIG, batch_invariant=asked), has_products=has_products)
+        assert decided == BatchInvariance(is_kept=asked == "on", why=f"--batch-invariant {asked}")
+    decided = found(kind, config=changed(CONFIG, is_deterministic=True), has_products=has_products)
+    assert decided == BatchInvariance(is_kept=True, why="--deterministic")

@@ -1,4 +1,4 @@
-"""Who holds which cells; and the law they are ordered for: a job's logits are the same bits in any company."""
+"""The order of cells serves one law: a job's logits are the same bits next to any others."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -77,7 +77,7 @@ def test_a_failing_assertion_leaves_its_text_on_stderr() -> None:
 # ── where it is loaded from ──────────────────────────────────────────────────────────────────────
 
 MODULES = sorted(path for path in LIBRARY_DIR.iterdir() if re.fullmatch(r"libggml-cpu-.+\.so", path.name))
-"""Of a build whose backends are modules; in others they are linked in."""
+"""The modules of a build that has its backends as modules; in others they are linked in."""
 
 LISTS_WHAT_IS_MAPPED = """
 from worker.llama.devices import devices

@@ -13,7 +13,7 @@ from worker.wire.jobs import SlotId, TokenId
 pytestmark = pytest.mark.model
 
 ROUNDING = 1.0
-"""As in test_sharing.py: where cells lie otherwise, a logit moves by 0.5 at most, with another token by 3 and more."""
+"""It is that of test_sharing.py: other places of cells move a logit by 0.5 at most, another token by 3 and more."""
 
 UNCUT = pytest.mark.parametrize("kind", [SLIDING, RECURRENT], ids=str)
 """Made with `swa_full=False`, which is nothing to a recurrent one."""

@@ -1,4 +1,4 @@
-"""What is told of settings that change numbers, on made-up devices; tests/parity/test_setups.py has the real ones."""
+"""The report of settings that change numbers, on made-up devices; tests/parity/test_setups.py has the real ones."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ NO_SIZES = BufferSizes()
 H100 = replace(gpu(40 * GIB, 1), description="NVIDIA H100")
 
 
-def told(
+def reported(
     available: list[Device],
     sizes: BufferSizes = NO_SIZES,
     *,
@@ -29,24 +29,26 @@ def told(
 
 
 def test_a_cpu_has_no_name_and_a_gpu_has() -> None:
-    assert told([CPU]).device == told([replace(CPU, description="another processor")]).device == "cpu"
-    assert told([L4, CPU]).device == "cuda NVIDIA L4"
-    assert told([L4, H100, CPU], split_mode="layer").device == "cuda NVIDIA L4 + NVIDIA H100"
+    assert reported([CPU]).device == reported([replace(CPU, description="another processor")]).device == "cpu"
+    assert reported([L4, CPU]).device == "cuda NVIDIA L4"
+    assert reported([L4, H100, CPU], split_mode="layer").device == "cuda NVIDIA L4 + NVIDIA H100"
 
 
 def test_auto_is_reported_as_its_result() -> None:
-    found = [(each.cache_type_k, each.flash_attn) for each in (told([CPU], cache_type_k="auto"), told([L4, CPU]))]
+    found = [
+        (each.cache_type_k, each.flash_attn) for each in (reported([CPU], cache_type_k="auto"), reported([L4, CPU]))
+    ]
     assert found == [("f16", True), ("f16", True)]
-    in_one_order = told([CPU], cache_type_k="auto", batch_invariant="on")
+    in_one_order = reported([CPU], cache_type_k="auto", batch_invariant="on")
     assert in_one_order.cache_type_k == ("f16" if has_own_products() else "bf16")
-    assert not told([L4, CPU], is_without_flash=True).flash_attn
-    assert not told([CPU], flash_attn="off").flash_attn
+    assert not reported([L4, CPU], is_without_flash=True).flash_attn
+    assert not reported([CPU], flash_attn="off").flash_attn
 
 
 def test_layers_on_the_gpu_are_counted() -> None:
-    assert told([L4, CPU]).gpu_layers == 9
-    assert told([with_room_for(needs(5)), CPU]).gpu_layers == 5
-    assert told([CPU]).gpu_layers == 0
+    assert reported([L4, CPU]).gpu_layers == 9
+    assert reported([with_room_for(needs(5)), CPU]).gpu_layers == 5
+    assert reported([CPU]).gpu_layers == 0
 
 
 @pytest.mark.parametrize(
@@ -58,21 +60,21 @@ def test_layers_on_the_gpu_are_counted() -> None:
     ],
 )
 def test_shares_are_reported_where_numbers_depend_on_them(gpus: list[Device], mode: str, shares: str) -> None:
-    found = told([*gpus, CPU], split_mode=mode)
+    found = reported([*gpus, CPU], split_mode=mode)
     assert (found.split_mode, found.gpu_shares) == (mode, shares)
-    assert told([*gpus, CPU]).split_mode == "none"
+    assert reported([*gpus, CPU]).split_mode == "none"
 
 
 def test_threads_are_reported_where_a_cpu_adds_attention_up_with_them() -> None:
     """ggml's own attention does; ours gives the same sums with any number of threads."""
     partly = [with_room_for(needs(5)), CPU]
-    assert [told([CPU]).threads, told(partly).threads] == [None if has_own_products() else 3] * 2
-    others = [told([CPU], cache_type_k="bf16"), told([CPU], flash_attn="off"), told([L4, CPU])]
-    others.append(told([CPU], cache_type_k="q8_0", cache_type_v="q8_0"))
+    assert [reported([CPU]).threads, reported(partly).threads] == [None if has_own_products() else 3] * 2
+    others = [reported([CPU], cache_type_k="bf16"), reported([CPU], flash_attn="off"), reported([L4, CPU])]
+    others.append(reported([CPU], cache_type_k="q8_0", cache_type_v="q8_0"))
     assert [each.threads for each in others] == [None] * 4
 
 
 def test_tiles_are_reported_where_a_part_of_the_weights_lies_in_them() -> None:
     tiles, ordinary = Buffer("AMX", "model", 1), Buffer("CPU", "model", 1)
-    assert told([CPU], BufferSizes((ordinary, tiles))).tiles
-    assert not told([CPU], BufferSizes((ordinary, Buffer("CPU_REPACK", "model", 1)))).tiles
+    assert reported([CPU], BufferSizes((ordinary, tiles))).tiles
+    assert not reported([CPU], BufferSizes((ordinary, Buffer("CPU_REPACK", "model", 1)))).tiles

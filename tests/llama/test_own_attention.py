@@ -1,4 +1,4 @@
-"""Attention in ggml's CPU backend (patches/ggml-cpu/attention16.h): right, and equal in any company."""
+"""Attention in ggml's CPU backend (patches/ggml-cpu/attention16.h) is right, and equal under any load."""
 
 import ctypes
 import math
@@ -116,7 +116,7 @@ def expected(shape: Shape, rows: Rows) -> NDArray[np.float64]:
 
 
 def causal(n_rows: int, n_cells: int) -> NDArray[np.float64]:
-    """The last rows of a text of so many cells."""
+    """The last rows of a text of n cells."""
     positions = np.arange(n_cells - n_rows, n_cells)
     return np.where(np.arange(n_cells) <= positions[:, None], 0.0, -np.inf)
 

@@ -1,4 +1,4 @@
-"""Products of quantised matrices in ggml's CPU backend (patches/ggml-cpu/rows16.h): right, and equal in any company."""
+"""Products of quantised matrices in ggml's CPU backend (patches/ggml-cpu/rows16.h) are right and equal under load."""
 
 from functools import cache
 
@@ -74,7 +74,7 @@ def test_rows_need_not_be_of_256(type_name: str) -> None:
 def test_a_column_has_the_same_bits_under_any_load(
     type_name: str, n_rows: int, chosen: list[int], n_threads: int
 ) -> None:
-    """Whatever else is multiplied beside it, in whatever order, by however many threads."""
+    """It does not matter what else is multiplied, in which order, or by how many threads."""
     of = columns(2304)
     together = product(type_name, n_rows, of[chosen], n_threads)
     for place, column in enumerate(chosen):

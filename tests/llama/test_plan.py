@@ -29,7 +29,8 @@ from worker.model.info import read_info
 from worker.plan.memory import Demand, Plan, logits_bytes, plan_of
 
 TOLERANCE = 0.1
-"""Of what is allocated. The graph is estimated, the rest is exact but for rows of logits that are allocated later."""
+"""The tolerated share of the allocated bytes. The graph is estimated; the rest is exact but for rows of logits, which
+are allocated later."""
 
 
 ROUNDED_BYTES = 2**20 // 100

@@ -76,10 +76,10 @@ def test_they_are_those_of_the_parity_harness(model: Model, served: Served) -> N
     setup = Setup(type_k="bf16", type_v="f16", flash_attn="on", n_rows=64)
     with Scorer(model, setup, n_ctx=len(prompt), n_threads=1) as scorer:
         rows = scorer.logits(prompt)
-    for row, token, told in zip(rows, prompt[1:], scored, strict=False):
+    for row, token, known in zip(rows, prompt[1:], scored, strict=False):
         logprob, tops = log_probabilities(row, token, MAX_TOPS)
-        assert (told.token.id, told.token.logprob) == (token, logprob)
-        assert [(top.id, top.logprob) for top in told.top] == tops
+        assert (known.token.id, known.token.logprob) == (token, logprob)
+        assert [(top.id, top.logprob) for top in known.top] == tops
 
 
 @pytest.mark.usefixtures("default_model")

@@ -41,7 +41,7 @@ def read(prompts: Prompts, *contents: str) -> tuple[list[TokenId], str]:
 
 
 def is_control(model: Model, token: TokenId) -> bool:
-    """Without what stands for characters that the vocabulary lacks, in whatever text they are."""
+    """True for control tokens, not for tokens that stand for characters that the vocabulary lacks."""
     return bool(capi.llama_vocab_get_attr(model.vocab, token) & capi.LLAMA_TOKEN_ATTR_CONTROL)
 
 

@@ -1,4 +1,4 @@
-"""What of a file is laid out anew: all that the library can, or nothing, which depends on the whole file."""
+"""The library lays out anew all of a file that it can, or nothing, which depends on the whole file."""
 
 import itertools
 from dataclasses import replace
@@ -24,7 +24,7 @@ def layout(tensor: Tensor) -> LaidOut | None:
 
 
 def halved(tensor: Tensor) -> LaidOut | None:
-    """As ggml's AMX code, which takes room for the first matrix of a stack alone."""
+    """The room of ggml's AMX code, which counts the first matrix of a stack alone."""
     found = layout(tensor)
     return replace(found, n_bytes=found.n_bytes // 2) if found and len(tensor.dims) > 2 else found
 

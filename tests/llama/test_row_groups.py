@@ -1,4 +1,4 @@
-"""Row groups: every row once and in order, as many rows as a group needs, and nothing left of those nobody reads."""
+"""Row groups: every row once and in order, as many rows as a group needs, and nothing left of those not read."""
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ def test_all_small_widths_are_tried_and_the_widest(n_slots: int) -> None:
 def test_unread_rows_change_no_others_and_leave_no_cell(
     load_random: LoadRandom, make_context: MakeContext, kind: Kind
 ) -> None:
-    """With products row by row; in a memory that is full but for their cells."""
+    """Products are row by row; the memory is full but for their cells."""
     model = load_random(kind)
     bare, filled = (context_of(make_context, model, groups) for groups in (RowGroups(), FILLED))
     for context in (bare, filled):

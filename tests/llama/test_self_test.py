@@ -145,7 +145,7 @@ class TaintedKv(Kv):
 
 
 class TaintedContext(Context):
-    """From a step, load or share that `taints` until the memory is cleared, logits are one unit too high."""
+    """Logits are one unit too high from a step, load or share that `taints` until the memory is cleared."""
 
     taints: Callable[[str], bool]
     is_tainted = False
@@ -209,7 +209,7 @@ def test_every_width_that_differs_is_named(tiny: Model) -> None:
 
 
 def test_the_cells_of_others_that_have_left_are_looked_at(tiny: Model) -> None:
-    """In a memory without order a sequence's later tokens lie before its first."""
+    """A sequence's later tokens lie before its first in a memory without order."""
 
     class Holes(TaintedKv):
         def trim(self, slot: SlotId, n_keep: int) -> None:
@@ -238,7 +238,7 @@ def test_with_fixed_chunks_rows_are_grouped_until_they_are_the_same(
     assert found is not None
     assert (found.is_same, found.row_multiple, found.most_rows) == (True, groups.multiple, groups.most)
     assert runner.context.row_groups == groups
-    assert found.widths == tuple(range(1, 9)), "so many jobs there are, however their rows are computed"
+    assert found.widths == tuple(range(1, 9)), "each number of jobs there can be, however their rows are computed"
     assert outcome(runner, FIXED) == found, "a restarted engine chooses the same"
 
 

@@ -1,4 +1,4 @@
-"""How many seq_ids a model's memory gets for what: slots, spares, twins, and a slot for cells that linger."""
+"""A model's memory gets seq_ids for slots, spares, twins, and a slot for cells that linger."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -21,7 +21,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a model is asked here."""
+    """The questions to a model."""
 
     device: Device
     can_rewind: bool = True

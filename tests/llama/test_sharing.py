@@ -1,4 +1,4 @@
-"""Cells shared, saved and loaded on the real library: counts are right, and nobody's logits change by a bit.
+"""Cells shared, saved and loaded on the real library: counts are right, and no job's logits change by a bit.
 
 A company of slots does at random what an engine can ask for, in so little memory that cells are moved all the time.
 """
@@ -48,7 +48,7 @@ def test_no_slot_notices_what_others_share_save_load_and_forget(
 def test_nor_beyond_the_cells_where_a_lone_row_is_split_over_threads(
     load_random: LoadRandom, make_context: MakeContext
 ) -> None:
-    """From 512 cells on, llama.cpp would, with K and V of one type."""
+    """llama.cpp would split it from 512 cells on, with K and V of one type."""
     company = company_of(load_random(PLAIN), make_context, 7, n_ctx=2048, n_batch=2048, n_threads=2)
     company.longest = 600
     company.live(60)
@@ -57,7 +57,7 @@ def test_nor_beyond_the_cells_where_a_lone_row_is_split_over_threads(
 def test_where_v_lies_transposed_they_notice_no_more_than_rounding(
     load_random: LoadRandom, make_context: MakeContext
 ) -> None:
-    """Without flash attention the bits depend on the company, but the order of cells does not."""
+    """The bits depend on the other jobs without flash attention, but the order of cells does not."""
     company = company_of(load_random(PLAIN), make_context, 4, flash_attn="off")
     company.tolerance = ROUNDING
     company.live(250)
@@ -72,7 +72,7 @@ def test_nor_where_a_position_is_several_numbers(load_random: LoadRandom, make_c
 def test_in_a_memory_without_order_they_notice_no_more_than_rounding(
     load_random: LoadRandom, make_context: MakeContext
 ) -> None:
-    """As on a GPU; here because so many slots leave but one seq_id."""
+    """This is as on a GPU. The reason here is that the slots leave but one seq_id."""
     company = company_of(load_random(PLAIN), make_context, 6, n_slots=MAX_SEQ_IDS - 1)
     company.tolerance = ROUNDING
     company.live(250)
@@ -93,7 +93,7 @@ def test_nor_where_layers_have_sliding_windows(load_random: LoadRandom, make_con
 def test_with_sliding_windows_too_they_notice_no_more_than_rounding(
     load_random: LoadRandom, make_context: MakeContext, n_slots: int, flash_attn: str
 ) -> None:
-    """In an unordered memory new cells go into holes, around which lie cells that the window has passed."""
+    """New cells go into holes in an unordered memory, around which lie cells that the window has passed."""
     company = company_of(load_random(SLIDING), make_context, 9, n_slots=n_slots, flash_attn=flash_attn)
     company.is_ordered = flash_attn == "off"
     company.tolerance = ROUNDING
@@ -143,7 +143,7 @@ def test_cells_that_were_the_newest_are_not_once_a_sharer_has_kept_them(context:
     assert positions(context, 0) == list(range(35))
 
 
-def test_what_is_shared_stays_with_the_last_who_has_it(context: Context) -> None:
+def test_what_is_shared_stays_with_the_last_slot_that_has_it(context: Context) -> None:
     fill(context, 0, 50)
     context.kv.share(SlotId(0), SlotId(1), 40)
     context.kv.share(SlotId(1), SlotId(2), 40)

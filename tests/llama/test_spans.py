@@ -1,4 +1,4 @@
-"""Who shares which positions, against lists of single cells that cannot be wrong."""
+"""Shared positions are compared with lists of single cells, which cannot be wrong."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ OPS = st.lists(st.tuples(st.sampled_from(["grow", "share", "cut"]), SLOTS, SLOTS
 
 
 def apply(op: Op, spans: Spans, plain: PlainCells) -> None:
-    """Where it is possible."""
+    """Apply the operation if it is possible."""
     kind, slot, other, n = op
     held = plain.of[slot]
     if kind == "grow" and n:

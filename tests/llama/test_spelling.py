@@ -1,4 +1,4 @@
-"""Whatever a vocabulary lacks, no text ends the process: it becomes tokens that say all of it, or is refused."""
+"""No text ends the process, whatever the vocabulary lacks: it becomes tokens that say all of it, or is refused."""
 
 import json
 import random

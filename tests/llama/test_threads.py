@@ -1,4 +1,4 @@
-"""How many threads compute beside other processes: laws on a made-up machine, and that Linux tells what they need."""
+"""The number of threads next to other processes: laws on a made-up machine, and the numbers that Linux gives."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ class Machine:
         self.barrier, self.has_host = barrier, has_host
         self.at_s = self.others_s = 0.0
         self.n_tries = 0
-        """How often one more thread was tried."""
+        """The number of times that one more thread was tried."""
         self.times = dict.fromkeys(range(n_most), Times(0.0, 0.0))
         self.threads = Threads(n_most, lambda: Clocks(self.at_s, dict(self.times), self.others_s), lambda: self.at_s)
 
@@ -50,7 +50,7 @@ class Machine:
 
 @LAW
 @given(n_most=st.integers(1, 16), n_free=st.integers(1, 16))
-def test_so_many_compute_as_processors_are_free(n_most: int, n_free: int) -> None:
+def test_as_many_compute_as_processors_are_free(n_most: int, n_free: int) -> None:
     machine = Machine(n_most, n_free)
     machine.compute(10.0)
     assert machine.threads.n_now == max(1, min(n_most, n_free))

@@ -6,7 +6,7 @@ Differences that are meant, and how the rows keep clear of them:
 - llama.cpp computes in float32, we in float64: probabilities agree to 1e-5 of their size, and a cut (top_p, typical,
   min_p, sigma) may fall differently only where a sum lies within that of its border. The rows are seeded.
 - Among equal logits its sorts keep any, ours the lower id: no row has two equal logits.
-- It reads 0 as "off" for penalty windows and top_n_sigma; where we mean "all tokens" it is told their number.
+- It reads 0 as "off" for penalty windows and top_n_sigma; where we mean "all tokens" it gets their number.
 - Its min_keep is 1 throughout, as ours always is.
 """
 
@@ -42,7 +42,7 @@ def rows(standard_deviation: float) -> list[Logits]:
 
 
 def theirs(logits: Logits, stages: list[Stage], generated: list[int] | None = None) -> dict[int, float]:
-    """What llama.cpp's stages leave of a row, each token with its probability; the impossible ones are left out."""
+    """The tokens that llama.cpp's stages leave of a row, each with its probability, without the impossible ones."""
     with Chain(len(logits), stages) as chain:
         for token in generated or []:
             chain.accept(TokenId(token))
@@ -125,7 +125,7 @@ def test_top_n_sigma_does_not_count_tokens_that_cannot_be_drawn() -> None:
 
 @pytest.mark.parametrize("threshold", [0.02, 0.1, 0.3, 0.5])
 def test_xtc(threshold: float) -> None:
-    """With probability 1 its coin and ours both always fall for it, whatever the seed."""
+    """Its coin and ours both always fall for it with probability 1, whatever the seed."""
     sampling = Sampling(seed=0, xtc_probability=1.0, xtc_threshold=threshold)
     n_removed = 0
     for logits in rows(1.0):
@@ -176,7 +176,7 @@ def test_penalties(window: int, repetition: float, frequency: float, presence: f
 @pytest.mark.parametrize("window", [-1, 3, 25])
 @pytest.mark.parametrize("n_tokens", [2, 5, 60])
 def test_dry(n_tokens: int, window: int, multiplier: float, base: float, allowed: int) -> None:
-    """Without sequence breakers, which we have not; llama.cpp then needs no vocabulary. Three words repeat a lot."""
+    """There are no sequence breakers, which we have not, so llama.cpp needs no vocabulary. Three words repeat a lot."""
     sampling = Sampling(
         seed=0, dry_multiplier=multiplier, dry_base=base, dry_allowed_length=allowed, repeat_last_n=window
     )

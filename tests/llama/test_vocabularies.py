@@ -46,7 +46,7 @@ UNKNOWN, NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 4, 8, 16, 32
 """llama_token_attr (llama.h)."""
 
 SPACE = "▁"
-"""What stands for a space in the tokens of vocabularies that are not byte-level."""
+"""The character that stands for a space in vocabularies that are not byte-level."""
 
 BYTE_OF = {chr(byte): byte for byte in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))}
 BYTE_OF |= {chr(256 + place): byte for place, byte in enumerate(sorted(set(range(256)) - set(BYTE_OF.values())))}
@@ -76,7 +76,7 @@ class Loaded:
 
     @cached_property
     def lacking_bytes(self) -> bytes:
-        """Of a byte-level vocabulary."""
+        """The bytes that a byte-level vocabulary lacks."""
         return bytes(set(range(256)) - {BYTE_OF[text] for text in self.raw_texts if text in BYTE_OF})
 
     @cached_property
@@ -144,7 +144,7 @@ def test_a_text_becomes_the_reference_tokenisers_tokens(loaded: Loaded) -> None:
 
 @pytest.mark.parametrize("character", "1a! 世")
 def test_a_long_run_of_one_kind_of_character_is_tokenised(loaded: Loaded, character: str) -> None:
-    """Where std::regex splits the text it calls itself for each character: an ordinary stack ends after 30,000."""
+    """A std::regex that splits the text calls itself for each character: an ordinary stack ends after 30,000."""
     tokens = loaded.model.tokenize(character * 60_000)
     assert tokens or loaded.vocabulary.kind in {"Unigram", "WordPiece"}
 

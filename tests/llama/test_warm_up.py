@@ -109,7 +109,7 @@ def test_what_a_step_of_the_chunk_takes_is_measured_also_when_the_chunk_is_given
 def test_steps_of_every_width_are_measured_where_tokens_will_be_drafted(
     tiny: Model, target_s: float, n_slots: int, widest: int
 ) -> None:
-    """As wide as a prefill step that holds up others may be, and as a step with drafts may be."""
+    """The widths are those that a prefill step that delays others, and a step with drafts, may have."""
     shapes = warmed(runner_of(tiny, n_slots=n_slots), target_s=target_s)
     assert tuple(width for width, _ in shapes.row_costs) == (*(width for width in WIDTHS if width < widest), widest)
     assert all(cost_s > 0 for _, cost_s in shapes.row_costs)

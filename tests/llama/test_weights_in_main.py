@@ -1,4 +1,4 @@
-"""Weights that the CPU lays out anew when they are loaded: planned tensor by tensor, there once, and told as they are.
+"""Weights that the CPU lays out anew when they are loaded: planned tensor by tensor, there once, reported as they are.
 
 The models are a billion weights wide and some layers deep, of zeros: what is held does not depend on the values.
 """
@@ -46,7 +46,7 @@ def all_of(type_name: str) -> TypeOf:
 
 
 def mostly_q4_k(name: str) -> int:
-    """As a file of the name Q4_K_M has them."""
+    """The types that a file of the name Q4_K_M has."""
     is_finer = name == "output" or name.endswith(("attn_v", "ffn_down"))
     return TYPE_IDS["Q6_K" if is_finer else "Q4_K"]
 
@@ -80,7 +80,7 @@ def placement_of(path: Path) -> Placement:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", MODELS)
 def test_weights_are_planned_as_the_library_has_them(tmp_path: Path, kind: str) -> None:
-    """To the hundredth of a MiB that it prints of each of its buffers."""
+    """The plan holds to the hundredth of a MiB that it prints of each of its buffers."""
     shape, type_of = MODELS[kind]
     path = write_shape(tmp_path / "m.gguf", replace(shape, n_layers=1), type_of)
     planned = placement_of(path).weights_in_main
@@ -127,9 +127,9 @@ def test_what_is_planned_and_reported_is_what_the_process_holds(tmp_path: Path, 
     plan = placement_of(path)
     command = [sys.executable, "-c", HOLD, str(path)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=240)
-    told, resident, anonymous, n_off_plan = json.loads(done.stdout)
-    assert told == pytest.approx(plan.host.total_bytes, rel=TOLERANCE)
-    assert resident == pytest.approx(told, rel=TOLERANCE)
+    reported, resident, anonymous, n_off_plan = json.loads(done.stdout)
+    assert reported == pytest.approx(plan.host.total_bytes, rel=TOLERANCE)
+    assert resident == pytest.approx(reported, rel=TOLERANCE)
     assert n_off_plan == 0
     if not plan.weights_in_main.is_mapped:
         assert resident - anonymous < TOLERANCE * resident, "a file that is not mapped leaves no pages"

@@ -65,7 +65,7 @@ def test_a_model_is_loaded_measured_and_empty(default_model: Path, model: Model,
     assert facts.prefill_chunk in (16, 32, 64)
     assert percents[-1] == 100
     assert any("buffer size" in line.text for line in lines)
-    # Weights and 768 cells (700 padded) of 23,040 bytes, and some compute buffers.
+    # This is the weights and 768 cells (700 padded) of 23,040 bytes, and some compute buffers.
     min_bytes = info.weights_bytes + 768 * 23_040
     assert min_bytes < facts.memory_bytes < min_bytes + 64 * 2**20
     assert runner.kv.n_cells_used == 0
@@ -111,7 +111,7 @@ def test_the_engine_gets_a_runner_and_the_librarys_warnings(tmp_path: Path, caps
         (LogLine("warning", f"more cells -- {FALSE_ALARM}"), "llama.cpp: "),
     ],
 )
-def test_the_front_can_tell_how_grave_a_line_of_the_library_is(
+def test_the_front_learns_how_grave_a_line_of_the_library_is(
     line: LogLine, begins: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The engine and the front know each other's words only here."""
@@ -143,7 +143,7 @@ def test_the_engine_gets_the_shapes_of_its_steps_and_a_self_test_that_fits_them(
     open_library().on_log = None
 
 
-# ── what ended jobs leave ────────────────────────────────────────────────────────────────────────
+# ── what finished jobs leave ──────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(("asked", "limit"), [(-1, 768 * TINY_CELL_BYTES), (0, 0), (2**20, 2**20)])

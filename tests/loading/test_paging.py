@@ -17,12 +17,12 @@ FILE_BYTES = 100 * MIN_BYTES
 
 
 class Machine:
-    """Its memory has what the test puts there; `told` is what the front hears."""
+    """Its memory has what the test puts there; `reported` is what the front hears."""
 
     def __init__(self, before_bytes: int = 5 * MIN_BYTES) -> None:
         self.mapped_bytes = before_bytes
-        self.told: list[int] = []
-        self.progress = Paging(self.told.append, FILE_BYTES, lambda: self.mapped_bytes)
+        self.reported: list[int] = []
+        self.progress = Paging(self.reported.append, FILE_BYTES, lambda: self.mapped_bytes)
 
     def page_in(self, share: float) -> None:
         self.mapped_bytes += int(share * FILE_BYTES)
@@ -33,7 +33,7 @@ def test_the_bar_moves_with_the_pages_that_come() -> None:
     machine = Machine()
     for _ in range(4):
         machine.page_in(0.25)
-    assert machine.told == [MAPPED_SHARE * n // 4 for n in (1, 2, 3, 4)]
+    assert machine.reported == [MAPPED_SHARE * n // 4 for n in (1, 2, 3, 4)]
 
 
 def test_a_disk_that_hangs_is_no_progress() -> None:
@@ -43,16 +43,16 @@ def test_a_disk_that_hangs_is_no_progress() -> None:
         machine.progress.look()
     machine.mapped_bytes += MIN_BYTES - 1
     machine.progress.look()
-    assert len(machine.told) == 1
+    assert len(machine.reported) == 1
 
 
 def test_pages_of_a_very_large_file_are_progress_before_they_are_a_percent() -> None:
-    told: list[int] = []
+    reported: list[int] = []
     mapped = iter(range(0, 10 * MIN_BYTES, MIN_BYTES))
-    progress = Paging(told.append, 1000 * FILE_BYTES, lambda: next(mapped))
+    progress = Paging(reported.append, 1000 * FILE_BYTES, lambda: next(mapped))
     for _ in range(5):
         progress.look()
-    assert told == [0] * 5
+    assert reported == [0] * 5
 
 
 def test_the_library_has_what_the_pages_left_of_the_bar() -> None:
@@ -62,15 +62,15 @@ def test_the_library_has_what_the_pages_left_of_the_bar() -> None:
     for machine in (mapped, read):
         for percent in (0, 50, 100):
             machine.progress.hear(percent)
-    assert mapped.told == [90, 90, 95, 100]
-    assert read.told == [0, 50, 100]
+    assert mapped.reported == [90, 90, 95, 100]
+    assert read.reported == [0, 50, 100]
 
 
 def test_pages_that_come_at_the_first_steps_are_a_sign_of_life_and_move_nothing() -> None:
     machine = Machine()
     machine.progress.hear(100)
     machine.page_in(0.1)
-    assert machine.told == [100, 100]
+    assert machine.reported == [100, 100]
 
 
 @given(st.lists(st.floats(-0.5, 0.5)), st.lists(st.integers(0, 100), unique=True).map(sorted))
@@ -83,23 +83,23 @@ def test_the_bar_never_falls_and_ends_with_100(shares: list[float], percents: li
         machine.progress.hear(percent)
         machine.page_in(0.1)
     machine.progress.hear(100)
-    assert machine.told == sorted(machine.told)
-    assert machine.told[-1] == 100
+    assert machine.reported == sorted(machine.reported)
+    assert machine.reported[-1] == 100
 
 
 def test_pages_are_reported_from_another_thread_for_as_long_as_the_block_lasts() -> None:
     """The thread that loads is inside the library meanwhile."""
-    told: list[int] = []
+    reported: list[int] = []
     is_told = threading.Event()
 
-    def tell(percent: int) -> None:
-        told.append(threading.get_ident())
+    def report(percent: int) -> None:
+        reported.append(threading.get_ident())
         is_told.set()
 
     n_bytes = iter(range(0, 10**15, MIN_BYTES))
-    with paging(tell, FILE_BYTES, count_bytes=lambda: next(n_bytes)):
+    with paging(report, FILE_BYTES, count_bytes=lambda: next(n_bytes)):
         assert is_told.wait(PATIENCE_S)
-    assert threading.get_ident() not in told
+    assert threading.get_ident() not in reported
     assert not any(thread.name == "paging" for thread in threading.enumerate())
 
 

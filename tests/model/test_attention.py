@@ -47,7 +47,7 @@ def test_an_architecture_has_its_pattern(tmp_path: Path, architecture: str, expe
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("in_file", "expected"),
     [
         (3, "ww.ww.ww"),
         (1, ""),
@@ -58,8 +58,8 @@ def test_an_architecture_has_its_pattern(tmp_path: Path, architecture: str, expe
         (Typed("bool", [False] * 8), ""),
     ],
 )
-def test_a_pattern_in_the_file_counts_more(tmp_path: Path, told: Value, expected: str) -> None:
-    assert pattern(info_of(tmp_path, "gemma3", sliding_window=128, sliding_window_pattern=told)) == expected
+def test_a_pattern_in_the_file_counts_more(tmp_path: Path, in_file: Value, expected: str) -> None:
+    assert pattern(info_of(tmp_path, "gemma3", sliding_window=128, sliding_window_pattern=in_file)) == expected
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_layers_with_a_window_may_have_heads_of_another_size(tmp_path: Path) -> 
     assert (info.windows.key_length, info.windows.value_length, info.n_layers_with_cells) == (8, 4, 5)
 
 
-@pytest.mark.parametrize("told", [Typed("f32", [1.0] * 8), Typed("bool", [])])
-def test_flags_of_another_kind_are_refused(tmp_path: Path, told: Value) -> None:
+@pytest.mark.parametrize("in_file", [Typed("f32", [1.0] * 8), Typed("bool", [])])
+def test_flags_of_another_kind_are_refused(tmp_path: Path, in_file: Value) -> None:
     with pytest.raises(BadModelFile, match="must have 8 bool or u32"):
-        info_of(tmp_path, "gemma3", sliding_window=128, sliding_window_pattern=told)
+        info_of(tmp_path, "gemma3", sliding_window=128, sliding_window_pattern=in_file)

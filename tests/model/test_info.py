@@ -82,7 +82,7 @@ def test_the_file_type_names_the_quantisation(tmp_path: Path, file_type: int, na
     assert read_info(tiny_model({"general.file_type": file_type}).write(tmp_path / "m.gguf")).quant_kind == name
 
 
-def test_an_unknown_file_type_is_replaced_by_the_type_with_most_bytes(tmp_path: Path) -> None:
+def test_an_unknown_file_type_is_replaced_by_the_type_of_the_greatest_part(tmp_path: Path) -> None:
     large = TensorRow("blk.0.ffn_up.weight", (3200, 2), 4000, Q4_1)
     info = read_info(tiny_model({"general.file_type": 999}, [*TINY_TENSORS, large]).write(tmp_path / "m.gguf"))
     assert info.quant_kind == "Q4_1"
@@ -224,7 +224,7 @@ def test_a_named_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path) ->
 
 @pytest.fixture
 def locked_file(tmp_path: Path) -> Iterator[Path]:
-    """A model nobody but root may read, and this process not root for the time of the test."""
+    """A model that only root may read, and this process not root for the time of the test."""
     path = tiny_model().write(tmp_path / "locked.gguf")
     path.chmod(0)
     me = os.geteuid()

@@ -80,7 +80,7 @@ def plan(model: ModelInfo, available_bytes: int = NO_LIMIT_BYTES, ctx_size: int 
 
 
 def bytes_for(n_cells: int, parallel: int = 0) -> int:
-    """Exactly what a plan of that many cells takes where nobody asked for them."""
+    """Exactly what a plan of that many cells takes if they were not asked for."""
     return total_bytes(plan_of(info(), demand(parallel=parallel), n_cells))
 
 
@@ -171,7 +171,7 @@ def test_an_asked_for_context_is_kept_and_paid_for_as_llama_cpp_pads_it(ctx_size
     ("ctx_size", "slots"), [(1, 1), (33, 1), (34, 2), (135, 7), (136, 8), (100_000, DEFAULT_PARALLEL)]
 )
 def test_an_asked_for_context_has_no_more_slots_than_can_ever_run_over_it(ctx_size: int, slots: int) -> None:
-    """A job is admitted beside others with a token and a margin of 16 cells."""
+    """A job is admitted next to others with a token and a margin of 16 cells."""
     assert plan(info(), ctx_size=ctx_size).parallel == slots
     assert plan(info(), ctx_size=ctx_size, parallel=3).parallel == 3, "settings.py refuses what does not fit"
 
@@ -217,7 +217,7 @@ def test_a_plan_fits_or_the_largest_context_that_does_is_known(
     assert made.context_length == min(made.n_cells, trained)
 
 
-# ── what ended jobs leave ────────────────────────────────────────────────────────────────────────
+# ── what finished jobs leave ──────────────────────────────────────────────────────────────────────
 
 
 def test_finished_jobs_may_leave_as_much_as_the_kv_cache_but_half_of_what_is_left_at_most() -> None:

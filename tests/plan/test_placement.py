@@ -232,7 +232,7 @@ def test_full_offload_and_fewer_layers_contradict_each_other(n_layers: int) -> N
 
 
 def test_a_successor_on_the_cpu_keeps_the_wishes_that_its_predecessor_could_not_fulfil() -> None:
-    """They were told once; a restarted engine must not fail for them."""
+    """They were reported once; a restarted engine must not fail for them."""
     successor: dict[str, Any] = {"device": "cpu:0", "gpu_layers": "0", "split_mode": "layer", "is_successor": True}
     assert placed([CPU], **successor).device == CPU
 
@@ -473,7 +473,7 @@ def test_the_main_gpu_is_counted_among_those_of_its_backend() -> None:
         groups_for(config(main_gpu=2, device="cuda"), available)
 
 
-def test_gpus_that_tell_no_free_memory_get_equal_shares() -> None:
+def test_gpus_that_report_no_free_memory_get_equal_shares() -> None:
     [group] = groups_for(config(device="cuda", split_mode="layer"), [gpu(0), gpu(0, 1)])
     assert group.shares == (1.0, 1.0)
 

@@ -87,7 +87,7 @@ def test_a_model_on_two_gpus_is_resident_on_both() -> None:
 # ── against the plan ─────────────────────────────────────────────────────────────────────────────
 
 
-def told(placement: Placement, factor: float, taken_bytes: int | None = None) -> tuple[OffPlan, ...]:
+def reported(placement: Placement, factor: float, taken_bytes: int | None = None) -> tuple[OffPlan, ...]:
     """Return the report with a driver that says as much was taken as was allocated, or something else."""
     sizes = as_planned(placement, factor)
     free_after = [
@@ -99,13 +99,13 @@ def told(placement: Placement, factor: float, taken_bytes: int | None = None) ->
 
 @pytest.mark.parametrize("factor", [0.91, 1.0, 1.09])
 def test_a_tenth_is_no_news(factor: float) -> None:
-    assert told(placed([CARD]), factor) == ()
+    assert reported(placed([CARD]), factor) == ()
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.89, 1.11])
 def test_more_than_a_tenth_is_reported_with_both_figures(factor: float) -> None:
     whole = placed([CARD])
-    [found] = told(whole, factor)
+    [found] = reported(whole, factor)
     allocated = as_planned(whole, factor).on_device("CUDA0")
     assert found == OffPlan("CUDA0 (a card)", whole.gpus[0].total_bytes, allocated, allocated)
 
@@ -124,7 +124,7 @@ def test_a_small_difference_is_not_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("taken_bytes", "is_told"),
+    ("taken_bytes", "is_reported"),
     [
         (0, False),
         (3 * GIB, True),
@@ -134,15 +134,15 @@ def test_a_small_difference_is_not_reported() -> None:
         (5000 * MIB + DRIVERS_OWN_BYTES, True),
     ],
 )
-def test_the_drivers_account_may_contradict_it(taken_bytes: int, is_told: bool) -> None:
+def test_the_drivers_account_may_contradict_it(taken_bytes: int, is_reported: bool) -> None:
     """A driver that says nothing was taken does not count; its own gigabyte is not ours."""
-    found = told(placed([CARD]), 1.0, taken_bytes)
-    assert [one.taken_bytes for one in found] == [taken_bytes] * is_told
+    found = reported(placed([CARD]), 1.0, taken_bytes)
+    assert [one.taken_bytes for one in found] == [taken_bytes] * is_reported
 
 
 def test_memory_that_is_shared_with_everything_else_contradicts_nothing() -> None:
     shared: Device = gpu(80 * GIB, backend="metal")
-    assert told(placed([shared], gpu_layers="all"), 1.0, 60 * GIB) == ()
+    assert reported(placed([shared], gpu_layers="all"), 1.0, 60 * GIB) == ()
 
 
 def test_each_gpu_is_judged_alone() -> None:

@@ -205,7 +205,7 @@ def test_gpus_with_a_part_of_each_matrix_are_no_pipeline() -> None:
 
 
 def test_blocks_that_guess_further_tokens_are_counted_and_not_loaded() -> None:
-    """Multi-token prediction: llama.cpp loads such a block only when it is told to."""
+    """Multi-token prediction: llama.cpp loads such a block only when it is asked to."""
     whole, guessing = layered(3), replace(layered(4), n_mtp_blocks=1)
     assert layers_of(guessing).n_layers == 5
     assert layers_of(guessing).layer_bytes[3] == 0

@@ -21,7 +21,7 @@ class NothingLeft(Exception):
 
 @dataclass
 class Borders:
-    """How close any decision came to going the other way: two sums of the same numbers may differ by less than that."""
+    """The distance at which a decision would have gone the other way: sums of the same numbers may differ by less."""
 
     nearest: float = math.inf
 

@@ -21,7 +21,7 @@ def draws(logits: NDArray[np.float32], sampling: Sampling, n_draws: int) -> Coun
 
 
 def excess(counts: Counter[int], probs: dict[int, float]) -> float:
-    """By how many standard deviations chi-square passes its mean; tokens rarer than 5 draws are taken as one."""
+    """Chi-square passes its mean by this many standard deviations; tokens rarer than 5 draws are taken as one."""
     n_draws = counts.total()
     rare = {token for token, prob in probs.items() if prob * n_draws < 5.0}
     cells = [(counts[token], prob * n_draws) for token, prob in probs.items() if token not in rare]

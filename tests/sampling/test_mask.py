@@ -34,7 +34,7 @@ def masked_cases(draw: st.DrawFn) -> tuple[Case, Mask]:
 
 
 def expected_given(case: Case, allowed: Mask, borders: Borders) -> Probs:
-    """The reference on the row without the others, where min_tokens gives way if it leaves nothing."""
+    """The reference on the row without the others, where min_tokens has no effect if it leaves nothing."""
     logits, sampling, generated = case
     left = [float(logit) if is_in else -math.inf for logit, is_in in zip(logits, allowed, strict=True)]
     try:
@@ -100,7 +100,7 @@ def test_a_mask_that_allows_all_changes_nothing(case: Case) -> None:
 @LAW
 @given(masked_cases(), st.floats(-15, 15, width=32) | st.just(-math.inf))
 def test_what_is_not_allowed_has_no_part_in_the_draw(drawn: tuple[Case, Mask], other: float) -> None:
-    """Whatever its logits are, a NaN among them."""
+    """Its logits may be anything, a NaN among them."""
     (logits, sampling, generated), allowed = drawn
     for value in (other, math.nan, math.inf):
         changed = np.where(allowed, logits, np.float32(value))
@@ -158,44 +158,40 @@ def renormalised(weights: dict[int, float]) -> dict[int, float]:
 # ── each setting sees only what is allowed ───────────────────────────────────────────────────────
 
 LOGITS = row(*np.log([0.5, 0.2, 0.12, 0.08, 0.06, 0.04]))
-"""Of six tokens; the masks below leave the last four, in the ratios 6 : 4 : 3 : 2."""
+"""The logits of six tokens. The mask below leaves the last four, in the ratios 6 : 4 : 3 : 2."""
 LAST_FOUR = only(2, 3, 4, 5, n_vocab=6)
 
 
-def left(sampling: Sampling, generated: tuple[int, ...] = (), allowed: Mask = LAST_FOUR) -> list[int]:
-    return [int(token) for token in candidates(masked(LOGITS, allowed), sampling, generated)[0]]
+def left(sampling: Sampling, generated: tuple[int, ...]) -> list[int]:
+    return [int(token) for token in candidates(masked(LOGITS, LAST_FOUR), sampling, generated)[0]]
 
 
-def test_top_k_counts_allowed_tokens() -> None:
-    assert left(Sampling(seed=0, top_k=2)) == [2, 3]
+ENCOURAGED = Sampling(seed=0, frequency_penalty=-100.0, repetition_penalty=0.01, logit_bias=((TokenId(1), 100.0),))
 
 
-def test_top_p_sums_the_probabilities_given_what_is_allowed() -> None:
-    """6/15, 10/15, 13/15; of the whole row the first two tokens would be 0.7 of the probability."""
-    assert left(Sampling(seed=0, top_p=0.6)) == [2, 3]
-
-
-def test_min_p_is_measured_from_the_most_probable_allowed_token() -> None:
-    assert left(Sampling(seed=0, min_p=0.45)) == [2, 3, 4]
-
-
-def test_top_n_sigma_is_measured_from_the_highest_allowed_score_over_allowed_scores() -> None:
-    """Of ln 6, ln 4, ln 3 and ln 2 sigma is 0.40, and only ln 4 lies within 0.44 of the first."""
-    assert left(Sampling(seed=0, top_n_sigma=1.1)) == [2, 3]
-
-
-def test_xtc_takes_away_the_top_choices_among_allowed_tokens() -> None:
-    assert left(Sampling(seed=0, xtc_probability=1.0, xtc_threshold=0.15)) == [4, 5]
-
-
-def test_a_penalty_or_a_bias_brings_back_nothing_that_is_not_allowed() -> None:
-    encouraged = Sampling(seed=0, frequency_penalty=-100.0, repetition_penalty=0.01, logit_bias=((TokenId(1), 100.0),))
-    assert left(encouraged, (0, 1, 3)) == [3, 2, 4, 5]
-
-
-def test_dry_penalises_the_allowed_token_that_came_before_and_another_allowed_one_comes() -> None:
-    dry = Sampling(seed=0, temperature=0.0, dry_multiplier=50.0, dry_allowed_length=1)
-    assert left(dry, (3, 2, 3)) == [3]
+@pytest.mark.parametrize(
+    ("sampling", "generated", "kept"),
+    [
+        pytest.param(Sampling(seed=0, top_k=2), (), [2, 3], id="top_k counts them"),
+        # The sums are 6/15, 10/15, 13/15; in the whole row the first two tokens would be 0.7 of the probability.
+        pytest.param(Sampling(seed=0, top_p=0.6), (), [2, 3], id="top_p sums theirs"),
+        pytest.param(Sampling(seed=0, min_p=0.45), (), [2, 3, 4], id="min_p is relative to their best"),
+        # The sigma of ln 6, ln 4, ln 3 and ln 2 is 0.40, and only ln 4 lies within 0.44 of the first.
+        pytest.param(Sampling(seed=0, top_n_sigma=1.1), (), [2, 3], id="top_n_sigma is theirs"),
+        pytest.param(Sampling(seed=0, xtc_probability=1.0, xtc_threshold=0.15), (), [4, 5], id="xtc takes their best"),
+        pytest.param(ENCOURAGED, (0, 1, 3), [3, 2, 4, 5], id="penalty and bias bring no other back"),
+        pytest.param(
+            Sampling(seed=0, temperature=0.0, dry_multiplier=50.0, dry_allowed_length=1),
+            (3, 2, 3),
+            [3],
+            id="dry: another of them comes",
+        ),
+    ],
+)
+def test_each_setting_sees_the_allowed_tokens_alone(
+    sampling: Sampling, generated: tuple[int, ...], kept: list[int]
+) -> None:
+    assert left(sampling, generated) == kept
 
 
 # ── greedy, min_tokens, nothing left ─────────────────────────────────────────────────────────────
@@ -213,7 +209,7 @@ def test_the_row_is_only_read_and_masked_in_a_copy() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_min_tokens_has_no_effect_where_only_ends_are_allowed(temperature: float) -> None:
-    """Of an end and another token the other one comes."""
+    """If an end and another token are allowed, the other one comes."""
     sampling = Sampling(seed=1, temperature=temperature, min_tokens=9, stop_token_ids=(TokenId(5),))
     zeros = row(*[0.0] * 12)
     ends = np.array([0, 1], dtype=np.intp)
@@ -223,7 +219,7 @@ def test_min_tokens_has_no_effect_where_only_ends_are_allowed(temperature: float
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_ignore_eos_does_not_give_way(temperature: float) -> None:
+def test_ignore_eos_keeps_its_effect(temperature: float) -> None:
     ends = np.array([0], dtype=np.intp)
     with pytest.raises(ValueError, match="the constraint allows no token"):
         drawn(row(0.0, 0.0), Sampling(seed=1, temperature=temperature, ignore_eos=True), 0, ends=ends)

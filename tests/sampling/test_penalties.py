@@ -1,4 +1,4 @@
-"""What each penalty does to scores, one at a time; DRY's search for repetitions against its definition."""
+"""Each penalty changes scores in its way, one at a time; DRY's search for repetitions against its definition."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What bias and bans do to scores, one at a time."""
+"""Bias and bans change scores, one at a time."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ def test_ignore_eos_bans_the_ends_alone() -> None:
     assert ids_of(row(9.0, 1.0, 9.0, 0.0), sampling, ends=ENDS) == [1, 3]
 
 
-def test_min_tokens_bans_ends_and_stop_tokens_until_so_many_were_generated() -> None:
+def test_min_tokens_bans_ends_and_stop_tokens_until_enough_were_generated() -> None:
     sampling = Sampling(seed=0, min_tokens=2, stop_token_ids=(TokenId(1),))
     logits = row(3.0, 2.0, 1.0, 0.0)
     assert ids_of(logits, sampling, [3], ENDS) == [3]

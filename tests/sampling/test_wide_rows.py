@@ -177,7 +177,7 @@ def test_a_cut_by_number_keeps_all_of_the_highest(case: tuple[Row, Sampling, lis
 
 
 def test_a_row_like_a_models_is_cut_to_few_tokens() -> None:
-    """That makes it cheap: what is sorted has hundreds of tokens, not the vocabulary's tens of thousands."""
+    """The cut makes it cheap: hundreds of tokens are sorted, not the vocabulary's tens of thousands."""
     rng = np.random.default_rng(0)
     for _ in range(20):
         logits = (rng.normal(size=49_152) * 2.5).astype(np.float32)

@@ -19,7 +19,7 @@ MAGIC, SEQ_ID = 0xAF143CD8, 7
 
 
 def state_of(positions: list[int], *, is_transposed: bool) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """One layer: K of three bytes a cell, V of two rows of two bytes; each byte tells its cell and place."""
+    """One layer: K of three bytes a cell, V of two rows of two bytes; each byte shows its cell and place."""
     n = len(positions)
     cells = b"".join(struct.pack("<iIi", pos, 1, SEQ_ID) for pos in positions)
     k = bytes(10 * pos + i for pos in positions for i in range(3))

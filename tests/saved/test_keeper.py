@@ -40,9 +40,9 @@ def lasting_keeping(keeping: Keeping, tmp_path: Path) -> Keeping:
 
 
 def begun(keeping: Keeping) -> tuple[Keeper, Found]:
-    keeper, told = Keeper(keeping), queue.SimpleQueue[Found]()
-    keeper.find(told.put)
-    return keeper, told.get(timeout=PATIENCE_S)
+    keeper, found = Keeper(keeping), queue.SimpleQueue[Found]()
+    keeper.find(found.put)
+    return keeper, found.get(timeout=PATIENCE_S)
 
 
 def copy_of(keeper: Keeper, begin: int, end: int) -> SavedCells:

@@ -3,7 +3,7 @@
     python -m tests.upstream.architecture_words memory|dense|experts llama mamba …
 
 A model is made from keys alone: the library asks for whatever tensors the architecture has, and their data is left as
-it comes. Some architectures end the process for want of a key; whoever calls begins again with the next one.
+it comes. Some architectures end the process for want of a key; the caller begins again with the next one.
 """
 
 import ctypes
@@ -101,8 +101,8 @@ def main() -> None:
             path = Path(folder) / "made.gguf"
             path.write_bytes(GgufFile(keys_of(name, has_experts=asked == "experts")).header())
             with library.watch() as watch:
-                told = memory_of(path) if asked == "memory" else window_of(path)
-            sys.stdout.write(json.dumps({"name": name, "told": told, "error": watch.last_error}) + "\n")
+                reported = memory_of(path) if asked == "memory" else window_of(path)
+            sys.stdout.write(json.dumps({"name": name, "reported": reported, "error": watch.last_error}) + "\n")
             sys.stdout.flush()
 
 

@@ -47,17 +47,17 @@ def architectures() -> dict[str, str]:
 
 @cache
 def memories() -> dict[str, Any]:
-    return told("memory", architectures().values())
+    return reported("memory", architectures().values())
 
 
 @cache
 def windows() -> dict[str, Any]:
     """The length of each architecture's window: of a dense model or, if there is none, of one with experts."""
-    dense = told("dense", architectures().values())
-    return dense | told("experts", [name for name, window in dense.items() if window is None])
+    dense = reported("dense", architectures().values())
+    return dense | reported("experts", [name for name, window in dense.items() if window is None])
 
 
-def told(asked: str, names: Iterable[str]) -> dict[str, Any]:
+def reported(asked: str, names: Iterable[str]) -> dict[str, Any]:
     """Return what the library says of each, None if it makes no model: also of those that end the process."""
     found: dict[str, Any] = {}
     left = list(names)
@@ -65,7 +65,7 @@ def told(asked: str, names: Iterable[str]) -> dict[str, Any]:
         program = [sys.executable, "-m", "tests.upstream.architecture_words", asked, *left]
         done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
         lines = [json.loads(line) for line in done.stdout.splitlines()]
-        found |= {line["name"]: line["told"] for line in lines}
+        found |= {line["name"]: line["reported"] for line in lines}
         if len(lines) < len(left):
             assert done.returncode < 0, done.stderr
             found[left[len(lines)]] = None
@@ -95,7 +95,7 @@ def test_a_model_is_made_of_every_other_architecture() -> None:
 
 
 def test_the_memories_of_several_parts_are_those_that_the_library_makes_next_to_cells() -> None:
-    """The library does not tell them, so its source does: an index beside the cells is a memory of its own kind."""
+    """The library does not report them, so its source does: an index beside the cells is a memory of its own kind."""
     body = source("llama-model.cpp").split("llama_memory_i * llama_model::create_memory", 1)[1].split("\n}\n", 1)[0]
     cases = re.split(r"\} break;\n|\n        default:\n", body)
     indexed = {
