@@ -48,7 +48,7 @@ def test_each_is_compiled_or_refused_within_a_second_of_processor_time(all_taken
 
 @pytest.mark.model
 @pytest.mark.process
-def test_no_step_is_held_up_for_long(all_taken: list[Taken]) -> None:
+def test_no_step_is_delayed_for_long(all_taken: list[Taken]) -> None:
     times = {taken.name: (taken.longest_mask_s, taken.longest_forcing_s) for taken in all_taken}
     assert not {name: both for name, both in times.items() if max(both) > SLOWNESS * MAX_MASK_S}
 

@@ -132,7 +132,7 @@ def test_without_a_slot_to_wait_in_cells_are_copied_at_once(n_retained: int) -> 
     assert all(index.match(rig._tokens[JobKey(i)]) >= 43 for i in range(4)), "all are kept in the end"
 
 
-def test_cells_that_wait_give_way_to_running_jobs() -> None:
+def test_cells_that_wait_are_evicted_for_running_jobs() -> None:
     rig = Watched(n_cells=700)
     for i in range(3):
         rig.submit(request(i, 150, max_tokens=2))

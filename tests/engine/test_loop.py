@@ -153,7 +153,7 @@ def test_a_token_whose_logits_are_not_numbers_costs_its_own_job_alone() -> None:
 # ── cancels ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_cancelling_an_unknown_or_ended_job_changes_nothing() -> None:
+def test_cancelling_an_unknown_or_finished_job_changes_nothing() -> None:
     rig = rig_with(request(0, max_tokens=1))
     rig.run_until_idle()
     n_frames = len(rig.frames)
@@ -288,7 +288,7 @@ def test_a_job_does_not_wait_for_a_prefix_shorter_than_a_chunk() -> None:
     assert rig.started == [0, 1]
 
 
-def test_a_later_job_finds_what_an_ended_one_computed_prompt_and_answer() -> None:
+def test_a_later_job_finds_what_a_finished_one_computed_prompt_and_answer() -> None:
     rig = Rig(prefix_cache_bytes=1000 * CELL_BYTES)
     first = rig.submit(Request(COMMON, max_tokens=8))
     rig.run_until_idle()

@@ -80,7 +80,7 @@ def test_another_seed_gives_other_weights(tiny: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [TINY, TIED], ids=lambda shape: shape.name)
-def test_logits_are_finite_and_tell_tokens_apart(shape: Shape, tmp_path: Path) -> None:
+def test_logits_are_finite_and_differ_between_tokens(shape: Shape, tmp_path: Path) -> None:
     with loaded(made_model(tmp_path, shape)) as model:
         tokens = model.tokenize(Prompts(1).of(12))
         rows = Scorer(model, Setup(), n_ctx=256, n_threads=1).logits(tokens)

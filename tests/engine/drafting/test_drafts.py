@@ -254,7 +254,7 @@ def test_a_long_context_makes_rows_dear() -> None:
     assert speculation.most_drafts(8) == 0
 
 
-def test_a_step_that_was_held_up_or_wider_than_measured_changes_nothing() -> None:
+def test_a_step_that_was_delayed_or_wider_than_measured_changes_nothing() -> None:
     speculation = Speculation(CPU, N_MOST)
     for seconds in (7.5e-3, 7e-3, 1.0, 7.5e-3, 2.0, 7.4e-3):
         speculation.costs.took(1, seconds)

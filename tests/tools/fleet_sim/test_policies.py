@@ -87,7 +87,7 @@ def test_what_went_unused_longest_is_forgotten() -> None:
     assert {policy.choose(ask(A[:64]), [int(owner == 0), int(owner == 1)]) for _ in range(3)} == {1 - owner}
 
 
-def test_kv_events_tell_what_a_worker_has_lost() -> None:
+def test_kv_events_show_what_a_worker_has_lost() -> None:
     held = {0: 0, 1: 0}
     policy = KvEvents(2, seed=1, held=lambda worker, _prompt: held[worker])
     owner = policy.choose(ask(A[:64]), [0, 0])
