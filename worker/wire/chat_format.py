@@ -1,31 +1,35 @@
-"""How a model writes its reasoning and its calls, as data.
+"""The notation of a model's reasoning and calls, as data.
 
 The engine finds this format in the chat template (chat/tool_format.py), and the front reads answers by it
 (chat/parse.py). The same data makes the grammar of a call (chat/tool_grammar.py), so what a grammar allows is what the
-reader reads. All markers are texts; a control token stands in a text by its name.
+reader reads. All markers are texts, exactly as the template writes them; a control token stands in a text by its name.
+The reader takes any white space at the ends of a marker and at its line breaks, except around a tagged argument's text.
 """
 
 from typing import Literal
 
 import msgspec
 
-CallForm = Literal["object", "named", "tagged", "harmony", "python", "gemma"]
+CallForm = Literal["object", "named", "tagged", "nested", "harmony", "python", "gemma"]
 """The notation of one call:
 
 - `object`: a JSON object with a member for the name and one for the arguments (Hermes, Qwen, Llama 3, Mistral Nemo).
 - `named`: the name as text, then the arguments as a JSON object (DeepSeek V3, Kimi K2, Mistral Small).
 - `tagged`: the name as text, then each argument between markers of its own (Qwen3-Coder, GLM, MiniMax, DeepSeek V3.2).
-- `harmony`: the name in the header of a channel, then a JSON object (gpt-oss).
+- `nested`: as `tagged`, but the argument's name is its marker, and objects and lists are markers again (MiniMax M3).
+- `harmony`: messages with headers; the header has the recipient, the body is a JSON object (gpt-oss), or a call in the
+  `tagged` form (Muse) if `parameter_begin` is not empty.
 - `python`: a list of Python calls with keyword arguments (LFM2).
 - `gemma`: Gemma 4's own notation.
 """
 
-ValueForm = Literal["schema", "json", "marked"]
-"""The notation of a tagged argument's value: `schema`: text if the tool's schema says string, else JSON; `json`: JSON
-if it can be read as JSON, else text; `marked`: an attribute of the marker says which of the two."""
+ValueForm = Literal["schema", "is_string", "type"]
+"""The way to know whether a tagged argument's value is text or JSON: `schema`: text if the tool's schema says string,
+else JSON if it can be read as JSON; `is_string`: an attribute is `true` for text, `false` for JSON; `type`: an attribute
+names the type of the value (`string`, `number`, …)."""
 
 Source = Literal["template", "declared", "generic"]
-"""Where a format is from: derived from the template, declared for the family of the template, or the fallback for a
+"""The origin of a format: derived from the template, declared for the family of the template, or the fallback for a
 template that does not say (Hermes' form, in which the worker also renders such calls)."""
 
 
@@ -36,29 +40,40 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True):
     form: CallForm
     section_begin: str = ""
     section_end: str = ""
+    """The markers around all calls. Models leave them out; the reader does not need them."""
     call_begin: str = ""
     call_end: str = ""
     between: str = ""
     """The text between two calls."""
     skippable: tuple[str, ...] = ()
-    """Beginnings that models leave out; the rest of the call begins a call, too (Qwen3-Coder's `<tool_call>`)."""
+    """Beginnings of call_begin that models leave out; the rest of it begins a call, too (Qwen3-Coder's `<tool_call>`)."""
     name_key: str = "name"
+    """The member of an `object` that has the name; empty if the arguments are the member whose key is the name."""
     arguments_key: str = "arguments"
     id_key: str = ""
-    """The member of an `object` that has the call's id; empty if there is none."""
+    """The member of an `object` that has the call's id; empty if there is none. Such an id is not kept, because it may
+    come after the arguments, and because it is only unique in its answer."""
     name_end: str = ""
     """The text between the name and the arguments of `named` and `tagged` calls."""
     id_begin: str = ""
     """The text before an id that stands between name and name_end ([CALL_ID]); empty if there is none."""
+    id_end: str = ""
+    """The text after an id that stands between call_begin and the name; empty if there is none."""
     name_prefix: str = ""
     """The text before each name that is not part of it (`functions.`)."""
-    is_name_indexed: bool = False
-    """True if `:` and a number follow each name (Kimi K2), and the whole is the call's id."""
+    index_begin: str = ""
+    """The text between the name and the number of the call; empty if calls have no number."""
+    first_index: int = 0
+    is_whole_id: bool = False
+    """True if prefix, name and number together are the call's id (Kimi K2)."""
     parameter_begin: str = ""
     parameter_name_end: str = ""
     parameter_end: str = ""
-    """The texts before a tagged argument's name, between its name and its value, and after its value."""
+    """The texts before a tagged argument's name, between its name and its value, and after its value. A line break at
+    the end of parameter_name_end and at the beginning of parameter_end is not part of the value."""
     values: ValueForm = "schema"
+    mark_end: str = ""
+    """The text between a value's attribute and the value, if `values` is not `schema`."""
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +81,8 @@ class ReasoningFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     begin: str
     end: str
+    is_ended_by_call: bool = False
+    """True if a call inside the reasoning ends it: the model leaves out the end marker."""
 
 
 class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +94,8 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     calls: CallFormat | None = None
     """None if the model has no form for calls."""
     reasoning: ReasoningFormat | None = None
+    opening: str = ""
+    """The end of the prompt that belongs to the answer (Functionary's `>>>`)."""
     content_begin: str = ""
     content_end: str = ""
     """The markers around the answer's text, which are not part of it."""
@@ -86,8 +105,6 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 HERMES = ChatFormat(
     name="hermes",
-    calls=CallFormat(
-        form="object", call_begin="<tool_call>\n", call_end="\n</tool_call>", between="\n", arguments_key="arguments"
-    ),
+    calls=CallFormat(form="object", call_begin="<tool_call>\n", call_end="\n</tool_call>", between="\n"),
 )
 """The form of Hermes and Qwen models, and of every model whose template does not say."""

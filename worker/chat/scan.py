@@ -1,0 +1,220 @@
+"""The text of an answer that is not read yet, and the steps of reading it.
+
+Owns the held text and the primitive steps: all that reads an answer is a generator, which yields when it needs more
+text and goes on when there is more or the answer has ended. A decision is made when no further text can change it. So
+it does not depend on how the text is cut into pieces. Places are offsets from `at`; they stay valid while text arrives.
+"""
+
+import re
+from collections.abc import Generator, Iterable
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_IN_TEXT: Final = re.compile(r'["\\]')
+_IN_JSON: Final = re.compile(r'["{}\[\]]')
+_TOKEN_BREAKS: Final = re.compile(r"\s*\n\s*|(?=\[$)|(?<=^\])(?=<[|/])")
+_MIN_SIZE: Final = 4096
+"""Read text is cut off the buffer at this size. Smaller would copy more often than needed."""
+MAX_DEPTH: Final = 200
+"""The most brackets in each other. Deeper text is no call."""
+MAX_ELEMENTS: Final = 60
+"""The same for values that are read by functions that call themselves."""
+
+
+class NotACallError(Exception):
+    """The text at this place is no call."""
+
+
+class Scan:
+    """The text from `at` on is not read yet."""
+
+    __slots__ = ("at", "is_final", "text")
+
+    def __init__(self, text: str = "") -> None:
+        self.text = text
+        self.at = 0
+        self.is_final = False
+        """True if no more text comes."""
+
+    def push(self, text: str) -> None:
+        """Add a piece of the answer."""
+        if self.at >= _MIN_SIZE or self.at == len(self.text):
+            self.text = self.text[self.at :] + text
+            self.at = 0
+        else:
+            self.text += text
+
+    def ahead(self, k: int, end: int | None = None) -> str:
+        """Return the text from offset k to offset end."""
+        return self.text[self.at + k : None if end is None else self.at + end]
+
+    def find(self, token: str, k: int) -> int:
+        """Return the offset of a token at or after offset k, or -1."""
+        found = self.text.find(token, self.at + k)
+        return found - self.at if found >= 0 else -1
+
+    @property
+    def n_ahead(self) -> int:
+        """The number of characters that are not read."""
+        return len(self.text) - self.at
+
+    def take(self, k: int) -> str:
+        """Read k characters."""
+        taken = self.text[self.at : self.at + k]
+        self.at += len(taken)
+        return taken
+
+
+def tokens_of(marker: str) -> tuple[str, ...]:
+    """Return the parts of a marker between which any white space may stand."""
+    return tuple(token for token in _TOKEN_BREAKS.split(marker.strip()) if token)
+
+
+class Markers:
+    """Markers that are looked for together."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self.tokens = tuple(sorted(tokens, key=len, reverse=True))
+        self._pattern = re.compile("|".join(map(re.escape, self.tokens)) or r"(?!)")
+        self._longest = len(self.tokens[0]) if self.tokens else 0
+
+    def next(self, scan: Scan) -> tuple[int, str]:
+        """Return the number of characters before the next marker, and the marker.
+
+        The marker is empty if there is none yet; then the text behind these characters may begin one.
+        """
+        match = self._pattern.search(scan.text, scan.at)
+        if scan.is_final:
+            return (match.start() - scan.at, match[0]) if match else (scan.n_ahead, "")
+        if match and (match.start() == scan.at or len(scan.text) - match.end() >= self._longest):
+            return match.start() - scan.at, match[0]
+        safe = self.n_safe(scan)  # a marker that has begun before a whole one comes first
+        return (match.start() - scan.at, match[0]) if match and match.start() - scan.at <= safe else (safe, "")
+
+    def n_safe(self, scan: Scan) -> int:
+        """Return the number of characters that no marker begins in."""
+        text, size = scan.text, len(scan.text)
+        for i in range(max(scan.at, size - self._longest + 1), size):
+            tail = text[i:]
+            if any(len(token) > len(tail) and token.startswith(tail) for token in self.tokens):
+                return i - scan.at
+        return scan.n_ahead
+
+
+def char_at(scan: Scan, k: int) -> Steps[str]:
+    """Return the character at offset k, or nothing at the end of the answer."""
+    while scan.n_ahead <= k:
+        if scan.is_final:
+            return ""
+        yield
+    return scan.text[scan.at + k]
+
+
+def after_space(scan: Scan, k: int) -> Steps[int]:
+    """Return the offset of the first character at or after offset k that is no white space."""
+    while True:
+        match = _SPACE.match(scan.text, scan.at + k)
+        k = match.end() - scan.at if match else k
+        if k < scan.n_ahead or scan.is_final:
+            return k
+        yield
+
+
+def after_token(scan: Scan, k: int, token: str) -> Steps[int]:
+    """Return the offset after a token that stands at offset k, or -1."""
+    while True:
+        here = scan.at + k
+        if scan.text.startswith(token, here):
+            return k + len(token)
+        if scan.is_final or len(scan.text) - here >= len(token) or not token.startswith(scan.text[here:]):
+            return -1
+        yield
+
+
+def after_tokens(scan: Scan, k: int, tokens: tuple[str, ...]) -> Steps[int]:
+    """Return the offset after tokens that stand at offset k, white space between them, or -1."""
+    for token in tokens:
+        k = yield from after_space(scan, k)
+        k = yield from after_token(scan, k, token)
+        if k < 0:
+            return -1
+    return k
+
+
+def after_present(scan: Scan, k: int, tokens: tuple[str, ...]) -> Steps[int]:
+    """Return the offset after those of the tokens that stand at offset k; some may be missing."""
+    for token in tokens:
+        start = yield from after_space(scan, k)
+        end = yield from after_token(scan, start, token)
+        k = end if end >= 0 else k
+    return k
+
+
+def after_string(scan: Scan, k: int) -> Steps[int]:
+    """Return the offset after the JSON string whose opening quote is at offset k."""
+    k += 1
+    while True:
+        match = _IN_TEXT.search(scan.text, scan.at + k)
+        if match is None:
+            k = scan.n_ahead
+        elif match[0] == '"':
+            return match.end() - scan.at
+        elif match.end() < len(scan.text):
+            k = match.end() + 1 - scan.at
+            continue
+        else:
+            k = match.start() - scan.at
+        if scan.is_final:
+            raise NotACallError
+        yield
+
+
+def after_value(scan: Scan, k: int) -> Steps[int]:
+    """Return the offset after the JSON value at offset k."""
+    first = yield from char_at(scan, k)
+    if first == '"':
+        return (yield from after_string(scan, k))
+    if first in "{[" and first:
+        return (yield from _after_brackets(scan, k))
+    start = k
+    while (char := (yield from char_at(scan, k))) and char not in ",}] \t\r\n":
+        k += 1
+        if k - start > MAX_DEPTH:
+            raise NotACallError
+    if k == start:
+        raise NotACallError
+    return k
+
+
+def _after_brackets(scan: Scan, k: int) -> Steps[int]:
+    open_brackets = ""
+    while True:
+        match = _IN_JSON.search(scan.text, scan.at + k)
+        if match is None:
+            if scan.is_final:
+                raise NotACallError
+            k = scan.n_ahead
+            yield
+            continue
+        k = match.start() - scan.at
+        if match[0] == '"':
+            k = yield from after_string(scan, k)
+            continue
+        open_brackets = nested(open_brackets, match[0])
+        k += 1
+        if not open_brackets:
+            return k
+
+
+def nested(open_brackets: str, bracket: str) -> str:
+    """Return the brackets that are open after one more."""
+    if bracket in "{[":
+        if len(open_brackets) >= MAX_DEPTH:
+            raise NotACallError
+        return open_brackets + bracket
+    if open_brackets[-1:] != ("{" if bracket == "}" else "["):
+        raise NotACallError
+    return open_brackets[:-1]

@@ -1,0 +1,146 @@
+"""A tagged argument's text becomes JSON text, by the tool's schema.
+
+Owns the question which types a schema allows and the reading of one value. A text that cannot be read as one of these
+types is a string. Pure.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Final
+
+JsonType = str
+ANY: Final[frozenset[JsonType]] = frozenset()
+"""The types of a schema that does not say."""
+STRING: Final[frozenset[JsonType]] = frozenset({"string"})
+_MAX_REFERENCES: Final = 8
+_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
+"""Python's words, which templates write that do not use tojson."""
+_NUMBER_TYPES: Final = frozenset({"integer", "number"})
+_MAYBE_JSON: Final = re.compile(r'[ \t\r\n]*(?:$|[-0-9{\["tfnTFN])')
+_MAX_WORD: Final = 5
+_SPACE: Final = " \t\r\n"
+
+
+def parameter(schema: object, name: str) -> object:
+    """Return the schema of one argument, or None."""
+    found = resolved(schema, schema)
+    properties = found.get("properties") if isinstance(found, Mapping) else None
+    inner = properties.get(name) if isinstance(properties, Mapping) else None
+    return resolved(inner, schema)
+
+
+def items(schema: object, root: object) -> object:
+    """Return the schema of the elements of a list, or None."""
+    return resolved(schema.get("items"), root) if isinstance(schema, Mapping) else None
+
+
+def resolved(schema: object, root: object) -> object:
+    """Return the schema that a local reference means."""
+    for _ in range(_MAX_REFERENCES):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return schema
+        schema = root
+        for key in reference[1:].split("/")[1:]:
+            schema = schema.get(key) if isinstance(schema, Mapping) else None
+    return None
+
+
+def types_of(schema: object, root: object, depth: int = 0) -> frozenset[JsonType]:
+    """Return the types that a schema allows, or none if it does not say."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
+        return ANY
+    declared = schema.get("type")
+    if isinstance(declared, str):
+        return frozenset({declared.lower()})
+    if isinstance(declared, list | tuple):
+        return frozenset(str(one).lower() for one in declared)
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list | tuple):
+        return frozenset(type_of(one) for one in values)
+    return _types_of_parts(schema, root, depth + 1)
+
+
+def _types_of_parts(schema: Mapping[str, object], root: object, depth: int) -> frozenset[JsonType]:
+    for key in ("anyOf", "oneOf"):
+        if isinstance(choices := schema.get(key), list | tuple):
+            found = [types_of(one, root, depth) for one in choices]
+            return frozenset().union(*found) if all(found) else ANY
+    if isinstance(parts := schema.get("allOf"), list | tuple):
+        return next(filter(None, (types_of(one, root, depth) for one in parts)), ANY)
+    return frozenset({"object"}) if "properties" in schema else ANY
+
+
+def type_of(value: object) -> JsonType:
+    """Return the JSON type of a value."""
+    match value:
+        case bool():
+            return "boolean"
+        case None:
+            return "null"
+        case str():
+            return "string"
+        case int() | float():
+            return "number"
+        case dict():
+            return "object"
+        case _:
+            return "array"
+
+
+def may_be_json(text: str, types: frozenset[JsonType]) -> bool:
+    """Return False if this beginning of a value makes it a string."""
+    if types == STRING:
+        return False
+    if types and "string" not in types:
+        return True
+    return bool(_MAYBE_JSON.match(text)) and not (
+        text.strip(_SPACE)[:1].isalpha() and len(text.strip(_SPACE)) > _MAX_WORD
+    )
+
+
+def json_of(text: str, types: frozenset[JsonType]) -> str:
+    """Return the JSON text of a value that a model has written as text."""
+    if types == STRING:
+        return quoted(text)
+    written = text.strip(_SPACE)
+    written = _WORDS.get(written, written)
+    value = loaded(written)
+    if value is not _NOTHING:
+        found = type_of(value)
+        fits = found in types or (found == "number" and bool(types & _NUMBER_TYPES))
+        if fits or (found != "string" and (not types or "string" not in types)):
+            return written
+    return quoted(text)
+
+
+_NOTHING: Final = object()
+
+
+def loaded(text: str) -> object:
+    """Return the value of a JSON text, or a mark that is no value."""
+    try:
+        return json.loads(text, parse_constant=_refused)
+    except (ValueError, RecursionError):
+        return _NOTHING
+
+
+def is_value(value: object) -> bool:
+    """Return True if `loaded` has read a value."""
+    return value is not _NOTHING
+
+
+def quoted(text: str) -> str:
+    """Return a string as JSON text."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def escaped(text: str) -> str:
+    """Return a part of a string as a part of JSON text."""
+    return quoted(text)[1:-1]
+
+
+def _refused(name: str) -> object:
+    raise ValueError(name)
