@@ -67,7 +67,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "worker.sampling": ("worker.sampling", "worker.wire"),
     "worker.chat": ("worker.chat", "worker.wire", "worker.errors"),
     "worker.protocol": ("worker.protocol", "worker.wire", "worker.errors"),
-    "worker.openai": ("worker.openai", "worker.protocol", "worker.wire", "worker.errors"),
+    "worker.openai": (
+        *("worker.openai", "worker.protocol", "worker.chat.parse", "worker.chat.deltas", "worker.wire"),
+        "worker.errors",
+    ),
     "worker.config": (
         *("worker.config", "worker.limits", "worker.upstream", "worker.wire", "worker.observe", "worker.errors"),
     ),
@@ -91,7 +94,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "worker.process": ("worker.process", "worker.loading", "worker.engine", "worker.wire", "worker.errors"),
     "worker.front": (
         *("worker.front", "worker.protocol", "worker.wire", "worker.model", "worker.downloads", "worker.config"),
-        *("worker.observe", "worker.host", "worker.errors"),
+        *("worker.observe", "worker.host", "worker.chat.parse", "worker.chat.deltas", "worker.errors"),
     ),
     "worker.web": (
         *("worker.web", "worker.front", "worker.openai", "worker.protocol", "worker.wire", "worker.config"),
@@ -110,7 +113,7 @@ FRONT = ("worker.serve", "worker.commands.generate", "worker.commands.chat")
 """The modules with which the front process begins."""
 
 NOT_IN_THE_FRONT = (
-    *("worker.llama", "worker.loading", "worker.constraints", "worker.process", "parity", "worker.chat"),
+    *("worker.llama", "worker.loading", "worker.constraints", "worker.process", "parity", "worker.chat.sandbox"),
     *("worker.engine", "worker.plan", "worker.sampling"),
     *("llama_cpp", "llguidance", "minijinja", "ctypes", "gguf", "numpy", "torch", "transformers"),
 )

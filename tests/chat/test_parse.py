@@ -1,6 +1,6 @@
 """Answers are read as they were written, in every notation and in every cutting.
 
-The laws run over all formats. `make long` runs them with many more examples.
+The laws run over all formats.
 """
 
 import json
@@ -14,8 +14,7 @@ from tests.chat.writing import CALLING, FORMATS, Answer, answers, hard_texts, pi
 from worker.chat.parse import Arguments, CallBegun, Delta, Message, Reader, message_of
 from worker.wire.chat_format import ChatFormat
 
-LAW = settings(max_examples=40, deadline=None)
-LONG_LAW = settings(max_examples=10_000, deadline=None)
+LAW = settings(max_examples=20, deadline=None)
 
 TOOLS = {
     "get_time": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
@@ -66,14 +65,6 @@ def round_trip(form: ChatFormat, data: st.DataObject) -> None:
 @LAW
 @given(data=st.data())
 def test_an_answer_is_read_as_it_was_written(name: str, data: st.DataObject) -> None:
-    round_trip(CALLING[name], data)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", CALLING)
-@LONG_LAW
-@given(data=st.data())
-def test_many_answers_are_read_as_they_were_written(name: str, data: st.DataObject) -> None:
     round_trip(CALLING[name], data)
 
 

@@ -142,6 +142,7 @@ class Deltas:
         self.opening = ""
         self._is_call = name in self.tools
         if not self._is_call:
+            self._space = "" if self.is_fresh else self._space
             self.say(f'{{"name": {quoted(name)}, "arguments": ')
             return
         call_id = own_id if own_id and own_id not in self._ids else self._new_id(self.n_calls)
