@@ -14,7 +14,7 @@ from tests.chat.writing import CALLING, FORMATS, Answer, answers, hard_texts, pi
 from worker.chat.parse import Arguments, CallBegun, Delta, Message, Reader, message_of
 from worker.wire.chat_format import ChatFormat
 
-LAW = settings(max_examples=20, deadline=None)
+LAW = settings(max_examples=10, deadline=None)
 
 TOOLS = {
     "get_time": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},

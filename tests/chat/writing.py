@@ -210,11 +210,12 @@ def hard_texts(form: ChatFormat, max_size: int = 8) -> st.SearchStrategy[str]:
 def plain_texts(form: ChatFormat) -> st.SearchStrategy[str]:
     """Return texts without a marker, without white space at the ends, that do not look like JSON."""
     forbidden = (*markers(form), *FENCES)
-    return (
-        hard_texts(form)
-        .map(str.strip)
-        .filter(lambda text: not any(marker in text for marker in forbidden) and not text.startswith(("{", "[")))
-    )
+
+    def is_plain(text: str) -> bool:
+        behind_prompt = form.opening[1:] + text
+        return not any(marker in behind_prompt for marker in forbidden) and not text.startswith(("{", "["))
+
+    return hard_texts(form).map(str.strip).filter(is_plain)
 
 
 KEYS = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True)

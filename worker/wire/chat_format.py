@@ -25,8 +25,8 @@ CallForm = Literal["object", "named", "tagged", "nested", "harmony", "python", "
 
 ValueForm = Literal["schema", "is_string", "type"]
 """The way to know whether a tagged argument's value is text or JSON: `schema`: text if the tool's schema says string,
-else JSON if it can be read as JSON; `is_string`: an attribute is `true` for text, `false` for JSON; `type`: an attribute
-names the type of the value (`string`, `number`, …)."""
+else JSON if it can be read as JSON; `is_string`: an attribute is `true` for text, `false` for JSON; `type`: an
+attribute names the type of the value (`string`, `number`, …)."""
 
 Source = Literal["template", "declared", "generic"]
 """The origin of a format: derived from the template, declared for the family of the template, or the fallback for a
@@ -46,7 +46,7 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True):
     between: str = ""
     """The text between two calls."""
     skippable: tuple[str, ...] = ()
-    """Beginnings of call_begin that models leave out; the rest of it begins a call, too (Qwen3-Coder's `<tool_call>`)."""
+    """Beginnings of call_begin that models leave out; its rest begins a call, too (Qwen3-Coder's `<tool_call>`)."""
     name_key: str = "name"
     """The member of an `object` that has the name; empty if the arguments are the member whose key is the name."""
     arguments_key: str = "arguments"
