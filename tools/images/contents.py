@@ -98,7 +98,10 @@ AMX_VARIANT = "sapphirerapids"
 _SCORE = f"""
 import ctypes, importlib.util, pathlib
 (folder,) = importlib.util.find_spec("llama_cpp").submodule_search_locations
-print(ctypes.CDLL(pathlib.Path(folder, "lib", "libggml-cpu-{AMX_VARIANT}.so")).ggml_backend_score())
+folder = pathlib.Path(folder, "lib")
+for name in (*folder.glob("libomp.so*[0-9]"), folder / "libggml-base.so"):
+    ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+print(ctypes.CDLL(folder / "libggml-cpu-{AMX_VARIANT}.so").ggml_backend_score())
 """
 
 
@@ -114,12 +117,19 @@ for folder, folders, files in os.walk("/"):
             print(path)
 """
 
-_IMPORT_ALL = """
+OF_EXTRAS = ("opentelemetry", "zmq")
+"""The packages of the optional parts, without which the image is built."""
+
+_IMPORT_ALL = f"""
 import importlib, pkgutil, worker
 names = [module.name for module in pkgutil.walk_packages(worker.__path__, "worker.")]
 served = [name for name in names if not name.endswith("__main__")]
 for name in served:
-    importlib.import_module(name)
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name.partition(".")[0] not in {OF_EXTRAS}:
+            raise
 print(len(served))
 """
 
