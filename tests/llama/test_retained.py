@@ -67,7 +67,7 @@ def test_answers_are_those_of_a_memory_that_keeps_nothing(
 
 def test_they_are_evicted_for_jobs_that_need_their_cells(served: Served) -> None:
     for family in range(6):
-        played(served, prompt_of(family, 100))
+        assert [len(answer) for answer in played(served, prompt_of(family, 100))] == [N_TOKENS]
     kv = served.runner.kv
     assert kv.n_cells_of([SlotId(N_SLOTS + i) for i in range(N_RETAINED)]) == kv.n_cells_used > 200
     assert [len(answer) for answer in played(served, prompt_of(9, 450), prompt_of(10, 20))] == [N_TOKENS] * 2
