@@ -80,7 +80,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("worker.plan", "worker.model", "worker.config", "worker.limits", "worker.upstream", "worker.wire"),
         *("worker.errors",),
     ),
-    "worker.constraints": ("worker.constraints", "worker.engine", "worker.wire", "worker.errors"),
+    "worker.constraints": ("worker.constraints", "worker.chat", "worker.engine", "worker.wire", "worker.errors"),
     "worker.saved": ("worker.saved", "worker.upstream", "worker.engine", "worker.wire", "worker.host", "worker.errors"),
     "worker.llama": (
         *("worker.llama", "worker.engine", "worker.sampling", "worker.chat", "worker.saved", "worker.constraints"),

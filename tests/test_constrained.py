@@ -18,7 +18,8 @@ from tests.constraints.test_closing import ENDLESS
 from tests.on_cpu import loaded_on_cpu
 from tests.queued import queued
 from tests.random_schemas import Schema, random_schema
-from worker.constraints.constraint import Constraint, Constraints
+from worker.constraints.constraint import Constraint
+from worker.constraints.jobs import Constraints
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.step import Slice, Step
@@ -79,7 +80,7 @@ def constraint_of(constraints: Constraints, *, json_schema: str | None = None, r
     )
     constraint = constraints.constrain(submit)
     assert not isinstance(constraint, Violation), constraint.message
-    assert constraint is not None
+    assert isinstance(constraint, Constraint)
     return constraint
 
 

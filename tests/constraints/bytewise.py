@@ -1,7 +1,8 @@
 """Constraints asked about byte by byte: the tiny model has a token for each, so that any text can be tried."""
 
 from tests.llama.tiny import END
-from worker.constraints.constraint import Constraint, Constraints
+from worker.constraints.constraint import Constraint
+from worker.constraints.jobs import Constraints
 from worker.wire.jobs import JobKey, Sampling, Submit, TokenId
 
 

@@ -20,7 +20,8 @@ import psutil
 
 from tests.constraints.bytewise import submit
 from tests.on_cpu import loaded_on_cpu
-from worker.constraints.constraint import Constraint, Constraints
+from worker.constraints.constraint import Constraint
+from worker.constraints.jobs import Constraints
 from worker.llama.constrained import constraints_of
 from worker.wire.jobs import TokenId, Violation
 
@@ -439,7 +440,7 @@ def _take(constraints: Constraints, name: str, is_end: "np.typing.NDArray[np.boo
     if isinstance(answer, Violation):
         assert answer.field == kind, answer
         refusal = answer.message
-    elif answer is not None:
+    elif isinstance(answer, Constraint):
         walked = _walk(answer, is_end)
         answer.close()
     return Taken(name, compiling_s, *walked[:2], refusal, walked[2], psutil.Process().memory_info().rss)

@@ -10,7 +10,8 @@ import pytest
 
 from tests.constraints.bytewise import constrain
 from tests.random_schemas import random_schema
-from worker.constraints.constraint import Constraint, Constraints
+from worker.constraints.constraint import Constraint
+from worker.constraints.jobs import Constraints
 from worker.llama.model import Model
 from worker.wire.jobs import TokenId
 
@@ -80,7 +81,7 @@ def answer(
     """The text of a model that never wants to end, how many tokens it has, and whether it may end there. With `ahead`,
     this many tokens are drawn before they are taken, as drafted ones are."""
     constraint = constrain(constraints, json_schema=json.dumps(schema))
-    constraint.end_within(n_tokens)
+    constraint.begin(n_tokens)
     tokens = [each.id for each in constraint.take_forced(n_tokens)]
     while len(tokens) < n_tokens and not constraint.is_over:
         drawn: list[TokenId] = []
@@ -143,7 +144,7 @@ def test_tokens_drawn_ahead_are_the_same(name: str, n_tokens: int, constraints: 
 
 def test_with_time_to_spare_nothing_is_changed(constraints: Constraints, bytewise: Model) -> None:
     constraint = constrain(constraints, json_schema=json.dumps(TREE))
-    constraint.end_within(1000)
+    constraint.begin(1000)
     text = b'{"name": "a quote \\" and a brace }", "children": [{"name": "x", "children": []}]}'
     tokens = [each.id for each in constraint.take_forced(100)]
     for value in text[len(tokens) :]:

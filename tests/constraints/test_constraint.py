@@ -19,7 +19,8 @@ from tests.llama.tiny import END, write_tiny
 from tests.on_cpu import loaded_on_cpu
 from tests.openai.asking import TERMS
 from tests.vocabularies import VOCABULARIES
-from worker.constraints.constraint import MAX_FORCED_BYTES, Constraint, Constraints
+from worker.constraints.constraint import MAX_FORCED_BYTES, Constraint
+from worker.constraints.jobs import Constraints
 from worker.engine.step import Token
 from worker.llama.constrained import constraints_of
 from worker.llama.model import Model

@@ -10,7 +10,8 @@ import pytest
 
 from tests.constraints.bytewise import byte, constrain, submit
 from tests.constraints.hostile_constraints import HOSTILE, Taken
-from worker.constraints.constraint import LIMITS_OF, Constraint, Constraints
+from worker.constraints.constraint import LIMITS_OF, Constraint
+from worker.constraints.jobs import Constraints
 from worker.constraints.trial import MAX_CPU_S
 from worker.front.inheritance import engine_environment
 from worker.wire.jobs import TokenId, Violation

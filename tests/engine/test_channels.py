@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.channels import FAMILIES, NO_MARKS, Channel, ChannelText, Marks, Turn
+from worker.engine.channels import FAMILIES, NO_MARKS, Channel, ChannelText, Marks, Place, Turn
 from worker.engine.text import TextStream
 from worker.wire.jobs import TokenId
 
@@ -119,11 +119,11 @@ def test_a_role_and_a_message_without_a_channel_are_no_reasoning() -> None:
 )
 def test_a_prompt_says_where_the_answer_begins(prompt: list[str], channel: Channel) -> None:
     tokens = [token for name in prompt for token in (CONTROLS[name], LETTERS)]
-    assert MARKS.channel_after(tokens) is channel
+    assert MARKS.place_after(tokens).channel is channel
 
 
 def test_an_answer_that_begins_inside_the_reasoning_is_reasoning_until_it_ends() -> None:
-    text = ChannelText((), MARKS, "split", Channel.REASONING)
+    text = ChannelText((), MARKS, "split", Place(Channel.REASONING))
     assert shown([*letters("Hm."), *mark("[/THINK]"), *letters("Yes.")], text) == [(True, "Hm."), (False, "Yes.")]
 
 
@@ -132,7 +132,7 @@ def test_an_answer_that_begins_inside_the_reasoning_is_reasoning_until_it_ends()
 def test_an_answer_without_the_header_that_its_prompt_has_begun_is_content(
     channel: Channel, answer: str, cuts: list[int]
 ) -> None:
-    text = ChannelText((), MARKS, "split", channel)
+    text = ChannelText((), MARKS, "split", Place(channel))
     parts = shown(letters(answer, cuts), text)
     assert (reasoning(parts), content(parts)) == ("", answer)
     assert text.n_reasoning == 0 or not answer

@@ -15,7 +15,7 @@ from tests.engine.rig import Rig
 from tests.engine.toy_constraint import N_VOCAB, ToyConstraint
 from tests.queued import queued
 from worker.engine.backend import KvMismatch
-from worker.engine.channels import Marks, Turn
+from worker.engine.channels import CONTENT, Marks, Turn
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.prefix_cache import MIN_KEPT
@@ -529,27 +529,33 @@ MARK = TokenId(N_VOCAB)
 """It is never drawn."""
 
 
-def deltas_behind(turn: Turn, use: MarkUse, *, is_constrained: bool) -> list[Delta]:
+def deltas_behind(turn: Turn, use: MarkUse, constraint: ToyConstraint | None = None) -> list[Delta]:
     """The deltas of a job whose prompt ends behind a control token that does this."""
     frames: list[Outbound] = []
     config = EngineConfig(n_slots=1, n_cells=100, context_length=100, chunk=8)
     runner = FakeRunner.of(ToyModel(), config)
-    marks = Marks({MARK: "<mark>"}, {MARK: turn})
-    engine = Engine(runner, config, emit=frames.append, clock=lambda: 0.0, marks=marks)
-    constraint = ToyConstraint(1) if is_constrained else None
-    engine.submit(
-        queued(JobKey(0), [TokenId(7), MARK, TokenId(8)], 8, Sampling(seed=1), constraint=constraint, marks=use)
-    )
+    engine = Engine(runner, config, emit=frames.append, clock=lambda: 0.0, marks=MARKS[turn])
+    engine.submit(queued(JobKey(0), PROMPT, 8, Sampling(seed=1), constraint=constraint, marks=use))
     while not engine.is_idle:
         engine.step()
     return [delta for frame in frames if isinstance(frame, StepDone) for delta in frame.deltas]
 
 
+PROMPT = [TokenId(7), MARK, TokenId(8)]
+MARKS = {turn: Marks({MARK: "<mark>"}, {MARK: turn}) for turn in Turn}
+
+
 @pytest.mark.parametrize("turn", Turn)
-def test_a_constrained_answer_is_all_content_whatever_its_prompt_has_begun(turn: Turn) -> None:
-    """gpt-oss' prompts end in a role, which is not shown: a constraint lets no control token end it."""
-    divided = deltas_behind(turn, "split", is_constrained=True)
-    assert divided == deltas_behind(turn, "hidden", is_constrained=True)
-    assert "".join(delta.text for delta in divided)
-    shown = [delta.text for delta in deltas_behind(turn, "split", is_constrained=False) if not delta.is_reasoning]
+def test_a_constraint_knows_where_a_divided_answer_begins(turn: Turn) -> None:
+    """All other answers are content from their first token."""
+    divided, hidden = ToyConstraint(1), ToyConstraint(1)
+    deltas_behind(turn, "split", divided)
+    deltas_behind(turn, "hidden", hidden)
+    assert divided.place == MARKS[turn].place_after(PROMPT)
+    assert hidden.place == CONTENT
+
+
+@pytest.mark.parametrize("turn", Turn)
+def test_a_prompt_that_has_opened_the_reasoning_makes_the_answer_begin_there(turn: Turn) -> None:
+    shown = [delta.text for delta in deltas_behind(turn, "split") if not delta.is_reasoning]
     assert any(shown) == (turn is not Turn.THINK)

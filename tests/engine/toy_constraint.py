@@ -4,6 +4,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from zlib import crc32
 
+from worker.engine.channels import Place
 from worker.engine.step import Token
 from worker.wire.jobs import TokenId
 
@@ -25,6 +26,8 @@ class ToyConstraint:
     number: int
     said: list[TokenId] = field(default_factory=list)
     is_closed: bool = False
+    place: Place | None = None
+    """The place that it was begun in."""
 
     @property
     def _sum(self) -> int:
@@ -42,8 +45,9 @@ class ToyConstraint:
             return None
         return TokenId(FIRST_FORCED + found // 3 % (N_VOCAB - FIRST_FORCED))
 
-    def end_within(self, n_tokens: int) -> None:
-        """It says what it says, however many tokens there are."""
+    def begin(self, n_tokens: int, place: Place) -> None:
+        """It says what it says, however many tokens there are, and wherever it begins."""
+        self.place = place
 
     def accept(self, token: TokenId) -> None:
         assert self.n_allowed([token]) == 1, "only what is allowed is drawn"

@@ -1,16 +1,16 @@
-"""Constraints on a job's text: a grammar, a JSON schema or a regular expression, compiled by llguidance.
+"""A constraint on a job's text: a grammar, a JSON schema or a regular expression, compiled by llguidance.
 
-Owns that library: its tokenizer, its limits, its matchers. `Constraints` is made with the model and compiles on the
-intake thread; each job gets a `Constraint`, a matcher of its own, which is used and closed on the step thread. The
-library never ends the process: what it cannot compile is a Violation, what becomes too costly is the job's error. No
-matcher is kept for a second job: copies share one lexer, and with it its growth, its limits and its end.
+Owns that library: its tokenizer, its limits, its matchers. A `Constraint` is a matcher of one job's own, which is used
+and closed on the step thread. The library never ends the process: what it cannot compile is Unsupported, what becomes
+too costly is the job's error. No matcher is kept for a second job: copies share one lexer, and with it its growth, its
+limits and its end.
 """
 
 import json
 import re
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import llguidance
 import llguidance._lib
@@ -22,15 +22,16 @@ from worker.constraints.gbnf import BadGrammar, TokenOf, check_lark, is_lark, la
 from worker.constraints.idle_keywords import without_idle_keywords
 from worker.constraints.schema_gaps import gap, has_open_names, plain, readable
 from worker.constraints.trial import survives
-from worker.constraints.vocabulary import Vocabulary
+from worker.constraints.vocabulary import Tokens
+from worker.engine.channels import CONTENT, Place
 from worker.engine.step import Token
-from worker.wire.jobs import Submit, TokenId, Violation
+from worker.wire.jobs import TokenId
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # in the stubs only
 
 Field = Literal["grammar", "json_schema", "regex"]
-Notation = Literal["gbnf", "lark", "json_schema", "regex"]
+Notation = Literal["gbnf", "lark", "json_schema", "regex", "calls"]
 Mask = NDArray[np.bool_]
 
 MAX_FORCED_BYTES = 65_536
@@ -62,6 +63,7 @@ LIMITS_OF: dict[Notation, llguidance.LLParserLimits] = {
     "lark": limits(50_000),
     "json_schema": limits(250_000),
     "regex": limits(30_000),
+    "calls": limits(250_000, step_max_items=50_000),
 }
 """The most parts of an expression: n parts can take n² steps at the start, if nothing but the fuel bounds n."""
 
@@ -74,55 +76,6 @@ UNTRIED_BYTES = 4096
 """The largest schema without patterns that is compiled at once; others are tried first (trial.py): nothing bounds the
 product of several patterns at one place, or of a thousand alternatives."""
 _LIBRARY: str = llguidance._lib.__file__
-
-_TOKEN_ID = re.compile(r"<\[(\d{1,10})\]>")
-
-_SPECIAL = b"\xff"
-"""The byte before a token's name: the token is not text, and only its name in a grammar allows it."""
-
-
-class Constraints:
-    """The constraints of one model, for `LoadedModel.constrain`."""
-
-    def __init__(self, vocabulary: Vocabulary, *, give_back: Callable[[], None]) -> None:
-        """This takes some tenths of a second, because the library reads the whole vocabulary. `give_back` returns freed
-        memory to the system; it is called after a long constraint was compiled.
-        """
-        self._vocabulary = _Vocabulary(vocabulary)
-        self._give_back = give_back
-        ends = self._vocabulary.ends
-        self._tokenizer = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(self._vocabulary), n_vocab=len(self._vocabulary.tokens), eos_token=ends
-        )
-
-    def constrain(self, submit: Submit) -> "Constraint | Violation | None":
-        """The job's constraint, which is the caller's to close, or what is wrong with the one it asks for."""
-        asked: dict[Field, str | None] = {
-            "grammar": submit.grammar,
-            "json_schema": submit.json_schema,
-            "regex": submit.regex,
-        }
-        for field, text in asked.items():
-            if text is not None:
-                return self._constrain(field, text)
-        return None
-
-    def _constrain(self, field: Field, text: str) -> "Constraint | Violation":
-        vocabulary = self._vocabulary
-        try:
-            matcher = compiled(self._tokenizer, field, text, vocabulary.token_of)
-            is_json = field == "json_schema"
-            closing = (
-                Closing(matcher, vocabulary.piece, vocabulary.token_of_byte, vocabulary.eos_token_id)
-                if is_json
-                else None
-            )
-            return Constraint(matcher, vocabulary, closing)
-        except Unsupported as error:
-            return Violation(field, "supported", f"{field}: {error}")
-        finally:
-            if len(text) > UNTRIED_BYTES:
-                self._give_back()
 
 
 # ── compiling ────────────────────────────────────────────────────────────────────────────────────
@@ -148,7 +101,19 @@ def compiled(tokenizer: llguidance.LLTokenizer, field: Field, text: str, token_o
     return _matcher(tokenizer, "lark", make.grammar_from_lark(text), _plain)
 
 
-def _of_schema(tokenizer: llguidance.LLTokenizer, text: str) -> llguidance.LLMatcher:
+class Enforceable(NamedTuple):
+    """A schema that the library enforces, as far as this shows without compiling it."""
+
+    schema: Any
+    """Without keywords that say nothing."""
+    readable: Any
+    """The same in words that the library understands."""
+    source: str
+    """The library's grammar."""
+
+
+def enforceable(text: str) -> Enforceable:
+    """Raises: Unsupported."""
     try:
         schema = json.loads(text)
     except ValueError as error:
@@ -156,14 +121,24 @@ def _of_schema(tokenizer: llguidance.LLTokenizer, text: str) -> llguidance.LLMat
     schema = {} if schema is True else without_idle_keywords(schema)
     if fault := gap(schema):
         raise Unsupported(fault)
-    source_text, options = json.dumps(readable(schema)), json_options(schema)
+    found, options = readable(schema), json_options(schema)
     try:
-        source = llguidance.LLMatcher.grammar_from_json_schema(source_text, overrides=options)
+        source = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(found), overrides=options)
     except ValueError as error:
         raise Unsupported(plain(str(error), schema)) from error
     if (len(text) > UNTRIED_BYTES or '"pattern' in text) and not survives(_LIBRARY, source):
         raise Unsupported("it cannot be compiled in reasonable time and memory; make it simpler")
+    return Enforceable(schema, found, source)
+
+
+def _of_schema(tokenizer: llguidance.LLTokenizer, text: str) -> llguidance.LLMatcher:
+    schema, _, source = enforceable(text)
     return _matcher(tokenizer, "json_schema", source, lambda error: plain(error, schema))
+
+
+def calls_matcher(tokenizer: llguidance.LLTokenizer, lark: str, in_words: Callable[[str], str]) -> llguidance.LLMatcher:
+    """A matcher of calls, whose schemas are `enforceable`. Raises: Unsupported."""
+    return _matcher(tokenizer, "calls", llguidance.LLMatcher.grammar_from_lark(lark), in_words)
 
 
 def _matcher(
@@ -209,13 +184,13 @@ class Constraint:
     A matcher that has met a limit stays in error: it allows nothing more, which `allowed` reports.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: "_Vocabulary", closing: Closing | None) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Tokens, closing: Closing | None) -> None:
         self._matcher: llguidance.LLMatcher | None = matcher
         self._vocabulary = vocabulary
         self._closing = closing
         self._is_run_too_long = False
 
-    def end_within(self, n_tokens: int) -> None:
+    def begin(self, n_tokens: int, place: Place = CONTENT) -> None:  # noqa: ARG002 - it holds in any place
         """Limit the text to `n_tokens`; JSON ends before that, if that is possible (closing.py)."""
         if self._closing is not None:
             self._closing.end_within(n_tokens)
@@ -279,6 +254,15 @@ class Constraint:
         """Return how many of the tokens, from the first on, may continue the text."""
         return self._open.validate_tokens([*tokens])
 
+    @property
+    def is_masking(self) -> bool:
+        """True if the next token is drawn under a mask."""
+        return True
+
+    def copy(self) -> "Constraint":
+        """The same text once more, for another call of the same job: copies share a lexer."""
+        return Constraint(self._open.deep_copy(), self._vocabulary, None)
+
     def take_back(self, n_tokens: int) -> None:
         """Undo the last `n` tokens."""
         self._open.rollback(n_tokens)
@@ -298,39 +282,3 @@ class Constraint:
         if self._matcher is None:
             raise ValueError("the constraint is closed")
         return self._matcher
-
-
-class _Vocabulary:
-    """The model's vocabulary in the form that `llguidance.TokenizerWrapper` asks for; it is called with bytes."""
-
-    bos_token_id = None
-
-    def __init__(self, words: Vocabulary) -> None:
-        self._words = words
-        self.n_vocab = len(words.pieces)
-        self.tokens = [piece or _SPECIAL + words.name(TokenId(token)) for token, piece in enumerate(words.pieces)]
-        self.special_token_ids = [i for i, spelled in enumerate(self.tokens) if spelled.startswith(_SPECIAL)]
-        self.own_ends = words.ends
-        self.ends: list[int] = words.ends.tolist()
-        if not self.ends:
-            # The library needs one. No mask that is read reaches as far.
-            self.ends = [len(self.tokens)]
-            self.tokens.append(_SPECIAL + b"<no end>")
-        self.eos_token_id = self.ends[0]
-        self.token_of_byte = {spelled[0]: token for token, spelled in enumerate(self.tokens) if len(spelled) == 1}
-        self.bits = np.zeros(-(-len(self.tokens) // 32), np.int32)
-        """The memory that the step thread writes masks to."""
-
-    def piece(self, token: int) -> bytes:
-        return self._words.piece(TokenId(token))
-
-    def token_of(self, name: str) -> TokenId | None:
-        """The token written as `<think>` or `<[12]>`; None where there is none, or it has no text."""
-        number = _TOKEN_ID.fullmatch(name)
-        token = TokenId(int(number[1])) if number else self._words.token_of(name)
-        if token is None or token >= self.n_vocab or not self.piece(token):
-            return None
-        return token
-
-    def __call__(self, data: bytes) -> list[int]:
-        return list(self._words.spell(data))

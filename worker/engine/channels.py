@@ -1,16 +1,17 @@
-"""Drawn tokens become a text in channels: control tokens divide reasoning from content.
+"""Drawn tokens become a text in channels: some tokens divide reasoning from content.
 
-This module owns which control tokens divide an answer in which model families, and the channel of each piece of text.
-It knows nothing of templates or of how text may be shown (text.py). It is pure and runs on the step thread, with one
-ChannelText per job.
+This module owns which tokens divide an answer in which model families, the place of each token (`Place`), and the
+channel of each piece of text (`ChannelText`). It knows nothing of templates or of how text may be shown (text.py). It
+is pure and runs on the step thread.
 
     <|channel|> analysis <|message|> The user greets. <|end|> <|start|> assistant <|channel|> final <|message|> Hello!
     └ header ──────────┘             └ reasoning ───┘         └ role ─────────────────────┘             └ content ───┘
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final, assert_never
 
@@ -19,10 +20,13 @@ from worker.wire.jobs import MarkUse, TokenId
 
 
 class Channel(Enum):
-    """The destination of text. A header names the channel that follows; headers and roles are never shown."""
+    """The destination of text. A header names the channel that follows; headers and roles are not shown, except those
+    of a call."""
 
     CONTENT = auto()
     REASONING = auto()
+    CALL = auto()
+    """A message to a tool. It is content with its header and markers if calls are read, else reasoning."""
     HEADER = auto()
     ROLE = auto()
 
@@ -46,7 +50,7 @@ FINAL: Final = frozenset({"final", "response"})
 """The names of channels whose text is the answer. The text of a message without a name is the answer, too."""
 
 FAMILIES: tuple[Mapping[str, Turn], ...] = (
-    # gpt-oss (harmony). The channel of a call is not the answer's either.
+    # gpt-oss (harmony).
     {
         "<|channel|>": Turn.NAME,
         "<|message|>": Turn.BODY,
@@ -67,37 +71,145 @@ FAMILIES: tuple[Mapping[str, Turn], ...] = (
     {"<mm:think>": Turn.THINK, "</mm:think>": Turn.ANSWER},
     {"<|begin_of_thought|>": Turn.THINK, "<|end_of_thought|>": Turn.ANSWER},
 )
-"""Control tokens by their names. A family counts if the vocabulary has its first two as control tokens; names that are
-ordinary tokens are text, and are shown."""
+"""The tokens that divide an answer, by their names. A family counts if the vocabulary has its first two as control
+tokens or as words of its own; names that are spelled by several tokens, or by ordinary ones, are text, and are shown.
+"""
+
+_TO: Final = re.compile(rb"(?:^|\s)(to=\S*?)(?=$|\s|<)")
+"""The recipient in a header or a role."""
+_FIRST_WORD: Final = re.compile(rb"\s*([^\s<]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A point between two tokens of an answer."""
+
+    channel: Channel
+    header: bytes = b""
+    """The text so far of a header or a role, with the names of its control tokens."""
+    role: bytes = b""
+    """The role before a header."""
+    is_line: bool = False
+    """True if the end of the line ends the header."""
+    closer: TokenId | None = None
+    """The token that closes the reasoning."""
+
+
+CONTENT: Final = Place(Channel.CONTENT)
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The control tokens of a vocabulary: their names, and the effect of those that divide an answer."""
+    """The tokens of a vocabulary that divide an answer, and the names of its control tokens."""
 
     names: Mapping[TokenId, str]
+    """The control tokens."""
     turns: Mapping[TokenId, Turn]
+    closers: Mapping[TokenId, TokenId] = field(default_factory=dict)
+    """The token that closes what a token opens."""
+    calls: frozenset[TokenId] = frozenset()
+    """The control tokens that belong to calls."""
+    enders: frozenset[TokenId] = frozenset()
+    """The tokens with which a call begins, if a call ends the reasoning."""
 
     @classmethod
-    def of(cls, controls: Mapping[str, TokenId]) -> "Marks":
-        """Make the marks of a vocabulary; `controls` are its control tokens by their names."""
+    def of(
+        cls,
+        controls: Mapping[str, TokenId],
+        words: Mapping[str, TokenId] | None = None,
+        pair: tuple[str, str] | None = None,
+        calls: Collection[str] = (),
+        enders: Collection[str] = (),
+    ) -> "Marks":
+        """Make the marks of a vocabulary. `controls` are its control tokens by their names, `words` the texts that have
+        a token of their own by definition. `pair` are the markers around the reasoning, if they are known. `calls` are
+        the markers of calls, `enders` those with which a call ends the reasoning.
+        """
+        tokens = {**(words or {}), **controls}
+        families = [*FAMILIES, *([{pair[0]: Turn.THINK, pair[1]: Turn.ANSWER}] if pair is not None else [])]
         turns: dict[TokenId, Turn] = {}
-        for family in FAMILIES:
-            if all(name in controls for name in list(family)[:2]):
-                turns |= {controls[name]: turn for name, turn in family.items() if name in controls}
-        return cls({token: name for name, token in controls.items()}, turns)
+        closers: dict[TokenId, TokenId] = {}
+        for family in families:
+            if all(name in tokens for name in list(family)[:2]):
+                made = {tokens[name]: turn for name, turn in family.items() if name in tokens}
+                closer = next(token for token, turn in made.items() if turn is Turn.ANSWER)
+                closers = {token: closer for token, turn in made.items() if turn is not Turn.ANSWER} | closers
+                turns = made | turns
+        return cls(
+            {token: name for name, token in controls.items()},
+            turns,
+            closers,
+            frozenset(token for name, token in controls.items() if any(name in marker for marker in calls)),
+            frozenset(
+                tokens[max(names, key=len)]
+                for marker in enders
+                if (names := [name for name in tokens if name.strip() and marker.strip().startswith(name)])
+            ),
+        )
 
-    def channel_after(self, prompt: Seq[TokenId]) -> Channel:
-        """Return the channel of the text after a prompt: some templates open the reasoning, and a final message may go
-        on.
+    def after(self, place: Place, token: TokenId, piece: bytes) -> Place:
+        """Return the place after a token."""
+        turn = self.turns.get(token)
+        if turn is None:
+            if place.channel is Channel.ROLE or place.channel is Channel.HEADER:
+                return self._read_on(place, self.names.get(token, "").encode() or piece)
+            return CONTENT if token in self.enders and place.channel is Channel.REASONING else place
+        return self._turned(place, token, turn)
+
+    def _turned(self, place: Place, token: TokenId, turn: Turn) -> Place:
+        match turn:
+            case Turn.THINK:
+                return Place(Channel.REASONING, closer=self.closers.get(token))
+            case Turn.ANSWER:
+                return CONTENT
+            case Turn.NAME | Turn.NAME_LINE:
+                role = place.header if place.channel is Channel.ROLE else b""
+                return Place(Channel.HEADER, b"", role, turn is Turn.NAME_LINE, self.closers.get(token))
+            case Turn.BODY:
+                return _body_of(place, self.closers.get(token))
+            case Turn.SPEAK:
+                return Place(Channel.ROLE)
+            case _:
+                assert_never(turn)
+
+    def _read_on(self, place: Place, text: bytes) -> Place:
+        place = replace(place, header=place.header + text)
+        if not place.is_line or b"\n" not in place.header:
+            return place
+        return _body_of(replace(place, header=place.header.partition(b"\n")[0]), place.closer)
+
+    def place_after(self, prompt: Seq[TokenId]) -> Place:
+        """Return the place after a prompt: some templates open the reasoning, and a final message may go on.
 
         A prompt that ends in a header names its channel in a text that is not read here, so its answer counts as
         content.
         """
-        last = next((self.turns[token] for token in reversed(prompt) if token in self.turns), Turn.ANSWER)
-        return {Turn.THINK: Channel.REASONING, Turn.SPEAK: Channel.ROLE, Turn.NAME: Channel.HEADER}.get(
-            last, Channel.CONTENT
-        )
+        last = self._last_turn(prompt)
+        if last is None or self.turns[last] not in {Turn.THINK, Turn.SPEAK, Turn.NAME}:
+            return CONTENT
+        return self.after(CONTENT, last, b"")
+
+    def _last_turn(self, prompt: Seq[TokenId]) -> TokenId | None:
+        """Return the last token that divides. Texts of clients may have words among them, and a control token comes
+        behind these, so only words behind the last control token are the template's.
+        """
+        is_behind = True
+        for token in reversed(prompt):
+            if token in self.turns and (is_behind or token in self.names):
+                return token
+            is_behind = is_behind and token not in self.names
+        return None
+
+
+def _body_of(place: Place, closer: TokenId | None) -> Place:
+    """Return the beginning of the text behind a header, or behind a role alone."""
+    if _TO.search(place.header) or _TO.search(place.role):
+        return Place(Channel.CALL, place.header, place.role)
+    if place.channel is not Channel.HEADER:
+        return CONTENT
+    named = _FIRST_WORD.match(place.header)
+    name = named[1].decode(errors="replace") if named else ""
+    return CONTENT if not name or name in FINAL else Place(Channel.REASONING, closer=closer)
 
 
 NO_MARKS: Final = Marks({}, {})
@@ -113,18 +225,26 @@ class ChannelText:
         stops: Seq[str],
         marks: Marks = NO_MARKS,
         use: MarkUse = "hidden",
-        channel: Channel = Channel.CONTENT,
+        place: Place = CONTENT,
+        *,
+        reads_calls: bool = False,
     ) -> None:
-        """`use` says whether control tokens have no text, or their names as text, or no text and divide it. `channel`
-        is the first channel of a divided text."""
+        """`use` says whether control tokens have no text, or their names as text, or no text and divide it. `place` is
+        the beginning of a divided text. `reads_calls` says that calls are content, with the markers around them.
+        """
         self._stream = TextStream(stops)
+        self._marks = marks if use == "split" else replace(marks, turns={})
         self._names = marks.names if use == "shown" else {}
-        self._turns = marks.turns if use == "split" else {}
-        self._channel = channel if use == "split" else Channel.CONTENT
-        self._header = b""
+        if use == "split" and reads_calls:
+            self._names = {token: marks.names[token] for token in marks.calls}
+        self._reads_calls = reads_calls
+        self._place = place if use == "split" else CONTENT
         self._unheaded: bytes | None = b""
         """The text so far of an answer that has begun in a role or a header; None once a control token has come."""
-        self._is_line = False
+        self._due = b""
+        """Text that belongs before the next token's."""
+        self._n_head = 0
+        """The number of tokens of the current role and header."""
         self.is_reasoning = False
         """True if the text that was returned last is reasoning."""
         self.is_answer = True
@@ -139,59 +259,70 @@ class ChannelText:
 
     def push(self, token: TokenId, piece: bytes) -> str:
         """Return the text that may be shown now, all of it of one channel."""
-        self.is_reasoning = self._channel is Channel.REASONING
-        turn = self._turns.get(token)
-        self.is_answer = turn is None and self._channel is Channel.CONTENT
+        before, turn = self._place, self._marks.turns.get(token)
+        self._place = self._marks.after(before, token, piece)
+        self.is_reasoning = self._is_reasoning(before)
+        self.is_answer = turn is None and self._is_shown(before)
+        is_begun = turn is None and before.channel is Channel.REASONING and self._place is CONTENT
+        self.is_answer |= is_begun
         self.n_reasoning += not self.is_answer
+        if is_begun:
+            # What was held back is reasoning, and all of a text is of one channel.
+            self._due = self._names.get(token, "").encode() or piece
+            return self._stream.part()
         if turn is not None:
             self._unheaded = None
-            self._turn(turn)
-            return self._stream.part()
+            return self._turned(before, token)
         if self._unheaded is not None and not self.is_answer:
             self._unheaded += piece
-        if self._channel is Channel.ROLE:
-            return ""
-        if self._channel is Channel.HEADER:
-            piece = self._behind_header(piece)
+        if before.channel is Channel.ROLE or before.channel is Channel.HEADER:
+            self._n_head += 1
+            if self._place.channel is before.channel:
+                return ""
+            piece = (before.header + piece).partition(b"\n")[2]
+            self.is_reasoning = self._is_reasoning(self._place)
         name = self._names.get(token)
-        return self._stream.push(piece if name is None else name.encode())
+        due, self._due = self._due, b""
+        return self._stream.push(due + (piece if name is None else name.encode()))
 
     def flush(self) -> str:
         """Return the text that was held back at the end of generation, in the channel of the last text.
 
         A model may leave out the header that its prompt has begun. Then its whole text is the answer.
         """
-        if self._unheaded and self._channel in (Channel.ROLE, Channel.HEADER):
+        if self._unheaded and self._place.channel in (Channel.ROLE, Channel.HEADER):
             self.n_reasoning = 0
             return self._unheaded.decode(errors="replace")
-        return self._stream.flush()
+        if self._due:
+            self.is_reasoning = False
+        return self._stream.push(self._due) + self._stream.flush()
 
-    def _turn(self, turn: Turn) -> None:
-        match turn:
-            case Turn.THINK:
-                self._channel = Channel.REASONING
-            case Turn.ANSWER:
-                self._channel = Channel.CONTENT
-            case Turn.NAME | Turn.NAME_LINE:
-                self._channel, self._header, self._is_line = Channel.HEADER, b"", turn is Turn.NAME_LINE
-            case Turn.BODY:
-                self._begin_body()
-            case Turn.SPEAK:
-                self._channel = Channel.ROLE
-            case _:
-                assert_never(turn)
+    def _turned(self, before: Place, token: TokenId) -> str:
+        """Return the text at a token that divides: what was held back before it, or the markers of a call."""
+        after = self._place
+        is_in_head = before.channel is Channel.ROLE or before.channel is Channel.HEADER
+        self._n_head = self._n_head + 1 if is_in_head else 1
+        if not self._reads_calls or Channel.CALL not in (before.channel, after.channel):
+            return self._stream.part()
+        self.is_answer, self.is_reasoning = True, False
+        self.n_reasoning -= 1
+        if before.channel is Channel.CALL:
+            return self._stream.push(self._marks.names[token].encode()) + self._stream.part()
+        self.n_reasoning -= self._n_head - 1
+        return self._stream.part() + self._stream.push(_head_of_call(after))
 
-    def _behind_header(self, piece: bytes) -> bytes:
-        """Read on in a header; return the rest after it if it ends with its line."""
-        self._header += piece
-        if not self._is_line or b"\n" not in self._header:
-            return b""
-        self._header, _, rest = self._header.partition(b"\n")
-        self._begin_body()
-        self.is_reasoning = self._channel is Channel.REASONING
-        return rest
+    def _is_shown(self, place: Place) -> bool:
+        return place.channel is Channel.CONTENT or (place.channel is Channel.CALL and self._reads_calls)
 
-    def _begin_body(self) -> None:
-        words = self._header.decode(errors="replace").split() if self._channel is Channel.HEADER else []
-        self._channel = Channel.CONTENT if not words or words[0] in FINAL else Channel.REASONING
-        self._header = b""
+    def _is_reasoning(self, place: Place) -> bool:
+        return place.channel is Channel.REASONING or (place.channel is Channel.CALL and not self._reads_calls)
+
+
+def _head_of_call(call: Place) -> bytes:
+    """Return the header of a call. A recipient that stood in the role is put where most models write it."""
+    recipient = _TO.search(call.role)
+    if _TO.search(call.header) or recipient is None:
+        return b"<|channel|>" + call.header + b"<|message|>"
+    named = _FIRST_WORD.match(call.header)
+    name = named[0] if named else b""
+    return b"<|channel|>%s %s%s<|message|>" % (name or b"commentary", recipient[1], call.header[len(name) :])

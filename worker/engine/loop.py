@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 
 from worker.engine.backend import Found, KvMismatch, LoadedDraft, Runner
-from worker.engine.channels import NO_MARKS, Channel, ChannelText, Marks
+from worker.engine.channels import CONTENT, NO_MARKS, ChannelText, Marks
 from worker.engine.config import EngineConfig
 from worker.engine.drafting.draft_model import DraftModel
 from worker.engine.drafting.drafts import N_READ, Drafts
@@ -162,22 +162,21 @@ class Engine:
         """Queue a job whose prompt fits. Its max_tokens is cut to the room left."""
         submit, prompt, constraint = queued.submit, queued.prompt, queued.constraint
         room = self._context_length - len(prompt)
-        # A constraint lets no control token end what a prompt has opened: what satisfies it is the answer.
-        is_opened = submit.marks == "split" and constraint is None
-        channel = self._marks.channel_after(prompt) if is_opened else Channel.CONTENT
+        place = self._marks.place_after(prompt) if submit.marks == "split" else CONTENT
+        reads_calls = submit.tools is not None
         sequence = Sequence(
             submit.job,
             prompt,
             min(submit.max_tokens, room),
             submit.sampling,
-            ChannelText(submit.stop, self._marks, submit.marks, channel),
+            ChannelText(submit.stop, self._marks, submit.marks, place, reads_calls=reads_calls),
             constraint=constraint,
             is_cut=submit.max_tokens > room,
             predicted=Predicted(queued.prediction) if queued.prediction else None,
             n_top=submit.prompt_logprobs,
         )
         if constraint is not None:
-            constraint.end_within(sequence.max_tokens)
+            constraint.begin(sequence.max_tokens, place)
         self.scheduler.add(sequence)
 
     def is_in_the_way(self, prompt: list[TokenId]) -> bool:

@@ -8,6 +8,7 @@ from typing import NewType, Protocol
 
 import msgspec
 
+from worker.engine.channels import Place
 from worker.wire.jobs import Logprob, Sampling, SlotId, StepKind, TokenId
 
 MAX_TOPS = 20
@@ -24,8 +25,8 @@ class Token(msgspec.Struct, frozen=True):
 class Constraint(Protocol):
     """A grammar at one point of one job's text. Its owner closes it. The runner knows what else it can do."""
 
-    def end_within(self, n_tokens: int) -> None:
-        """Limit the text to `n_tokens`. This is called once, before the first token."""
+    def begin(self, n_tokens: int, place: Place) -> None:
+        """Limit the text to `n_tokens`, and begin it in a place. This is called once, before the first token."""
         ...
 
     def accept(self, token: TokenId) -> None:

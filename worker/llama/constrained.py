@@ -1,12 +1,14 @@
 """The constraints of a model: its vocabulary in the form that the room of constraints asks for."""
 
-from worker.constraints.constraint import Constraints
+from worker.constraints.jobs import Constraints
 from worker.constraints.vocabulary import Vocabulary
+from worker.engine.channels import NO_MARKS, Marks
 from worker.llama.library import give_back_memory
 from worker.llama.model import Model
+from worker.wire.chat_format import HERMES, ChatFormat
 
 
-def constraints_of(model: Model) -> Constraints:
+def constraints_of(model: Model, marks: Marks = NO_MARKS, form: ChatFormat = HERMES) -> Constraints:
     """Return the compiler of jobs' constraints; made once for a model, in some tenths of a second."""
     vocabulary = Vocabulary(
         pieces=model.pieces,
@@ -16,4 +18,4 @@ def constraints_of(model: Model) -> Constraints:
         token_of=model.token_of,
         spell=model.spell,
     )
-    return Constraints(vocabulary, give_back=give_back_memory)
+    return Constraints(vocabulary, give_back=give_back_memory, marks=marks, form=form)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, zip_longest
 from typing import NamedTuple, TypeVar
 
-from worker.constraints.constraint import Constraint
+from worker.constraints.jobs import AnyConstraint
 from worker.engine.step import MAX_TOPS, Sampled, Score, Scoring, Slice
 from worker.llama.library import library_function
 from worker.llama.model import Model
@@ -165,10 +165,10 @@ class Draws:
 
 
 def _is_long(slice_: Slice) -> bool:
-    """True if its draws take long and need nothing but rows; a constraint belongs to the step thread. A greedy one only
-    looks for the highest value, which takes no longer than to wake a thread."""
-    sampling = slice_.sampling
-    if slice_.constraint is not None or slice_.forced is not None:
+    """True if its draws take long and need nothing but rows; a constraint belongs to the step thread, unless it lets
+    anything come. A greedy one only looks for the highest value, which takes no longer than to wake a thread."""
+    sampling, constraint = slice_.sampling, _constraint_of(slice_)
+    if slice_.forced is not None or (constraint is not None and (constraint.is_masking or slice_.n_drafts)):
         return False
     return slice_.scoring is not None or (
         sampling is not None and (sampling.temperature >= GREEDY_BELOW or sampling.logprobs is not None)
@@ -191,9 +191,9 @@ def _score_of(row: Logits, token: TokenId) -> Score:
     return Score(b"".join(_ENTRY.pack(*entry) for entry in ((token, logprob), *top)))
 
 
-def _constraint_of(slice_: Slice) -> Constraint | None:
-    assert slice_.constraint is None or isinstance(slice_.constraint, Constraint), (
-        "constraints/constraint.py makes them all"
+def _constraint_of(slice_: Slice) -> AnyConstraint | None:
+    assert slice_.constraint is None or isinstance(slice_.constraint, AnyConstraint), (
+        "constraints/jobs.py makes them all"
     )
     return slice_.constraint
 

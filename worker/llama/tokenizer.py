@@ -129,6 +129,16 @@ class Tokenizer:
                 controls.setdefault(capi.llama_vocab_get_text(vocab, token).decode(errors="replace"), TokenId(token))
         return controls
 
+    @functools.cached_property
+    def words(self) -> dict[str, TokenId]:
+        """The texts that have a token of their own by the vocabulary's definition, and are text all the same."""
+        vocab = self.vocab
+        return {
+            text.decode(errors="replace"): TokenId(token)
+            for token, text in enumerate(self.token_texts())
+            if capi.llama_vocab_get_attr(vocab, token) & capi.LLAMA_TOKEN_ATTR_USER_DEFINED
+        }
+
     def token_texts(self) -> list[bytes]:
         """Every token's text as the vocabulary spells it, names of control tokens included; some tens of
         milliseconds."""

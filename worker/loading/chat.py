@@ -11,9 +11,11 @@ import msgspec
 from worker.chat.marks import Json, Names
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates
+from worker.engine.channels import Marks
 from worker.errors import ModelLoadFailed
 from worker.llama.model import TOKEN_KINDS, Model
 from worker.model.info import ModelInfo
+from worker.wire.chat_format import ChatFormat
 from worker.wire.jobs import Violation
 from worker.wire.load import Configure
 
@@ -61,6 +63,24 @@ def chat_of(config: Configure, info: ModelInfo, model: Model) -> ChatTemplates |
     if not variables.keys() <= chat.keys:
         raise ModelLoadFailed(f"--chat-template-kwargs: {chat.known_variables}")
     return chat
+
+
+def marks_of(model: Model, form: ChatFormat) -> Marks:
+    """The tokens that divide the model's answers, and those of its calls."""
+    calls = form.calls
+    markers = [] if calls is None else [getattr(calls, name) for name in _MARKERS]
+    pair = None if form.reasoning is None else (form.reasoning.begin.strip(), form.reasoning.end.strip())
+    enders = []
+    if calls is not None and form.reasoning is not None and form.reasoning.is_ended_by_call:
+        enders = [marker for marker in (calls.section_begin, calls.call_begin) if marker]
+    return Marks.of(model.controls, model.words, pair, markers, enders)
+
+
+_MARKERS = (
+    *("section_begin", "section_end", "call_begin", "call_end", "between", "name_end", "id_begin", "id_end"),
+    *("index_begin", "parameter_begin", "parameter_name_end", "parameter_end", "mark_end", "name_prefix"),
+)
+"""The members of CallFormat that are texts of an answer."""
 
 
 def _variables(config: Configure) -> dict[str, Json]:

@@ -18,7 +18,6 @@ import msgspec
 
 from worker.chat.template import ChatTemplates
 from worker.engine.backend import LoadedDraft, LoadedModel
-from worker.engine.channels import Marks
 from worker.engine.prefill_budget import widest_step_of
 from worker.errors import ModelLoadFailed
 from worker.host import available_memory_bytes, cpu_quota
@@ -38,7 +37,7 @@ from worker.llama.self_test import MAX_S, Serving, self_test
 from worker.llama.seq_ids import n_retained_for
 from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import Shapes, row_costs_of, warm_up
-from worker.loading.chat import chat_of, check_given_template
+from worker.loading.chat import chat_of, check_given_template, marks_of
 from worker.loading.draft import bytes_beside, check_vocabulary
 from worker.loading.paging import paging
 from worker.model.info import ModelInfo, read_info
@@ -51,6 +50,7 @@ from worker.plan.residency import Holding, is_resident, off_plan, residency_on
 from worker.plan.spread import RepackedBytes
 from worker.saved.keeper import Keeper, Keeping
 from worker.upstream.wording import FALSE_ALARM
+from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.jobs import SlotId, Violation
 from worker.wire.load import Attention, Configure, DraftModelFacts, Loaded, ModelFacts, Offload, OffPlan, RowCosts
 
@@ -98,12 +98,14 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         context_length=loaded.facts.context_length,
     )
     keeper = _keeper(config, loaded)
+    form = HERMES
+    marks = marks_of(loaded.model, form)
     return LoadedModel(
         runner,
         Prompts(loaded.model, chat),
-        constraints_of(loaded.model).constrain,
-        msgspec.structs.replace(loaded.facts, model=_model_facts(loaded, chat)),
-        marks=Marks.of(loaded.model.controls),
+        constraints_of(loaded.model, marks, form).constrain,
+        msgspec.structs.replace(loaded.facts, model=_model_facts(loaded, chat, form)),
+        marks=marks,
         widest_step=loaded.widest_step,
         retained_slots=tuple(map(SlotId, range(loaded.facts.parallel, runner.context.n_slots))),
         max_dead_cells=0 if shapes.retention is None else shapes.retention.max_dead_cells,
@@ -296,7 +298,7 @@ def _with_draft(loaded: LoadedRunner, beside: _Beside, draft: LlamaRunner) -> Lo
     return replace(loaded, facts=facts, draft=draft, draft_row_costs=row_costs_of(draft))
 
 
-def _model_facts(loaded: LoadedRunner, chat: ChatTemplates | Violation) -> ModelFacts:
+def _model_facts(loaded: LoadedRunner, chat: ChatTemplates | Violation, form: ChatFormat) -> ModelFacts:
     model, info = loaded.model, loaded.info
     templates = chat if isinstance(chat, ChatTemplates) else None
     return ModelFacts(
@@ -309,6 +311,7 @@ def _model_facts(loaded: LoadedRunner, chat: ChatTemplates | Violation) -> Model
         can_infill=model.infill_marks is not None,
         chat_template=templates.default.source if templates else None,
         chat_template_caps=templates.caps if templates else (),
+        chat_format=form,
     )
 
 

@@ -104,6 +104,34 @@ MarkUse = Literal["hidden", "shown", "split"]
 divide reasoning from content."""
 
 
+class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that the answer may call."""
+
+    name: str
+    place: int
+    """Its index in the request's list of tools, which errors name."""
+    parameters: str = "{}"
+    """The JSON schema of its arguments, as JSON text."""
+    is_text: bool = False
+    """True if the argument is one text and `parameters` says nothing. It is written as the argument `input`."""
+    grammar: str | None = None
+    """The grammar of the text, in Lark; None allows any text."""
+    regex: str | None = None
+    """The regular expression of the text, instead of a grammar."""
+
+
+class Tools(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls that an answer may have. They are written in the model's form (ModelFacts.chat_format)."""
+
+    tools: tuple[OfferedTool, ...]
+    """At least one. If one tool must be called, it is the only one here."""
+    is_required: bool = False
+    """True if the answer is calls and nothing else, after the reasoning. Otherwise a call is held to its form once it
+    has begun."""
+    is_parallel: bool = True
+    """False if the answer has one call at most."""
+
+
 class Submit(Frame, frozen=True, kw_only=True):
     job: JobKey
     prompt: Prompt
@@ -122,6 +150,12 @@ class Submit(Frame, frozen=True, kw_only=True):
     prediction: str = ""
     """A text that the answer will probably repeat; empty means none."""
     marks: MarkUse = "hidden"
+    tools: Tools | None = None
+    """The calls to hold to their form. Their markers are part of the text then, control tokens by their names. No
+    grammar and no regex is set beside tools; a schema may be, unless a call is required."""
+    reasoning_budget: int | None = None
+    """The most tokens of reasoning, without its markers; after them the reasoning is closed. None means no limit. Only
+    with marks "split", and without effect on a model whose reasoning is not divided by tokens."""
 
     @property
     def is_constrained(self) -> bool:
@@ -157,7 +191,15 @@ class Violation(msgspec.Struct, frozen=True, array_like=True):
     constraints."""
 
     field: Literal[
-        "prompt", "messages", "chat_template_kwargs", "tokens", "grammar", "json_schema", "regex", "prediction"
+        "prompt",
+        "messages",
+        "chat_template_kwargs",
+        "tokens",
+        "grammar",
+        "json_schema",
+        "regex",
+        "prediction",
+        "tools",
     ]
     constraint: str
     message: str

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.jobs import Frame
 from worker.wire.numerics import Numerics
 
@@ -190,6 +191,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The Jinja template in force; None if conversations cannot be answered."""
     chat_template_caps: tuple[str, ...] = ()
     """The features that the template supports: system, tools, …, and `kwargs.NAME` for each variable that it reads."""
+    chat_format: ChatFormat = HERMES
+    """The notation of reasoning and calls."""
 
     @property
     def template_keys(self) -> frozenset[str]:

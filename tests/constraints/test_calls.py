@@ -1,0 +1,296 @@
+"""What a grammar of calls allows is what the reader of its form reads, for every form and both kinds of markers."""
+
+import json
+import re
+from itertools import pairwise
+from typing import Any
+
+import jsonschema
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.chat.writing import CALLING
+from tests.chat.writing import call as call_of
+from tests.constraints.made_vocabulary import MadeVocabulary, markers_of
+from worker.chat.parse import Message, Reader, message_of
+from worker.chat.tool_grammar import constrainable
+from worker.constraints.answer import AnswerConstraint
+from worker.constraints.jobs import Constraints
+from worker.engine.channels import CONTENT, Channel, Marks, Place
+from worker.wire.chat_format import ChatFormat
+from worker.wire.jobs import JobKey, OfferedTool, Sampling, Submit, TokenId, Tools, Violation
+
+LAW = settings(max_examples=12)
+MAX_TOKENS = 600
+FORMS = {name: form for name, form in CALLING.items() if constrainable(form)}
+
+Schema = dict[str, Any]
+
+leaves: st.SearchStrategy[Schema] = st.sampled_from(
+    [
+        {"type": "string"},
+        {"type": "string", "description": "Any text."},
+        {"type": "string", "enum": ["celsius", "Fahrenheit 451", "12"]},
+        {"type": "string", "minLength": 2, "maxLength": 5},
+        {"type": "string", "pattern": "^[a-z]{2,4}$"},
+        {"type": "integer", "minimum": 0, "maximum": 99},
+        {"type": "number"},
+        {"type": "boolean"},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
+        {"type": "array", "items": {"type": "string", "maxLength": 4}, "maxItems": 2},
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        {"type": ["integer", "null"]},
+        {"type": "object", "properties": {"x": {"type": "number"}, "y": {"type": "boolean"}}, "required": ["y"]},
+        {"$ref": "#/$defs/level"},
+    ]
+)
+DEFINITIONS = {"level": {"enum": ["low", "high"]}}
+
+
+@st.composite
+def offers(draw: st.DrawFn) -> list[OfferedTool]:
+    names = draw(
+        st.lists(st.sampled_from(["get_weather", "get", "send-mail", "f2"]), min_size=1, max_size=3, unique=True)
+    )
+    made = []
+    for place, name in enumerate(names):
+        properties = draw(st.dictionaries(st.sampled_from(["city", "unit", "n", "a_b"]), leaves, max_size=3))
+        required = draw(st.lists(st.sampled_from(sorted(properties)), unique=True)) if properties else []
+        schema: Schema = {"type": "object", "properties": properties, "required": required}
+        if any("$ref" in each for each in properties.values()):
+            schema["$defs"] = DEFINITIONS
+        made.append(OfferedTool(name=name, place=place, parameters=json.dumps(schema)))
+    return made
+
+
+def constraint_of(
+    made: MadeVocabulary,
+    form: ChatFormat,
+    tools: list[OfferedTool],
+    *,
+    is_required: bool = True,
+    is_parallel: bool = True,
+) -> AnswerConstraint:
+    constraints = Constraints(
+        made.vocabulary(), give_back=lambda: None, marks=Marks.of(made.controls, made.words), form=form
+    )
+    asked = Tools(tools=tuple(tools), is_required=is_required, is_parallel=is_parallel)
+    found = constraints.constrain(
+        Submit(job=JobKey(1), prompt="", max_tokens=9, sampling=Sampling(seed=0), marks="split", tools=asked)
+    )
+    assert not isinstance(found, Violation), found.message
+    assert isinstance(found, AnswerConstraint)
+    return found
+
+
+def walk(constraint: AnswerConstraint, made: MadeVocabulary, form: ChatFormat, rng: np.random.Generator) -> list[int]:
+    """Go on by random tokens until the text is over or may end; what has become long is led to its end."""
+    said: list[int] = []
+    assert form.calls is not None
+    end, section_end = form.calls.parameter_end, form.calls.section_end
+    quote = '<|"|>' if form.calls.form == "gemma" else '"'
+    words = (end, end.strip(), quote, "}", "]", section_end.strip(), section_end, "<|end|>", ",")
+    closers = [
+        made.tokens(each) for each in dict.fromkeys(words) if each in made.controls or (each and each != "<|end|>")
+    ]
+    while len(said) < MAX_TOKENS and not constraint.is_over:
+        if run := constraint.take_forced(50):
+            said += [each.id for each in run]
+            continue
+        mask = constraint.allowed()
+        allowed = np.flatnonzero(mask) if mask is not None else np.arange(len(made.pieces) - 1)
+        assert allowed.size, made.shown(said)
+        may_end = mask is not None and bool(mask[made.ends].any())
+        if may_end and (rng.random() < 0.5 or len(said) > MAX_TOKENS // 3):
+            return said
+        tokens = [int(rng.choice(allowed))]
+        if len(said) > 30 or rng.random() < 0.3:
+            fitting = [each for each in closers if constraint.n_allowed([TokenId(t) for t in each]) == len(each)]
+            tokens = fitting[rng.integers(len(fitting))] if fitting else tokens
+        if tokens[0] in made.ends:
+            return said
+        for token in tokens:
+            constraint.accept(TokenId(token))
+            said.append(token)
+    assert constraint.is_over, made.shown(said)
+    return said
+
+
+def place_of(form: ChatFormat) -> Place:
+    """The place behind the prompt."""
+    return Place(Channel.ROLE) if form.opening == "<|start|>assistant" else CONTENT
+
+
+def read(form: ChatFormat, tools: list[OfferedTool], text: str, cuts: list[int], *, is_cut: bool = False) -> Message:
+    reader = Reader(
+        form,
+        {each.name: json.loads(each.parameters) for each in tools},
+        new_id=lambda index: f"id{index}",
+        reads_fenced=False,
+    )
+    edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    deltas = [delta for a, b in pairwise(edges) for delta in reader.push(text[a:b])]
+    return message_of([*deltas, *reader.finish(is_cut=is_cut)])
+
+
+def check(message: Message, tools: list[OfferedTool], text: str) -> None:
+    schemas = {each.name: json.loads(each.parameters) for each in tools}
+    for call in message.calls:
+        assert call.name in schemas, text
+        jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+
+
+@pytest.mark.parametrize("has_controls", [False, True], ids=["spelled", "control tokens"])
+@pytest.mark.parametrize("name", FORMS)
+@LAW
+@given(
+    tools=offers(),
+    walked=st.tuples(st.integers(0, 2**32), st.booleans()),
+    cuts=st.lists(st.integers(0, 999), max_size=5),
+)
+def test_an_answer_of_required_calls_reads_as_calls_with_valid_arguments(
+    name: str, has_controls: bool, tools: list[OfferedTool], walked: tuple[int, bool], cuts: list[int]
+) -> None:
+    seed, is_parallel = walked
+    form = FORMS[name]
+    made = MadeVocabulary(markers_of(form) if has_controls else ())
+    constraint = constraint_of(made, form, tools, is_parallel=is_parallel)
+    constraint.begin(MAX_TOKENS, place_of(form))
+    said = walk(constraint, made, form, np.random.default_rng(seed))
+    text = made.shown(said).decode(errors="replace")
+    message = read(form, tools, text, cuts)
+    assert message.calls, text
+    assert not message.content.strip(), text
+    assert is_parallel or len(message.calls) == 1
+    check(message, tools, text)
+    cut = read(form, tools, text[: cuts[0] % (len(text) + 1)] if cuts else "", cuts, is_cut=True)
+    assert len(cut.calls) <= len(message.calls)
+    for whole, part in zip(message.calls, cut.calls, strict=False):
+        assert whole.name == part.name
+        assert whole.arguments.startswith(part.arguments)
+
+
+# ── tools whose argument is a text ───────────────────────────────────────────────────────────────
+
+PATCH = """start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk // of a file
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+
+%import common.LF
+"""
+PATCHES = (
+    "*** Begin Patch\n*** Delete File: a.py\n*** End Patch",
+    '*** Begin Patch\n*** Add File: a"b\\c.py\n+\tx = "\\n"\n+\n*** End Patch\n',
+)
+NO_PATCHES = (
+    "*** Begin Patch\n*** End Patch",
+    "*** Begin Patch\n*** Delete File: \n*** End Patch",
+    '*** Begin Patch\n*** Add File: a\n-x = "1"\n*** End Patch\n',
+)
+TEXT_TOOL = OfferedTool(name="apply_patch", place=0, is_text=True, grammar=PATCH)
+
+
+def written_call(form: ChatFormat, name: str, arguments: dict[str, Any]) -> str:
+    """The call as the model writes it."""
+    assert form.calls is not None
+    if form.calls.form == "harmony":
+        return f"{form.calls.call_begin}{name}{form.calls.name_end}{json.dumps(arguments, ensure_ascii=False)}"
+    return form.calls.section_begin + call_of(form.calls, name, arguments, 0) + form.calls.section_end
+
+
+def is_call(form: ChatFormat, tool: OfferedTool, text: str) -> bool:
+    """Whether a call with this text is allowed."""
+    made = MadeVocabulary(markers_of(form))
+    constraint = constraint_of(made, form, [tool], is_parallel=False)
+    constraint.begin(MAX_TOKENS, place_of(form))
+    assert form.calls is not None
+    call = written_call(form, tool.name, {"input": text})
+    for token in made.tokens(call.removesuffix(form.calls.call_end) if form.calls.form == "harmony" else call):
+        if not constraint.n_allowed([TokenId(token)]):
+            return False
+        constraint.accept(TokenId(token))
+    return constraint.is_over
+
+
+@pytest.mark.parametrize(
+    "name", ["hermes", "harmony", "qwen3-coder", "deepseek-v3", "deepseek-v3.2", "gemma-4", "llama-3"]
+)
+def test_a_text_follows_its_grammar_in_every_form(name: str) -> None:
+    form = FORMS[name]
+    assert [is_call(form, TEXT_TOOL, text) for text in PATCHES] == [True] * len(PATCHES)
+    assert [is_call(form, TEXT_TOOL, text) for text in NO_PATCHES] == [False] * len(NO_PATCHES)
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3-coder"])
+def test_a_text_may_be_anything_or_follow_a_regular_expression(name: str) -> None:
+    form = FORMS[name]
+    free = OfferedTool(name="say", place=0, is_text=True)
+    assert all(is_call(form, free, text) for text in (*PATCHES, *NO_PATCHES, "é"))
+    dated = OfferedTool(name="say", place=0, is_text=True, regex="[0-9]{2}:[0-9]{2}")
+    assert is_call(form, dated, "12:30")
+    assert not is_call(form, dated, "12:3")
+
+
+REGEXES = ("a+b?", "[^x]{1,3}", "(ab|c.)*", r"[\"\\\\]+", r"\d\.\w?", "x|[a-c\\n]", r"\x41\u0042", "[ab]*?c")
+
+
+@settings(max_examples=200)
+@given(regex=st.sampled_from(REGEXES), text=st.text('abcxAB1.,"\\\n\té', max_size=4))
+def test_a_json_string_carries_exactly_the_texts_of_a_regular_expression(regex: str, text: str) -> None:
+    tool = OfferedTool(name="say", place=0, is_text=True, grammar=f"start: /{regex}/")
+    assert is_call(FORMS["hermes"], tool, text) == (re.fullmatch(regex, text) is not None)
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("tool", "why"),
+    [
+        ({"parameters": '{"type": "string"}'}, "the schema of its parameters must be that of an object"),
+        ({"parameters": '{"properties": {"a": {"format": "unknown"}}}'}, 'this "format" is not supported'),
+        ({"parameters": '{"properties": {"a": {"not": {"const": 1}}}}'}, '"not" cannot be enforced'),
+        ({"is_text": True, "grammar": "start: A\n%ignore B"}, "line 2 of its grammar has something"),
+        ({"is_text": True, "grammar": "a: /x/"}, "its grammar has no rule named start"),
+        ({"is_text": True, "grammar": "start: /(?=x)/"}, "a group of its regular expressions is not supported"),
+        ({"is_text": True, "regex": "(a"}, "a pattern cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("is_required", [True, False])
+def test_what_cannot_be_enforced_is_refused_by_the_tools_place(
+    tool: dict[str, Any], why: str, is_required: bool
+) -> None:
+    constraints = Constraints(MadeVocabulary().vocabulary(), give_back=lambda: None)
+    tools = (OfferedTool(name="good", place=0), OfferedTool(name="bad", place=3, **tool))
+    found = constraints.constrain(
+        Submit(
+            job=JobKey(1),
+            prompt="",
+            max_tokens=9,
+            sampling=Sampling(seed=0),
+            marks="split",
+            tools=Tools(tools=tools, is_required=is_required),
+        )
+    )
+    assert isinstance(found, Violation)
+    assert (found.field, found.constraint) == ("tools", "supported")
+    assert found.message.startswith(f"tools[3]: {why}"), found.message
+
+
+@pytest.mark.parametrize("name", [name for name in CALLING if name not in FORMS])
+def test_where_calls_have_no_grammar_they_cannot_be_required_and_are_free(name: str) -> None:
+    constraints = Constraints(MadeVocabulary().vocabulary(), give_back=lambda: None, form=CALLING[name])
+    submit = Submit(job=JobKey(1), prompt="", max_tokens=9, sampling=Sampling(seed=0), marks="split")
+    for is_required in (True, False):
+        tools = Tools(tools=(OfferedTool(name="get", place=0),), is_required=is_required)
+        found = constraints.constrain(msgspec.structs.replace(submit, tools=tools))
+        assert isinstance(found, Violation) is is_required

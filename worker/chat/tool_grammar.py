@@ -1,0 +1,595 @@
+"""A grammar of calls: all that a reader of the model's form reads as calls of the offered tools, and nothing else.
+
+Owns the way from a form (wire/chat_format.py), tools and their schemas to a grammar in llguidance's dialect of Lark.
+Knows nothing of that library's limits, nor of what it leaves unenforced in a schema: schemas come here checked. Pure;
+runs on the intake thread.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, Final, assert_never
+
+from worker.chat.text_grammar import UnreadableGrammar, rules_of
+from worker.chat.values import STRING, resolved, types_of
+from worker.wire.chat_format import CallFormat, ChatFormat
+
+Schema = Mapping[str, Any]
+
+HEAD: Final = "%llguidance {}\n"
+_ID: Final = "/[a-zA-Z0-9]{9}/"
+"""Mistral's ids have nine letters and digits; no other form asks for less."""
+_NUMBER: Final = "/[0-9]{1,3}/"
+_NOTES: Final = frozenset(
+    {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$comment", "$id"}
+)
+"""Keywords that say nothing of an instance."""
+_DEFINITIONS: Final = ("$defs", "definitions")
+OPTIONS: Final = "x-guidance"
+"""The member of a schema that has the library's options."""
+_TEXT: Final = "/(?s:.*)/"
+_NOTHING: Final = '""'
+_NOT_IN_THIS_FORM: Final = "its arguments cannot be enforced in this model's form of calls"
+_QUOTE: Final = '<|"|>'
+"""Gemma's quotation mark."""
+_MAX_DEPTH: Final = 16
+
+
+class Inexpressible(ValueError):
+    """The form has no grammar for this tool. The message is the end of a sentence and quotes no value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """The markers of a vocabulary that are control tokens; all other text is spelled."""
+
+    controls: Mapping[str, int]
+    ends: Collection[int]
+    """The tokens that end an answer. A call that such a token closes is the last one."""
+
+    def parts(self, text: str) -> Iterator[str | int]:
+        """Yield the texts and the control tokens of a marker, in order."""
+        names = sorted((name for name in self.controls if name and name in text), key=len, reverse=True)
+        if not names:
+            yield from [text] if text else []
+            return
+        for part in re.split(f"({'|'.join(map(re.escape, names))})", text):
+            if part:
+                yield self.controls.get(part, part)
+
+    def before_end(self, text: str) -> tuple[str, bool]:
+        """Return the marker up to its first token that ends an answer, and whether there is one."""
+        kept = ""
+        names = {token: name for name, token in self.controls.items()}
+        for part in self.parts(text):
+            if isinstance(part, int) and part in self.ends:
+                return kept, True
+            kept += names[part] if isinstance(part, int) else part
+        return text, False
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that may be called, with a schema of its arguments that can be enforced."""
+
+    name: str
+    schema: Schema
+    text: str | None = None
+    """The Lark rules of its only argument, if that is a text. The first rule is `start`."""
+
+
+def grammar_of_answer(
+    form: CallFormat, tools: Seq[Tool], markers: Markers, *, is_parallel: bool, otherwise: str | None = None
+) -> str:
+    """The grammar of an answer that is calls and nothing else, or what `otherwise` says, which is the right side of a
+    rule. Reasoning is not part of it. Raises: Inexpressible.
+    """
+    writer = _Writer(form, markers)
+    calls = writer.calls(tools, is_parallel=is_parallel)
+    if form.form == "harmony" and "<|channel|>" in markers.controls:
+        calls = _joined(writer.often(HARMONY_THOUGHTS), f"({calls})")
+    return writer.grammar(calls if otherwise is None else f"{calls} | {otherwise}")
+
+
+def grammar_of_call(form: CallFormat, tools: Seq[Tool], markers: Markers, *, is_parallel: bool) -> str:
+    """The grammar of one call from one of its `begins_of` on, or of all calls in their section. Raises:
+    Inexpressible."""
+    writer = _Writer(form, markers)
+    return writer.grammar(writer.begun_calls(tools, is_parallel=is_parallel))
+
+
+def grammar_of_marker(before: str, marker: str, markers: Markers) -> str:
+    """The grammar of a marker, and of another one before it, which may be repeated or missing."""
+    writer = _Writer(CallFormat(form="harmony"), markers)
+    return writer.grammar(_joined(writer.often(before), writer.marker(marker)))
+
+
+def begins_of(form: CallFormat, tools: Seq[Tool], markers: Markers) -> tuple[str, ...]:
+    """The texts with which a call begins, each as short as a call can be told from other text.
+
+    If calls have no marker, they begin with the name of an offered tool in its place.
+    """
+    if form.form == "harmony":
+        return tuple(header + _recipient(form, "") for header in _HARMONY_HEADERS)
+    wholes = [form.section_begin, form.call_begin, *_shortened(form)]
+    begins = [_first_part(whole.strip(), markers) for whole in wholes if whole.strip()]
+    return tuple(dict.fromkeys(begins)) or tuple(begin for tool in tools for begin in _bare_begins(form, tool.name))
+
+
+def constrainable(form: ChatFormat) -> CallFormat | None:
+    """The form of calls, if there is one and it has a grammar."""
+    calls = form.calls
+    if calls is None or calls.form == "nested":
+        return None
+    has_own_headers = calls.form == "harmony" and bool(calls.parameter_begin)
+    is_begun_by_prompt = calls.form != "harmony" and bool(form.opening)
+    return None if has_own_headers or is_begun_by_prompt else calls
+
+
+def has_marker(form: CallFormat) -> bool:
+    """True if a call begins with a marker, so that it may begin anywhere."""
+    return form.form == "harmony" or bool((form.section_begin or form.call_begin).strip())
+
+
+HARMONY_THOUGHTS: Final = "<|channel|>analysis<|message|><|start|>assistant"
+"""The markers of a message before the one that is wanted, without its text and the marker behind it. There may be
+several."""
+_MAX_THOUGHTS: Final = 3
+_HARMONY_HEADERS: Final = ("<|channel|>commentary", "<|channel|>analysis", "<|start|>assistant", "")
+
+
+def _recipient(form: CallFormat, name: str) -> str:
+    return f" to={form.name_prefix or 'functions.'}{name}"
+
+
+def _shortened(form: CallFormat) -> list[str]:
+    """The beginnings of a call without what models leave out."""
+    return [form.call_begin.removeprefix(each).lstrip() for each in form.skippable if form.call_begin.startswith(each)]
+
+
+def _first_part(marker: str, markers: Markers) -> str:
+    """A marker up to the end of its first control token or line."""
+    first = next(markers.parts(marker))
+    if isinstance(first, int):
+        return next(name for name, token in markers.controls.items() if token == first and marker.startswith(name))
+    line = first.partition("\n")[0]
+    return line if _LOOKS_LIKE_A_MARKER.search(line) else first
+
+
+_LOOKS_LIKE_A_MARKER: Final = re.compile(r"[<\[|\]>]")
+"""A line without any of these may begin any text."""
+
+
+def _bare_begins(form: CallFormat, name: str) -> Iterator[str]:
+    if form.form == "object":
+        key, value = (form.name_key, name) if form.name_key else (name, None)
+        for space in (" ", ""):
+            yield f"{{{literal(key)}:{space}{'' if value is None else literal(value)}"
+    else:
+        yield f"{form.name_prefix}{name}{form.name_end.strip()}"
+
+
+def _part(part: str | int) -> str:
+    return f"<[{part}]>" if isinstance(part, int) else literal(part)
+
+
+def literal(text: str) -> str:
+    """A text as Lark writes it."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+class _Writer:
+    """Writes the rules of one grammar."""
+
+    def __init__(self, form: CallFormat, markers: Markers) -> None:
+        self._form = form
+        self._markers = markers
+        self._rules: dict[str, str] = {}
+        self._is_begun = False
+        """True if the model has begun the call in a way of its own."""
+
+    def grammar(self, start: str) -> str:
+        return HEAD + "".join(f"{name}: {right}\n" for name, right in {"start": start, **self._rules}.items())
+
+    def rule(self, name: str, right: str) -> str:
+        """Define a rule with a name of its own."""
+        name = f"{name}_{len(self._rules)}"
+        self._rules[name] = right
+        return name
+
+    def marker(self, text: str) -> str:
+        """A marker as Lark writes it; nothing if it is empty."""
+        return " ".join(map(_part, self._markers.parts(text)))
+
+    def often(self, text: str) -> str:
+        """A marker that may be missing, or be repeated a few times."""
+        return f"({self.marker(text)}){{0,{_MAX_THOUGHTS}}}"
+
+    # ── calls ────────────────────────────────────────────────────────────────────────────────────
+
+    def calls(self, tools: Seq[Tool], *, is_parallel: bool) -> str:
+        """All calls of an answer, in their section."""
+        form = self._form
+        call_end, is_last = self._markers.before_end(form.call_end)
+        section_end, _ = self._markers.before_end(form.section_end)
+        between, is_split = self._markers.before_end(form.between)
+        one = self._one(tools, form.call_begin, call_end)
+        if is_parallel and not is_last and not is_split and form.form != "harmony":
+            one = _joined(one, f"({_joined(self.marker(between), one)})*")
+        return _joined(self.marker(form.section_begin.lstrip()), one, "" if is_last else self.marker(section_end))
+
+    def begun_calls(self, tools: Seq[Tool], *, is_parallel: bool) -> str:
+        """One call in each of the ways in which it may begin, or all calls in their section."""
+        self._is_begun = True
+        form = self._form
+        call_end, _ = self._markers.before_end(form.call_end)
+        ways = [self._one(tools, begin.lstrip(), call_end) for begin in (form.call_begin, *_shortened(form))]
+        if form.section_begin:
+            ways.append(self.calls(tools, is_parallel=is_parallel))
+        return f"({' | '.join(ways)})"
+
+    def _one(self, tools: Seq[Tool], begin: str, call_end: str) -> str:
+        bodies = [self.rule("tool", self._body(tool)) for tool in tools]
+        if self._form.form == "harmony":
+            # The header has the name, and the token behind the call ends the answer.
+            begin = call_end = ""
+        return self.rule("call", _joined(self.marker(begin), f"({' | '.join(bodies)})", self.marker(call_end)))
+
+    def _body(self, tool: Tool) -> str:
+        """A call between its markers."""
+        match self._form.form:
+            case "object":
+                return self._object(tool)
+            case "named":
+                return _joined(self._name(tool), self._json_of(tool))
+            case "tagged":
+                return _joined(self._name(tool), self._parameters(tool))
+            case "harmony":
+                return self._harmony(tool)
+            case "python":
+                return self._python(tool)
+            case "gemma":
+                return _joined(self.marker(tool.name), self._gemma(tool))
+            case "nested":
+                raise Inexpressible(_NOT_IN_THIS_FORM)
+            case _:
+                assert_never(self._form.form)
+
+    def _object(self, tool: Tool) -> str:
+        form, arguments = self._form, self._json_of(tool)
+        name = json.dumps(tool.name, ensure_ascii=False)
+        if not form.name_key:
+            return _joined(self._json_text(f"{{{name}: "), arguments, literal("}"))
+        named = f'"{form.name_key}": {name}, "{form.arguments_key}": '
+        if not form.id_key:
+            return _joined(self._json_text("{" + named), arguments, literal("}"))
+        if form.id_key == "id":
+            return _joined(literal("{" + named), arguments, literal(', "id": "'), _ID, literal('"}'))
+        return _joined(literal(f'{{"{form.id_key}": "'), _NUMBER, literal(f'", {named}'), arguments, literal("}"))
+
+    def _json_text(self, text: str) -> str:
+        """JSON before the arguments. Without a marker the model has begun it, with spaces or without."""
+        if has_marker(self._form):
+            return literal(text)
+        return _joined(*(literal(part) if part != " " else '" "?' for part in re.split("(?<=[:,])( )", text) if part))
+
+    def _name(self, tool: Tool) -> str:
+        form = self._form
+        return _joined(
+            *((_ID, self.marker(form.id_end)) if form.id_end else ()),
+            self.marker(form.name_prefix + tool.name),
+            *((self.marker(form.index_begin), _NUMBER) if form.index_begin else ()),
+            *((self.marker(form.id_begin), _ID) if form.id_begin else ()),
+            self.marker(form.name_end),
+        )
+
+    def _harmony(self, tool: Tool) -> str:
+        """A message to a tool, whose recipient stands in the header, or in the role before it."""
+        recipient = literal(_recipient(self._form, tool.name))
+        channel, role = self.marker("<|channel|>"), self.marker("<|start|>assistant")
+        kind = self.marker("<|constrain|>") if "<|constrain|>" in self._markers.controls else ""
+        after = _joined('" "', kind, '"json"', self.marker("<|message|>"), self._json_of(tool))
+        if not self._is_begun:
+            return _joined(channel, literal("commentary"), recipient, after)
+        in_header = _joined(channel, '("commentary" | "analysis")', recipient)
+        in_role = _joined(f"({role})?", recipient, channel, literal("commentary"))
+        return _joined(f"({in_header} | {in_role})", after)
+
+    def _json_of(self, tool: Tool) -> str:
+        """The arguments as a JSON object."""
+        if tool.text is not None:
+            (name,) = tool.schema["properties"]
+            return _joined(literal(f'{{"{name}": "'), self._text_of(tool.text, in_json=True), literal('"}'))
+        return self.rule("arguments", f"%json {json.dumps(tool.schema)}")
+
+    def _text_of(self, lark: str, *, in_json: bool) -> str:
+        """The rules of a text."""
+        try:
+            start, rules = rules_of(lark, f"t{len(self._rules)}", in_json=in_json)
+        except UnreadableGrammar as error:
+            raise Inexpressible(str(error)) from error
+        self._rules |= rules
+        return start
+
+    # ── Python and Gemma ─────────────────────────────────────────────────────────────────────────
+
+    def _python(self, tool: Tool) -> str:
+        """A call with keyword arguments, whose values are JSON: readers of Python know its words."""
+        members, required = _members(tool.schema)
+        if tool.text is not None:
+            (name,) = members
+            text = self._text_of(tool.text, in_json=True)
+            return _joined(literal(f'{tool.name}({name}="'), text, literal('")'))
+        arguments = [
+            (
+                _joined(literal(f"{name}="), self.rule("value", f"%json {json.dumps(_alone(schema, tool.schema))}")),
+                name in required,
+            )
+            for name, schema in members.items()
+        ]
+        return _joined(literal(f"{tool.name}("), self._listed(arguments, ", "), literal(")"))
+
+    def _gemma(self, tool: Tool) -> str:
+        if tool.text is not None:
+            (name,) = tool.schema["properties"]
+            text = self._text_of(tool.text, in_json=False)
+            return _joined(literal(f"{{{name}:"), self.marker(_QUOTE), text, self.marker(_QUOTE), literal("}"))
+        return self._gemma_object(tool.schema, tool.schema, 0)
+
+    def _gemma_object(self, schema: Schema, root: Schema, depth: int) -> str:
+        members, required = _members(schema)
+        pairs = [
+            (_joined(literal(f"{name}:"), self._gemma_value(part, root, depth + 1)), name in required)
+            for name, part in members.items()
+        ]
+        return _joined(literal("{"), self._listed(pairs, ","), literal("}"))
+
+    def _gemma_value(self, schema: object, root: Schema, depth: int) -> str:
+        """The notation has no way to write what a schema does not say."""
+        schema = resolved(schema, root)
+        if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+            raise Inexpressible(_NOT_IN_THIS_FORM)
+        if (texts := texts_of(schema, root)) is not None:
+            return _joined(self.marker(_QUOTE), self._gemma_text(texts))
+        if choices := _branches(schema):
+            return f"({' | '.join(self._gemma_value(each, root, depth + 1) for each in choices)})"
+        kinds = types_of(schema, root)
+        match [*kinds]:
+            case ["object"]:
+                return self._gemma_object(schema, root, depth)
+            case ["array"] if not schema.keys() - {"type", "items", "minItems", "maxItems", *_NOTES}:
+                item = self.rule("item", self._gemma_value(schema.get("items"), root, depth + 1))
+                return _joined(literal("["), _repeated(item, schema), literal("]"))
+            case [_, *_] if not kinds & {"object", "array", "string"}:
+                return self.rule("value", f"%json {json.dumps(_alone(schema, root))}")
+        raise Inexpressible(_NOT_IN_THIS_FORM)
+
+    def _gemma_text(self, texts: Seq["Text"]) -> str:
+        ends = [self._text(text, _QUOTE) for text in texts]
+        return f"({' | '.join(ends)})" if len(ends) > 1 else ends[0]
+
+    def _listed(self, items: Seq[tuple[str, bool]], separator: str) -> str:
+        """Items in their order with a separator between them; the flag says that an item must be there."""
+        first = behind = ""
+        for item, is_needed in reversed(items):
+            rule = self.rule("item", item)
+            alone, begun = _joined(rule, behind), _joined(literal(separator), rule, behind)
+            first = alone if is_needed else self.rule("list", f"{alone} | {first or _NOTHING}")
+            behind = begun if is_needed else self.rule("list", f"{begun} | {behind or _NOTHING}")
+        return first
+
+    # ── tagged arguments ─────────────────────────────────────────────────────────────────────────
+
+    def _parameters(self, tool: Tool) -> str:
+        properties, required = _members(tool.schema)
+        if tool.text is not None:
+            (name,) = properties
+            begin = self.marker(self._form.parameter_begin + name + self._form.parameter_name_end)
+            text = self._text_of(tool.text, in_json=False)
+            return _joined(begin, self._mark("string"), text, self.marker(self._form.parameter_end))
+        parts = []
+        for name, schema in properties.items():
+            rule = self.rule("parameter", self._parameter(name, schema, tool.schema))
+            parts.append(rule if name in required else f"{rule}?")
+        return _joined(*parts)
+
+    def _parameter(self, name: str, schema: object, root: Schema) -> str:
+        form = self._form
+        begin = self.marker(form.parameter_begin + name + form.parameter_name_end)
+        values: list[str] = []
+        for kind, part in self._kinds(schema, root):
+            texts = texts_of(part, root)
+            if texts is None:
+                values.append(self._json_value(kind, part, root))
+            else:
+                values += [_joined(self._mark(kind), self._text(text, form.parameter_end)) for text in texts]
+        return _joined(begin, f"({' | '.join(values)})" if len(values) > 1 else values[0])
+
+    def _json_value(self, kind: str, schema: object, root: Schema) -> str:
+        value = self.rule("value", f"%json {json.dumps(_alone(schema, root))}")
+        return _joined(self._mark(kind), value, self.marker(self._form.parameter_end))
+
+    def _kinds(self, schema: object, root: Schema) -> Iterator[tuple[str, object]]:
+        """Yield the parts of a schema that have different marks, each with its type."""
+        types = types_of(schema, root)
+        if self._form.values == "schema" or len(types) == 1 or types == {"integer", "number"}:
+            yield next((kind for kind in types if kind != "integer"), "number"), schema
+            return
+        found = resolved(schema, root)
+        if isinstance(found, dict) and (branches := _branches(found)):
+            for branch in branches:
+                yield from self._kinds(branch, root)
+        elif isinstance(found, dict) and "type" in found:
+            for kind in sorted(types):
+                yield "number" if kind == "integer" else kind, {**found, "type": kind}
+        else:
+            raise Inexpressible(_NOT_IN_THIS_FORM)
+
+    def _mark(self, kind: str) -> str:
+        match self._form.values:
+            case "schema":
+                return ""
+            case "is_string":
+                return self.marker(("true" if kind == "string" else "false") + self._form.mark_end)
+            case _:
+                return self.marker(kind + self._form.mark_end)
+
+    def _text(self, text: "Text", end: str) -> str:
+        """A text up to the marker behind it."""
+        if text.choices is not None:
+            choices = " | ".join(literal(each) for each in text.choices)
+            return _joined(f"({choices})", self.marker(end))
+        first = next(self._markers.parts(end.lstrip()), "")
+        if isinstance(first, str) and text.is_any:
+            shown = first.rstrip()
+            name = self.rule("text", _TEXT)
+            self._rules[f"{name}[suffix={literal(shown)}]"] = self._rules.pop(name)
+            return _joined(name, self.marker(end.lstrip()[len(shown) :]))
+        # The reader sees names of control tokens, so a text must not spell them. What is spelled of the marker is part
+        # of the terminal, so that the text does not take it for its own.
+        parts = list(self._markers.parts(end))
+        n_spelled = next((place for place, part in enumerate(parts) if isinstance(part, int)), len(parts))
+        spelled = "".join(str(part) for part in parts[:n_spelled])
+        without = f"~/(?s:.*){_regex(end.strip())}(?s:.*)/"
+        whole = _joined(f"({text.lark()} & {without})", literal(spelled) if spelled else "")
+        return _joined(self._terminal(whole), *map(_part, parts[n_spelled:]))
+
+    def _terminal(self, right: str) -> str:
+        name = f"TEXT_{len(self._rules)}"
+        self._rules[name] = right
+        return name
+
+
+def _joined(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
+
+
+def _repeated(item: str, schema: Schema) -> str:
+    """Items of a list with commas between them."""
+    least, most = schema.get("minItems", 0), schema.get("maxItems")
+    if most == 0:
+        return ""
+    further = f'("," {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
+    whole = item if most == 1 else f"{item} {further}"
+    return whole if least else f"({whole})?"
+
+
+# ── schemas ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _members(schema: Schema) -> tuple[Mapping[str, Any], Collection[str]]:
+    """The properties of an object, and the names of those that it must have."""
+    known = {"type", "properties", "required", "additionalProperties", OPTIONS, *_DEFINITIONS, *_NOTES}
+    if other := sorted(schema.keys() - known):
+        raise Inexpressible(
+            f"{', '.join(map(json.dumps, other))} cannot be enforced in this model's form of calls (at #)"
+        )
+    properties = schema.get("properties", {})
+    required = schema.get("required", [])
+    return {**properties, **{name: {} for name in required if name not in properties}}, required
+
+
+def _alone(schema: object, root: Schema) -> Any:
+    """The schema of a property as a document of its own."""
+    kept = {key: root[key] for key in (*_DEFINITIONS, OPTIONS) if key in root}
+    if not isinstance(schema, dict):
+        return kept if schema is not False else {**kept, "not": {}}
+    if (reference := schema.get("$ref")) is not None and not str(reference).startswith(
+        tuple(f"#/{key}/" for key in _DEFINITIONS)
+    ):
+        raise Inexpressible('a "$ref" to a place outside of "$defs" cannot be enforced in this model\'s form of calls')
+    return {**kept, **schema}
+
+
+def _branches(schema: Schema) -> list[object]:
+    for key in ("anyOf", "oneOf"):
+        if key in schema and not schema.keys() - {key, *_NOTES}:
+            return list(schema[key])
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The texts that a string may be."""
+
+    choices: tuple[str, ...] | None = None
+    min_length: int = 0
+    max_length: int | None = None
+    pattern: str | None = None
+    """A regular expression of the whole text."""
+
+    @property
+    def is_any(self) -> bool:
+        return self == Text()
+
+    def lark(self) -> str:
+        """The right side of a terminal."""
+        parts = [f"/{_slashed(self.pattern)}/"] if self.pattern is not None else []
+        if self.min_length or self.max_length is not None:
+            parts.append(f"/(?s:.{{{self.min_length},{'' if self.max_length is None else self.max_length}}})/")
+        return " & ".join(parts) or _TEXT
+
+
+_STRING_WORDS: Final = {"type", "minLength", "maxLength", "pattern", "format", "enum", "const"}
+
+
+def texts_of(schema: object, root: Schema) -> list[Text] | None:
+    """The texts of a schema whose instances are all strings; None for any other. Formats are notes here.
+
+    Raises: Inexpressible.
+    """
+    if types_of(schema, root) != STRING:
+        return None
+    schema = resolved(schema, root)
+    assert isinstance(schema, dict), "it says that it is a string"
+    if branches := _branches(schema):
+        return [text for each in branches for text in texts_of(each, root) or []]
+    if other := sorted(schema.keys() - {*_STRING_WORDS, *_NOTES, *_DEFINITIONS, OPTIONS}):
+        raise Inexpressible(f"{', '.join(map(json.dumps, other))} cannot be enforced in this model's form of calls")
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if choices is not None:
+        return [Text(choices=tuple(each for each in choices if isinstance(each, str)))]
+    pattern = schema.get("pattern")
+    return [
+        Text(
+            None,
+            schema.get("minLength", 0),
+            schema.get("maxLength"),
+            None if pattern is None else _whole(pattern),
+        )
+    ]
+
+
+def _whole(pattern: str) -> str:
+    """A regular expression of the whole text that a pattern of JSON schema finds something in."""
+    begin, end = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
+    if (begin or end) and _has_choice(pattern):
+        raise Inexpressible(
+            'a "pattern" with a choice between anchors cannot be enforced in this model\'s form of calls'
+        )
+    inner = pattern[begin : len(pattern) - end]
+    return f"{'' if begin else '(?s:.*)'}(?:{inner}){'' if end else '(?s:.*)'}"
+
+
+def _has_choice(pattern: str) -> bool:
+    """True if a `|` stands outside of parentheses and sets."""
+    depth = 0
+    for part in re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|]", pattern, re.DOTALL):
+        depth += (part == "(") - (part == ")")
+        if part == "|" and depth == 0:
+            return True
+    return False
+
+
+def _regex(text: str) -> str:
+    """A regular expression of one text, as it stands between slashes."""
+    return "".join(rf"\x{{{ord(c):x}}}" for c in text)
+
+
+def _slashed(pattern: str) -> str:
+    """A regular expression as it stands between slashes."""
+    return re.sub(
+        r"\\.|/|\n", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern, flags=re.DOTALL
+    )

@@ -1,0 +1,326 @@
+"""A constraint on parts of an answer: what is free, where it begins, and how far the reasoning may go.
+
+Owns the way of an answer through its places: reasoning is free, a whole answer is constrained behind it, a call from
+its beginning on; and the budget of the reasoning. Knows nothing of forms or grammars: the constraints of the parts come
+compiled. All that it decides depends on the tokens alone. Used on the step thread.
+"""
+
+from collections.abc import Sequence as Seq
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from worker.constraints.constraint import Constraint, Mask
+from worker.constraints.vocabulary import SPECIAL, Tokens
+from worker.engine.channels import CONTENT, Channel, Marks, Place, Turn
+from worker.engine.step import Token
+from worker.wire.jobs import TokenId
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A text that begins a call: control tokens, and texts between them."""
+
+    parts: tuple[str | int, ...]
+
+    def encoded(self, tokens: Tokens) -> bytes:
+        """The bytes that are looked for. A control token's name stands behind a byte that no text has."""
+        return b"".join(part.encode() if isinstance(part, str) else SPECIAL + tokens.name(part) for part in self.parts)
+
+    def spelled(self, rest: bytes, tokens: Tokens) -> list[int]:
+        """The tokens of the text and the bytes behind it; empty if they cannot be spelled."""
+        found: list[int] = []
+        for place, part in enumerate(self.parts):
+            if isinstance(part, int):
+                found.append(part)
+                continue
+            data = part.encode() + (rest if place == len(self.parts) - 1 else b"")
+            spelled = tokens.spelled(data)
+            if not spelled:
+                return []
+            found += spelled
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What holds from a call's beginning on."""
+
+    call: Constraint
+    """At its beginning. Each call follows a copy."""
+    begins: tuple[Begin, ...]
+    is_parallel: bool
+    """True if other text and other calls may come behind a call."""
+    is_anywhere: bool = True
+    """False if a call can only begin the answer."""
+    is_headed: bool = False
+    """True if a call begins in a header or a role."""
+
+
+class _Point(NamedTuple):
+    """A point between two tokens."""
+
+    place: Place
+    current: int | None = None
+    """The number of the constraint that is followed; None if the text is free."""
+    n_followed: int = 0
+    """The number of tokens that this one has had."""
+    n_made: int = 0
+    """The number of constraints that have been followed, this one included."""
+    tail: bytes | None = b""
+    """The last bytes of free text, in which a call may have begun; None if none can begin any more."""
+    n_reasoning: int = 0
+    has_reasoned: bool = False
+    is_over: bool = False
+
+
+class AnswerConstraint:
+    """The constraint of one answer, at one point. It masks nothing while the text is free."""
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        marks: Marks,
+        *,
+        whole: Seq[Constraint] = (),
+        calls: Calls | None = None,
+        budget: int | None = None,
+    ) -> None:
+        """`whole` are the constraints of the answer without its reasoning, one after the other; `calls` those of calls
+        in a free answer. `budget` is the most tokens of reasoning.
+        """
+        self._tokens = tokens
+        self._marks = marks
+        self._is_whole = bool(whole)
+        self._followed = [*whole]
+        self._n_had = [0] * len(whole)
+        """The number of tokens that each has had."""
+        self._calls = calls
+        self._begins = [(each, each.encoded(tokens)) for each in calls.begins] if calls is not None else []
+        self._n_tail = max((len(data) - 1 for _, data in self._begins), default=0)
+        self._budget = budget
+        self._openers = [token for token, turn in marks.turns.items() if turn in {Turn.THINK, Turn.NAME_LINE}]
+        self._n_most = 0
+        self._is_given_up = False
+        """True if calls are not followed any more, because that was too costly."""
+        self._points = [_Point(CONTENT)]
+
+    def begin(self, n_tokens: int, place: Place) -> None:
+        """Begin at a place, with at most `n_tokens` to come. This is called once, before the first token."""
+        self._n_most = n_tokens
+        self._points = [_Point(place, current=0 if self._is_whole else None, n_made=len(self._followed))]
+
+    # ── the next token ───────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_masking(self) -> bool:
+        """True if the next token is drawn under a mask."""
+        point = self._points[-1]
+        return point.is_over or (point.current is not None and not _is_free(point.place))
+
+    def allowed(self) -> Mask | None:
+        """bool[n_vocab], as `Constraint.allowed`; None if any token may come. Raises: ValueError as there."""
+        if not self.is_masking:
+            return None
+        point = self._points[-1]
+        if point.current is None:
+            mask: Mask = np.zeros(self._tokens.n_vocab, np.bool_)
+            mask[self._tokens.own_ends] = True
+            return mask
+        if self._is_whole:
+            mask = self._current(point, point.current).allowed()
+            mask[self._openers_at(point)] = True
+            return mask
+        try:
+            return self._followed[point.current].allowed()
+        except ValueError:
+            # A free answer goes on: what cannot be read as a call is content.
+            self._is_given_up = True
+            self._points[-1] = point._replace(current=None, tail=None)
+            return None
+
+    def settled(self, token: TokenId) -> TokenId:
+        """The token to go on by, where this one was drawn: no whole answer ends inside its reasoning, and one in JSON
+        ends in time.
+        """
+        point = self._points[-1]
+        if _is_free(point.place):
+            must_go_on = self._is_whole and token in self._tokens.own_ends
+            return point.place.closer if must_go_on and point.place.closer is not None else token
+        if point.current is None or token in self._openers_at(point):
+            return token
+        return self._current(point, point.current).settled(token)
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next, as `Constraint.forced`."""
+        point = self._points[-1]
+        if _is_free(point.place):
+            return self._closing(point)
+        if point.current is None or self._openers_at(point):
+            return []
+        return self._current(point, point.current).forced()
+
+    def _current(self, point: _Point, number: int) -> Constraint:
+        """The constraint that is followed, which knows how many tokens it may have."""
+        current = self._followed[number]
+        if point.n_followed == 0:
+            current.begin(self._n_most - (len(self._points) - 1))
+        return current
+
+    def take_forced(self, n_enough: int) -> list[Token]:
+        """Continue by the tokens that must come next, and return them; the search ends at `n_enough`."""
+        run: list[Token] = []
+        while len(run) < n_enough and (tokens := self.forced()):
+            for token in tokens:
+                run.append(Token(TokenId(token), self._tokens.piece(token)))
+                self.accept(TokenId(token))
+                if not self.is_masking:
+                    # What is forced behind it comes after free text.
+                    break
+        return run
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing but an end may follow."""
+        return self._points[-1].is_over
+
+    def n_allowed(self, tokens: Seq[TokenId]) -> int:
+        """Return how many of the tokens, from the first on, may continue the text."""
+        n_allowed = 0
+        for token in tokens:
+            if not self._may_come(token):
+                break
+            self.accept(token)
+            n_allowed += 1
+        self.take_back(n_allowed)
+        return n_allowed
+
+    def _may_come(self, token: TokenId) -> bool:
+        point = self._points[-1]
+        if point.is_over:
+            return False
+        if _is_free(point.place):
+            closing = self._closing(point)
+            return not closing or closing[0] == token
+        if point.current is None or token in self._openers_at(point):
+            return True
+        return self._followed[point.current].n_allowed([token]) == 1
+
+    def _closing(self, point: _Point) -> list[int]:
+        """The token that closes the reasoning, if it is used up."""
+        is_used_up = self._budget is not None and point.n_reasoning >= self._budget
+        is_reasoning = point.place.channel is Channel.REASONING
+        return [point.place.closer] if is_used_up and is_reasoning and point.place.closer is not None else []
+
+    def _openers_at(self, point: _Point) -> list[TokenId]:
+        """The tokens that open the reasoning, if a whole answer may begin with it here."""
+        is_at_begin = self._is_whole and point.current == 0 and point.n_followed == 0
+        return self._openers if is_at_begin and not point.has_reasoned and self._budget != 0 else []
+
+    # ── going on and back ────────────────────────────────────────────────────────────────────────
+
+    def accept(self, token: TokenId) -> None:
+        """Go on by a token that is allowed."""
+        self._points.append(self._after(self._points[-1], token))
+
+    def take_back(self, n_tokens: int) -> None:
+        """Undo the last `n` tokens."""
+        if not n_tokens:
+            return
+        del self._points[-n_tokens:]
+        point = self._points[-1]
+        for constraint in self._followed[point.n_made :]:
+            constraint.close()
+        del self._followed[point.n_made :], self._n_had[point.n_made :]
+        if point.current is None:
+            return
+        for number in range(point.current, point.n_made):
+            n_kept = point.n_followed if number == point.current else 0
+            if self._n_had[number] > n_kept:
+                self._followed[number].take_back(self._n_had[number] - n_kept)
+                self._n_had[number] = n_kept
+
+    def close(self) -> None:
+        """Free the matchers. Idempotent."""
+        for each in self._followed:
+            each.close()
+        if self._calls is not None:
+            self._calls.call.close()
+
+    def _after(self, point: _Point, token: TokenId) -> _Point:
+        piece = self._tokens.piece(token)
+        place = self._marks.after(point.place, token, piece)
+        is_ended = _is_free(point.place) and token in self._marks.enders
+        if is_ended and point.current is not None and not self._followed[point.current].n_allowed([token]):
+            is_ended, place = False, point.place
+        if _is_free(point.place) and not is_ended:
+            is_still = place.channel is Channel.REASONING and point.place.channel is Channel.REASONING
+            return point._replace(place=place, tail=b"", n_reasoning=point.n_reasoning + is_still, has_reasoned=True)
+        if point.current is not None and token not in self._openers_at(point):
+            return self._followed_by(point._replace(place=place), [token])
+        if self._begins and point.tail is not None and not self._is_given_up and not _is_free(place):
+            return self._watched(point._replace(place=place), piece or SPECIAL + self._tokens.name(token))
+        return point._replace(place=place)
+
+    def _followed_by(self, point: _Point, tokens: list[int]) -> _Point:
+        number = point.current
+        assert number is not None
+        current = self._followed[number]
+        for token in tokens:
+            current.accept(TokenId(token))
+        self._n_had[number] += len(tokens)
+        point = point._replace(n_followed=point.n_followed + len(tokens))
+        if not current.is_over:
+            return point
+        if self._is_whole and number + 1 < len(self._followed):
+            return point._replace(current=number + 1, n_followed=0)
+        is_over = self._is_whole or (self._calls is not None and not self._calls.is_parallel)
+        return point._replace(current=None, n_followed=0, is_over=is_over)
+
+    # ── the beginning of a call ──────────────────────────────────────────────────────────────────
+
+    def _watched(self, point: _Point, data: bytes) -> _Point:
+        """Look for the beginning of a call at the end of the free text; follow the call if there is one."""
+        assert self._calls is not None
+        assert point.tail is not None
+        text = point.tail + data
+        if not self._calls.is_anywhere:
+            text = text.lstrip()
+        if not self._calls.is_headed or point.place.channel in (Channel.HEADER, Channel.ROLE):
+            found = [
+                (at, begin, at + len(word)) for begin, word in self._begins if (at := self._found(text, word)) >= 0
+            ]
+            for _, begin, end in sorted(found, key=lambda each: each[0]):
+                with suppress(_NoCall):
+                    return self._begun(point, begin.spelled(text[end:], self._tokens))
+        if not self._calls.is_anywhere:
+            can_begin = any(word.startswith(text) for _, word in self._begins)
+            return point._replace(tail=text if can_begin else None)
+        return point._replace(tail=text[max(0, len(text) - self._n_tail) :])
+
+    def _found(self, text: bytes, word: bytes) -> int:
+        assert self._calls is not None
+        return text.find(word) if self._calls.is_anywhere else (0 if text.startswith(word) else -1)
+
+    def _begun(self, point: _Point, tokens: list[int]) -> _Point:
+        """Follow a call whose first tokens are these. Raises: _NoCall."""
+        assert self._calls is not None
+        constraint = self._calls.call.copy()
+        if not tokens or constraint.n_allowed([TokenId(token) for token in tokens]) < len(tokens):
+            constraint.close()
+            raise _NoCall
+        self._followed.append(constraint)
+        self._n_had.append(0)
+        number = len(self._followed) - 1
+        return self._followed_by(point._replace(current=number, n_followed=0, n_made=number + 1, tail=b""), tokens)
+
+
+class _NoCall(Exception):
+    """What stands behind a beginning does not fit any call."""
+
+
+def _is_free(place: Place) -> bool:
+    """True if no constraint holds at a place: in the reasoning, and in a line that names it."""
+    return place.channel is Channel.REASONING or (place.channel is Channel.HEADER and place.is_line)

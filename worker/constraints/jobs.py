@@ -1,0 +1,101 @@
+"""The constraints of one model's jobs: what a job asks for becomes a constraint, or a refusal.
+
+Owns which constraint a job has. `Constraints` is made with the model and compiles on the intake thread.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+import llguidance
+
+from worker.chat.tool_grammar import constrainable
+from worker.constraints.answer import AnswerConstraint, Calls
+from worker.constraints.calls import BadTool, CallCompiler
+from worker.constraints.closing import Closing
+from worker.constraints.constraint import UNTRIED_BYTES, Constraint, Field, Unsupported, compiled
+from worker.constraints.vocabulary import Tokens, Vocabulary
+from worker.engine.channels import NO_MARKS, Marks
+from worker.wire.chat_format import HERMES, ChatFormat
+from worker.wire.jobs import Submit, Tools, Violation
+
+AnyConstraint = Constraint | AnswerConstraint
+
+
+class Constraints:
+    """The constraints of one model, for `LoadedModel.constrain`."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        give_back: Callable[[], None],
+        marks: Marks = NO_MARKS,
+        form: ChatFormat = HERMES,
+    ) -> None:
+        """This takes some tenths of a second, because the library reads the whole vocabulary. `give_back` returns freed
+        memory to the system; it is called after a long constraint was compiled. `form` is the form of calls.
+        """
+        self._tokens = Tokens(vocabulary)
+        self._give_back = give_back
+        self._marks = marks
+        self._tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(self._tokens), n_vocab=len(self._tokens.tokens), eos_token=self._tokens.ends
+        )
+        self._calls = CallCompiler(self._tokenizer, self._tokens, marks, constrainable(form))
+
+    def constrain(self, submit: Submit) -> AnyConstraint | Violation | None:
+        """The job's constraint, which is the caller's to close, or what is wrong with the one it asks for."""
+        if submit.tools is not None:
+            return self._of_calls(submit, submit.tools)
+        asked: dict[Field, str | None] = {
+            "grammar": submit.grammar,
+            "json_schema": submit.json_schema,
+            "regex": submit.regex,
+        }
+        for field, text in asked.items():
+            if text is not None:
+                found = self._of_text(field, text)
+                return found if isinstance(found, Violation) else self._behind_reasoning(found, submit)
+        is_budgeted = submit.reasoning_budget is not None and submit.marks == "split"
+        return self._answer(submit) if is_budgeted and self._marks.closers else None
+
+    def _of_text(self, field: Field, text: str) -> Constraint | Violation:
+        tokens = self._tokens
+        try:
+            matcher = compiled(self._tokenizer, field, text, tokens.token_of)
+            is_json = field == "json_schema"
+            closing = Closing(matcher, tokens.piece, tokens.token_of_byte, tokens.eos_token_id) if is_json else None
+            return Constraint(matcher, tokens, closing)
+        except Unsupported as error:
+            return Violation(field, "supported", f"{field}: {error}")
+        finally:
+            if len(text) > UNTRIED_BYTES:
+                self._give_back()
+
+    def _behind_reasoning(self, constraint: Constraint, submit: Submit) -> AnyConstraint:
+        """The reasoning of a divided answer is free."""
+        if submit.marks != "split" or not self._marks.turns:
+            return constraint
+        head = self._calls.head()
+        return self._answer(submit, whole=[constraint] if head is None else [head, constraint])
+
+    def _of_calls(self, submit: Submit, tools: Tools) -> AnyConstraint | Violation | None:
+        try:
+            if tools.is_required or submit.json_schema is not None:
+                schema = None if tools.is_required else submit.json_schema
+                return self._answer(submit, whole=[self._calls.whole(tools, schema)])
+            calls = self._calls.sleeping(tools)
+        except BadTool as error:
+            return Violation("tools", "supported", str(error))
+        except Unsupported as error:
+            return Violation("json_schema", "supported", f"json_schema: {error}")
+        finally:
+            if sum(len(tool.parameters) for tool in tools.tools) > UNTRIED_BYTES:
+                self._give_back()
+        if calls is None and submit.reasoning_budget is None:
+            return None
+        return self._answer(submit, calls=calls)
+
+    def _answer(self, submit: Submit, *, whole: Seq[Constraint] = (), calls: Calls | None = None) -> AnswerConstraint:
+        budget = submit.reasoning_budget if submit.marks == "split" else None
+        return AnswerConstraint(self._tokens, self._marks, whole=whole, calls=calls, budget=budget)
