@@ -63,7 +63,7 @@ PROMPT = "<|im_start|>user\nWhat is the weather in Zürich?<|im_end|>\n<|im_star
 
 @dataclass(slots=True)
 class Answers:
-    """What the engine says of its jobs."""
+    """The engine's reports of its jobs."""
 
     texts: dict[JobKey, str] = field(default_factory=dict)
     ends: dict[JobKey, Finished | Failed] = field(default_factory=dict)

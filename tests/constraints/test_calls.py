@@ -24,7 +24,7 @@ from worker.wire.chat_format import ChatFormat
 from worker.wire.jobs import JobKey, OfferedTool, Sampling, Submit, TokenId, Tools, Violation
 
 LAW = settings(max_examples=12)
-MAX_TOKENS = 600
+MAX_TOKENS = 2000
 FORMS = {name: form for name, form in CALLING.items() if constrainable(form)}
 
 Schema = dict[str, Any]
@@ -104,7 +104,7 @@ def walk(constraint: AnswerConstraint, made: MadeVocabulary, form: ChatFormat, r
         allowed = np.flatnonzero(mask) if mask is not None else np.arange(len(made.pieces) - 1)
         assert allowed.size, made.shown(said)
         may_end = mask is not None and bool(mask[made.ends].any())
-        if may_end and (rng.random() < 0.5 or len(said) > MAX_TOKENS // 3):
+        if may_end and (rng.random() < 0.5 or len(said) > 100):
             return said
         tokens = [int(rng.choice(allowed))]
         if len(said) > 30 or rng.random() < 0.3:

@@ -107,7 +107,7 @@ def grammar_of_marker(before: str, marker: str, markers: Markers) -> str:
 
 
 def begins_of(form: CallFormat, tools: Seq[Tool], markers: Markers) -> tuple[str, ...]:
-    """The texts with which a call begins, each as short as a call can be told from other text.
+    """The texts with which a call begins, each as short as a call differs from other text.
 
     If calls have no marker, they begin with the name of an offered tool in its place.
     """

@@ -46,7 +46,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """What holds from a call's beginning on."""
+    """The constraint of calls in a free answer."""
 
     call: Constraint
     """At its beginning. Each call follows a copy."""
@@ -318,7 +318,7 @@ class AnswerConstraint:
 
 
 class _NoCall(Exception):
-    """What stands behind a beginning does not fit any call."""
+    """The text behind a beginning does not fit any call."""
 
 
 def _is_free(place: Place) -> bool:

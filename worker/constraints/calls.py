@@ -39,7 +39,7 @@ _PLAIN_ESCAPES: Final = 'nrbtf\\"'
 
 
 class BadTool(ValueError):
-    """What is wrong with one of the tools, or with all together. The message begins with the tool's place."""
+    """One of the tools cannot be enforced, or all together. The message begins with the tool's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class CallCompiler:
     """None if calls cannot be constrained."""
 
     def head(self) -> Constraint | None:
-        """What comes before the text of an answer in a form with headers, without its reasoning; None in others."""
+        """The constraint of the markers before an answer's text in a form with headers; None in others."""
         if Turn.BODY not in self.marks.turns.values():
             return None
         lark = grammar_of_marker(HARMONY_THOUGHTS, "<|channel|>final<|message|>", self._markers)
@@ -75,7 +75,7 @@ class CallCompiler:
         )
 
     def sleeping(self, asked: Tools) -> Calls | None:
-        """What holds from a call's beginning on; None if the form has no grammar. Raises: BadTool."""
+        """The constraint of calls in a free answer; None if the form has no grammar. Raises: BadTool."""
         form = self.form
         if form is None:
             return None
@@ -164,7 +164,7 @@ def _of_text(more: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_object(schema: dict[str, Any]) -> dict[str, Any] | None:
-    """The schema of an object without names that nobody has declared; None if it is of no object."""
+    """The schema of an object without names that are not declared; None if it is not an object's."""
     kind = schema.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         return None

@@ -105,7 +105,7 @@ class Enforceable(NamedTuple):
     """A schema that the library enforces, as far as this shows without compiling it."""
 
     schema: Any
-    """Without keywords that say nothing."""
+    """The schema without keywords that say nothing."""
     readable: Any
     """The same in words that the library understands."""
     source: str
