@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -15,11 +17,15 @@ from hypothesis import strategies as st
 from tests.chat.writing import CALLING
 from tests.chat.writing import call as call_of
 from tests.constraints.made_vocabulary import MadeVocabulary, markers_of
+from tests.llama.test_vocabularies import load_vocabulary
+from tests.vocabularies import VOCABULARIES
 from worker.chat.parse import Message, Reader, message_of
 from worker.chat.tool_grammar import constrainable
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
 from worker.engine.channels import CONTENT, Channel, Marks, Place
+from worker.llama.constrained import constraints_of
+from worker.llama.model import Model
 from worker.wire.chat_format import ChatFormat
 from worker.wire.jobs import JobKey, OfferedTool, Sampling, Submit, TokenId, Tools, Violation
 
@@ -66,6 +72,20 @@ def offers(draw: st.DrawFn) -> list[OfferedTool]:
     return made
 
 
+class RealVocabulary:
+    """A model's vocabulary in the form that the walks ask for."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.pieces, self.ends, self.controls = model.pieces, model.ends, model.controls
+
+    def tokens(self, text: str) -> list[int]:
+        return [int(token) for token in self._model.spell(text.encode())]
+
+    def shown(self, tokens: Iterable[int]) -> bytes:
+        return b"".join(self._model.piece(TokenId(token)) for token in tokens)
+
+
 def constraint_of(
     made: MadeVocabulary,
     form: ChatFormat,
@@ -77,6 +97,12 @@ def constraint_of(
     constraints = Constraints(
         made.vocabulary(), give_back=lambda: None, marks=Marks.of(made.controls, made.words), form=form
     )
+    return constrained(constraints, tools, is_required=is_required, is_parallel=is_parallel)
+
+
+def constrained(
+    constraints: Constraints, tools: list[OfferedTool], *, is_required: bool = True, is_parallel: bool = True
+) -> AnswerConstraint:
     asked = Tools(tools=tuple(tools), is_required=is_required, is_parallel=is_parallel)
     found = constraints.constrain(
         Submit(job=JobKey(1), prompt="", max_tokens=9, sampling=Sampling(seed=0), marks="split", tools=asked)
@@ -86,7 +112,9 @@ def constraint_of(
     return found
 
 
-def walk(constraint: AnswerConstraint, made: MadeVocabulary, form: ChatFormat, rng: np.random.Generator) -> list[int]:
+def walk(
+    constraint: AnswerConstraint, made: MadeVocabulary | RealVocabulary, form: ChatFormat, rng: np.random.Generator
+) -> list[int]:
     """Go on by random tokens until the text is over or may end; what has become long is led to its end."""
     said: list[int] = []
     assert form.calls is not None
@@ -171,6 +199,48 @@ def test_an_answer_of_required_calls_reads_as_calls_with_valid_arguments(
     for whole, part in zip(message.calls, cut.calls, strict=False):
         assert whole.name == part.name
         assert whole.arguments.startswith(part.arguments)
+
+
+@dataclass(frozen=True)
+class Real:
+    """A real vocabulary, and the constraints of a form over it."""
+
+    vocabulary: RealVocabulary
+    constraints: Constraints
+    form: ChatFormat
+
+
+REAL_FORMS = ("hermes", "qwen3-coder", "deepseek-v3", "glm-4.5", "gemma-4", "lfm2", "llama-3")
+
+
+@pytest.fixture(scope="module", params=["qwen2", "llama-spm", "gemma-4", "llama-bpe"])
+def real_model(request: pytest.FixtureRequest) -> Iterator[Model]:
+    [vocabulary] = [each for each in VOCABULARIES if each.name == request.param]
+    with load_vocabulary(vocabulary) as model:
+        yield model
+
+
+@pytest.fixture(scope="module", params=REAL_FORMS)
+def real(request: pytest.FixtureRequest, real_model: Model) -> Real:
+    form = FORMS[request.param]
+    constraints = constraints_of(real_model, Marks.of(real_model.controls, real_model.words), form)
+    return Real(RealVocabulary(real_model), constraints, form)
+
+
+@pytest.mark.model
+@settings(max_examples=8)
+@given(tools=offers(), seed=st.integers(0, 2**32), cuts=st.lists(st.integers(0, 999), max_size=5))
+def test_over_a_real_vocabulary_an_answer_of_required_calls_reads_as_calls(
+    real: Real, tools: list[OfferedTool], seed: int, cuts: list[int]
+) -> None:
+    constraint = constrained(real.constraints, tools)
+    constraint.begin(MAX_TOKENS, CONTENT)
+    said = walk(constraint, real.vocabulary, real.form, np.random.default_rng(seed))
+    text = real.vocabulary.shown(said).decode()
+    message = read(real.form, tools, text, cuts)
+    assert message.calls, text
+    assert not message.content.strip(), text
+    check(message, tools, text)
 
 
 # ── tools whose argument is a text ───────────────────────────────────────────────────────────────
