@@ -10,7 +10,7 @@ from tests.imports import Source, arrows, reachable, sources
 
 ROADS: dict[str, dict[str, int]] = {
     "/execute": {
-        "worker.engine.channels": 197,
+        "worker.engine.channels": 328,
         "worker.engine.drafting.acceptance": 93,
         "worker.engine.drafting.drafts": 519,
         "worker.engine.drafting.history": 127,
@@ -108,7 +108,7 @@ BESIDE = frozenset(
         "worker.chat.probes",
         "worker.config.engine",
         "worker.config.settings",
-        "worker.constraints.constraint",
+        "worker.constraints.jobs",
         "worker.engine.backend",
         "worker.engine.config",
         "worker.engine.drafting.draft_model",
@@ -146,6 +146,7 @@ BESIDE = frozenset(
         "worker.web.described",
         "worker.web.refusals",
         "worker.wire.blocks",
+        "worker.wire.chat_format",
         "worker.wire.messages",
         "worker.wire.numerics",
         "worker.wire.questions",
