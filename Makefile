@@ -43,7 +43,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test images-test constraints-test clients-test fleet-test soak parity parity-matrix parity-peer originals models-test bench bench-sizes bench-steps bench-sampling model vocabularies newest-llama format clean
+.PHONY: run check test images-test formats-test constraints-test clients-test fleet-test soak parity parity-matrix parity-peer originals models-test bench bench-sizes bench-steps bench-sampling model vocabularies newest-llama format clean
 
 run: .venv/installed
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
@@ -60,6 +60,9 @@ test: .venv/installed-dev model vocabularies
 
 images-test: .venv/installed-dev model
 	$(BIN)/python -m tools.images $(IMAGES)
+
+formats-test: .venv/installed-dev
+	$(BIN)/python -m tests.chat.round_trips
 
 constraints-test: .venv/installed-dev
 	$(BIN)/python -m tests.schema_corpus

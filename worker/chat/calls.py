@@ -63,6 +63,8 @@ class CallReader:
         self._end = tokens_of(form.call_end)
         self._loose_end = ("}", *self._end) if form.form == "object" else self._end
         """The end as models write it: small ones close an object once too often."""
+        self._is_bare = not self.begin and not form.section_begin
+        """True if nothing but an offered name shows that an object is a call."""
         self._parameter_begin = tokens_of(form.parameter_begin)
         self._parameter_end = form.parameter_end.strip()
         self._value_stops = (self._parameter_end, "\n" + self._parameter_end)
@@ -142,6 +144,8 @@ class CallReader:
                 value = loaded(self._scan.ahead(k, end))
                 if not isinstance(value, str):
                     raise NotACallError
+                if self._is_bare and value not in self._deltas.tools:
+                    raise NotACallError
                 name, k = value, end
                 continue
             if name is not None and (yield from char_at(self._scan, k)) == "{":
@@ -152,7 +156,7 @@ class CallReader:
                 return
             end = yield from after_value(self._scan, k)
             held, k = _object_text(self._scan.ahead(k, end)), end
-        if name is None:
+        if name is None or (held is None and self._is_bare):
             raise NotACallError
         self._scan.take(k)
         self._deltas.begin(name)
@@ -257,6 +261,8 @@ class CallReader:
         if form.id_end:
             end = yield from self._find(form.id_end.strip(), k)
             own_id, k = self._scan.ahead(k, end).strip(), end + len(form.id_end.strip())
+        if form.form == "named" and not self._name_end and (yield from char_at(self._scan, k)).isspace():
+            raise NotACallError  # Functionary's marker is Python's prompt, too
         match = yield from self._find_stop(k)
         written = self._scan.ahead(k, match.start() - self._scan.at).strip()
         k = match.start() - self._scan.at
@@ -381,8 +387,8 @@ class CallReader:
             if end >= 0:
                 k = end + 1
                 continue
-            if is_open or not may_be_json(scan.ahead(0, _MAX_GLANCE), types):
-                safe = stops.n_safe(scan)
+            safe = stops.n_safe(scan)
+            if is_open or not may_be_json(scan.ahead(0, min(safe, _MAX_GLANCE)), types):
                 if safe > 0:
                     self._deltas.argue(escaped(scan.take(safe)) if is_open else quoted(scan.take(safe))[:-1])
                     is_open = True

@@ -167,6 +167,10 @@ class Deltas:
         else:
             self.say("}")
 
+    def drop_space(self) -> None:
+        """Drop the white space before a marker."""
+        self._space = ""
+
     def finish(self) -> None:
         """Give out the white space at the end of an answer without calls."""
         if self._space and not self.n_calls:

@@ -257,10 +257,12 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ),
     Family(
         ("<|tool_call>call:",),
-        _format(
-            "gemma-4",
-            CallFormat(form="gemma", call_begin="<|tool_call>call:", call_end="<tool_call|>"),
-            ReasoningFormat(begin="<|channel>thought\n", end="<channel|>"),
+        ChatFormat(
+            name="gemma-4",
+            source="declared",
+            calls=CallFormat(form="gemma", call_begin="<|tool_call>call:", call_end="<tool_call|>"),
+            reasoning=ReasoningFormat(begin="<|channel>thought\n", end="<channel|>"),
+            hidden=("<|channel>",),
         ),
     ),
     Family(
@@ -346,13 +348,6 @@ FAMILIES: Final[tuple[Family, ...]] = (
             "apriel",
             CallFormat(form="object", section_begin="<tool_calls>[", section_end="]</tool_calls>", between=", "),
             ReasoningFormat(begin="Here are my reasoning steps:\n", end="\n[BEGIN FINAL RESPONSE]\n"),
-        ),
-    ),
-    Family(
-        ("<tool_calls>[", "Apriel"),
-        _format(
-            "apriel",
-            CallFormat(form="object", section_begin="<tool_calls>[", section_end="]</tool_calls>", between=", "),
         ),
     ),
     Family(

@@ -25,7 +25,7 @@ _ESCAPES: Final = {
     "/": "/",
 }
 _HEX_ESCAPES: Final = {"x": 2, "u": 4, "U": 8}
-_KEYWORD: Final = re.compile(r"\w")
+_NAME: Final = re.compile(r"[\w.-]")
 _MAX_WORD: Final = 400
 _MAX_CODE_POINT: Final = 0x10FFFF
 
@@ -188,14 +188,15 @@ def _is_end(scan: Scan, k: int, *, is_argument: bool) -> Steps[bool]:
     char = yield from char_at(scan, k)
     if not is_argument:
         return char in ",]}):"
+    follower = "="
     if char == ")":
         k = yield from after_space(scan, k + 1)
-        return (yield from char_at(scan, k)) in ",]"
+        char, follower = (yield from char_at(scan, k)), "("
     if char != ",":
-        return not char
+        return char in ("]", "")
     k = yield from after_space(scan, k + 1)
     start = k
-    while _KEYWORD.match((yield from char_at(scan, k))):
+    while _NAME.match((yield from char_at(scan, k))):
         k += 1
     after = yield from after_space(scan, k)
-    return k > start and (yield from char_at(scan, after)) == "="
+    return k > start and (yield from char_at(scan, after)) == follower

@@ -110,7 +110,7 @@ class Reader:
             return found | MessageReader(form.calls, self._scan, self._deltas, self._calls).openers
         if form.calls is not None and self._calls is not None and self._reads_calls:
             ends = (*tokens_of(form.calls.call_end), *self._section_end)
-            found |= dict.fromkeys((end for end in ends if len(end) >= _MIN_STRAY), self._stray)
+            found |= dict.fromkeys((end for end in ends if len(end) >= _MIN_STRAY and end not in FENCES), self._stray)
             found |= {begin[0]: self._call_or_text for begin in (self._section, *self._calls.begins) if begin}
         return found
 
@@ -156,6 +156,8 @@ class Reader:
         text = self._scan.take(len(marker))
         if not self._n_attempts or self._speaks_of_markers:
             self._deltas.say(text)
+        else:
+            self._deltas.drop_space()
         return
         yield
 

@@ -15,7 +15,7 @@ Steps = Generator[None, None, T]
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _IN_TEXT: Final = re.compile(r'["\\]')
 _IN_JSON: Final = re.compile(r'["{}\[\]]')
-_TOKEN_BREAKS: Final = re.compile(r"\s*\n\s*|(?=\[$)|(?<=^\])(?=<[|/])")
+_TOKEN_BREAKS: Final = re.compile(r"\s*\n\s*|(?=\[$)|(?<=^\])(?=<[|/])|(?<=>)(?=<)")
 _MIN_SIZE: Final = 4096
 """Read text is cut off the buffer at this size. Smaller would copy more often than needed."""
 MAX_DEPTH: Final = 200
