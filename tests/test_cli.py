@@ -27,7 +27,7 @@ from worker.config.legacy import BACKENDS, DEVICE_NUMBERS, IGNORED_SWITCHES, IGN
 from worker.config.settings import flag_name, options
 
 MODEL = ["--model", "m.gguf"]
-COMMANDS = ["serve", "generate", "chat", "models", "inspect", "devices"]
+COMMANDS = ["serve", "generate", "chat", "models", "inspect", "launch", "devices"]
 COMMANDS_ALL = [*COMMANDS, "parity"]
 GROUPS: dict[str, click.Command] = {"models": models, "parity": parity}
 

@@ -15,7 +15,7 @@ from worker.cli import setting_options
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMANDS = (
-    *(f"worker.commands.{name}:{name}" for name in ("chat", "devices", "generate", "models")),
+    *(f"worker.commands.{name}:{name}" for name in ("chat", "devices", "generate", "launch", "models")),
     *("worker.commands.inspect_gguf:inspect", "parity.command:parity"),
 )
 """module:attribute"""

@@ -83,6 +83,7 @@ _ELSEWHERE = {
     "chat": ("worker.commands.chat:chat", "Talk with a model in the terminal."),
     "models": ("worker.commands.models:models", "List, fetch and verify the models known by name."),
     "inspect": ("worker.commands.inspect_gguf:inspect", "Show what a GGUF file holds and the memory it needs."),
+    "launch": ("worker.commands.launch:launch", "Print the configuration of a coding agent for a running worker."),
     "devices": ("worker.commands.devices:devices", "Show the devices that llama.cpp can use, with their memory."),
 }
 """name → (module:attribute, one line of help)"""

@@ -1,0 +1,114 @@
+"""`llorch-worker launch NAME`: the configuration of a coding agent for a running worker.
+
+Owns: asking the worker, and writing the file. The configuration goes to stdout, where it belongs and how to start the
+agent to stderr. Refuses to know: what an agent needs (launch_clients.py).
+Runs in a short-lived process of its own.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import rich_click as click
+
+from worker.commands.launch_clients import AGENTS, Configuration, Served
+from worker.config.option import Token
+from worker.errors import UsageError, WorkerError
+
+_DEFAULT_URL = "http://127.0.0.1:8080"
+_PATIENCE_S = 10.0
+
+
+class _Card(msgspec.Struct):
+    """The served model, in the answer of /v1/models."""
+
+    id: str
+    max_model_len: int
+
+
+class _Cards(msgspec.Struct):
+    data: tuple[_Card, ...]
+
+
+@click.command("launch")
+@click.argument("name", type=click.Choice(list(AGENTS)), metavar="NAME")
+@click.option("--url", default=_DEFAULT_URL, show_default=True, metavar="URL", help="Use the worker at URL.")
+@click.option(
+    "--api-key",
+    type=Token(),
+    envvar=["LLORCH_API_TOKEN", "LLORCH_API_KEY"],
+    metavar="TEXT",
+    help="Send this token to the worker, and write it into the configuration. Prefer LLORCH_API_TOKEN.",
+)
+@click.option("--write", is_flag=True, help="Write the configuration to the agent's own place.")
+def launch(name: str, *, url: str, api_key: str | None, write: bool) -> None:
+    """Print the configuration of a coding agent for a running worker.
+
+    NAME is claude, codex, opencode, pi, qwen, cline, continue or aider. The model's name and the context length come
+    from the worker at --url. The configuration goes to stdout; its place and the command that starts the agent go to
+    stderr.
+    """
+    configuration = AGENTS[name](ask(url, api_key))
+    path = Path.home() / configuration.path
+    if write:
+        write_to(path, configuration)
+    else:
+        click.echo(configuration.text, nl=False)
+    click.echo(f"{'written to' if write else 'belongs in'} {path}", err=True)
+    click.echo(f"start with: {configuration.start}", err=True)
+
+
+def ask(url: str, token: str | None) -> Served:
+    """The worker at a URL, with the model that it serves. Raises: UsageError for no URL; WorkerError without answer."""
+    base = url.rstrip("/").removesuffix("/v1")
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    try:
+        with httpx2.Client(timeout=_PATIENCE_S, trust_env=False) as client:
+            response = client.get(f"{base}/v1/models", headers=headers)
+    except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
+        raise UsageError(f"--url {url} is not a URL: {error}; give one such as {_DEFAULT_URL}") from None
+    except httpx2.HTTPError as error:
+        reason = str(error) or type(error).__name__
+        raise WorkerError(f"no worker answers at {base}: {reason}; start one, or give its address as --url") from None
+    if response.status_code == httpx2.codes.UNAUTHORIZED:
+        raise WorkerError(f"the worker at {base} refuses the token; set LLORCH_API_TOKEN to its token")
+    if response.status_code != httpx2.codes.OK:
+        raise WorkerError(f"{base}/v1/models returned {response.status_code}; wait until the worker is ready")
+    try:
+        card = msgspec.json.decode(response.content, type=_Cards).data[0]
+    except (msgspec.DecodeError, IndexError):
+        raise WorkerError(f"{base} is not a worker: /v1/models names no model with its max_model_len") from None
+    return Served(base, card.id, card.max_model_len, token)
+
+
+def write_to(path: Path, configuration: Configuration) -> None:
+    """Write the file, which only its owner can read, because it may hold a token. A shared file keeps the rest.
+
+    Raises: UsageError if a shared file is not JSON.
+    """
+    text = configuration.text
+    if configuration.is_shared and path.exists():
+        text = f"{json.dumps(merged(_read(path), json.loads(text)), indent=2, ensure_ascii=False)}\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.new")
+    unfinished.unlink(missing_ok=True)
+    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    unfinished.replace(path)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}; add the lines that launch prints without --write") from None
+
+
+def merged(ours: Any, new: Any) -> Any:
+    """A JSON value with the members of another added. Where both have one that is no object, the other's counts."""
+    if not isinstance(ours, dict) or not isinstance(new, dict):
+        return new
+    return ours | {name: merged(ours.get(name), value) for name, value in new.items()}
