@@ -3,7 +3,8 @@
 Owns: types and codes. Refuses to know: HTTP frameworks, routes. Pure; runs on the front's event loop.
 """
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -122,6 +123,7 @@ def error_detail(error: WorkerError) -> ErrorDetail:
 
 
 _MIN_SERVER_STATUS = 500
+_MESSAGE_PLACE = re.compile(r"messages\[(\d{1,9})\]")
 
 
 def _overflow(error: FieldError, overflow: Overflow) -> str:
@@ -151,9 +153,22 @@ def error_body(detail: ErrorDetail) -> bytes:
     return msgspec.json.encode(ApiErrorBody(error=detail))
 
 
-def refused_as_spelled(refused: FieldsRefused, names: Mapping[str, str]) -> FieldsRefused:
-    """The same refusal with the client's names of the fields."""
-    return FieldsRefused(respelled(refused.errors, names), refused.overflow)
+def refused_as_spelled(refused: FieldsRefused, names: Mapping[str, str], places: Sequence[str] = ()) -> FieldsRefused:
+    """The same refusal with the client's names of the fields. `places`: the place of each message in the request, if it
+    has them in another form."""
+    return FieldsRefused(respelled(_replaced(refused.errors, places), names), refused.overflow)
+
+
+def _replaced(errors: Iterable[FieldError], places: Sequence[str]) -> Iterator[FieldError]:
+    """Yield the errors with the client's places of messages."""
+
+    def place(found: re.Match[str]) -> str:
+        at = int(found[1])
+        return places[at] if at < len(places) else found[0]
+
+    for error in errors:
+        field, message = (_MESSAGE_PLACE.sub(place, text, count=1) for text in (error.field, error.message))
+        yield msgspec.structs.replace(error, field=field, message=message)
 
 
 def respelled(errors: Iterable[FieldError], names: Mapping[str, str]) -> list[FieldError]:

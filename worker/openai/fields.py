@@ -16,12 +16,14 @@ import msgspec
 
 from worker.openai.constraints import ConstrainedRequest, constraint_of
 from worker.openai.errors import NotAnObject, UnknownModel, respelled
+from worker.openai.reading import PLAIN, Reading
 from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, doc
 from worker.protocol.conversation import Part, conversation, part_errors
 from worker.protocol.execute import GenerationFields, narrow
 from worker.protocol.json_bytes import fault_of, without_mark
 from worker.protocol.rules import int_range, sampling_violations
 from worker.protocol.unread import unread
+from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.jobs import Conversation
 
 Members = dict[str, Any]
@@ -139,6 +141,8 @@ class Terms:
     """True if the model has fill-in-the-middle tokens."""
     takes_predictions: bool = True
     """True if the engine drafts from texts."""
+    chat_format: ChatFormat = HERMES
+    """The notation of the model's calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +166,12 @@ class Generation:
     """The max_tokens that the client sent, or None. `fields` has it cut to the limit."""
     shows_marks: bool = False
     """True if control tokens are shown by their names."""
+    reading: Reading = PLAIN
+    """The rules by which the answers are read."""
+    ignored_tools: tuple[str, ...] = ()
+    """The names of the tools that the worker does not have, spelled for a header."""
+    places: tuple[str, ...] = ()
+    """The place of each message in the request, if the request has them in another form."""
 
     def cut_to(self, room: int) -> int | None:
         """The length in tokens to which the answer is cut, if the request asks for more than fits in `room`; else
@@ -224,10 +234,12 @@ def conversation_of(
     *,
     add_generation_prompt: bool | None,
     continue_final_message: bool | None,
+    tools: list[dict[str, Any]] | None = None,
 ) -> Conversation:
     """The conversation. Raises: FieldsRefused."""
     return conversation(
         messages,
+        tools=tools,
         template_kwargs=template_kwargs,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=bool(continue_final_message),
@@ -269,7 +281,12 @@ def ignored_fields(
         *(unread(name, value, fields[name]) for name, value in given.items() if name in fields),
         further,
     )
-    return tuple(islice(dict.fromkeys(map(_shown, found)), MAX_IGNORED))
+    return in_header(found)
+
+
+def in_header(names: Iterable[str]) -> tuple[str, ...]:
+    """The names in a header's spelling, at most MAX_IGNORED, each once."""
+    return tuple(islice(dict.fromkeys(map(_shown, names)), MAX_IGNORED))
 
 
 def _shown(name: str) -> str:

@@ -89,6 +89,7 @@ class Api:
             n_ctx=self.facts.context_length,
             can_infill=self.facts.model.can_infill,
             takes_predictions=bool(self.facts.row_costs) and settings.prompt_lookup != "off",
+            chat_format=self.facts.model.chat_format,
         )
         return await self._bodies.decoded(request, lambda body: read(body, terms))
 
@@ -150,7 +151,7 @@ class Api:
 def _refused(error: Exception, generation: Generation) -> Response[bytes]:
     """The answer to an engine's refusal, with the client's names of the fields."""
     if isinstance(error, FieldsRefused):
-        error = refused_as_spelled(error, generation.names)
+        error = refused_as_spelled(error, generation.names, generation.places)
     return render_api_error(error)
 
 
