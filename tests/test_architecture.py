@@ -71,6 +71,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("worker.openai", "worker.protocol", "worker.chat.parse", "worker.chat.deltas", "worker.wire"),
         "worker.errors",
     ),
+    "worker.anthropic": (
+        *("worker.anthropic", "worker.openai", "worker.protocol", "worker.chat.parse", "worker.chat.deltas"),
+        *("worker.wire", "worker.errors"),
+    ),
     "worker.config": (
         *("worker.config", "worker.limits", "worker.upstream", "worker.wire", "worker.observe", "worker.errors"),
     ),
@@ -97,7 +101,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("worker.observe", "worker.host", "worker.chat.parse", "worker.chat.deltas", "worker.errors"),
     ),
     "worker.web": (
-        *("worker.web", "worker.front", "worker.openai", "worker.protocol", "worker.wire", "worker.config"),
+        *("worker.web", "worker.front", "worker.openai", "worker.anthropic", "worker.protocol", "worker.wire", "worker.config"),
         *("worker.observe", "worker.errors"),
     ),
 }

@@ -122,6 +122,12 @@ class Settings:
     strict_model: bool = setting(
         False, "Answer 404 to a /v1 request that names another model. By default any name is accepted.", "Model"
     )
+    keep_billing_block: bool = setting(
+        False,
+        "Keep the block x-anthropic-billing-header of Claude Code's system prompt. It differs in each conversation, so "
+        "no two conversations share a prefix then.",
+        "Model",
+    )
     catalog: Path | None = setting(
         None,
         "Use this model catalogue (a models.toml) instead of the built-in one.",

@@ -125,6 +125,8 @@ class Job:
         """It is set once the job has left ARRIVED: headers may leave, or `refusal` says why not."""
         self._on_end = on_end
         self._started_event: bytes | None = None
+        self._early_sign: bytes | None = None
+        """The last sign of life before the started event, which may begin the stream."""
         self._slot_since_s: float | None = None
         self._first_sampled_s: float | None = None
         self._last_sampled_s = 0.0
@@ -311,9 +313,11 @@ class Job:
 
     def show_life(self) -> None:
         """Show the client that the job lives, unless there is an event to send. This is no event and is not counted."""
-        sign = self.dialect.sign_of_life
-        if sign and not self._events:
-            self._push(sign)
+        if self._events or not (sign := self.dialect.sign_of_life()):
+            return
+        if self._started_event is None:
+            self._early_sign = sign
+        self._push(sign)
 
     # ── what the client takes ────────────────────────────────────────────────────────────────────
 
@@ -387,7 +391,8 @@ class Job:
 
     def _forget_unsent_tokens(self) -> None:
         """Drop tokens that have not left: after a failure none may leave, because a cancel's 202 may be on its way."""
-        self._events = deque(event for event in self._events if event is self._started_event)
+        kept = (self._early_sign, self._started_event)
+        self._events = deque(event for event in self._events if any(event is one for one in kept))
         self._n_buffered_bytes = sum(len(event) for event in self._events)
 
     def _end(self, outcome: Outcome) -> None:

@@ -92,7 +92,6 @@ class Choice(ABC):
     """
 
     media_type = JSON_TYPE
-    sign_of_life = b""
     is_collecting = True
 
     def __init__(self, index: int, allowance: Allowance) -> None:
@@ -107,6 +106,9 @@ class Choice(ABC):
     @property
     def is_overfull(self) -> bool:
         return self._allowance.n_left < 0
+
+    def sign_of_life(self) -> bytes:
+        return b""
 
     def started(self, event: StartedEvent) -> bytes:
         self.n_prompt, self.n_cached = event.prompt_tokens, event.cached_tokens
@@ -197,7 +199,6 @@ class StreamedChoice(Choice):
     """A choice whose text is sent as it is generated."""
 
     media_type = SSE_TYPE
-    sign_of_life = SIGN_OF_LIFE
     is_collecting = False
     kind: ClassVar[str]
     """The `object` of a chunk."""
@@ -207,6 +208,9 @@ class StreamedChoice(Choice):
         self._opening = chunk_opening(heading, self.kind) + b'"choices":[{"index":%d,' % index
         self._has_usage = bool(options.continuous_usage_stats)
         self._closing = b'}],"usage":null}\n\n' if options.include_usage else b"}]}\n\n"
+
+    def sign_of_life(self) -> bytes:
+        return SIGN_OF_LIFE
 
     def error(self, event: ErrorEvent) -> bytes:
         super().error(event)
@@ -240,12 +244,19 @@ def last_chunks(heading: Heading, kind: str, choices: Sequence[Choice], n: int, 
     return chunk_opening(heading, kind) + b'"choices":[],"usage":' + usage + b"}\n\n" + DONE
 
 
-def whole(choices: Sequence[Choice], body: Callable[[], bytes]) -> tuple[int, bytes]:
-    """The status and the bytes of an answer that does not stream: `body`'s, or the error of the first job that
+def failure_body(event: ErrorEvent) -> bytes:
+    """The body of a job that failed, in OpenAI's shape."""
+    return error_body(failure_detail(event))
+
+
+def whole(
+    choices: Sequence[Choice], body: Callable[[], bytes], failed_body: Callable[[ErrorEvent], bytes] = failure_body
+) -> tuple[int, bytes]:
+    """The status and the bytes of an answer that does not stream: `body`'s, or `failed_body`'s for the first job that
     failed."""
     failed = next((choice.failed for choice in choices if choice.failed is not None), None)
     if failed is not None:
-        return failure(failed).status, error_body(failure_detail(failed))
+        return failure(failed).status, failed_body(failed)
     return 200, body()
 
 

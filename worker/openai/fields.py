@@ -143,6 +143,8 @@ class Terms:
     """True if the engine drafts from texts."""
     chat_format: ChatFormat = HERMES
     """The notation of the model's calls."""
+    keeps_billing_block: bool = False
+    """True if Claude Code's billing block reaches the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

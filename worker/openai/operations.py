@@ -101,18 +101,27 @@ _CANCELLED: dict[int, Answer] = {
 }
 
 
-def _documented(shape: type[msgspec.Struct], **own: Any) -> type[msgspec.Struct]:
+ASKED_ERRORS = _EVERYWHERE | _BODY | _STATE | _LATE
+"""The errors of routes that ask the engine."""
+GENERATING_ERRORS = ASKED_ERRORS | _CANCELLED
+
+
+def documented(shape: type[msgspec.Struct], **own: Any) -> type[msgspec.Struct]:
     """A generating request with the fields that it shares with `/execute`, all of which may be null. `own` are types
     with a more detailed schema than the types that are decoded."""
     fields = {field.name: (own.get(field.name, field.type), field.default) for field in msgspec.structs.fields(shape)}
     fields |= {name: (own.get(name, _or_null(kind)), None) for name, kind in SHARED.items()}
-    fields |= {name: (kind, msgspec.NODEFAULT) for name, kind in own.items() if name in ("messages", "prompt")}
+    fields |= {name: (kind, msgspec.NODEFAULT) for name, kind in own.items() if name in _NEEDED}
     return msgspec.defstruct(
         shape.__name__,
         [(name, kind, default) for name, (kind, default) in fields.items()],
         kw_only=True,
         namespace={"__doc__": shape.__doc__},
     )
+
+
+_NEEDED = ("messages", "prompt", "input")
+"""The fields that a request must have."""
 
 
 def _or_null(kind: Any) -> Any:
@@ -152,8 +161,8 @@ _MESSAGES = Annotated[
     doc("The conversation.", type="array", items={"$ref": "#/components/schemas/Message"}, minItems=1),
 ]
 
-CHAT_BODY = _documented(ChatRequest, messages=_MESSAGES, stop=_STOP, top_k=_TOP_K)
-COMPLETION_BODY = _documented(CompletionRequest, prompt=_PROMPT, stop=_STOP, top_k=_TOP_K)
+CHAT_BODY = documented(ChatRequest, messages=_MESSAGES, stop=_STOP, top_k=_TOP_K)
+COMPLETION_BODY = documented(CompletionRequest, prompt=_PROMPT, stop=_STOP, top_k=_TOP_K)
 
 _QUESTION = {
     "model": "any",
@@ -180,7 +189,7 @@ def _generating(summary: str, description: str, body: Any, example: Mapping[str,
                 {JSON: Content(shapes=(shape,)), SSE_TYPE: Content(shapes=(ServerSentChunk,))},
                 _ANSWER_HEADERS,
             ),
-            **(_EVERYWHERE | _BODY | _STATE | _LATE | _CANCELLED),
+            **GENERATING_ERRORS,
         },
         takes_deadline=True,
     )
@@ -220,7 +229,7 @@ def _asking(
         body=body,
         body_rules=rules or {},
         body_examples={"example": example},
-        answers={200: _json("The result.", answer, ("X-Ignored-Fields",)), **(_EVERYWHERE | _BODY | _STATE | _LATE)},
+        answers={200: _json("The result.", answer, ("X-Ignored-Fields",)), **ASKED_ERRORS},
     )
 
 

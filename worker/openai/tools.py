@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from worker.protocol.bodies import FieldError
 from worker.protocol.constraints import MAX_DEPTH
+from worker.protocol.execute import GenerationFields
 
 MAX_TOOLS = 512
 """The most tools of one request. An agent with several MCP servers offers some 200."""
@@ -193,6 +194,16 @@ def choice_errors(place: str, use: ToolUse) -> Iterator[FieldError]:
         if len(missing) == 1:
             text = f"{place} names a tool that tools does not have; choose one of those"
         yield FieldError(field=place, constraint="known_tool", message=text)
+
+
+def constraint_errors(use: ToolUse, fields: GenerationFields, names: Mapping[str, str]) -> Iterator[FieldError]:
+    """The error of a constraint on the whole answer of a request that offers tools. `names` has the client's names of
+    the fields."""
+    for name in ("grammar", "json_schema", "regex"):
+        if use.callable and getattr(fields, name) is not None:
+            field = names.get(name, name)
+            text = f"{field} cannot go with tools; remove one of them, or send tool_choice none"
+            yield FieldError(field=field, constraint="exclusive(tools)", message=text)
 
 
 # ── schemas ──────────────────────────────────────────────────────────────────────────────────────

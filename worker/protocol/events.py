@@ -120,10 +120,9 @@ class Dialect(Protocol):
     @property
     def media_type(self) -> str: ...
 
-    @property
     def sign_of_life(self) -> bytes:
         """Bytes that show the client in a long silence that the job lives, and mean nothing else; b"" if there are
-        none."""
+        none. This is called only if they leave."""
         ...
 
     @property
@@ -184,7 +183,8 @@ class Framing:
     leads: Mapping[str, bytes]
     """The bytes before the JSON, by event type."""
     tail: bytes
-    sign_of_life: bytes = b""
+    comment: bytes = b""
+    """The sign of life."""
 
     @property
     def is_collecting(self) -> bool:
@@ -193,6 +193,9 @@ class Framing:
     @property
     def is_overfull(self) -> bool:
         return False
+
+    def sign_of_life(self) -> bytes:
+        return self.comment
 
     def started(self, event: StartedEvent) -> bytes:
         return self._frame("started", event)

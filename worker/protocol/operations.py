@@ -83,6 +83,10 @@ HEADERS: dict[str, dict[str, Any]] = {
         "description": "Fields of the request that have no effect, if there are any.",
         "schema": {"type": "string"},
     },
+    "X-Ignored-Tools": {
+        "description": "Tools of the request that the worker does not have, if there are any.",
+        "schema": {"type": "string"},
+    },
     "X-Accel-Buffering": {
         "description": "Prevents nginx from buffering the stream.",
         "required": True,

@@ -21,13 +21,14 @@ from worker.protocol import operations
 from worker.protocol.bodies import CancelBody, shutdown_body
 from worker.protocol.execute import parse_cancel
 from worker.protocol.openapi import MEDIA_TYPE, Limits, Route, openapi_document
+from worker.web.agents import agent_routes
 from worker.web.bodies import AnyRequest, Bodies
 from worker.web.browsed import browsed, page_file
 from worker.web.chat_page import page_routes
 from worker.web.described import described, operation_of
 from worker.web.edge import OPEN_PATHS, Edge, note_refusal
 from worker.web.execute import execute_route
-from worker.web.openai import openai_routes
+from worker.web.openai import Api, openai_routes
 from worker.web.refusals import json_answer, refusal_of, text_answer
 
 _POLICY = (
@@ -44,6 +45,7 @@ def create_app(front: Front) -> Edge:
     bodies = Bodies(front.settings.max_body_bytes)
     handlers = [*_state_routes(front), execute_route(front, bodies), *_control_routes(front, bodies)]
     handlers += openai_routes(front, bodies)
+    handlers += agent_routes(Api(front, bodies))
     handlers += _document_routes(_document_of(handlers, front.settings))
     handlers += [] if front.settings.no_page else page_routes()
     app = Litestar(

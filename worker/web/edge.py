@@ -34,12 +34,14 @@ from worker.protocol.headers import correlation_id, request_id, trace_context
 from worker.web.bodies import AnyRequest
 from worker.web.chat_page import PAGE_PATHS
 from worker.web.cors import Cors, send_preflight
-from worker.web.refusals import unauthorized_body
+from worker.web.refusals import is_messages_path, unauthorized_body
 
 log = get_logger()
 
 CORRELATION_HEADER = b"x-correlation-id"
 REQUEST_ID_HEADER = b"x-request-id"
+API_KEY_HEADER = b"x-api-key"
+"""Anthropic's clients send their token in it."""
 
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/v1/ready", "/livez", "/readyz", "/ping"})
 """All other paths need the token, including unknown ones. The page at `/` and its files are open if they are served."""
@@ -116,16 +118,20 @@ class Edge:
     def _is_allowed(self, scope: Scope) -> bool:
         if self._key_digest is None or scope["path"] in self._open_paths:
             return True
-        scheme, _, value = (_header(scope["headers"], b"authorization") or "").partition(" ")
-        match scheme.lower():
-            case "bearer":
-                token = value.strip().encode("latin-1")
-            case "basic" if scope["path"] in BROWSED_PATHS:
-                token = _password(value)
-            case _:
-                return False
         # All digests have the same length, so the comparison does not reveal the token's length.
-        return hmac.compare_digest(_digest(token), self._key_digest)
+        return any(hmac.compare_digest(_digest(token), self._key_digest) for token in _tokens(scope))
+
+
+def _tokens(scope: Scope) -> Iterator[bytes]:
+    """Yield the tokens that a request has, in the forms that its path accepts."""
+    scheme, _, value = (_header(scope["headers"], b"authorization") or "").partition(" ")
+    match scheme.lower():
+        case "bearer":
+            yield value.strip().encode("latin-1")
+        case "basic" if scope["path"] in BROWSED_PATHS:
+            yield _password(value)
+    if is_messages_path(scope["path"]) and (key := _header(scope["headers"], API_KEY_HEADER)) is not None:
+        yield key.strip().encode("latin-1")
 
 
 def _as_routed(scope: Scope) -> Scope:

@@ -18,6 +18,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
 from worker import __version__
+from worker.anthropic.request import MessageAsked
 from worker.config.settings import MAX_PROMPT_CHARS
 from worker.errors import WorkerBusy, WorkerLoading
 from worker.front.admission import LOADING_RETRY_S
@@ -32,6 +33,7 @@ from worker.openai.errors import UnknownModel, refused_as_spelled
 from worker.openai.fields import Generation, Terms
 from worker.openai.infill import InfillAsked, read_infill
 from worker.openai.models import ModelList, fingerprint, model_card
+from worker.openai.responses.request import ResponseAsked
 from worker.protocol.bodies import FieldsRefused
 from worker.protocol.headers import trace_context
 from worker.protocol.job_request import JobRequest
@@ -39,7 +41,7 @@ from worker.web.bodies import AnyRequest, Bodies
 from worker.web.connection import has_too_many, is_crowded
 from worker.web.described import described
 from worker.web.edge import counted
-from worker.web.refusals import json_answer, render_api_error, text_answer
+from worker.web.refusals import OPENAI_ERRORS, Errors, json_answer, text_answer
 from worker.web.streaming import JobAnswer, JobStream
 from worker.wire.jobs import Prompt
 from worker.wire.load import Loaded
@@ -90,13 +92,14 @@ class Api:
             can_infill=self.facts.model.can_infill,
             takes_predictions=bool(self.facts.row_costs) and settings.prompt_lookup != "off",
             chat_format=self.facts.model.chat_format,
+            keeps_billing_block=settings.keep_billing_block,
         )
         return await self._bodies.decoded(request, lambda body: read(body, terms))
 
-    def heading(self, prefix: str) -> Heading:
+    def heading(self, prefix: str, between: str = "-") -> Heading:
         """The heading of a new answer."""
         return Heading(
-            id=f"{prefix}-{uuid.uuid4().hex}",
+            id=f"{prefix}{between}{uuid.uuid4().hex}",
             created=int(time.time()),
             model=self.model_name,
             system_fingerprint=fingerprint(self.facts, __version__),
@@ -105,13 +108,14 @@ class Api:
     def answer(
         self,
         request: AnyRequest,
-        asked: ChatAsked | CompletionAsked | InfillAsked,
+        asked: ChatAsked | CompletionAsked | InfillAsked | ResponseAsked | MessageAsked,
         heading: Heading,
         *,
         kind: str | None,
         prompts: Sequence[Prompt],
         choices: Sequence[Choice],
         prompt_logprobs: int | None = None,
+        errors: Errors = OPENAI_ERRORS,
     ) -> ASGIResponse:
         """Open the jobs of an answer, n for each prompt, and answer with their output. `kind` is the `object` of a
         stream's last chunks; None if nothing follows the choices. Raises: see open_jobs."""
@@ -138,27 +142,36 @@ class Api:
             trace=trace_context(request.scope["headers"]),
             is_crowded=is_crowded(request.scope),
         )
-        headers = {"x-request-id": heading.id} | _ignored(generation.ignored)
-        refuse = partial(_refused, generation=generation)
+        headers = {"x-request-id": heading.id} | ignored_headers(generation)
+        refuse = partial(_refused, generation=generation, render_error=errors.render)
         cut = partial(_cut, generation, jobs, self.facts.context_length)
         if generation.is_stream:
             ending = partial(last_chunks, heading, kind, choices, n, generation.options) if kind else bytes
             return JobStream(self.front, jobs, refuse, headers, ending, headers_when_accepted=cut)
         body = partial(asked.body, heading, choices)
-        return JobAnswer(self.front, jobs, refuse, headers, partial(whole, choices, body), headers_when_accepted=cut)
+        made = partial(whole, choices, body, errors.failure)
+        return JobAnswer(self.front, jobs, refuse, headers, made, headers_when_accepted=cut)
 
 
-def _refused(error: Exception, generation: Generation) -> Response[bytes]:
+def _refused(
+    error: Exception, generation: Generation, render_error: Callable[[Exception], Response[bytes]]
+) -> Response[bytes]:
     """The answer to an engine's refusal, with the client's names of the fields."""
     if isinstance(error, FieldsRefused):
         error = refused_as_spelled(error, generation.names, generation.places)
-    return render_api_error(error)
+    return render_error(error)
 
 
 def _cut(generation: Generation, jobs: Sequence[Job], context_length: int) -> dict[str, str]:
     """Report the length to which answers are cut, if a request asked for more tokens than its longest prompt leaves."""
     max_tokens = generation.cut_to(context_length - max(job.prompt_tokens for job in jobs))
     return {} if max_tokens is None else {"x-max-tokens-cut": str(max_tokens)}
+
+
+def ignored_headers(generation: Generation) -> dict[str, str]:
+    """The headers that name the fields without effect and the tools that the worker does not have."""
+    tools = {"x-ignored-tools": ", ".join(generation.ignored_tools)} if generation.ignored_tools else {}
+    return _ignored(generation.ignored) | tools
 
 
 def _ignored(names: Sequence[str]) -> dict[str, str]:
@@ -244,7 +257,7 @@ def _token_routes(api: Api) -> list[HTTPRouteHandler]:
     async def tokenize(request: AnyRequest) -> Response[bytes]:
         asked = await api.read(request, tokens.read_tokenize)
         answer = api.front.tokenize(asked.prompt, add_special=asked.add_special, parse_special=asked.parse_special)
-        body = tokens.tokens_body(await _spelled(answer, {"prompt": asked.field}), api.facts)
+        body = tokens.tokens_body(await spelled(answer, {"prompt": asked.field}), api.facts)
         return _body(body, asked.ignored)
 
     @post("/detokenize", status_code=200, opt=described(operations.DETOKENIZE))
@@ -273,15 +286,15 @@ def _token_routes(api: Api) -> list[HTTPRouteHandler]:
 
 
 async def _rendered(front: Front, prompt: Prompt, generation: Generation) -> tokens.RenderedBody:
-    return tokens.rendered_body(await _spelled(front.tokenize(prompt), generation.names))
+    return tokens.rendered_body(await spelled(front.tokenize(prompt), generation.names))
 
 
-async def _spelled(answer: Awaitable[Tokenized], names: Mapping[str, str]) -> Tokenized:
-    """The awaited answer. A refusal has the client's names of the fields."""
+async def spelled(answer: Awaitable[Tokenized], names: Mapping[str, str], places: Sequence[str] = ()) -> Tokenized:
+    """The awaited answer. A refusal has the client's names of the fields, and its places of messages."""
     try:
         return await answer
     except FieldsRefused as refused:
-        raise refused_as_spelled(refused, names) from None
+        raise refused_as_spelled(refused, names, places) from None
 
 
 def _probe_routes(front: Front) -> list[HTTPRouteHandler]:

@@ -1,19 +1,25 @@
-"""The form of a refusal on the wire: the texts of docs/protocol.md 3, or OpenAI's shape on the routes of `/v1`.
+"""The form of a refusal on the wire: the texts of docs/protocol.md 3, OpenAI's shape on the routes of `/v1`, or
+Anthropic's on `/v1/messages`.
 
-Owns: the choice between the two forms by path. Refuses to know: the reason of a refusal.
+Owns: the choice between the forms by path. Refuses to know: the reason of a refusal.
 Runs on the front's event loop.
 """
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from litestar import Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException
 
+from worker.anthropic import errors as anthropic
 from worker.errors import InternalError, Unauthorized, WorkerBusy, WorkerError, WorkerLoading
 from worker.observe.log_lines import get_logger
+from worker.openai.answers import failure_body
 from worker.openai.errors import ErrorDetail, ErrorType, error_body, error_detail
 from worker.protocol.bodies import FieldsRefused, encode_error, encode_violations
+from worker.protocol.events import ErrorEvent
 from worker.protocol.execute import BodyRejected
 from worker.web.bodies import AnyRequest, EncodedBody
 
@@ -24,6 +30,7 @@ _JSON = "application/json"
 
 _API = "/v1/"
 _OTHER_API_PATHS = frozenset({"/v1", "/infill", "/tokenize", "/detokenize", "/tokenizer_info"})
+_MESSAGES = "/v1/messages"
 
 _POOL_MANAGER_PATHS = re.compile(
     "/v1/(health|ready|shutdown|admin/shutdown|(inference|infer|jobs|loading/progress)(/.*)?)/*", re.DOTALL
@@ -54,15 +61,23 @@ def is_api_path(path: str) -> bool:
     return is_api and not _POOL_MANAGER_PATHS.fullmatch(path)
 
 
+def is_messages_path(path: str) -> bool:
+    """True if the path belongs to Anthropic's API, also if no such route exists."""
+    return path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
+
+
 def refusal_of(request: AnyRequest, error: Exception, route_list: str = "") -> Response[bytes]:
     """The answer to a refused request; an unknown path gets `route_list`."""
-    is_api = is_api_path(request.scope["path"])
-    if isinstance(error, HTTPException):
-        return _api_http_error(request, error) if is_api else _http_error(error, route_list)
-    return render_api_error(error) if is_api else render_error(error)
+    path = request.scope["path"]
+    if not is_api_path(path):
+        return _http_error(error, route_list) if isinstance(error, HTTPException) else render_error(error)
+    errors = ANTHROPIC_ERRORS if is_messages_path(path) else OPENAI_ERRORS
+    return _api_http_error(request, error, errors) if isinstance(error, HTTPException) else errors.render(error)
 
 
 def unauthorized_body(path: str, error: Unauthorized) -> bytes:
+    if is_messages_path(path):
+        return anthropic.error_body(anthropic.error_detail(error))
     return error_body(error_detail(error)) if is_api_path(path) else encode_error(error)
 
 
@@ -97,16 +112,46 @@ def _http_error(error: HTTPException, route_list: str) -> Response[bytes]:
             return text_answer(error.detail, error.status_code)
 
 
-# ── OpenAI's ─────────────────────────────────────────────────────────────────────────────────────
+# ── OpenAI's and Anthropic's ─────────────────────────────────────────────────────────────────────
 
 
-def render_api_error(error: Exception) -> Response[bytes]:
-    """An error in OpenAI's shape."""
-    known = error if isinstance(error, WorkerError) else _unexpected(error)
-    return json_answer(error_body(error_detail(known)), known.http_status, _retry_after(known))
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """The shape of an API's errors."""
+
+    refusal: Callable[[WorkerError], bytes]
+    http_error: Callable[[int, str, str], bytes]
+    """The body for (status, code, message)."""
+    failure: Callable[[ErrorEvent], bytes]
+
+    def render(self, error: Exception) -> Response[bytes]:
+        """The answer to an error before the first byte of an answer."""
+        known = error if isinstance(error, WorkerError) else _unexpected(error)
+        return json_answer(self.refusal(known), known.http_status, _retry_after(known))
 
 
-def _api_http_error(request: AnyRequest, error: HTTPException) -> Response[bytes]:
+def _openai_http_error(status: int, code: str, message: str) -> bytes:
+    kind: ErrorType = "not_found_error" if status == HTTPStatus.NOT_FOUND else "invalid_request_error"
+    return error_body(ErrorDetail(message=message, type=kind, code=code))
+
+
+def _anthropic_http_error(status: int, code: str, message: str) -> bytes:  # noqa: ARG001 - this API has no codes
+    return anthropic.error_body(anthropic.MessagesError(type=anthropic.type_of(status), message=message))
+
+
+OPENAI_ERRORS = Errors(
+    refusal=lambda error: error_body(error_detail(error)),
+    http_error=_openai_http_error,
+    failure=failure_body,
+)
+ANTHROPIC_ERRORS = Errors(
+    refusal=lambda error: anthropic.error_body(anthropic.error_detail(error)),
+    http_error=_anthropic_http_error,
+    failure=lambda event: anthropic.error_body(anthropic.failure_detail(event)),
+)
+
+
+def _api_http_error(request: AnyRequest, error: HTTPException, errors: Errors) -> Response[bytes]:
     status = error.status_code
     code, words = _HTTP_ERRORS.get(status, ("invalid_request", HTTPStatus(status).phrase.lower()))
     headers = _allow(error) if isinstance(error, MethodNotAllowedException) else None
@@ -118,11 +163,10 @@ def _api_http_error(request: AnyRequest, error: HTTPException) -> Response[bytes
     )
     if isinstance(error, EncodedBody):
         message, headers = error.detail, error.headers
-    kind: ErrorType = "not_found_error" if status == HTTPStatus.NOT_FOUND else "invalid_request_error"
-    return json_answer(error_body(ErrorDetail(message=message, type=kind, code=code)), status, headers)
+    return json_answer(errors.http_error(status, code, message), status, headers)
 
 
-# ── both ─────────────────────────────────────────────────────────────────────────────────────────
+# ── all ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response[bytes]:

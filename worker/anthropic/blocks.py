@@ -1,0 +1,257 @@
+"""The conversation of `POST /v1/messages`: blocks become messages in OpenAI's form of chats.
+
+Owns: the kinds of blocks, which of them are read, left out and named, or refused; the block that is Claude Code's own
+bill. Refuses to know: tools, templates. Pure; runs on the front's event loop, or on a thread for large bodies.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+
+from worker.openai.fields import read_field
+from worker.openai.turns import Turns, joined
+from worker.protocol.bodies import MAX_ERRORS, FieldError, doc
+from worker.protocol.conversation import MAX_MESSAGES
+from worker.protocol.unread import unread
+
+ROLES = ("user", "assistant", "system")
+BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "document")
+_MEDIA = ("image", "document", "search_result", "tool_reference")
+
+BILL = "x-anthropic-billing-header:"
+"""The beginning of the system block in which Claude Code names its version and the conversation. It differs between
+conversations and stands before everything else, so with it no two of them have a prefix in common."""
+_BILL_NAME = "system.x-anthropic-billing-header"
+_BILL_LINE = re.compile(rf"{BILL}[^\n]*\n*")
+
+_KIND = re.compile(r"[a-z_]{1,40}")
+"""An answer may name a type of this form, but no text that was sent by mistake."""
+_OURS = "llorch:"
+"""The beginning of a signature that has the reasoning's text in base64. Such a block comes back without its text, if
+the client has asked for thinking that is not shown."""
+SIGNATURE = "llorch"
+"""The signature of a thinking block that has its text. Clients give back a block with a signature only."""
+_LEFT_OUT = "[{kind} left out: this model reads text only]"
+_FAILED = "Error: "
+"""The beginning of a result that the client marks as an error."""
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of a document."""
+
+    type: Annotated[str, doc("Only text is supported.", const="text")]
+    media_type: str | None = None
+    data: str | None = None
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a content."""
+
+    type: Annotated[str, doc("The kind of the block.", enum=list(BLOCKS))]
+    text: str | None = None
+    thinking: str | None = None
+    signature: Annotated[str | None, doc("As this worker has sent it; another's is ignored and named.")] = None
+    data: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: Annotated[dict[str, Any] | None, doc("A tool_use's arguments.")] = None
+    tool_use_id: str | None = None
+    content: Annotated[str | list["Block"] | None, doc("A tool_result's text.")] = None
+    is_error: bool | None = None
+    source: Source | None = None
+
+
+class GivenMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of the conversation."""
+
+    role: Annotated[str, doc("The author.", enum=list(ROLES))]
+    content: Annotated[str | list[Block], doc("A text, or blocks.")]
+
+
+def encoded_thoughts(text: str) -> str:
+    """The signature of a thinking block whose text is not shown."""
+    return _OURS + base64.b64encode(text.encode()).decode()
+
+
+def read_system(value: object, turns: Turns, errors: list[FieldError], *, keeps_bill: bool) -> list[str]:
+    """Add the system message. The errors gain an entry for each broken rule. Return the names of what is left out."""
+    values: dict[str, Any] = {}
+    if value is not None:
+        read_field("system", value, str | list[Block], values, errors)
+    content = values.get("system", "")
+    left_out = list(unread("system", value, list[Block]))
+    reader = _Reader(errors, left_out, turns)
+    texts = [content] if isinstance(content, str) else reader.texts("system", content)
+    kept = (
+        texts
+        if keeps_bill
+        else [_BILL_LINE.sub("", text, count=1) if text.startswith(BILL) else text for text in texts]
+    )
+    if kept != texts:
+        left_out.append(_BILL_NAME)
+    if text := joined([text for text in kept if text]):
+        turns.say("system", text, "system")
+    return left_out
+
+
+def read_turns(value: object, turns: Turns, errors: list[FieldError]) -> list[str]:
+    """Add the messages. The errors gain an entry for each broken rule. Return the names of what is left out."""
+    if value is None:
+        errors.append(FieldError(field="messages", constraint="required", message="messages is missing"))
+        return []
+    if not isinstance(value, list):
+        errors.append(FieldError(field="messages", constraint="type", message="messages: Expected `array`"))
+        return []
+    if not value:
+        errors.append(FieldError(field="messages", constraint="non_empty", message="messages must not be empty"))
+    if len(value) > MAX_MESSAGES:
+        text = f"messages must have at most {MAX_MESSAGES} entries (got {len(value)})"
+        errors.append(FieldError(field="messages", constraint=f"max_count({MAX_MESSAGES})", message=text))
+        return []
+    left_out = list(unread("messages", value, list[GivenMessage]))
+    reader = _Reader(errors, left_out, turns)
+    for at, raw in enumerate(value):
+        if len(errors) >= MAX_ERRORS:
+            return []
+        values: dict[str, Any] = {}
+        read_field(f"messages[{at}]", raw, GivenMessage, values, errors)
+        for place, message in values.items():
+            reader.message(place, message)
+    return left_out
+
+
+class _Reader:
+    """Reads messages."""
+
+    def __init__(self, errors: list[FieldError], left_out: list[str], turns: Turns) -> None:
+        self._errors = errors
+        self._left_out = left_out
+        self._turns = turns
+
+    def message(self, place: str, message: GivenMessage) -> None:
+        blocks = [Block(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+        match message.role:
+            case "assistant":
+                for at, block in enumerate(blocks):
+                    self._assistants(place, f"{place}.content[{at}]", block)
+                if not blocks:
+                    self._turns.answer("", place)
+            case "user":
+                self._users(place, blocks)
+            case "system":
+                self._turns.say("system", joined(self.texts(f"{place}.content", blocks)), place)
+            case _:
+                self._refuse(f"{place}.role", "role", f"must be one of {', '.join(ROLES)}")
+
+    def texts(self, place: str, blocks: list[Block]) -> list[str]:
+        """The texts of blocks that must be texts."""
+        return [text for at, block in enumerate(blocks) for text in self._text(f"{place}[{at}]", block)]
+
+    def _users(self, place: str, blocks: list[Block]) -> None:
+        """Add a user's message: results of calls, and the texts between them."""
+        texts: list[str] = []
+        is_said = False
+        for at, block in enumerate(blocks):
+            where = f"{place}.content[{at}]"
+            if block.type != "tool_result":
+                texts += self._text(where, block)
+                continue
+            if texts:
+                self._turns.say("user", joined(texts), place)
+            texts, is_said = [], True
+            self._turns.result(self._needed(where, block, "tool_use_id"), self._result(where, block), where)
+        if texts or not is_said:
+            self._turns.say("user", joined(texts), place)
+
+    def _assistants(self, place: str, where: str, block: Block) -> None:
+        match block.type:
+            case "text":
+                self._turns.answer(self._needed(where, block, "text"), place)
+            case "thinking":
+                self._think(place, block)
+            case "tool_use":
+                if block.input is None:
+                    self._refuse(f"{where}.input", "required", "is missing; send an object, which may be empty")
+                call_id, name = (self._needed(where, block, field) for field in ("id", "name"))
+                self._turns.call(call_id, name, block.input or {}, place)
+            case kind if _KIND.fullmatch(kind) and (
+                kind in ("redacted_thinking", "server_tool_use") or _is_result(kind)
+            ):
+                # Another server's own: what it says is not for this model.
+                self._left_out.append(f"messages.content.{kind}")
+            case _:
+                self._refuse_kind(where, block)
+
+    def _think(self, place: str, block: Block) -> None:
+        text = block.thinking or ""
+        if not text and block.signature and block.signature != SIGNATURE:
+            text = _decoded(block.signature)
+            if not text:
+                self._left_out.append("messages.content.signature")
+        if text:
+            self._turns.think(text, place)
+
+    def _result(self, where: str, block: Block) -> str:
+        content = block.content
+        if not isinstance(content, list):
+            text = content or ""
+        else:
+            text = joined(
+                [text for at, inner in enumerate(content) for text in self._of_result(f"{where}.content[{at}]", inner)]
+            )
+        return _FAILED + text if block.is_error else text
+
+    def _of_result(self, where: str, block: Block) -> Iterator[str]:
+        if block.type in _MEDIA and not _has_text(block):
+            self._left_out.append(f"messages.content.content.{block.type}")
+            yield _LEFT_OUT.format(kind=block.type)
+        else:
+            yield from self._text(where, block)
+
+    def _text(self, where: str, block: Block) -> Iterator[str]:
+        if block.type == "text":
+            if block.text is None:
+                self._refuse(f"{where}.text", "required", "is missing; send a text, which may be empty")
+            yield block.text or ""
+        elif block.type == "document" and block.source is not None and _has_text(block):
+            yield block.source.data or ""
+        else:
+            self._refuse_kind(where, block)
+
+    def _needed(self, where: str, block: Block, field: str) -> str:
+        value: str | None = getattr(block, field)
+        if value is None:
+            self._refuse(f"{where}.{field}", "required", "is missing")
+        return value or ""
+
+    def _refuse_kind(self, where: str, block: Block) -> None:
+        named = f" (got {block.type})" if _KIND.fullmatch(block.type) else ""
+        text = f"must be text or another type that this message may have{named}; this worker reads text only"
+        self._refuse(f"{where}.type", "text_only", text)
+
+    def _refuse(self, field: str, constraint: str, text: str) -> None:
+        if len(self._errors) < MAX_ERRORS:
+            self._errors.append(FieldError(field=field, constraint=constraint, message=f"{field} {text}"))
+
+
+def _is_result(kind: str) -> bool:
+    """True if the block has the result of a tool that the server runs."""
+    return kind.endswith("_tool_result")
+
+
+def _has_text(block: Block) -> bool:
+    return block.source is not None and block.source.type == "text" and block.source.data is not None
+
+
+def _decoded(signature: str) -> str:
+    """The reasoning's text, if this worker has put it into the signature; else nothing."""
+    if not signature.startswith(_OURS):
+        return ""
+    try:
+        return base64.b64decode(signature.removeprefix(_OURS), validate=True).decode()
+    except (binascii.Error, ValueError):
+        return ""

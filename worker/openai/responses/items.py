@@ -1,0 +1,209 @@
+"""The input of `POST /v1/responses`: items become messages in OpenAI's form of chats.
+
+Owns: the kinds of items and of their parts, which of them are read, left out and named, or refused. Refuses to know:
+tools (offered.py), templates. Pure; runs on the front's event loop, or on a thread for large bodies.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+
+from worker.openai.fields import read_field
+from worker.openai.tools import TEXT_ARGUMENT, flattened
+from worker.openai.turns import Turns, joined
+from worker.protocol.bodies import MAX_ERRORS, FieldError, doc
+from worker.protocol.conversation import MAX_MESSAGES
+from worker.protocol.unread import unread
+
+ROLES = ("user", "assistant", "system", "developer")
+ITEMS = (
+    *("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning"),
+)  # fmt: skip
+TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+MEDIA_PARTS = ("input_image", "input_file", "input_audio", "input_video")
+
+_KIND = re.compile(r"[a-z_]{1,40}")
+"""An answer may name a type of this form, but no text that was sent by mistake."""
+_OURS = "llorch:"
+"""The beginning of a reasoning item's encrypted_content that this worker has written. Nothing is encrypted: the text
+follows in base64, because a worker that keeps nothing gets its reasoning back from the client."""
+LEFT_OUT = "[{kind} left out: this model reads text only]"
+"""The text that stands for a picture or a file in a tool's result."""
+
+
+class InputPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a content."""
+
+    type: Annotated[str, doc("A text. Other parts are left out of results, and refused elsewhere.", enum=[*TEXT_PARTS])]
+    text: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+_Content = str | list[InputPart] | None
+
+
+class InputItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One item of the conversation so far."""
+
+    type: Annotated[str | None, doc("message if it is absent.", enum=[*ITEMS, None])] = None
+    id: str | None = None
+    status: str | None = None
+    role: Annotated[str | None, doc("The author of a message.", enum=[*ROLES, None])] = None
+    content: _Content = None
+    phase: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    arguments: Annotated[str | None, doc("A function_call's arguments as JSON text.")] = None
+    input: Annotated[str | None, doc("A custom_tool_call's text.")] = None
+    output: Annotated[_Content, doc("The result of a call.")] = None
+    summary: list[InputPart] | None = None
+    encrypted_content: Annotated[str | None, doc("As this worker has sent it; another's is ignored and named.")] = None
+
+
+def encoded_thoughts(text: str) -> str:
+    """The encrypted_content of a reasoning item."""
+    return _OURS + base64.b64encode(text.encode()).decode()
+
+
+def read_input(value: object, turns: Turns, errors: list[FieldError]) -> list[str]:
+    """Add the input's messages. The errors gain an entry for each broken rule. Return the names of what is left out."""
+    if isinstance(value, str):
+        turns.say("user", value, "input")
+        return []
+    if not isinstance(value, list):
+        text = "input is missing" if value is None else "input: Expected `str | array`"
+        kind = "required" if value is None else "type"
+        errors.append(FieldError(field="input", constraint=kind, message=text))
+        return []
+    if not value:
+        errors.append(FieldError(field="input", constraint="non_empty", message="input must not be empty"))
+    if len(value) > MAX_MESSAGES:
+        text = f"input must have at most {MAX_MESSAGES} entries (got {len(value)})"
+        errors.append(FieldError(field="input", constraint=f"max_count({MAX_MESSAGES})", message=text))
+        return []
+    left_out = list(unread("input", value, list[InputItem]))
+    for at, raw in enumerate(value):
+        if len(errors) >= MAX_ERRORS:
+            return []
+        values: dict[str, Any] = {}
+        read_field(f"input[{at}]", raw, InputItem, values, errors)
+        for place, item in values.items():
+            _ItemReader(place, item, turns, errors, left_out).read()
+    return left_out
+
+
+class _ItemReader:
+    """Reads one item."""
+
+    def __init__(
+        self, place: str, item: InputItem, turns: Turns, errors: list[FieldError], left_out: list[str]
+    ) -> None:
+        self._place = place
+        self._item = item
+        self._turns = turns
+        self._errors = errors
+        self._left_out = left_out
+
+    def read(self) -> None:
+        match self._item.type:
+            case None | "message":
+                self._message()
+            case "function_call":
+                self._call(self._needed("arguments"))
+            case "custom_tool_call":
+                self._call({TEXT_ARGUMENT: self._needed("input")})
+            case "function_call_output" | "custom_tool_call_output":
+                self._result()
+            case "reasoning":
+                self._reasoning()
+            case other:
+                named = f" (got {other})" if _KIND.fullmatch(other) else ""
+                text = f"must be one of {', '.join(ITEMS)}{named}; this worker keeps no items and runs no tools"
+                self._refuse("type", "one_of", text)
+
+    def _message(self) -> None:
+        role = self._item.role
+        if role not in ROLES:
+            self._refuse("role", "role", f"must be one of {', '.join(ROLES)}")
+            return
+        if self._item.content is None:
+            self._refuse("content", "required", "is missing; send a text, which may be empty")
+            return
+        text = self._text("content", self._item.content)
+        if role == "assistant":
+            self._turns.answer(text, self._place)
+        else:
+            self._turns.say(role or "", text, self._place)
+
+    def _call(self, arguments: str | dict[str, Any]) -> None:
+        call_id, name = self._needed("call_id"), self._needed("name")
+        self._turns.call(call_id, flattened(self._item.namespace, name), arguments, self._place)
+
+    def _result(self) -> None:
+        call_id = self._needed("call_id")
+        if self._item.output is None:
+            self._refuse("output", "required", "is missing; send a text, which may be empty")
+            return
+        self._turns.result(call_id, self._text("output", self._item.output, is_result=True), self._place)
+
+    def _reasoning(self) -> None:
+        item = self._item
+        text = self._text("content", item.content or "")
+        if not text and item.encrypted_content is not None:
+            text = _decoded(item.encrypted_content) or ""
+            if not text:
+                self._left_out.append("input.encrypted_content")
+        if not text:
+            text = self._text("summary", item.summary or "")
+        if text:
+            self._turns.think(text, self._place)
+
+    def _needed(self, field: str) -> str:
+        value: str | None = getattr(self._item, field)
+        if value is None:
+            self._refuse(field, "required", "is missing")
+        return value or ""
+
+    def _text(self, field: str, content: str | list[InputPart], *, is_result: bool = False) -> str:
+        if isinstance(content, str):
+            return content
+        return joined(
+            [text for at, part in enumerate(content) for text in self._part(f"{field}[{at}]", part, is_result)]
+        )
+
+    def _part(self, where: str, part: InputPart, is_result: bool) -> Iterator[str]:  # noqa: FBT001
+        if part.type in TEXT_PARTS:
+            text = part.refusal if part.type == "refusal" else part.text
+            if text is None:
+                field = "refusal" if part.type == "refusal" else "text"
+                self._refuse(f"{where}.{field}", "required", "is missing; send a text, which may be empty")
+            yield text or ""
+        elif is_result and part.type in MEDIA_PARTS:
+            self._left_out.append(f"input.output.{part.type}")
+            yield LEFT_OUT.format(kind=part.type.removeprefix("input_"))
+        else:
+            named = f" (got {part.type})" if _KIND.fullmatch(part.type) else ""
+            text = f"must be a text, the only type that this worker reads{named}; remove the part"
+            self._refuse(f"{where}.type", "text_only", text)
+
+    def _refuse(self, field: str, constraint: str, text: str) -> None:
+        if len(self._errors) < MAX_ERRORS:
+            where = f"{self._place}.{field}"
+            self._errors.append(FieldError(field=where, constraint=constraint, message=f"{where} {text}"))
+
+
+def _decoded(encrypted: str) -> str | None:
+    """The reasoning's text, if this worker has written it."""
+    if not encrypted.startswith(_OURS):
+        return None
+    try:
+        return base64.b64decode(encrypted.removeprefix(_OURS), validate=True).decode()
+    except (binascii.Error, ValueError):
+        return None

@@ -1,0 +1,280 @@
+"""The body of `POST /v1/responses` and `/v1/responses/input_tokens`: a conversation, tools and fields.
+
+Owns: the route's own fields, and which of them are refused because the worker keeps nothing between requests. Refuses
+to know: items (items.py), tools (offered.py), events (events.py), HTTP. Pure; runs on the front's event loop, or on a
+thread for large bodies.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from worker.openai.answers import Choice, Heading, encode
+from worker.openai.constraints import NamedSchema, ResponseFormat
+from worker.openai.errors import refused_as_spelled
+from worker.openai.fields import (
+    SHARED,
+    GeneratingRequest,
+    Generation,
+    Members,
+    Terms,
+    conversation_of,
+    ignored_fields,
+    in_header,
+    read_generation,
+    read_object,
+    read_struct,
+)
+from worker.openai.reading import Reading
+from worker.openai.responses.events import CollectedResponse, ResponseChoice, Shown, StreamedResponse
+from worker.openai.responses.items import read_input
+from worker.openai.responses.offered import Offered, read_tools
+from worker.openai.responses.resource import EchoedReasoning, InputTokens, ResponseResource
+from worker.openai.thinking import EFFORTS, Thinking, thinking_of
+from worker.openai.tools import constraint_errors
+from worker.openai.turns import Turns
+from worker.protocol.bodies import FieldError, FieldsRefused, doc
+from worker.wire.messages import Conversation, MarkUse, Tokenized
+
+ENCODED = "reasoning.encrypted_content"
+_LOGPROBS = "message.output_text.logprobs"
+
+_KEEPS_NOTHING = "this worker keeps nothing between requests"
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "store": ((False,), f"store must be false, because {_KEEPS_NOTHING}"),
+    "previous_response_id": (
+        (),
+        f"previous_response_id is not supported, because {_KEEPS_NOTHING}; send the whole conversation as input",
+    ),
+    "conversation": (
+        (),
+        f"conversation is not supported, because {_KEEPS_NOTHING}; send the whole conversation as input",
+    ),
+    "background": ((False,), f"background must be false, because {_KEEPS_NOTHING}"),
+    "prompt": ((), f"prompt is not supported, because {_KEEPS_NOTHING}; send its text as instructions"),
+    "truncation": (("disabled",), "truncation must be disabled: a conversation that does not fit is refused"),
+    "top_logprobs": ((0,), "top_logprobs is supported by /v1/chat/completions only; remove it"),
+}
+"""The fields that the worker does not support: the values that ask for nothing, and the error for all others."""
+
+_WITHOUT_EFFECT = frozenset(
+    {"user", "service_tier", "prompt_cache_key", "safety_identifier", "max_tool_calls", "stream_options"}
+)
+
+# ── requests ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The form of the answer's text."""
+
+    format: Annotated[
+        dict[str, Any] | None, doc("`text`, `json_object`, or `json_schema` with `name` and `schema`.")
+    ] = None
+
+
+class ReasoningSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How much the model reasons, and in which form that is sent."""
+
+    effort: Annotated[str | None, doc("See docs/reasoning.", enum=[*EFFORTS, None])] = None
+    summary: Annotated[
+        str | None, doc("auto, concise or detailed: the reasoning is sent in the place of a summary.")
+    ] = None
+
+
+class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `POST /v1/responses`. It may also have `seed` and the sampling fields of `/execute`. A field that is
+    null counts as absent. Fields that have no effect are ignored and named in `x-ignored-fields`."""
+
+    model: Annotated[str | None, doc("Any name is accepted, unless `--strict-model` is set.")] = None
+    input: Annotated[Any, doc("A text, or the items of the conversation.")] = None
+    instructions: Annotated[str | None, doc("A system message before the input.")] = None
+    tools: Annotated[Any, doc("Functions, custom tools, and namespaces of these.")] = None
+    tool_choice: Annotated[Any, doc("none, auto, required, a tool, or allowed_tools.")] = None
+    parallel_tool_calls: Annotated[bool | None, doc("false: the answer has one call at most.")] = None
+    text: TextSettings | None = None
+    reasoning: ReasoningSettings | None = None
+    max_output_tokens: Annotated[int | None, doc("Maximum tokens to generate.", minimum=1)] = None
+    stream: Annotated[bool | None, doc("Stream the answer as server-sent events.")] = None
+    seed: Annotated[int | None, doc("Makes the answer repeatable.")] = None
+    include: Annotated[list[str] | None, doc(f"`{ENCODED}` is supported; others have no effect.")] = None
+    metadata: Annotated[dict[str, Any] | None, doc("The answer has it, too.")] = None
+    store: Annotated[bool | None, doc("Only false is supported.", enum=[False, None])] = None
+    background: Annotated[bool | None, doc("Only false is supported.", enum=[False, None])] = None
+    previous_response_id: Annotated[str | None, doc("Not supported.", const=None)] = None
+    conversation: Annotated[Any, doc("Not supported.", const=None)] = None
+    prompt: Annotated[Any, doc("Not supported.", const=None)] = None
+    truncation: Annotated[str | None, doc("Only disabled is supported.", enum=["disabled", None])] = None
+    top_logprobs: Annotated[int | None, doc("Only 0 is supported.", enum=[0, None])] = None
+    max_tool_calls: Annotated[int | None, doc("No effect: it limits tools that OpenAI runs.")] = None
+    user: Annotated[str | None, doc("No effect.")] = None
+    service_tier: Annotated[str | None, doc("No effect.")] = None
+    prompt_cache_key: Annotated[str | None, doc("No effect.")] = None
+    safety_identifier: Annotated[str | None, doc("No effect.")] = None
+    stream_options: Annotated[dict[str, Any] | None, doc("No effect.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseAsked:
+    """A request that has passed every check which does not need its tokens."""
+
+    prompt: Conversation
+    generation: Generation
+    request: ResponsesRequest
+    tools: Sequence[dict[str, Any]]
+    """The tools for the answer's own member."""
+    marks: ClassVar[MarkUse] = "split"
+
+    def choices(self, heading: Heading) -> list[Choice]:
+        """The one answer."""
+        kind = StreamedResponse if self.generation.is_stream else CollectedResponse
+        return [kind(self._resource(heading), self.generation.reading, self._shown)]
+
+    def body(self, heading: Heading, choices: Sequence[Choice]) -> bytes:  # noqa: ARG002 - the choice has its own
+        """The whole answer, once it has ended."""
+        (choice,) = choices
+        assert isinstance(choice, ResponseChoice)
+        return encode(choice.made())
+
+    @property
+    def _shown(self) -> Shown:
+        reasoning = self.request.reasoning or ReasoningSettings()
+        return Shown(
+            in_summary=reasoning.summary is not None,
+            is_encoded=ENCODED in (self.request.include or ()),
+        )
+
+    def _resource(self, heading: Heading) -> ResponseResource:
+        request, fields = self.request, self.generation.fields
+        reasoning = request.reasoning or ReasoningSettings()
+        form = (request.text.format if request.text is not None else None) or {"type": "text"}
+        return ResponseResource(
+            id=heading.id,
+            created_at=heading.created,
+            model=heading.model,
+            instructions=request.instructions,
+            tools=list(self.tools),
+            tool_choice=request.tool_choice or "auto",
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+            text={"format": form},
+            top_p=fields.top_p,
+            presence_penalty=fields.presence_penalty,
+            frequency_penalty=fields.frequency_penalty,
+            temperature=fields.temperature,
+            reasoning=EchoedReasoning(effort=reasoning.effort, summary=reasoning.summary),
+            max_output_tokens=request.max_output_tokens,
+            max_tool_calls=request.max_tool_calls,
+            metadata=request.metadata or {},
+            safety_identifier=request.safety_identifier,
+            prompt_cache_key=request.prompt_cache_key,
+        )
+
+
+def read_response(body: bytes | bytearray, terms: Terms) -> ResponseAsked:
+    """Raises: NotAnObject, UnknownModel, FieldsRefused."""
+    members = read_object(body)
+    errors: list[FieldError] = []
+    request = read_struct(ResponsesRequest, members, errors)
+    errors += _refusals(members, request)
+    turns = Turns()
+    if request.instructions:
+        turns.say("system", request.instructions, "instructions")
+    left_out = read_input(request.input, turns, errors)
+    offered = read_tools(
+        request.tools, request.tool_choice, is_parallel=request.parallel_tool_calls is not False, errors=errors
+    )
+    effort = None if request.reasoning is None else request.reasoning.effort
+    thinking = thinking_of("reasoning.effort", effort, terms.template_keys, errors)
+    names = {"max_tokens": "max_output_tokens", "response_format": "text.format", "json_schema": "text.format"}
+    names |= {"messages": "input", "prompt": "input"}
+    prompt = _prompt(turns, thinking, offered, terms, errors)
+    generation = read_generation(
+        {name: value for name, value in members.items() if name in SHARED},
+        GeneratingRequest(
+            model=request.model,
+            seed=request.seed,
+            stream=request.stream,
+            response_format=_response_format(request.text, errors),
+        ),
+        terms,
+        errors,
+        logprobs=None,
+        max_tokens=request.max_output_tokens,
+        names=names,
+    )
+    if both := list(constraint_errors(offered.use, generation.fields, names)):
+        raise FieldsRefused(both)
+    assert prompt is not None  # or there were errors
+    return ResponseAsked(
+        prompt,
+        replace(
+            generation,
+            names={**generation.names, **names},
+            ignored=_ignored(members, request, [*left_out, *offered.unread, *thinking.ignored]),
+            reading=Reading(form=terms.chat_format, use=offered.use),
+            ignored_tools=in_header(offered.skipped),
+            places=tuple(turns.places),
+        ),
+        request,
+        offered.echoed,
+    )
+
+
+def _prompt(
+    turns: Turns, thinking: Thinking, offered: Offered, terms: Terms, errors: list[FieldError]
+) -> Conversation | None:
+    """The conversation. If a rule is broken, add the errors and return None."""
+    if errors:
+        return None
+    try:
+        return conversation_of(
+            turns.messages,
+            thinking.variables,
+            terms,
+            add_generation_prompt=True,
+            continue_final_message=None,
+            tools=offered.use.for_template(),
+        )
+    except FieldsRefused as refused:
+        errors += refused_as_spelled(refused, {"messages": "input"}, turns.places).errors
+        return None
+
+
+def _refusals(members: Members, request: ResponsesRequest) -> Iterator[FieldError]:
+    for name, (idle, text) in _REFUSED.items():
+        value = members.get(name)
+        if value is not None and value not in idle:
+            yield FieldError(field=name, constraint="unsupported", message=text)
+    if _LOGPROBS in (request.include or ()):
+        text = f"include must not have {_LOGPROBS}, which /v1/chat/completions only supports; remove it"
+        yield FieldError(field="include", constraint="unsupported", message=text)
+
+
+def _response_format(settings: TextSettings | None, errors: list[FieldError]) -> ResponseFormat | None:
+    """The form of the answer in the spelling of chats."""
+    form = None if settings is None else settings.format
+    if form is None:
+        return None
+    kind, schema = form.get("type"), form.get("schema")
+    if kind not in ("text", "json_object", "json_schema"):
+        text = "text.format.type must be one of text, json_object, json_schema"
+        errors.append(FieldError(field="text.format.type", constraint="one_of", message=text))
+        return None
+    if kind == "json_schema" and not isinstance(schema, dict):
+        text = "text.format.schema is missing; send the schema of the answer"
+        errors.append(FieldError(field="text.format.schema", constraint="required", message=text))
+        return None
+    named = NamedSchema(schema=schema) if kind == "json_schema" else None
+    return ResponseFormat(type=kind, json_schema=named)
+
+
+def _ignored(members: Members, request: ResponsesRequest, further: Sequence[str]) -> tuple[str, ...]:
+    """The members that have no effect."""
+    asked = request.include or ()
+    unheeded = _WITHOUT_EFFECT | (set() if set(asked) <= {ENCODED} else {"include"})
+    return ignored_fields(members, ResponsesRequest, known=SHARED, unheeded=unheeded, further=further)
+
+
+def input_tokens(answer: Tokenized) -> InputTokens:
+    return InputTokens(input_tokens=len(answer.tokens))

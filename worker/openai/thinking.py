@@ -1,0 +1,64 @@
+"""How much a model reasons: the effort that a client names becomes variables of the template, or a limit.
+
+Owns: the words for efforts, and the limits of models whose templates read no effort. Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from worker.protocol.bodies import FieldError
+
+EFFORTS: Mapping[str, int | None] = {
+    "none": 0,
+    "minimal": 512,
+    "low": 2048,
+    "medium": 8192,
+    "high": None,
+    "xhigh": None,
+    "max": None,
+}
+"""The most tokens of reasoning for each effort, if the template does not read the effort itself; None is no limit."""
+_EFFORT = "reasoning_effort"
+_SWITCHES = ("enable_thinking", "thinking")
+"""The variables by which templates turn reasoning on and off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinking:
+    """A request's wishes about reasoning."""
+
+    variables: dict[str, Any] = field(default_factory=dict)
+    """Variables for the template."""
+    budget: int | None = None
+    """The most tokens of reasoning; None is no limit."""
+    ignored: tuple[str, ...] = ()
+    """The names of fields without effect."""
+
+
+def thinking_of(
+    place: str, effort: str | None, keys: frozenset[str], errors: list[FieldError], *, budget: int | None = None
+) -> Thinking:
+    """The effort as variables that the template has, and as a limit. `budget`: the client's own limit, which counts
+    instead of the effort's. The errors gain an entry for an unknown word."""
+    if effort is None:
+        return Thinking(budget=budget)
+    if effort not in EFFORTS:
+        text = f"{place} must be one of {', '.join(EFFORTS)}"
+        errors.append(FieldError(field=place, constraint="one_of", message=text))
+        return Thinking()
+    if effort == "none":
+        return turned_off(keys)
+    if _EFFORT in keys:
+        return Thinking(variables={_EFFORT: effort}, budget=budget)
+    return Thinking(budget=EFFORTS[effort] if budget is None else budget)
+
+
+def turned_off(keys: frozenset[str]) -> Thinking:
+    """No reasoning: the template is asked for none, and what the model writes all the same is closed at once."""
+    return Thinking(variables={name: False for name in _SWITCHES if name in keys}, budget=0)
+
+
+def turned_on(thinking: Thinking, keys: frozenset[str]) -> Thinking:
+    """The same with reasoning, for templates that are asked for it."""
+    return replace(thinking, variables={**{name: True for name in _SWITCHES if name in keys}, **thinking.variables})

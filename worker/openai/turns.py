@@ -1,0 +1,59 @@
+"""A conversation in another protocol's form becomes messages in OpenAI's form, one part after the other.
+
+Owns: which parts become one message, and the place in the request of each message. Two spellings of one conversation
+become the same messages, so that their prompts have the same prefix. Refuses to know: the forms of any protocol, the
+rules of messages (protocol/conversation.py). Pure; runs on the front's event loop, or on a thread for large bodies.
+"""
+
+from typing import Any
+
+_BETWEEN_TEXTS = "\n"
+
+
+class Turns:
+    """The messages so far. Consecutive parts of the assistant are one message: reasoning, text and calls."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.places: list[str] = []
+        """The place of each message, or of its first part."""
+
+    def say(self, role: str, text: str, place: str) -> None:
+        """Add a message of a user or of the system."""
+        self._add({"role": role, "content": text}, place)
+
+    def answer(self, text: str, place: str) -> None:
+        """Add text of the assistant."""
+        self._append("content", text, place)
+
+    def think(self, text: str, place: str) -> None:
+        """Add reasoning of the assistant."""
+        self._append("reasoning_content", text, place)
+
+    def call(self, call_id: str, name: str, arguments: str | dict[str, Any], place: str) -> None:
+        """Add a call by the assistant."""
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self._assistants(place).setdefault("tool_calls", []).append(call)
+
+    def result(self, call_id: str, text: str, place: str) -> None:
+        """Add the result of a call."""
+        self._add({"role": "tool", "tool_call_id": call_id, "content": text}, place)
+
+    def _append(self, field: str, text: str, place: str) -> None:
+        message = self._assistants(place)
+        message[field] = f"{message[field]}{_BETWEEN_TEXTS}{text}" if message.get(field) else text
+
+    def _assistants(self, place: str) -> dict[str, Any]:
+        """The last message if it is the assistant's, else a new one."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self._add({"role": "assistant", "content": None}, place)
+        return self.messages[-1]
+
+    def _add(self, message: dict[str, Any], place: str) -> None:
+        self.messages.append(message)
+        self.places.append(place)
+
+
+def joined(texts: list[str]) -> str:
+    """The text of a content's parts: a text is the same content as the list with this one part."""
+    return _BETWEEN_TEXTS.join(texts)
