@@ -24,7 +24,7 @@ from worker.openai.fields import (
     conversation_of,
     ignored_fields,
     in_header,
-    read_generation,
+    read_foreign,
     read_object,
     read_struct,
 )
@@ -36,8 +36,6 @@ from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.rules import int_range
 from worker.wire.messages import Conversation, MarkUse, Tokenized
 
-_FORMAT = "output_config.format"
-_NAMES = {"stop": "stop_sequences", "json_schema": _FORMAT, "response_format": _FORMAT, "prompt": "messages"}
 _KINDS = ("enabled", "adaptive", "disabled")
 _DISPLAYS = ("summarized", "omitted")
 _WITHOUT_EFFECT = frozenset({"metadata", "service_tier"})
@@ -123,29 +121,31 @@ def _read(body: bytes | bytearray, terms: Terms, *, needs_max_tokens: bool) -> M
     offered = read_tools(request.tools, request.tool_choice, errors)
     thinking = _thinking(request, terms, errors)
     prompt = _prompt(turns, thinking, offered, terms, errors)
-    generation = read_generation(
-        {name: value for name, value in members.items() if name in SHARED},
+    is_older = request.output_config is None or request.output_config.format is None
+    place = "output_format" if is_older else "output_config.format"
+    names = {"stop": "stop_sequences", "json_schema": place, "response_format": place}
+    generation = read_foreign(
+        members,
         GeneratingRequest(
             model=request.model,
             seed=request.seed,
             stream=request.stream,
             stop=request.stop_sequences,
-            response_format=_response_format(request, errors),
+            response_format=_response_format(request, place, errors),
         ),
         terms,
         errors,
-        logprobs=None,
         max_tokens=request.max_tokens,
-        names=_NAMES,
+        names=names,
     )
-    if both := list(constraint_errors(offered.use, generation.fields, _NAMES)):
+    if both := list(constraint_errors(offered.use, generation.fields, names)):
         raise FieldsRefused(both)
     assert prompt is not None  # or there were errors
     further = [*left_out, *offered.unread, *thinking.ignored]
     servers = [str(one.get("name") or "mcp") for one in request.mcp_servers or () if isinstance(one, dict)]
     made = replace(
         generation,
-        names={**generation.names, **_NAMES},
+        names={**generation.names, "prompt": "messages"},
         ignored=ignored_fields(members, MessagesRequest, known=SHARED, unheeded=_WITHOUT_EFFECT, further=further),
         reading=Reading(form=terms.chat_format, use=offered.use),
         ignored_tools=in_header([*offered.skipped, *servers]),
@@ -217,11 +217,10 @@ def _thinking(request: MessagesRequest, terms: Terms, errors: list[FieldError]) 
     return turned_off(terms.template_keys) if settings.type == "disabled" else turned_on(wanted, terms.template_keys)
 
 
-def _response_format(request: MessagesRequest, errors: list[FieldError]) -> ResponseFormat | None:
-    """The form of the answer in the spelling of chats."""
-    place, form = _FORMAT, None if request.output_config is None else request.output_config.format
-    if form is None:
-        place, form = "output_format", request.output_format
+def _response_format(request: MessagesRequest, place: str, errors: list[FieldError]) -> ResponseFormat | None:
+    """The form of the answer in the spelling of chats. `place`: its place in the request."""
+    own = None if request.output_config is None else request.output_config.format
+    form = request.output_format if own is None else own
     if form is None:
         return None
     if form.get("type") != "json_schema":

@@ -23,7 +23,7 @@ from worker.openai.fields import (
     conversation_of,
     ignored_fields,
     in_header,
-    read_generation,
+    read_foreign,
     read_object,
     read_struct,
 )
@@ -187,10 +187,10 @@ def read_response(body: bytes | bytearray, terms: Terms) -> ResponseAsked:
     effort = None if request.reasoning is None else request.reasoning.effort
     thinking = thinking_of("reasoning.effort", effort, terms.template_keys, errors)
     names = {"max_tokens": "max_output_tokens", "response_format": "text.format", "json_schema": "text.format"}
-    names |= {"messages": "input", "prompt": "input"}
+    names["messages"] = "input"
     prompt = _prompt(turns, thinking, offered, terms, errors)
-    generation = read_generation(
-        {name: value for name, value in members.items() if name in SHARED},
+    generation = read_foreign(
+        members,
         GeneratingRequest(
             model=request.model,
             seed=request.seed,
@@ -199,7 +199,6 @@ def read_response(body: bytes | bytearray, terms: Terms) -> ResponseAsked:
         ),
         terms,
         errors,
-        logprobs=None,
         max_tokens=request.max_output_tokens,
         names=names,
     )
@@ -210,7 +209,7 @@ def read_response(body: bytes | bytearray, terms: Terms) -> ResponseAsked:
         prompt,
         replace(
             generation,
-            names={**generation.names, **names},
+            names={**generation.names, "prompt": "input"},
             ignored=_ignored(members, request, [*left_out, *offered.unread, *thinking.ignored]),
             reading=Reading(form=terms.chat_format, use=offered.use),
             ignored_tools=in_header(offered.skipped),

@@ -1,0 +1,148 @@
+"""What requests of `/v1/responses` become, and how wrong ones are refused."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.openai.asking import TERMS, body
+from tests.openai.responses.wrong import CALL, CUSTOM, FUNCTION, RIGHT, USER, WRONG
+from worker.openai.responses.request import ResponseAsked, read_response
+from worker.openai.tools import TEXT_ARGUMENT
+from worker.protocol.bodies import FieldsRefused
+
+
+def asked(**fields: Any) -> ResponseAsked:
+    return read_response(body({**RIGHT, **fields}), TERMS)
+
+
+def messages(*items: Any, **fields: Any) -> list[Any]:
+    read: list[Any] = json.loads(asked(input=list(items), **fields).prompt.messages)
+    return read
+
+
+# ── wrong requests ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("change", "field"), WRONG, ids=[f"{at}-{field}" for at, (_, field) in enumerate(WRONG)])
+def test_a_wrong_request_is_refused_with_its_field(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(FieldsRefused) as refused:
+        asked(**change)
+    assert refused.value.errors[0].field == field
+    assert all(error.field.split(".")[0] in error.message for error in refused.value.errors)
+
+
+def test_a_right_request_is_none_of_the_wrong_ones() -> None:
+    assert asked().generation.ignored == ()
+
+
+# ── the conversation ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_text_is_a_users_message() -> None:
+    assert json.loads(asked().prompt.messages) == [USER]
+
+
+def test_instructions_come_first() -> None:
+    assert messages(USER, instructions="Be brief.") == [{"role": "system", "content": "Be brief."}, USER]
+
+
+@pytest.mark.parametrize("part", ["input_text", "text"])
+def test_a_content_is_the_same_as_text_and_as_parts(part: str) -> None:
+    in_parts = {"type": "message", "id": "m", "status": "completed", "role": "user"}
+    assert messages({**in_parts, "content": [{"type": part, "text": "Hello"}]}) == messages(USER)
+
+
+def test_what_the_assistant_did_in_a_row_is_one_message() -> None:
+    reasoning = {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]}
+    output = {"type": "function_call_output", "call_id": "c", "output": "text"}
+    other = {**CALL, "call_id": "d", "namespace": "files"}
+    _, reply, result = messages(USER, reasoning, said, CALL, other, output)
+    assert reply["reasoning_content"], reply["content"] == ("Hm.", "I look.")
+    assert [call["function"]["name"] for call in reply["tool_calls"]] == ["read", "files__read"]
+    assert result == {"role": "tool", "content": "text", "tool_call_id": "c"}
+
+
+def test_a_custom_tools_call_has_its_text_as_the_argument() -> None:
+    call = {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": 'a "b"'}
+    output = {"type": "custom_tool_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "done"}]}
+    _, reply, result = messages(USER, call, output)
+    assert reply["tool_calls"][0]["function"] == {"name": "patch", "arguments": {TEXT_ARGUMENT: 'a "b"'}}
+    assert result["content"] == "done"
+
+
+def test_a_picture_in_a_result_is_left_out_and_named() -> None:
+    output = [{"type": "input_text", "text": "Seen:"}, {"type": "input_image", "image_url": "data:x"}]
+    request = asked(input=[USER, CALL, {"type": "function_call_output", "call_id": "c", "output": output}])
+    assert "input.output.input_image" in request.generation.ignored
+    assert "left out" in json.loads(request.prompt.messages)[-1]["content"]
+
+
+def test_reasoning_of_another_server_is_named() -> None:
+    request = asked(input=[USER, {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}, USER])
+    assert request.generation.ignored == ("input.encrypted_content",)
+
+
+# ── tools ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_tools_that_the_worker_does_not_have_are_named() -> None:
+    mcp = {"type": "mcp", "server_label": "deepwiki", "server_url": "https://example.com"}
+    request = asked(tools=[{"type": "web_search"}, mcp, FUNCTION, {"type": "tool_search"}])
+    assert request.generation.ignored_tools == ("web_search", "deepwiki", "tool_search")
+    assert [tool["function"]["name"] for tool in json.loads(request.prompt.tools or "")] == ["read"]
+    assert request.generation.ignored == ()
+
+
+def test_namespaces_are_flattened() -> None:
+    namespace = {"type": "namespace", "name": "files", "description": "", "tools": [FUNCTION, CUSTOM]}
+    use = asked(tools=[FUNCTION, namespace]).generation.reading.use
+    assert [(tool.name, tool.namespace, tool.kind) for tool in use.tools] == [
+        ("read", None, "function"),
+        ("files__read", "files", "function"),
+        ("files__patch", "files", "custom"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected", "only"),
+    [
+        (None, "auto", None),
+        ("none", "none", None),
+        ("required", "required", None),
+        ({"type": "function", "name": "read"}, "required", {"read"}),
+        ({"type": "function", "name": "files__read"}, "required", {"files__read"}),
+        ({"type": "function", "name": "read", "namespace": "files"}, "required", {"files__read"}),
+        ({"type": "custom", "name": "patch"}, "required", {"files__patch"}),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [FUNCTION]}, "auto", {"read"}),
+    ],
+)
+def test_a_choice_names_tools(choice: Any, expected: str, only: set[str] | None) -> None:
+    namespace = {"type": "namespace", "name": "files", "description": "", "tools": [FUNCTION, CUSTOM]}
+    request = asked(tools=[FUNCTION, namespace], tool_choice=choice)
+    use = request.generation.reading.use
+    assert (use.choice, use.only) == (expected, only)
+    assert (request.prompt.tools is None) == (choice == "none")
+
+
+def test_fields_without_effect_are_named() -> None:
+    request = asked(
+        user="u", service_tier="auto", prompt_cache_key="k", client_metadata={}, text={"verbosity": "low"}, store=False
+    )
+    assert set(request.generation.ignored) == {
+        *("user", "service_tier", "prompt_cache_key", "client_metadata", "text.verbosity"),
+    }
+
+
+def test_a_schema_constrains_the_answer() -> None:
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True}
+    assert asked(text={"format": form}).generation.fields.json_schema == '{"type":"object"}'
+
+
+@pytest.mark.parametrize(
+    ("effort", "variables"),
+    [(None, {}), ("high", {"reasoning_effort": "high"}), ("none", {"enable_thinking": False})],
+)
+def test_an_effort_becomes_a_variable_of_the_template(effort: str | None, variables: dict[str, Any]) -> None:
+    assert json.loads(asked(reasoning={"effort": effort}).prompt.template_kwargs) == variables
