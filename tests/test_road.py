@@ -105,6 +105,8 @@ MAX_LINES = {"/execute": 12600, "/v1/chat/completions": 3900}
 BESIDE = frozenset(
     {
         "worker",
+        "worker.anthropic.errors",
+        "worker.anthropic.request",
         "worker.chat.probes",
         "worker.config.engine",
         "worker.config.settings",
@@ -130,6 +132,8 @@ BESIDE = frozenset(
         "worker.openai.completions",
         "worker.openai.infill",
         "worker.openai.operations",
+        "worker.openai.reading",
+        "worker.openai.responses.request",
         "worker.openai.tokens",
         "worker.plan.buffers",
         "worker.plan.memory",
@@ -142,6 +146,8 @@ BESIDE = frozenset(
         "worker.saved.copies",
         "worker.saved.keeper",
         "worker.upstream.numbers",
+        "worker.web.agents",
+        "worker.web.browsed",
         "worker.web.chat_page",
         "worker.web.described",
         "worker.web.refusals",
@@ -150,6 +156,8 @@ BESIDE = frozenset(
         "worker.wire.messages",
         "worker.wire.numerics",
         "worker.wire.questions",
+        "worker.wire.chat_format",
+        "worker.wire.numerics",
     }
 )
 """Modules that the road imports for a type, an error, a constant, or work at the start, at the end or while idle."""

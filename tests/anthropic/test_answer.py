@@ -17,7 +17,7 @@ from worker.anthropic.answer import UNREADABLE, Blocks
 from worker.chat.parse import Arguments, CallBegun, Content, Delta, Thought
 from worker.openai.answers import Choice
 from worker.protocol.events import EndEvent
-from worker.wire.messages import Finished, JobKey
+from worker.wire.jobs import Finished, JobKey
 
 PIECES = st.lists(st.tuples(st.sampled_from(["one ", "two", "\n", "é"]), st.booleans()), max_size=12)
 

@@ -13,7 +13,7 @@ from worker.anthropic.errors import error_detail
 from worker.anthropic.request import MessageAsked, read_counted, read_messages
 from worker.openai.fields import Terms
 from worker.protocol.bodies import FieldError, FieldsRefused
-from worker.wire.messages import Overflow
+from worker.wire.jobs import Overflow
 
 BILL: dict[str, Any] = {
     "type": "text",
@@ -114,7 +114,7 @@ def test_a_document_of_text_is_read() -> None:
 
 
 def test_blocks_of_another_server_are_named() -> None:
-    blocks = [
+    blocks: list[dict[str, Any]] = [
         {"type": "redacted_thinking", "data": "x"},
         {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
         {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},

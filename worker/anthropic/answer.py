@@ -21,7 +21,7 @@ from worker.openai.answers import JSON_TYPE, Allowance, Choice, Heading, encode
 from worker.openai.reading import ReadAnswer, Reading
 from worker.protocol.bodies import Count, doc
 from worker.protocol.events import SSE_TYPE, EndEvent, ErrorEvent
-from worker.wire.messages import Finished, Logprob
+from worker.wire.jobs import Finished, Logprob
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'

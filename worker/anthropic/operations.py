@@ -19,7 +19,7 @@ from worker.openai.operations import documented
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.events import SSE_TYPE
 from worker.protocol.operations import JSON, NOT_NOW, TEXT, Answer, Content, Operation, ServerSentChunk
-from worker.wire.messages import Overflow
+from worker.wire.jobs import Overflow
 
 _BODY = documented(
     MessagesRequest,

@@ -34,7 +34,8 @@ from worker.openai.tools import constraint_errors
 from worker.openai.turns import Turns
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.rules import int_range
-from worker.wire.messages import Conversation, MarkUse, Tokenized
+from worker.wire.jobs import Conversation, MarkUse
+from worker.wire.questions import Tokenized
 
 _KINDS = ("enabled", "adaptive", "disabled")
 _DISPLAYS = ("summarized", "omitted")

@@ -1,4 +1,4 @@
-"""How much a model reasons: the effort that a client names becomes variables of the template, or a limit.
+"""The amount of reasoning: the effort that a client names becomes variables of the template, or a limit.
 
 Owns: the words for efforts, and the limits of models whose templates read no effort. Pure.
 """

@@ -41,7 +41,7 @@ from worker.openai.responses.resource import (
 )
 from worker.openai.tools import Tool
 from worker.protocol.events import SSE_TYPE, ErrorEvent, StreamCode
-from worker.wire.messages import Logprob
+from worker.wire.jobs import Logprob
 
 Event = tuple[str, dict[str, Any]]
 """The type and the members of an event, without its number."""
@@ -52,7 +52,7 @@ _CODES: dict[StreamCode, ErrorCode] = {"INVALID_REQUEST": "invalid_prompt"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """How a request wants its reasoning."""
+    """The form in which a request wants the reasoning."""
 
     in_summary: bool = False
     """True if the reasoning stands in the place of its summary."""

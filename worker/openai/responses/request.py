@@ -36,7 +36,8 @@ from worker.openai.thinking import EFFORTS, Thinking, thinking_of
 from worker.openai.tools import constraint_errors
 from worker.openai.turns import Turns
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
-from worker.wire.messages import Conversation, MarkUse, Tokenized
+from worker.wire.jobs import Conversation, MarkUse
+from worker.wire.questions import Tokenized
 
 ENCODED = "reasoning.encrypted_content"
 _LOGPROBS = "message.output_text.logprobs"
@@ -75,9 +76,9 @@ class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReasoningSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How much the model reasons, and in which form that is sent."""
+    """The amount of reasoning, and the form in which it is sent."""
 
-    effort: Annotated[str | None, doc("See docs/reasoning.", enum=[*EFFORTS, None])] = None
+    effort: Annotated[str | None, doc("How much the model reasons.", enum=[*EFFORTS, None])] = None
     summary: Annotated[
         str | None, doc("auto, concise or detailed: the reasoning is sent in the place of a summary.")
     ] = None

@@ -1,0 +1,259 @@
+"""`POST /v1/responses`, `/v1/messages` and their counting routes over real sockets, with the default model."""
+
+import itertools
+from typing import Any
+
+import httpx2
+import pytest
+
+from client.sse import Frames, is_comment
+from tests.anthropic import following as anthropic
+from tests.anthropic import wrong as wrong_messages
+from tests.openai.responses import following as responses
+from tests.openai.responses import wrong as wrong_responses
+from tests.web.openai_client import Json, ask, refusal
+from tests.worker_process import PATIENCE_S, WorkerProcess, serve_default
+
+pytestmark = [pytest.mark.process, pytest.mark.model, pytest.mark.usefixtures("default_model")]
+
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+COUNTING = {RESPONSES: f"{RESPONSES}/input_tokens", MESSAGES: f"{MESSAGES}/count_tokens"}
+
+TOOL_SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+QUESTIONS: dict[str, Json] = {
+    RESPONSES: {
+        "instructions": "You answer in one short sentence.",
+        "input": "What is the capital of France?",
+        "temperature": 0,
+        "max_output_tokens": 40,
+    },
+    MESSAGES: {
+        "system": "You answer in one short sentence.",
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
+        "max_tokens": 40,
+    },
+}
+READ: dict[str, Json] = {
+    RESPONSES: {"type": "function", "name": "read", "description": "Read a file.", "parameters": TOOL_SCHEMA},
+    MESSAGES: {"name": "read", "description": "Read a file.", "input_schema": TOOL_SCHEMA},
+}
+
+
+def stream_of(worker: WorkerProcess, path: str, fields: Json) -> bytes:
+    """The bytes of a stream, without the comments."""
+    with (
+        httpx2.Client(timeout=PATIENCE_S, trust_env=False) as client,
+        client.stream("POST", f"{worker.url}{path}", json={**fields, "stream": True}) as response,
+    ):
+        assert response.status_code == 200, response.read().decode()
+        assert response.headers["content-type"] == "text/event-stream"
+        found = Frames()
+        frames = [frame for data in response.iter_bytes() for frame in found.feed(data)]
+    assert found.rest == b""
+    return b"".join(frame + b"\n\n" for frame in itertools.filterfalse(is_comment, frames))
+
+
+def anthropic_error(response: httpx2.Response) -> Json:
+    """The error of a refused request, whose shape is checked."""
+    body = response.json()
+    assert list(body) == ["type", "error"]
+    assert body["type"] == "error"
+    error: Json = body["error"]
+    assert list(error) == ["type", "message"]
+    return error
+
+
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_protocols_give_the_same_answer(eloquent: WorkerProcess) -> None:
+    chat = {"messages": [{"role": "system", "content": "You answer in one short sentence."}], "temperature": 0}
+    chat["messages"] += QUESTIONS[MESSAGES]["messages"]
+    text = ask(eloquent, "/v1/chat/completions", {**chat, "max_tokens": 40})["choices"][0]["message"]["content"]
+    assert "Paris" in text
+    response = ask(eloquent, RESPONSES, QUESTIONS[RESPONSES])
+    assert response["status"] == "completed"
+    assert response["output"][0]["content"][0]["text"] == text
+    message = ask(eloquent, MESSAGES, QUESTIONS[MESSAGES])
+    assert message["content"] == [{"type": "text", "text": text}]
+    assert message["stop_reason"] == "end_turn"
+    counts = [ask(eloquent, COUNTING[path], QUESTIONS[path])["input_tokens"] for path in COUNTING]
+    usage = message["usage"]
+    assert counts == [response["usage"]["input_tokens"], usage["input_tokens"] + usage["cache_read_input_tokens"]]
+
+
+def test_a_response_is_the_same_as_a_stream(eloquent: WorkerProcess) -> None:
+    follower = responses.Follower()
+    for event in responses.events_of(stream_of(eloquent, RESPONSES, QUESTIONS[RESPONSES])):
+        follower.take(event)
+    assert follower.last is not None
+    streamed, whole = follower.last["response"], ask(eloquent, RESPONSES, QUESTIONS[RESPONSES])
+    assert [responses.text_of(item) for item in streamed["output"]] == [
+        responses.text_of(item) for item in whole["output"]
+    ]
+
+
+def test_a_message_is_the_same_as_a_stream(eloquent: WorkerProcess) -> None:
+    follower = anthropic.Follower()
+    for event in anthropic.events_of(stream_of(eloquent, MESSAGES, QUESTIONS[MESSAGES])):
+        follower.take(event)
+    assert follower.message is not None
+    assert follower.blocks == ask(eloquent, MESSAGES, QUESTIONS[MESSAGES])["content"]
+
+
+@pytest.mark.parametrize("path", QUESTIONS)
+def test_an_answer_is_cut_at_its_length(path: str, eloquent: WorkerProcess) -> None:
+    field = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    answer = ask(eloquent, path, {**QUESTIONS[path], field: 2})
+    if path == RESPONSES:
+        assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    else:
+        assert answer["stop_reason"] == "max_tokens"
+
+
+def test_an_answer_ends_at_a_stop_sequence(eloquent: WorkerProcess) -> None:
+    answer = ask(eloquent, MESSAGES, {**QUESTIONS[MESSAGES], "stop_sequences": ["Paris"]})
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "Paris")
+    assert "Paris" not in answer["content"][0]["text"]
+
+
+def test_an_answer_continues_the_assistants_text(eloquent: WorkerProcess) -> None:
+    begun = [*QUESTIONS[MESSAGES]["messages"], {"role": "assistant", "content": "The capital of France is"}]
+    answer = ask(eloquent, MESSAGES, {**QUESTIONS[MESSAGES], "messages": begun})
+    assert answer["content"][0]["text"].lstrip().startswith("Paris")
+
+
+# ── a prefix that conversations share ────────────────────────────────────────────────────────────
+
+
+def _agents(bill: str, question: str) -> Json:
+    """A request as Claude Code sends it."""
+    rules = "You are an agent. " + "Follow the rules of this house in everything that you do. " * 20
+    cached = {"cache_control": {"type": "ephemeral"}}
+    system = [{"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.328.{bill};"}]
+    return {
+        "max_tokens": 4,
+        "temperature": 0,
+        "system": [*system, {"type": "text", "text": rules, **cached}],
+        "tools": [READ[MESSAGES], {**READ[MESSAGES], "name": "write"}],
+        "messages": [{"role": "user", "content": question}],
+    }
+
+
+def test_two_conversations_of_an_agent_share_the_tokens_of_system_and_tools(eloquent: WorkerProcess) -> None:
+    first = ask(eloquent, MESSAGES, _agents("3d7", "What is in the first file?"))["usage"]
+    second = ask(eloquent, MESSAGES, _agents("dda", "How long is the second file?"))["usage"]
+    assert first["input_tokens"] + first["cache_read_input_tokens"] > 300
+    assert second["input_tokens"] < 40, "only the question is computed"
+
+
+def test_the_billing_block_reaches_the_prompt_if_the_setting_says_so(
+    eloquent: WorkerProcess, default_model: Any
+) -> None:
+    plain = ask(eloquent, COUNTING[MESSAGES], _agents("3d7", "Hello"))["input_tokens"]
+    with serve_default(default_model, "--keep-billing-block", "--ctx-size", "4096") as worker:
+        assert ask(worker.ready(), COUNTING[MESSAGES], _agents("3d7", "Hello"))["input_tokens"] > plain
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_wrong_requests_are_refused_in_openais_shape_and_end_nothing(toy: WorkerProcess) -> None:
+    assert len(wrong_responses.WRONG) >= 100
+    for change, field in wrong_responses.WRONG:
+        for path in (RESPONSES, COUNTING[RESPONSES]):
+            response = toy.post(path, json={**wrong_responses.RIGHT, **change})
+            assert response.status_code == 400, (change, response.text)
+            assert refusal(response)["param"] == field
+    assert toy.post(RESPONSES, json=wrong_responses.RIGHT).status_code == 200
+
+
+def test_wrong_requests_are_refused_in_anthropics_shape_and_end_nothing(toy: WorkerProcess) -> None:
+    assert len(wrong_messages.WRONG) >= 100
+    for change, field in wrong_messages.WRONG:
+        given = {**wrong_messages.RIGHT, **change}
+        body = {name: value for name, value in given.items() if value is not wrong_messages.ABSENT}
+        response = toy.post(MESSAGES, json=body)
+        assert response.status_code == 400, (change, response.text)
+        error = anthropic_error(response)
+        assert error["type"] == "invalid_request_error"
+        assert field.split(".")[0].split("[")[0] in error["message"]
+    assert toy.post(MESSAGES, json=wrong_messages.RIGHT).status_code == 200
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"a":' * 2000, b"\xff\xfe"])
+@pytest.mark.parametrize("path", [*COUNTING, *COUNTING.values()])
+def test_a_body_that_is_no_object_is_refused(path: str, body: bytes, toy: WorkerProcess) -> None:
+    response = toy.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", MESSAGES, 405, "invalid_request_error"),
+        ("POST", f"{MESSAGES}/batches", 404, "not_found_error"),
+        ("PUT", COUNTING[MESSAGES], 405, "invalid_request_error"),
+    ],
+)
+def test_other_refusals_have_anthropics_shape(
+    method: str, path: str, status: int, kind: str, toy: WorkerProcess
+) -> None:
+    with toy.client() as client:
+        response = client.request(method, path)
+    assert response.status_code == status
+    assert anthropic_error(response)["type"] == kind
+
+
+def test_a_prompt_that_is_too_long_is_refused_in_each_protocols_words(eloquent: WorkerProcess) -> None:
+    long = "many words " * 4000
+    response = eloquent.post(RESPONSES, json={"input": long})
+    assert response.status_code == 400
+    error = refusal(response)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
+    assert error["message"].startswith("This model's maximum context length is 4096 tokens. However, your input")
+    response = eloquent.post(MESSAGES, json={"max_tokens": 1, "messages": [{"role": "user", "content": long}]})
+    assert response.status_code == 400
+    count = eloquent.post(COUNTING[MESSAGES], json={"messages": [{"role": "user", "content": long}]})
+    assert anthropic_error(response) == {
+        "type": "invalid_request_error",
+        "message": f"prompt is too long: {count.json()['input_tokens']} tokens > 4096 maximum",
+    }
+
+
+# ── headers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_has_no_effect_is_named(toy: WorkerProcess) -> None:
+    given = {**wrong_messages.RIGHT, "metadata": {"user_id": "u"}, "tools": [{"type": "bash_20250124", "name": "bash"}]}
+    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "effort-2025-11-24"}
+    response = toy.post(f"{MESSAGES}?beta=true", json=given, headers=headers)
+    assert response.status_code == 200
+    assert response.headers["x-ignored-fields"] == "metadata"
+    assert response.headers["x-ignored-tools"] == "bash"
+
+
+def test_the_probe_of_claude_code_is_answered(toy: WorkerProcess) -> None:
+    with toy.client() as client:
+        assert client.head("/api/hello").status_code == 200
+
+
+def test_a_token_may_be_in_anthropics_header(default_model: Any) -> None:
+    with serve_default(default_model, "--api-key", "secret-token", "--ctx-size", "512") as worker:
+        worker.ready()
+        for headers, status in (
+            ({}, 401),
+            ({"x-api-key": "other"}, 401),
+            ({"x-api-key": "secret-token"}, 200),
+            ({"authorization": "Bearer secret-token"}, 200),
+            ({"authorization": "Bearer other", "x-api-key": "secret-token"}, 200),
+        ):
+            response = worker.post(MESSAGES, json=wrong_messages.RIGHT, headers=headers)
+            assert response.status_code == status
+            if status == 401:
+                assert anthropic_error(response)["type"] == "authentication_error"
+        chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+        response = worker.post("/v1/chat/completions", json=chat, headers={"x-api-key": "secret-token"})
+        assert response.status_code == 401
