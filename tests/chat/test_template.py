@@ -1,5 +1,6 @@
 """A conversation becomes the text that the template makes of it, in the forms that the template knows."""
 
+import json
 import re
 
 import msgspec
@@ -372,9 +373,23 @@ def test_the_template_for_tools_is_for_tools() -> None:
         assert ("<|im_start|>" in found.text) == is_plain
 
 
-def test_tools_that_the_template_omits_are_refused() -> None:
-    found = templates(CHATML).read(conversation(USER, tools=[WEATHER]))
-    assert found == Violation("messages", "tools", "the chat template does not support tools")
+@pytest.mark.parametrize("messages", [(USER,), (SYSTEM, USER)])
+def test_tools_that_the_template_omits_are_in_the_system_message(messages: tuple[Message, ...]) -> None:
+    found = templates(CHATML).read(conversation(*messages, tools=[WEATHER]))
+    assert isinstance(found, Rendered)
+    system, _, rest = found.text.partition("<|im_end|>")
+    assert system.startswith("<|im_start|>system\n")
+    assert f"<tools>\n{json.dumps(WEATHER, ensure_ascii=False)}\n</tools>" in system
+    assert (str(SYSTEM["content"]) in system) == (messages[0] is SYSTEM)
+    assert rest.endswith(text(CHATML, USER))
+
+
+def test_a_refusal_counts_the_messages_of_the_request() -> None:
+    refusing = "{% if m.content == 'no' %}{{ raise_exception('no') }}{% endif %}"
+    source = "{% for m in messages %}" + refusing + "{{ m.content }}{% endfor %}"
+    found = templates(source).read(conversation(USER, says("no", "assistant"), tools=[WEATHER]))
+    assert isinstance(found, Violation)
+    assert found.message.startswith("messages[1]: ")
 
 
 def test_the_features_of_a_template_are_found() -> None:

@@ -5,6 +5,7 @@ that it supports. Test renderings find these forms when the template is loaded. 
 may read; sandbox.py owns the template engine, the caller owns the model and its tokens. One thread at a time.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,6 +17,7 @@ from worker.chat.forms import REASONING, Forms, Message, in_forms
 from worker.chat.marks import Json, Marker, Names, Span, texts
 from worker.chat.probes import contents_known, forms_known
 from worker.chat.sandbox import Runaway, Sandbox, Unrendered
+from worker.chat.tool_words import with_tools
 from worker.chat.witnesses import Found, Witnesses
 from worker.wire.jobs import Conversation, Violation
 
@@ -27,6 +29,9 @@ _MIN_CHARS, _CHARS_PER_CHAR = 1 << 16, 16
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"})
 """The names that every template gets, and the functions of the template language."""
 _FUNCTIONS = frozenset({"namespace", "range", "dict", "debug", "lipsum", "cycler", "joiner", "loop", "caller", "self"})
+
+
+_NUMBER = re.compile(r"^messages\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,18 +267,25 @@ class ChatTemplates:
         if not variables.keys() <= self.keys:
             return Violation("chat_template_kwargs", "known_keys", self.known_variables)
         template = self._for_tools if tools else self.default
+        messages = cast(list[Message], _decoded(conversation.messages))
+        n_before = len(messages)
         if tools and "tools" not in template.caps:
-            return Violation("messages", "tools", "the chat template does not support tools")
+            messages, tools = with_tools(messages, cast(list[Json], tools)), None
         try:
             return template.render(
-                cast(list[Message], _decoded(conversation.messages)),
+                messages,
                 tools=tools or None,
                 variables=variables,
                 is_open=conversation.add_generation_prompt,
                 is_continued=conversation.continue_final_message,
             )
         except Unrendered as error:
-            return Violation("messages", "chat_template", str(error))
+            return Violation("messages", "chat_template", _renumbered(str(error), len(messages) - n_before))
+
+
+def _renumbered(error: str, n_added: int) -> str:
+    """The error with the number of the message in the request, which has `n_added` fewer before it."""
+    return _NUMBER.sub(lambda found: f"messages[{max(0, int(found[1]) - n_added)}]", error, count=1)
 
 
 def _decoded(text: str) -> Json:
