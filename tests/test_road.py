@@ -157,7 +157,6 @@ BESIDE = frozenset(
         "worker.wire.numerics",
         "worker.wire.questions",
         "worker.wire.chat_format",
-        "worker.wire.numerics",
     }
 )
 """Modules that the road imports for a type, an error, a constant, or work at the start, at the end or while idle."""

@@ -25,7 +25,7 @@ def pasted(heading: str, language: str, worker: WorkerProcess) -> str:
     return found.replace(ADDRESS, worker.url)
 
 
-@pytest.mark.parametrize("package", ["openai", "litellm"])
+@pytest.mark.parametrize("package", ["openai", "litellm", "protocols"])
 def test_a_package_works(package: str, worker: WorkerProcess) -> None:
     environment(package).run("python", str(PROGRAMS / f"{package}_package.py"), worker.url)
 

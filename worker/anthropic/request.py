@@ -43,7 +43,7 @@ _WITHOUT_EFFECT = frozenset({"metadata", "service_tier"})
 
 
 class ThinkingSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How much the model reasons, and whether that is shown."""
+    """The amount of reasoning, and whether it is shown."""
 
     type: Annotated[str, doc("adaptive leaves it to the model.", enum=list(_KINDS))]
     budget_tokens: Annotated[int | None, doc("The most tokens of reasoning, with `enabled`.", minimum=1)] = None

@@ -18,7 +18,7 @@ from worker.web.described import described
 from worker.web.edge import counted
 from worker.web.openai import Api, ignored_headers, spelled
 from worker.web.refusals import ANTHROPIC_ERRORS, json_answer, text_answer
-from worker.wire.messages import Tokenized
+from worker.wire.questions import Tokenized
 
 
 def agent_routes(api: Api) -> list[HTTPRouteHandler]:
