@@ -1,5 +1,6 @@
 """The events of `/v1/messages` as laws: every prefix is a legal state, and the deltas sum up to the blocks."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -155,3 +156,34 @@ def test_reasoning_comes_back_in_the_next_request(display: str) -> None:
     _, reply, _ = json.loads(again.prompt.messages)
     assert reply == {"role": "assistant", "content": "So.", "reasoning_content": "Why é?"}
     assert again.generation.ignored == ()
+
+
+CALL = 'I look.\n<tool_call>\n{"name": "read", "arguments": {"path": "a"}}\n</tool_call>'
+TOOL = {"name": "read", "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}}}
+
+
+@given(st.lists(st.integers(0, len(CALL)), max_size=8))
+def test_a_call_is_a_block_however_the_text_comes(cuts: list[int]) -> None:
+    choice = choice_of(asked(tools=[TOOL], stream=True))
+    stream = start(choice)
+    edges = sorted({0, *cuts, len(CALL)})
+    for at, (begin, end) in enumerate(itertools.pairwise(edges)):
+        stream += choice.token(CALL[begin:end], at)
+    follower = followed(events_of(stream + finish(choice, "EOS", len(edges))))
+    assert follower.message is not None
+    assert follower.message["stop_reason"] == "tool_use"
+    text, call = follower.blocks
+    assert text["text"].strip() == "I look."
+    assert (call["name"], json.loads(follower.partial[1])) == ("read", {"path": "a"})
+
+
+@pytest.mark.parametrize("choice", [{"type": "none"}, None])
+def test_calls_are_text_without_tools_to_call(choice: Any) -> None:
+    request = asked(tools=[TOOL], tool_choice=choice) if choice else asked()
+    answer = choice_of(request)
+    start(answer)
+    answer.token(CALL, 0)
+    finish(answer, "EOS", 1)
+    made = json.loads(request.body(HEADING, [answer]))
+    assert [block["type"] for block in made["content"]] == ["text"]
+    assert made["stop_reason"] == "end_turn"

@@ -1,4 +1,4 @@
-"""What requests of `/v1/messages` become, and how wrong ones are refused."""
+"""Requests of `/v1/messages`: the jobs that right ones become, and the refusals of wrong ones."""
 
 import json
 from dataclasses import replace

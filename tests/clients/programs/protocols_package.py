@@ -1,4 +1,4 @@
-"""What the packages `openai`, `anthropic` and `openresponses-types` make of Responses and Messages: `python
+"""Responses and Messages in the eyes of the packages `openai`, `anthropic` and `openresponses-types`: `python
 protocols_package.py URL` tries all of it.
 
 Every body and every event must be what the types of the packages say, strictly, with no key that they do not know.

@@ -1,5 +1,6 @@
 """The events of `/v1/responses` as laws: every prefix is a legal state, and the deltas sum up to the items."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def followed(events: Sequence[Event]) -> Follower:
 
 
 def output_of(deltas: Sequence[Delta], shown: Shown) -> tuple[Follower, Output]:
-    """What the events of an output say, each taken as soon as it comes."""
+    """The sum of the events of an output, each taken as soon as it comes."""
     output, follower = Output(Reading(use=USE), shown), Follower()
     follower.n_taken = 1
 
@@ -158,3 +159,32 @@ def test_reasoning_comes_back_encoded_if_the_request_includes_it() -> None:
     messages = msgspec.json.decode(again.prompt.messages)
     assert messages[1] == {"role": "assistant", "content": "So.", "reasoning_content": "Why é?"}
     assert again.generation.ignored == ()
+
+
+TOOLS = [
+    {"type": "function", "name": "read", "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}},
+    {"type": "custom", "name": "patch"},
+]
+CALLS = (
+    'I look.\n<tool_call>\n{"name": "read", "arguments": {"path": "a"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "patch", "arguments": {"input": "line\\n"}}\n</tool_call>'
+)
+
+
+@given(st.lists(st.integers(0, len(CALLS)), max_size=8), st.booleans())
+def test_calls_are_items_however_the_text_comes(cuts: list[int], is_stream: bool) -> None:
+    request = asked(tools=TOOLS, stream=is_stream)
+    choice = choice_of(request)
+    stream = start(choice)
+    edges = sorted({0, *cuts, len(CALLS)})
+    for at, (begin, end) in enumerate(itertools.pairwise(edges)):
+        stream += choice.token(CALLS[begin:end], at)
+    stream += finish(choice, "EOS", len(edges))
+    if is_stream:
+        items = followed(events_of(stream)).items
+    else:
+        items = msgspec.json.decode(request.body(HEADING, [choice]))["output"]
+    message, read, patch = items
+    assert text_of(message).strip() == "I look."
+    assert (read["name"], msgspec.json.decode(read["arguments"])) == ("read", {"path": "a"})
+    assert (patch["name"], patch["input"]) == ("patch", "line\n")

@@ -1,4 +1,4 @@
-"""What requests of `/v1/responses` become, and how wrong ones are refused."""
+"""Requests of `/v1/responses`: the jobs that right ones become, and the refusals of wrong ones."""
 
 import json
 from typing import Any
