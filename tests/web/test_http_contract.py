@@ -39,9 +39,11 @@ ASKED = {
 OPENAI = {
     *(("GET", path) for path in ("/v1/models", "/v1/models/{model_id}", "/tokenizer_info", "/version", "/ping")),
     *(("POST", f"/v1/{kind}completions{end}") for kind in ("", "chat/") for end in ("", "/render")),
-    *(("POST", path) for path in ("/tokenize", "/detokenize")),
+    *(("POST", path) for path in ("/tokenize", "/detokenize", "/infill")),
+    *(("POST", f"/v1/{path}") for path in ("responses", "responses/input_tokens", "messages", "messages/count_tokens")),
+    ("GET", "/api/hello"),
 }
-"""The routes of test_openai_routes.py."""
+"""The routes of test_openai_routes.py and test_agents.py."""
 
 ORDERED = ("/execute", "/cancel", "/cancel/some-job", "/shutdown", "/v1/shutdown", "/v1/admin/shutdown")
 """The routes for commands."""

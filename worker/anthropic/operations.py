@@ -15,7 +15,7 @@ from worker.anthropic.offered import MessageTool
 from worker.anthropic.request import MessagesRequest
 from worker.errors import DeadlineExceeded, InternalError, Unauthorized, WorkerError
 from worker.openai.errors import CANCELLED_STATUS, NotAnObject, UnknownModel
-from worker.openai.operations import documented
+from worker.openai.operations import TOP_K, documented
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.events import SSE_TYPE
 from worker.protocol.operations import JSON, NOT_NOW, TEXT, Answer, Content, Operation, ServerSentChunk
@@ -25,6 +25,7 @@ _BODY = documented(
     MessagesRequest,
     messages=Annotated[list[GivenMessage], doc("The conversation.")],
     system=Annotated[str | list[Block] | None, doc("A text, or text blocks.")],
+    top_k=TOP_K,
     tools=Annotated[list[MessageTool] | None, doc("Tools of the client.")],
 )
 _EXAMPLE: dict[str, Any] = {

@@ -264,8 +264,10 @@ class StreamedFill(_Filling):
     """A text that is sent as it is generated, without `[DONE]`."""
 
     media_type = SSE_TYPE
-    sign_of_life = SIGN_OF_LIFE
     is_collecting = False
+
+    def sign_of_life(self) -> bytes:
+        return SIGN_OF_LIFE
 
     def token(
         self,

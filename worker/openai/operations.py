@@ -135,7 +135,7 @@ def _or_null(kind: Any) -> Any:
     return Annotated[(bare | None, *(meta for meta in metas if meta.description is not None))]
 
 
-_TOP_K = Annotated[
+TOP_K = Annotated[
     int | None, doc("Keep this many of the most probable tokens; 0 and -1 are off.", minimum=-1, maximum=2**32 - 1)
 ]
 _STOP = Annotated[
@@ -161,8 +161,8 @@ _MESSAGES = Annotated[
     doc("The conversation.", type="array", items={"$ref": "#/components/schemas/Message"}, minItems=1),
 ]
 
-CHAT_BODY = documented(ChatRequest, messages=_MESSAGES, stop=_STOP, top_k=_TOP_K)
-COMPLETION_BODY = documented(CompletionRequest, prompt=_PROMPT, stop=_STOP, top_k=_TOP_K)
+CHAT_BODY = documented(ChatRequest, messages=_MESSAGES, stop=_STOP, top_k=TOP_K)
+COMPLETION_BODY = documented(CompletionRequest, prompt=_PROMPT, stop=_STOP, top_k=TOP_K)
 
 _QUESTION = {
     "model": "any",
@@ -214,7 +214,7 @@ COMPLETIONS = _generating(
 INFILL = _generating(
     "Fill a gap in a text",
     "llama-server's route for editors. It needs a model with fill-in-the-middle tokens.",
-    _documented(InfillRequest, stop=_STOP, top_k=_TOP_K),
+    documented(InfillRequest, stop=_STOP, top_k=TOP_K),
     _TO_FILL,
     Fill,
 )

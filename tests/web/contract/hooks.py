@@ -41,6 +41,19 @@ OPENAI_PATHS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/chat/completions/render", "/v1/completions/render"),
     *("/tokenize", "/detokenize"),
 )
+_INPUT = {"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}]}
+AGENT_BODIES: dict[str, Fields] = {
+    "/v1/responses": {**_INPUT, "max_output_tokens": 4},
+    "/v1/responses/input_tokens": _INPUT,
+    "/v1/messages": {"messages": VALID_MESSAGES, "max_tokens": 4},
+    "/v1/messages/count_tokens": {"messages": VALID_MESSAGES},
+}
+"""Conversations of the protocols that agents speak; the tests by hand have other ones."""
+UNSUPPORTED_OF_AGENTS = (
+    *("conversation", "include", "output_config", "output_format", "previous_response_id", "prompt"),
+    *("stop_sequences", "text", "thinking", "tool_choice", "tools", "system"),
+)
+"""Fields with values that only some requests allow."""
 MAX_PROMPTS = 3
 """There is room for few jobs."""
 UNSUPPORTED = (
@@ -64,6 +77,8 @@ def before_call(context: schemathesis.HookContext, case: AnyCase, kwargs: Fields
             case.body = _consistent(case.body)
         elif case.path in OPENAI_PATHS:
             case.body = _consistent_here(case.body)
+        elif case.path in AGENT_BODIES:
+            case.body = _consistent_of_an_agent(case.body) | AGENT_BODIES[case.path]
 
 
 def _consistent(request: Fields) -> Fields:
@@ -127,6 +142,13 @@ def _consistent_here(request: Fields) -> Fields:
     request.setdefault("max_tokens", 4)
     request["max_tokens"] = max(1, request["max_tokens"])
     return _made_valid(request)
+
+
+def _consistent_of_an_agent(request: Fields) -> Fields:
+    """The same of a request of an agent."""
+    kept = {name: _whole(value) for name, value in request.items() if name not in UNSUPPORTED_OF_AGENTS}
+    given = {name: value for name, value in kept.items() if value is not None}
+    return {name: value for name, value in _made_valid({**given, "max_tokens": 4}).items() if name != "max_tokens"}
 
 
 def _prompt(prompt: Any) -> Any:

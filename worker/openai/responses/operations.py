@@ -6,7 +6,7 @@ settings. Pure.
 
 from typing import Annotated, Any
 
-from worker.openai.operations import ASKED_ERRORS, GENERATING_ERRORS, documented
+from worker.openai.operations import ASKED_ERRORS, GENERATING_ERRORS, TOP_K, documented
 from worker.openai.responses.items import InputItem
 from worker.openai.responses.offered import ResponseTool
 from worker.openai.responses.request import ResponsesRequest
@@ -18,6 +18,7 @@ from worker.protocol.operations import JSON, Answer, Content, Operation, ServerS
 _BODY = documented(
     ResponsesRequest,
     input=Annotated[str | list[InputItem], doc("A text, or the items of the conversation.")],
+    top_k=TOP_K,
     tools=Annotated[list[ResponseTool] | None, doc("Functions, custom tools, and namespaces of these.")],
 )
 _EXAMPLE: dict[str, Any] = {
