@@ -35,8 +35,8 @@ _CHOICES: tuple[Choice, ...] = ("none", "auto", "required")
 class TextFormat(msgspec.Struct, frozen=True, kw_only=True):
     """The form of a custom tool's text."""
 
-    type: Annotated[str, doc("Any text, or a text of a grammar.", enum=["text", "grammar"])] = "text"
-    syntax: Annotated[str | None, doc("The notation of the grammar.", enum=["lark", "regex", None])] = None
+    type: Annotated[str, doc("text: any text. grammar: a text that follows the definition.")] = "text"
+    syntax: Annotated[str | None, doc("The notation of the definition: lark or regex.")] = None
     definition: str | None = None
 
 
