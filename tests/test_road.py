@@ -105,9 +105,9 @@ MAX_LINES = {"/execute": 12600, "/v1/chat/completions": 3900}
 BESIDE = frozenset(
     {
         "worker",
-        "worker.anthropic.errors",
         "worker.anthropic.request",
         "worker.chat.probes",
+        "worker.chat.tool_words",
         "worker.config.engine",
         "worker.config.settings",
         "worker.constraints.jobs",
@@ -146,8 +146,6 @@ BESIDE = frozenset(
         "worker.saved.copies",
         "worker.saved.keeper",
         "worker.upstream.numbers",
-        "worker.web.agents",
-        "worker.web.browsed",
         "worker.web.chat_page",
         "worker.web.described",
         "worker.web.refusals",

@@ -24,10 +24,10 @@ from worker.openai.fields import (
     conversation_of,
     ignored_fields,
     in_header,
-    read_foreign,
     read_object,
     read_struct,
 )
+from worker.openai.foreign import read_foreign
 from worker.openai.reading import Reading
 from worker.openai.thinking import EFFORTS, Thinking, thinking_of, turned_off, turned_on
 from worker.openai.tools import constraint_errors

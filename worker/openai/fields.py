@@ -7,7 +7,7 @@ on the front's event loop, or on a thread for large bodies.
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from worker.openai.constraints import ConstrainedRequest, constraint_of
-from worker.openai.errors import NotAnObject, UnknownModel, refused_as_spelled, respelled
+from worker.openai.errors import NotAnObject, UnknownModel, respelled
 from worker.openai.reading import PLAIN, Reading
 from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, doc
 from worker.protocol.conversation import Part, conversation, part_errors
@@ -355,28 +355,6 @@ def read_generation(
         asked_tokens=max_tokens,
         shows_marks=request.skip_special_tokens is False and not is_routed,
     )
-
-
-def read_foreign(
-    members: Members,
-    request: GeneratingRequest,
-    terms: Terms,
-    errors: list[FieldError],
-    *,
-    max_tokens: int | None,
-    names: Mapping[str, str],
-) -> Generation:
-    """Read the fields of a request in another protocol's form, of which `request` has those that a chat has, too. Of
-    the members only the sampling fields of `/execute` are read. `names`: the client's names of a chat's fields.
-
-    Raises: see read_generation.
-    """
-    own = {name: value for name, value in members.items() if name in SHARED}
-    try:
-        read = read_generation(own, request, terms, errors, logprobs=None, max_tokens=max_tokens, names=names)
-    except FieldsRefused as refused:
-        raise refused_as_spelled(refused, names) from None
-    return replace(read, names={**read.names, **names})
 
 
 def _is_routed(members: Members) -> bool:

@@ -23,10 +23,10 @@ from worker.openai.fields import (
     conversation_of,
     ignored_fields,
     in_header,
-    read_foreign,
     read_object,
     read_struct,
 )
+from worker.openai.foreign import read_foreign
 from worker.openai.reading import Reading
 from worker.openai.responses.events import CollectedResponse, ResponseChoice, Shown, StreamedResponse
 from worker.openai.responses.items import read_input

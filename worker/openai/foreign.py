@@ -1,0 +1,33 @@
+"""The fields of requests in other forms than a chat's, read by the rules of chats.
+
+Pure; runs on the front's event loop, or on a thread for large bodies.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from worker.openai.errors import refused_as_spelled
+from worker.openai.fields import SHARED, GeneratingRequest, Generation, Members, Terms, read_generation
+from worker.protocol.bodies import FieldError, FieldsRefused
+
+
+def read_foreign(
+    members: Members,
+    request: GeneratingRequest,
+    terms: Terms,
+    errors: list[FieldError],
+    *,
+    max_tokens: int | None,
+    names: Mapping[str, str],
+) -> Generation:
+    """Read the fields of a request in another protocol's form, of which `request` has those that a chat has, too. Of
+    the members only the sampling fields of `/execute` are read. `names`: the client's names of a chat's fields.
+
+    Raises: see read_generation.
+    """
+    own = {name: value for name, value in members.items() if name in SHARED}
+    try:
+        read = read_generation(own, request, terms, errors, logprobs=None, max_tokens=max_tokens, names=names)
+    except FieldsRefused as refused:
+        raise refused_as_spelled(refused, names) from None
+    return replace(read, names={**read.names, **names})
