@@ -91,7 +91,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (_format(type="json_schema", schema=deep(40)), "output_config.format"),
     ({"output_format": {"type": "json_schema"}}, "output_format.schema"),
     ({"output_format": {"type": "json_schema", "schema": deep(40)}}, "output_format"),
-    ({**_format(type="json_schema", schema={"type": "object"}), "tools": [TOOL]}, "output_config.format"),
     # the system's text
     ({"system": 5}, "system"),
     ({"system": {}}, "system"),

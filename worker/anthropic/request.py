@@ -30,7 +30,7 @@ from worker.openai.fields import (
 from worker.openai.foreign import read_foreign
 from worker.openai.reading import Reading
 from worker.openai.thinking import EFFORTS, Thinking, thinking_of, turned_off, turned_on
-from worker.openai.tools import constraint_errors
+from worker.openai.tools import constraint_errors, without_schema
 from worker.openai.turns import Turns
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.rules import int_range
@@ -148,6 +148,8 @@ def _read(body: bytes | bytearray, terms: Terms, *, needs_max_tokens: bool) -> M
         generation,
         names={**generation.names, "prompt": "messages"},
         ignored=ignored_fields(members, MessagesRequest, known=SHARED, unheeded=_WITHOUT_EFFECT, further=further),
+        fields=without_schema(generation.fields, offered.use),
+        reasoning_budget=thinking.budget,
         reading=Reading(form=terms.chat_format, use=offered.use),
         ignored_tools=in_header([*offered.skipped, *servers]),
         places=tuple(turns.places),

@@ -123,7 +123,7 @@ def error_detail(error: WorkerError) -> ErrorDetail:
 
 
 _MIN_SERVER_STATUS = 500
-_MESSAGE_PLACE = re.compile(r"messages\[(\d{1,9})\]")
+_PLACE = re.compile(r"(messages|tools)\[(\d{1,9})\]")
 
 
 def _overflow(error: FieldError, overflow: Overflow) -> str:
@@ -153,21 +153,21 @@ def error_body(detail: ErrorDetail) -> bytes:
     return msgspec.json.encode(ApiErrorBody(error=detail))
 
 
-def refused_as_spelled(refused: FieldsRefused, names: Mapping[str, str], places: Sequence[str] = ()) -> FieldsRefused:
-    """The same refusal with the client's names of the fields. `places`: the place of each message in the request, if it
-    has them in another form."""
-    return FieldsRefused(respelled(_replaced(refused.errors, places), names), refused.overflow)
+def refused_as_spelled(
+    refused: FieldsRefused, names: Mapping[str, str], messages: Sequence[str] = (), tools: Sequence[str] = ()
+) -> FieldsRefused:
+    """The same refusal with the client's names of the fields. `messages` and `tools`: the places of these in the
+    request, if it has them in another form."""
+    return FieldsRefused(respelled(_replaced(refused.errors, messages, tools), names), refused.overflow)
 
 
-def _replaced(errors: Iterable[FieldError], places: Sequence[str]) -> Iterator[FieldError]:
-    """Yield the errors with the client's places of messages."""
-
+def _replaced(errors: Iterable[FieldError], messages: Sequence[str], tools: Sequence[str]) -> Iterator[FieldError]:
     def place(found: re.Match[str]) -> str:
-        at = int(found[1])
+        places, at = tools if found[1] == "tools" else messages, int(found[2])
         return places[at] if at < len(places) else found[0]
 
     for error in errors:
-        field, message = (_MESSAGE_PLACE.sub(place, text, count=1) for text in (error.field, error.message))
+        field, message = (_PLACE.sub(place, text, count=1) for text in (error.field, error.message))
         yield msgspec.structs.replace(error, field=field, message=message)
 
 

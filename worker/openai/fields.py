@@ -170,6 +170,8 @@ class Generation:
     """True if control tokens are shown by their names."""
     reading: Reading = PLAIN
     """The rules by which the answers are read."""
+    reasoning_budget: int | None = None
+    """The most tokens of reasoning; None is no limit."""
     ignored_tools: tuple[str, ...] = ()
     """The names of the tools that the worker does not have, spelled for a header."""
     places: tuple[str, ...] = ()

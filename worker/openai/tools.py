@@ -10,9 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from worker.protocol.bodies import FieldError
 from worker.protocol.constraints import MAX_DEPTH
 from worker.protocol.execute import GenerationFields
+from worker.wire.jobs import OfferedTool, Tools
 
 MAX_TOOLS = 512
 """The most tools of one request. An agent with several MCP servers offers some 200."""
@@ -46,6 +49,8 @@ class Tool:
     kind: ToolKind = "function"
     is_strict: bool = False
     """True if the client asks for arguments that satisfy the whole schema."""
+    place: str = "tools"
+    """Its place in the request."""
     grammar: str | None = None
     """The grammar of a custom tool's text in Lark, or None."""
     regex: str | None = None
@@ -87,6 +92,24 @@ class ToolUse:
         """The schemas of the tools that the answer may call, by the model's names."""
         return {tool.name: tool.schema for tool in self.callable}
 
+    def for_engine(self) -> Tools | None:
+        """The calls that the answer may have; None if it may have none. The places are those in `tools`."""
+        offered = tuple(
+            OfferedTool(
+                name=tool.name,
+                place=at,
+                parameters=msgspec.json.encode(tool.schema).decode(),
+                is_text=tool.kind == "custom",
+                grammar=tool.grammar,
+                regex=tool.regex,
+            )
+            for at, tool in enumerate(self.tools)
+            if self.choice != "none" and (self.only is None or tool.name in self.only)
+        )
+        if not offered:
+            return None
+        return Tools(tools=offered, is_required=self.choice == "required", is_parallel=self.is_parallel)
+
     def named(self, name: str) -> Tool | None:
         """The tool of this name of the model's."""
         return next((tool for tool in self.tools if tool.name == name), None)
@@ -127,6 +150,7 @@ def function_tool(
         description=description or "",
         schema={} if found else arguments_schema(schema or {}),
         is_strict=is_strict,
+        place=place,
     )
 
 
@@ -155,6 +179,7 @@ def custom_tool(
         description=description or "",
         schema={"type": "object", "properties": {TEXT_ARGUMENT: text}, "required": [TEXT_ARGUMENT]},
         kind="custom",
+        place=place,
         grammar=grammar,
         regex=regex,
     )
@@ -197,13 +222,18 @@ def choice_errors(place: str, use: ToolUse) -> Iterator[FieldError]:
 
 
 def constraint_errors(use: ToolUse, fields: GenerationFields, names: Mapping[str, str]) -> Iterator[FieldError]:
-    """The error of a constraint on the whole answer of a request that offers tools. `names` has the client's names of
-    the fields."""
-    for name in ("grammar", "json_schema", "regex"):
+    """The error of a constraint on the whole answer of a request that offers tools. A schema is none: an answer that
+    may be a call is a call or an instance of the schema. `names` has the client's names of the fields."""
+    for name in ("grammar", "regex"):
         if use.callable and getattr(fields, name) is not None:
             field = names.get(name, name)
             text = f"{field} cannot go with tools; remove one of them, or send tool_choice none"
             yield FieldError(field=field, constraint="exclusive(tools)", message=text)
+
+
+def without_schema(fields: GenerationFields, use: ToolUse) -> GenerationFields:
+    """The fields without the schema of the text, if the answer is a call and so has no text."""
+    return msgspec.structs.replace(fields, json_schema=None) if use.choice == "required" else fields
 
 
 # ── schemas ──────────────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ from math import inf
 from worker.protocol.events import Dialect
 from worker.protocol.execute import GenerationFields
 from worker.protocol.rules import MAX_BIAS
-from worker.wire.jobs import JobKey, MarkUse, Prompt, Sampling, Submit, TokenId
+from worker.wire.jobs import JobKey, MarkUse, Prompt, Sampling, Submit, TokenId, Tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,10 @@ class JobRequest:
     """The text of Submit.prediction."""
     marks: MarkUse = "hidden"
     """The word of Submit.marks."""
+    tools: Tools | None = None
+    """The calls that its answer may have; None if it has none."""
+    reasoning_budget: int | None = None
+    """The most tokens of reasoning; None is no limit."""
     answer_id: str | None = None
     """The answer that it is a part of, whose id cancels it too; None if it is the whole."""
     model: str | None = None
@@ -53,6 +57,8 @@ class JobRequest:
             prompt_logprobs=self.prompt_logprobs,
             prediction=self.prediction,
             marks=self.marks,
+            tools=self.tools,
+            reasoning_budget=self.reasoning_budget,
         )
 
 

@@ -120,6 +120,7 @@ class Api:
         """Open the jobs of an answer, n for each prompt, and answer with their output. `kind` is the `object` of a
         stream's last chunks; None if nothing follows the choices. Raises: see open_jobs."""
         generation, n = asked.generation, asked.generation.n
+        tools = generation.reading.use.for_engine()
         jobs = self.front.open_jobs(
             [
                 JobRequest(
@@ -130,6 +131,8 @@ class Api:
                     prompt_logprobs=prompt_logprobs,
                     prediction=generation.prediction,
                     marks="shown" if generation.shows_marks else asked.marks,
+                    tools=tools,
+                    reasoning_budget=generation.reasoning_budget,
                     answer_id=heading.id,
                     model=generation.model,
                     n_answers=n if number == 0 else None,
@@ -158,7 +161,8 @@ def _refused(
 ) -> Response[bytes]:
     """The answer to an engine's refusal, with the client's names of the fields."""
     if isinstance(error, FieldsRefused):
-        error = refused_as_spelled(error, generation.names, generation.places)
+        tools = [tool.place for tool in generation.reading.use.tools]
+        error = refused_as_spelled(error, generation.names, generation.places, tools)
     return render_error(error)
 
 

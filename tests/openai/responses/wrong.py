@@ -106,7 +106,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (_schema(type="json_schema", name="x", schema=deep(40)), "text.format"),
     (_schema(type="json_object") | {"grammar": 'root ::= "a"'}, "grammar"),
     ({"grammar": "", "regex": "a"}, "regex"),
-    ({**_schema(type="json_object"), "tools": [FUNCTION]}, "text.format"),
     ({"regex": "a", "tools": [FUNCTION]}, "regex"),
     # the input
     ({"input": None}, "input"),

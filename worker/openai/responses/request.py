@@ -33,7 +33,7 @@ from worker.openai.responses.items import read_input
 from worker.openai.responses.offered import Offered, read_tools
 from worker.openai.responses.resource import EchoedReasoning, InputTokens, ResponseResource
 from worker.openai.thinking import EFFORTS, Thinking, thinking_of
-from worker.openai.tools import constraint_errors
+from worker.openai.tools import constraint_errors, without_schema
 from worker.openai.turns import Turns
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.wire.jobs import Conversation, MarkUse
@@ -212,6 +212,8 @@ def read_response(body: bytes | bytearray, terms: Terms) -> ResponseAsked:
             generation,
             names={**generation.names, "prompt": "input"},
             ignored=_ignored(members, request, [*left_out, *offered.unread, *thinking.ignored]),
+            fields=without_schema(generation.fields, offered.use),
+            reasoning_budget=thinking.budget,
             reading=Reading(form=terms.chat_format, use=offered.use),
             ignored_tools=in_header(offered.skipped),
             places=tuple(turns.places),
