@@ -159,7 +159,8 @@ class Submit(Frame, frozen=True, kw_only=True):
 
     @property
     def is_constrained(self) -> bool:
-        return not (self.grammar is None and self.json_schema is None and self.regex is None)
+        asked = (self.grammar, self.json_schema, self.regex, self.tools, self.reasoning_budget)
+        return any(one is not None for one in asked)
 
 
 class Cancel(Frame, frozen=True, kw_only=True):
