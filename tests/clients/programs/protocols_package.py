@@ -180,7 +180,8 @@ def the_packages_put_streams_together(url: str) -> None:
         counted = client.responses.input_tokens.count(model="any", input=QUESTION)
         assert counted.input_tokens == (whole.usage.input_tokens if whole.usage else 0)
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as claude:
-        asked_for: dict[str, Any] = {"model": "any", "temperature": 0, "messages": [USER], "max_tokens": 24}
+        asked_for: dict[str, Any] = {"model": "any", "messages": [USER], "max_tokens": 24}
+        asked_for["extra_body"] = {"temperature": 0}
         with claude.messages.stream(**asked_for) as parts:
             message = parts.get_final_message()
         again = claude.messages.create(**asked_for)
