@@ -101,15 +101,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("worker.observe", "worker.host", "worker.chat.parse", "worker.chat.deltas", "worker.errors"),
     ),
     "worker.web": (
-        *(
-            "worker.web",
-            "worker.front",
-            "worker.openai",
-            "worker.anthropic",
-            "worker.protocol",
-            "worker.wire",
-            "worker.config",
-        ),
+        *("worker.web", "worker.front", "worker.openai", "worker.anthropic", "worker.protocol", "worker.wire"),
+        *("worker.config", "worker.observe", "worker.errors"),
+    ),
         *("worker.observe", "worker.errors"),
     ),
 }
