@@ -104,8 +104,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("worker.web", "worker.front", "worker.openai", "worker.anthropic", "worker.protocol", "worker.wire"),
         *("worker.config", "worker.observe", "worker.errors"),
     ),
-        *("worker.observe", "worker.errors"),
-    ),
 }
 """A room, and all of the worker it may import."""
 
