@@ -154,7 +154,6 @@ BESIDE = frozenset(
         "worker.wire.messages",
         "worker.wire.numerics",
         "worker.wire.questions",
-        "worker.wire.chat_format",
     }
 )
 """Modules that the road imports for a type, an error, a constant, or work at the start, at the end or while idle."""

@@ -1,6 +1,8 @@
 """`POST /v1/responses`, `/v1/messages` and their counting routes over real sockets, with the default model."""
 
 import itertools
+import json
+import re
 from typing import Any
 
 import httpx2
@@ -122,6 +124,59 @@ def test_an_answer_continues_the_assistants_text(eloquent: WorkerProcess) -> Non
     begun = [*QUESTIONS[MESSAGES]["messages"], {"role": "assistant", "content": "The capital of France is"}]
     answer = ask(eloquent, MESSAGES, {**QUESTIONS[MESSAGES], "messages": begun})
     assert answer["content"][0]["text"].lstrip().startswith("Paris")
+
+
+# ── calls ────────────────────────────────────────────────────────────────────────────────────────
+
+REQUIRED: dict[str, Json] = {RESPONSES: {"tool_choice": "required"}, MESSAGES: {"tool_choice": {"type": "any"}}}
+
+
+def calls_of(path: str, answer: Json) -> list[tuple[str, Json]]:
+    """The calls of an answer: names and arguments."""
+    if path == RESPONSES:
+        calls = [item for item in answer["output"] if item["type"] == "function_call"]
+        return [(call["name"], json.loads(call["arguments"])) for call in calls]
+    return [(block["name"], block["input"]) for block in answer["content"] if block["type"] == "tool_use"]
+
+
+@pytest.mark.parametrize("path", QUESTIONS)
+def test_a_required_call_is_made(path: str, eloquent: WorkerProcess) -> None:
+    field = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    answer = ask(eloquent, path, {**QUESTIONS[path], field: 200, "tools": [READ[path]], **REQUIRED[path]})
+    calls = calls_of(path, answer)
+    assert calls
+    for name, arguments in calls:
+        assert name == "read"
+        assert isinstance(arguments["path"], str)
+    if path == MESSAGES:
+        assert answer["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize("path", QUESTIONS)
+def test_a_tool_that_cannot_be_kept_is_refused_with_its_place(path: str, eloquent: WorkerProcess) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)"}}, "required": ["a"]}
+    field = "parameters" if path == RESPONSES else "input_schema"
+    tools = [READ[path], {**READ[path], "name": "odd", field: schema}]
+    response = eloquent.post(path, json={**QUESTIONS[path], "tools": tools, **REQUIRED[path]})
+    assert response.status_code == 400
+    assert "tools[1]" in response.json()["error"]["message"]
+
+
+def test_a_custom_tools_text_follows_its_grammar(eloquent: WorkerProcess) -> None:
+    form = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin\\n" /[a-z]{1,8}/ "\\n*** End"'}
+    tool = {"type": "custom", "name": "patch", "description": "Patch a file.", "format": form}
+    fields = {"max_output_tokens": 200, "tools": [tool], "tool_choice": {"type": "custom", "name": "patch"}}
+    answer = ask(eloquent, RESPONSES, {**QUESTIONS[RESPONSES], **fields, "parallel_tool_calls": False})
+    (call,) = answer["output"]
+    assert (call["type"], call["name"]) == ("custom_tool_call", "patch")
+    assert re.fullmatch(r"\*\*\* Begin\n[a-z]{1,8}\n\*\*\* End", call["input"])
+
+
+def test_a_tool_of_a_namespace_is_answered_with_its_name(eloquent: WorkerProcess) -> None:
+    namespace = {"type": "namespace", "name": "files", "description": "Files.", "tools": [READ[RESPONSES]]}
+    fields = {"max_output_tokens": 200, "tools": [namespace], "tool_choice": "required", "parallel_tool_calls": False}
+    (call,) = ask(eloquent, RESPONSES, {**QUESTIONS[RESPONSES], **fields})["output"]
+    assert (call["name"], call["namespace"]) == ("read", "files")
 
 
 # ── a prefix that conversations share ────────────────────────────────────────────────────────────
