@@ -5,7 +5,6 @@ given out; a text that is no call until there raises NotACallError, and nothing 
 """
 
 import re
-from collections.abc import Mapping
 from typing import Final
 
 from worker.chat.deltas import Deltas
@@ -34,7 +33,7 @@ from worker.chat.values import (
     json_of,
     loaded,
     may_be_json,
-    parameter,
+    member,
     quoted,
     types_of,
 )
@@ -314,9 +313,9 @@ class CallReader:
         while (key := (yield from self._next_parameter())) is not None:
             self._deltas.argue(f"{', ' if n_given else ''}{quoted(key)}: ")
             if self._form.form == "nested":
-                yield from self._element(key, parameter(schema, key), schema)
+                yield from self._element(key, member(schema, schema, key), schema)
             else:
-                yield from self._value(parameter(schema, key), schema)
+                yield from self._value(member(schema, schema, key), schema)
             n_given += 1
         self._deltas.argue("}")
         yield from self._finish()
@@ -435,7 +434,7 @@ class CallReader:
                 is_list = is_list or (name == "item" and "object" not in types)
                 self._deltas.argue("[" if is_list else "{")
             self._deltas.argue((", " if n_given else "") + ("" if is_list else f"{quoted(name)}: "))
-            inner = items(schema, root) if is_list else parameter_of(schema, root, name)
+            inner = items(schema, root) if is_list else member(schema, root, name)
             yield from self._element(name, inner, root, depth + 1)
             n_given += 1
         if not n_given:
@@ -478,13 +477,6 @@ class CallReader:
         self._scan.take(k)
         self._deltas.begin(name)
         self._deltas.argue(arguments)
-
-
-def parameter_of(schema: object, root: object, name: str) -> object:
-    """Return the schema of a member of an object inside the arguments, or None."""
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    inner = properties.get(name) if isinstance(properties, Mapping) else None
-    return inner if root is not None else None
 
 
 def _object_text(text: str) -> str:

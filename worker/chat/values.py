@@ -22,17 +22,17 @@ _MAX_WORD: Final = 5
 _SPACE: Final = " \t\r\n"
 
 
-def parameter(schema: object, name: str) -> object:
-    """Return the schema of one argument, or None."""
-    found = resolved(schema, schema)
+def member(schema: object, root: object, name: str) -> object:
+    """Return the schema of an object's member, or None."""
+    found = resolved(schema, root)
     properties = found.get("properties") if isinstance(found, Mapping) else None
-    inner = properties.get(name) if isinstance(properties, Mapping) else None
-    return resolved(inner, schema)
+    return resolved(properties.get(name), root) if isinstance(properties, Mapping) else None
 
 
 def items(schema: object, root: object) -> object:
     """Return the schema of the elements of a list, or None."""
-    return resolved(schema.get("items"), root) if isinstance(schema, Mapping) else None
+    found = resolved(schema, root)
+    return resolved(found.get("items"), root) if isinstance(found, Mapping) else None
 
 
 def resolved(schema: object, root: object) -> object:
