@@ -9,6 +9,8 @@
 #   make images-test   build the container images and test them from outside; needs podman and buildah (docs/images.md)
 #   make constraints-test  compile published JSON schemas: how many are enforced, and what passes; half a minute
 #   make clients-test  run openai, LangChain, LiteLLM, lm-eval and guidellm, each in its own environment, on a worker
+#   make agents-test   run pi, Claude Code, Codex, opencode, Qwen Code, Continue and Cline, each installed from npm, on a
+#                      worker in a network with this machine only; five minutes; needs npm
 #   make fleet-test    run workers under Prometheus, vllm-router and Ray Serve, each in its own environment; ten minutes;
 #                      needs Debian's prometheus
 #   make soak          send 1,000 jobs to both APIs of one worker, and compile 1,000 JSON schemas; a quarter of an hour
@@ -43,7 +45,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test images-test formats-test constraints-test clients-test fleet-test soak parity parity-matrix parity-peer originals models-test bench bench-sizes bench-steps bench-sampling model vocabularies newest-llama format clean
+.PHONY: run check test images-test formats-test constraints-test clients-test agents-test fleet-test soak parity parity-matrix parity-peer originals models-test bench bench-sizes bench-steps bench-sampling model vocabularies newest-llama format clean
 
 run: .venv/installed
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
@@ -53,10 +55,10 @@ check: .venv/installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n auto -m "not model and not process and not torch and not long and not soak and not clients and not fleet and not originals and not models"
+	$(BIN)/python -m pytest -q -n auto -m "not model and not process and not torch and not long and not soak and not clients and not agents and not fleet and not originals and not models"
 
 test: .venv/installed-dev model vocabularies
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not soak and not peer and not parity and not clients and not fleet and not originals and not models"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not soak and not peer and not parity and not clients and not agents and not fleet and not originals and not models"
 
 images-test: .venv/installed-dev model
 	$(BIN)/python -m tools.images $(IMAGES)
@@ -69,6 +71,10 @@ constraints-test: .venv/installed-dev
 
 clients-test: .venv/installed-dev model
 	$(BIN)/python -m pytest -m clients -s tests/clients tests/parity/test_lm_eval.py
+
+agents-test: .venv/installed-dev model
+	$(BIN)/python -m tests.agents.programs
+	$(BIN)/python -m tests.loopback_only $(BIN)/python -m pytest -m agents tests/agents
 
 fleet-test: .venv/installed-dev model
 	$(BIN)/python -m pytest -m fleet -s

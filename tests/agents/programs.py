@@ -1,0 +1,95 @@
+"""Coding agents from npm, each in a folder of its own, and how they are run: without updates, telemetry and internet.
+
+`.clients/npm/NAME` is made once of `packages/NAME.json`, which names one package with its exact version; npm takes it
+from wherever it is configured to. `python -m tests.agents.programs` makes all of them.
+"""
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.clients.environments import FOLDER, OFFLINE
+
+PACKAGES = Path(__file__).parent / "packages"
+
+QUIET = {
+    "CI": "1",
+    "DISABLE_TELEMETRY": "1",
+    "DISABLE_ERROR_REPORTING": "1",
+    "DISABLE_AUTOUPDATER": "1",
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "IS_SANDBOX": "1",  # Claude Code refuses to run as root without it
+    "PI_OFFLINE": "1",
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
+    "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+    "CONTINUE_METRICS_ENABLED": "0",
+    "CONTINUE_TELEMETRY_ENABLED": "0",
+    "CLINE_TELEMETRY_DISABLED": "1",
+    "NO_COLOR": "1",
+}
+"""The variables that turn off updates and telemetry, agent by agent."""
+
+OF_THIS_PROCESS = ("PATH", "LANG", "LC_ALL", "TMPDIR")
+"""The variables that an agent inherits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The end of a program, and its output."""
+
+    code: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Made by `program`."""
+
+    folder: Path
+
+    def run(self, command: str, home: Path, extra: Mapping[str, str] | None = None, timeout_s: float = 240) -> Said:
+        """The output of a shell command in `home`'s folder `work`, in which the agent's programs are found."""
+        inherited = {name: os.environ[name] for name in OF_THIS_PROCESS if name in os.environ}
+        path = os.pathsep.join([str(self.folder / "node_modules" / ".bin"), inherited.get("PATH", os.defpath)])
+        work = home / "work"
+        work.mkdir(exist_ok=True)
+        done = subprocess.run(
+            ["/bin/sh", "-c", command],
+            cwd=work,
+            env={**inherited, **OFFLINE, **QUIET, "PATH": path, "HOME": str(home), **(extra or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+        )
+        return Said(done.returncode, done.stdout)
+
+
+def program(name: str) -> Program:
+    """The program of `packages/NAME.json`, installed anew if that has changed. Raises: CalledProcessError."""
+    package = PACKAGES / f"{name}.json"
+    folder = FOLDER / "npm" / name
+    made_of = folder / "made-of"
+    digest = hashlib.sha256(package.read_bytes()).hexdigest()
+    if not made_of.is_file() or made_of.read_text() != digest:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "package.json").write_bytes(package.read_bytes())
+        options = ("--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error")
+        subprocess.run(["npm", "install", *options], cwd=folder, check=True)  # noqa: S607 - the one on PATH
+        made_of.write_text(digest)
+    return Program(folder)
+
+
+def main() -> None:
+    for package in sorted(PACKAGES.glob("*.json")):
+        program(package.stem)
+
+
+if __name__ == "__main__":
+    main()
