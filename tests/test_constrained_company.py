@@ -97,7 +97,7 @@ class Answers:
         if not isinstance(message, StepDone):
             return
         self.n_steps += message.kind is not None
-        self.n_paused += message.n_preempted + message.n_yielded
+        self.n_paused += message.n_victims + message.n_preempted
         self.n_accepted += message.n_accepted
         for delta in message.deltas:
             self.texts[delta.job] = self.texts.get(delta.job, "") + delta.text

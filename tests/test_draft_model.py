@@ -87,7 +87,7 @@ class Told:
     def hear(self, frame: Outbound) -> None:
         if isinstance(frame, StepDone):
             self.n_steps += frame.kind == "decode"
-            self.n_paused += frame.n_preempted
+            self.n_paused += frame.n_victims
             self.n_drafted += frame.n_drafted
             self.n_accepted += frame.n_accepted
             for delta in frame.deltas:

@@ -118,7 +118,7 @@ class Rig:
         self.next_misfortune: Misfortune | None = None
         self.is_on_device = max_dead_cells > 0
         self.policy = config.policy(can_keep=can_share and (prefix_cache_bytes > 0 or self.is_on_device))
-        self.n_preempted = self.n_yielded = 0
+        self.n_victims = self.n_preempted = 0
         self.n_cached: dict[JobKey, int] = {}
         """The cached tokens of a job when it began."""
         self.n_cells_reported = 0
@@ -217,9 +217,9 @@ class Rig:
             self.started.append(job)
             self.n_cached[job] = started.n_cached
             self._prefill_due[job] = len(self.kinds) + 2 * (PASSES + 1) * self._n_chunks_ahead()
+        self.n_victims += frame.n_victims
         self.n_preempted += frame.n_preempted
-        self.n_yielded += frame.n_yielded
-        if frame.n_preempted or frame.n_paused or isinstance(self.policy, FairShares):
+        if frame.n_victims or frame.n_paused or isinstance(self.policy, FairShares):
             # A job that goes on after a pause comes before those that began meanwhile.
             self._prefill_due.clear()
         for part in frame.prompt_logprobs:
@@ -304,7 +304,7 @@ class Rig:
             assert waiting == sorted(waiting), "the oldest waits first"
             new = [sequence.job for sequence in scheduler.waiting if not sequence.is_begun]
             assert all(job < new[0] for job in self.started if new), "no job begins before an older one has a slot"
-            assert not self.n_yielded
+            assert not self.n_preempted
         over = sum(story.is_over for story in self.stories)
         assert over + len(running) + len(waiting) == len(self.stories), "every job is somewhere"
         if self.mirror is not None:

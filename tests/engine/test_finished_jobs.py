@@ -143,7 +143,7 @@ def test_cells_that_wait_are_evicted_for_running_jobs() -> None:
     rig.run_until_idle()
     rig.check_stories()
     assert rig.stories[last].end is not None
-    assert rig.n_preempted == 0
+    assert rig.n_victims == 0
 
 
 def test_a_cancelled_jobs_cells_wait_too() -> None:

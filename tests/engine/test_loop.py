@@ -194,7 +194,7 @@ def test_a_library_without_room_pauses_the_newest_job() -> None:
     rig.step()
     rig.next_misfortune = "no room"
     rig.step()
-    assert rig.n_preempted == 1
+    assert rig.n_victims == 1
     rig.run_until_idle()
     rig.check_stories()
     assert [len(story.texts) for story in rig.stories] == [32] * 3
@@ -221,7 +221,7 @@ def test_jobs_that_outgrow_the_cells_are_paused_and_lose_nothing() -> None:
         rig.submit(request(i, n_prompt=10, max_tokens=50))
     rig.run_until_idle()
     rig.check_stories()
-    assert rig.n_preempted > 0
+    assert rig.n_victims > 0
     assert [len(story.texts) for story in rig.stories] == [50] * 8
 
 
@@ -237,18 +237,18 @@ def test_the_oldest_job_is_never_paused() -> None:
 
 
 def test_what_a_paused_job_had_computed_is_not_computed_again_while_there_is_room_to_keep_it() -> None:
-    n_computed, n_preempted = [], 0
+    n_computed, n_victims = [], 0
     for n_kept in (0, 1000):
         rig = Rig(n_cells=100, prefix_cache_bytes=n_kept * CELL_BYTES)
         for i in range(3):
             rig.submit(request(i, n_prompt=20, max_tokens=60))
         rig.run_until_idle()
         rig.check_stories()
-        assert rig.n_preempted > 0
+        assert rig.n_victims > 0
         n_computed.append(rig.runner.n_computed)
-        n_preempted = rig.n_preempted
+        n_victims = rig.n_victims
     n_needed = 3 * (20 + 60 - 1)
-    assert n_computed[1] <= n_needed + n_preempted * (MIN_KEPT + 1) < n_computed[0]
+    assert n_computed[1] <= n_needed + n_victims * (MIN_KEPT + 1) < n_computed[0]
 
 
 # ── prefixes ─────────────────────────────────────────────────────────────────────────────────────
@@ -381,7 +381,7 @@ def test_deterministic_jobs_have_all_their_cells_from_the_start_and_are_never_pa
     assert rig.started == [0, 1]
     rig.run_until_idle()
     rig.check_stories()
-    assert rig.n_preempted == 0
+    assert rig.n_victims == 0
 
 
 def test_deterministic_answers_are_no_prefixes() -> None:
@@ -459,7 +459,7 @@ def test_a_halved_step_whose_first_half_finds_no_room_goes_on_without_the_job_it
         rig.runner.before_run = without_room_in_the_second_run(rig, rig.runner.before_run)
         rig.run_until_idle()
         rig.check_stories()
-        assert rig.n_preempted == 1
+        assert rig.n_victims == 1
 
 
 def without_room_in_the_second_run(rig: Rig, before_run: Callable[[Step], None]) -> Callable[[Step], None]:

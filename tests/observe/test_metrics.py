@@ -210,10 +210,10 @@ def test_what_need_not_be_computed_what_was_drafted_and_who_was_paused_add_up(me
     for n_cached in (0, 300, 12):
         metrics.started(queued_s=0.0, n_prompt=300, n_cached=n_cached)
     for step in (
-        StepDone(n_drafted=5, n_accepted=3, n_preempted=1),
+        StepDone(n_drafted=5, n_accepted=3, n_victims=1),
         StepDone(n_drafted=2),
         StepDone(),
-        StepDone(n_preempted=2, n_yielded=4),
+        StepDone(n_victims=2, n_preempted=4),
     ):
         metrics.step(step)
     counters = ("prefix_tokens_reused", "draft_tokens", "draft_tokens_accepted", "preemptions", "yields")

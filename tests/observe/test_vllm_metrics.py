@@ -121,7 +121,7 @@ def work(metrics: Metrics) -> None:
         for at in range(n):
             metrics.next_token(gap_s=0.004 * at)
         metrics.finished("success", ended(duration_s=n))
-    metrics.step(StepDone(kind="decode", n_drafted=4, n_accepted=3, n_preempted=2, n_yielded=1))
+    metrics.step(StepDone(kind="decode", n_drafted=4, n_accepted=3, n_victims=2, n_preempted=1))
     metrics.load(vram_bytes=0, is_ready=True, queue_depth=3, running=2, step=StepDone(cells_used=1024))
 
 

@@ -328,7 +328,7 @@ class Engine:
         while preempted := self.scheduler.choose_preemptions(self._n_spare_cells, n_shared):
             for sequence in preempted:
                 self._pause(sequence)
-                self._step_report.n_yielded += sequence.is_begun
+                self._step_report.n_preempted += sequence.is_begun
             self.scheduler.admit(self._n_spare_cells, n_shared)
 
     def _report_found(self) -> None:
@@ -364,16 +364,16 @@ class Engine:
             victim = self.scheduler.victim()
             if victim is None:
                 break
-            self._preempt(victim)
+            self._pause_victim(victim)
         if step is None:
             return None
         self.scheduler.begin(step)
         return self._drafts.added_to(step, self.scheduler.running, self._n_free_cells)
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _pause_victim(self, sequence: Sequence) -> None:
         """Pause a sequence because the cells have run out."""
         self._pause(sequence)
-        self._step_report.n_preempted += sequence.is_begun
+        self._step_report.n_victims += sequence.is_begun
 
     def _pause(self, sequence: Sequence) -> None:
         """Pause a sequence and its stream. Its computed cells are kept, so that it can continue cheaply."""
@@ -449,7 +449,7 @@ class Engine:
         """Pause a job, or fail one that is alone, because the library found less room than the engine had counted."""
         victim = self.scheduler.victim()
         if victim is not None:
-            self._preempt(victim)
+            self._pause_victim(victim)
             while self.prefix_cache.give_up(self.scheduler.running.values()):
                 pass
             return

@@ -4,7 +4,7 @@ Owned by the step thread. Knows nothing of the decode call or the clock, and of 
 
     WAITING ──slot──▶ FOLLOW ──prefix settled──▶ (REPORT ──▶) PREFILL ──all computed──▶ DECODE
      │   ▲               │                         │             │                        │
-     │   └── preempted ──┴─────────────────────────┴─────────────┴────────────────────────┤
+     │   └── paused ─────┴─────────────────────────┴─────────────┴────────────────────────┤
      └─────────────────────────────── end ────────────────────────────────────────────────┴──▶ DONE
 """
 
@@ -96,7 +96,7 @@ class Sequence:
     n_reported: int = 1
     """The position of the next token of the prompt whose log-probability is to be reported."""
     is_begun: bool = False
-    """True once its start was reported. A preempted sequence that gets a slot again is not reported twice."""
+    """True once its start was reported. A paused sequence that gets a slot again is not reported twice."""
     n_served: int = 0
     """The number of rows that were computed for it, drafts included."""
     n_turn: int = 0

@@ -36,16 +36,17 @@ class Counters:
         self._make_histograms()
 
     def step(self, step: StepDone) -> None:
-        """The engine reported; `kind` is None when no decode ran."""
+        """The engine reported; `kind` is None when no decode ran. Preemptions are what vLLM calls so: pauses because
+        the cells have run out. The engine's preemptions, which give another job its share, are yields."""
         if step.kind is not None:
             self._steps[step.kind].inc()
         if step.n_drafted:
             self._draft_tokens.inc(step.n_drafted)
             self._draft_tokens_accepted.inc(step.n_accepted)
+        if step.n_victims:
+            self._preemptions.inc(step.n_victims)
         if step.n_preempted:
-            self._preemptions.inc(step.n_preempted)
-        if step.n_yielded:
-            self._yields.inc(step.n_yielded)
+            self._yields.inc(step.n_preempted)
 
     def started(self, *, queued_s: float, n_prompt: int, n_cached: int) -> None:
         """A job got its slot, and `n_cached` tokens of its prompt need not be computed."""

@@ -285,7 +285,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
-    """A job has its slot and begins. It is sent once for each job, even if the job is preempted and resumed."""
+    """A job has its slot and begins. It is sent once for each job, even if the job is paused and resumed."""
 
     job: JobKey
     n_cached: int = 0
@@ -313,9 +313,9 @@ class StepDone(msgspec.Struct, kw_only=True, tag=True, array_like=True):
     prefix_tokens: int = 0
     """The number of tokens of finished jobs in the prefix cache in host memory."""
     prefix_bytes: int = 0
+    n_victims: int = 0
+    """The number of jobs that were paused since the last frame because the KV cells had run out."""
     n_preempted: int = 0
-    """The number of jobs that were paused since the last frame because the KV cache was full."""
-    n_yielded: int = 0
     """The number of jobs that were paused since the last frame to give another job its fair share."""
     n_paused: int = 0
     """The number of jobs that have begun and wait for a slot again."""
