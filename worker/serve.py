@@ -191,7 +191,7 @@ class Service:
             code = 1
         except WorkerError:
             raise
-        except Exception as error:  # noqa: BLE001 - the top of serve (house rule 18): the process ends, and says why
+        except Exception as error:  # noqa: BLE001 - the top of serve: the process ends, and says why
             _report(InternalFailure("the worker", error), self._settings, self._model_path)
             code = 1
         self._signals.ignore_more()

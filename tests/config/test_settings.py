@@ -72,6 +72,13 @@ def test_every_setting_has_its_own_flag_variable_and_explanation() -> None:
     assert all(option.help for option in options())
 
 
+def test_every_flag_is_on_a_page() -> None:
+    root = Path(__file__).parents[2]
+    pages = "".join(page.read_text() for page in [root / "README.md", *(root / "docs").rglob("*.md")])
+    named = set(re.findall(r"--[a-z][a-z-]+", pages))
+    assert [option.opts[0] for option in options() if option.opts[0] not in named] == []
+
+
 def test_only_the_token_breaks_the_naming_rule() -> None:
     assert [one.name for one in options() if one.envvar != f"LLORCH_{one.name.upper()}"] == ["api_key"]
 

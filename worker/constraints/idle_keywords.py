@@ -125,15 +125,13 @@ class _Judge:
     def _allows_all(self, part: Schema, key: str, _: Kinds) -> bool:
         """Keywords of names, and of what no other keyword has looked at."""
         value = part[key]
-        match key:
-            case "propertyNames":
-                return self.always(value, _STRING)
-            case "additionalItems":
-                is_all_seen = not isinstance(part.get("items"), list)
-            case "unevaluatedItems":
-                is_all_seen = _is_schema(part.get("items"))
-            case _:
-                is_all_seen = _is_schema(part.get("additionalProperties"))
+        if key == "propertyNames":
+            return self.always(value, _STRING)
+        is_all_seen = {
+            "additionalItems": not isinstance(part.get("items"), list),
+            "unevaluatedItems": _is_schema(part.get("items")),
+            "unevaluatedProperties": _is_schema(part.get("additionalProperties")),
+        }[key]
         return _is_schema(value) and (is_all_seen or self.always(value, ALL_KINDS))
 
     def _is_unused(self, _part: Schema, key: str, _: Kinds) -> bool:

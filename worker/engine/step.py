@@ -99,7 +99,8 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One llama_decode. It has either prefill slices or decode slices, never both, so that shapes are stable."""
+    """One decode call, or several if it is larger than a batch. Either all slices are prefill or all are decode, so
+    that shapes are stable."""
 
     kind: StepKind
     slices: tuple[Slice, ...]

@@ -1,8 +1,8 @@
-"""The ready callback announces to the pool manager, once, that this worker serves.
+"""The ready callback announces to the pool manager that this worker serves.
 
-This module owns the POST, the rules of success, and the retries with their time limit (docs/protocol.md 2). It knows
-neither the body (worker/protocol writes it) nor the consequences of a failure (serve.py). It runs on the front's event
-loop.
+This module owns the POST, the rules of success, and the retries with their time limit (docs/protocol.md 2). serve.py
+calls it when the worker is ready and after each restart of the engine, and decides what a failure means. It does not
+know the body, which worker/protocol writes. It runs on the front's event loop.
 """
 
 import asyncio

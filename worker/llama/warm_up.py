@@ -41,7 +41,7 @@ _N_TIMES = 3
 """The most times that each decode step is taken. The shortest time counts: whatever else the machine does only adds to
 it, and a GPU's first step of a width runs without a graph, the second captures one. On a GPU each prefill step is taken
 as often, because the first of a size also loads its kernels."""
-_ALIKE = 0.05
+_ALIKE_SHARE = 0.05
 """The share by which two times may differ; two such times are enough on a CPU."""
 
 _SWITCHED_WIDTHS = (2, 8)
@@ -178,7 +178,7 @@ def widest_within(max_s: float, n_most: int, step_s: Callable[[int], float]) -> 
     size = min(DEFAULT_UBATCH, n_most)
     while 2 * size <= n_most:
         taken_s = step_s(size)
-        if 2 * taken_s > max_s or step_s(2 * size) > 2 * (1 + _ALIKE) * taken_s:
+        if 2 * taken_s > max_s or step_s(2 * size) > 2 * (1 + _ALIKE_SHARE) * taken_s:
             break
         size *= 2
     return size
@@ -219,7 +219,7 @@ def _decode_s(runner: LlamaRunner, width: int) -> float:
     times: list[float] = []
     while len(times) < _N_TIMES:
         times.append(_time_step(runner, "decode", width))
-        if len(times) > 1 and runner.model.device.kind == "cpu" and max(times) <= (1 + _ALIKE) * min(times):
+        if len(times) > 1 and runner.model.device.kind == "cpu" and max(times) <= (1 + _ALIKE_SHARE) * min(times):
             break
     return min(times)
 

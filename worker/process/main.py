@@ -139,7 +139,7 @@ def main(load: Load) -> None:
     try:
         run_engine(sock, int(sys.argv[2]), load)
         leave("")  # the load failed and was reported; nothing may hold the exit up
-    except Exception:  # noqa: BLE001 - top of the engine loop (house rule 18): the process ends, the front goes on
+    except Exception:  # noqa: BLE001 - top of the process: it ends, and the front goes on
         die()
 
 

@@ -1,7 +1,8 @@
 """The shortlist: the tokens of a row that can matter, cut from the vocabulary without sorting it.
 
 Owns the cuts before any float64 work: enough of the most probable tokens to hold a wanted share of the probability, or
-a wanted number of them; and top_n_sigma, which is a cut itself. A cut may keep too many tokens, never too few. Knows
+a wanted number of them; and top_n_sigma, which is a cut itself. A cut may keep too many tokens, never too few. The
+*bulk* of a row is its logits without those of the touched tokens (row.py), which are few and weighed apart. Knows
 nothing of nuclei or draws. Pure; the step thread.
 """
 

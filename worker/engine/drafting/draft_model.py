@@ -131,7 +131,8 @@ class _Growing:
 
 
 class DraftModel:
-    """A DraftSource (drafts.py) whose drafts take time.
+    """The maker of drafts that take time (`Maker` in drafts.py). It is no DraftSource: only sequences for which it is
+    expected to pay are drafted for and judged.
 
     `runner` is the draft model, with a slot for each slot of jobs. `row_costs` are the costs of its decode steps,
     ascending from 1 token. `n_most` is the largest number of draft tokens for a job in a step. If the draft model

@@ -1,9 +1,9 @@
 """Drafts in decode steps: the best draft of any source, with as many tokens as pay, judged by the draws.
 
-This module owns which jobs have drafts and from which source (`Drafts`), the costs of wider steps, and the number of
-draft tokens in a step: as many as pay, and never so many that a job is delayed (`Speculation`). It knows neither how a
-draft is found (`DraftSource`: ngram.py, predicted.py, history.py) nor the meaning of a token. It is pure and runs on
-the step thread.
+This module owns which jobs have drafts and from which `DraftSource` (`Drafts` has the list), the costs of wider steps,
+and the number of draft tokens in a step: as many as pay, and never so many that a job is delayed (`Speculation`). It
+knows neither how a draft is found (ngram.py, predicted.py, history.py, draft_model.py) nor the meaning of a token. It
+is pure and runs on the step thread.
 
 No step takes a draft only to find out whether it would be right. Drafts of a draft model take time to make; it is
 asked for them if that is expected to pay (`Speculation.asked`).
