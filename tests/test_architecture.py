@@ -1,10 +1,15 @@
 """The rooms of docs/architecture.md as tables: who may import what, checked by walking the source.
 
-A new rule is a new line in a table. tests/imports.py reads the source.
+A new rule is a new line in a table. tests/imports.py reads the source. The page itself is read, too: it is the map by
+which a newcomer finds a place.
 """
 
+import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -128,6 +133,12 @@ IMPORTS_BY_NAME = ("worker.cli",)
 """A module named by a string or by an entry point escapes every table here."""
 
 MAX_FUNCTION_LINES = 60
+
+ROOT = Path(__file__).parents[1]
+MAP = (ROOT / "docs" / "architecture.md").read_text()
+PAGES = {"docs/architecture.md": MAP, "CONTRIBUTING.md": (ROOT / "CONTRIBUTING.md").read_text()}
+PROGRAMS = ("worker", "parity", "client", "tools", "scripts", "tests", "docs")
+"""The folders in which the pages name files."""
 
 
 def offenders(forbidden: str, allowed: tuple[str, ...]) -> list[str]:
@@ -262,6 +273,83 @@ def test_only_the_command_line_imports_a_module_by_its_name() -> None:
 def test_no_function_is_longer_than_a_page() -> None:
     lengths = [(module.name, name, n_lines) for module in sources() for name, n_lines in functions(module)]
     assert [found for found in lengths if found[2] > MAX_FUNCTION_LINES] == []
+
+
+# ── the map ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def set_as_code(page: str) -> list[str]:
+    """The texts in backticks, without the blocks of code."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL))
+
+
+def rooms_of_the_map() -> dict[str, str]:
+    """Each room that the map draws inside worker/, with the text behind it."""
+    (tree,) = re.findall(r"^```\nworker/\n(.*?)^```$", MAP, re.MULTILINE | re.DOTALL)
+    return dict(re.findall(r"^  (\w+)/(.*)$", tree, re.MULTILINE))
+
+
+def packages(folder: str) -> list[Path]:
+    return sorted(path.parent.relative_to(ROOT) for path in (ROOT / folder).rglob("__init__.py"))
+
+
+def members() -> Iterator[str]:
+    """`Class.member` for all that a class of the worker defines."""
+    for module in sources():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                yield from (
+                    f"{node.name}.{one.name}"
+                    for one in node.body
+                    if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+                )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_and_folder_that_a_page_names_is_there(page: str) -> None:
+    """A file has its path from the checkout or from worker/, or its name alone behind another of its folder."""
+    named = [text for text in set_as_code(PAGES[page]) if re.fullmatch(r"\w[\w./-]*(\.(py|md|sh|toml)|/)", text)]
+    there = {path.name for folder in PROGRAMS for path in (ROOT / folder).rglob("*.*")}
+    assert len(named) > 10
+    assert [
+        one for one in named if not (ROOT / one).exists() and not (ROOT / "worker" / one).exists() and one not in there
+    ] == []
+
+
+def test_every_name_on_the_map_is_in_the_code() -> None:
+    words = set(re.findall(r"\w+", "".join(module.text for module in sources()))) | set(globals())
+    defined = set(members())
+    names = [text for text in set_as_code(MAP) if re.fullmatch(r"[A-Za-z_]\w+(\.(?!py$)[a-z_]\w+)?", text)]
+    assert len(names) > 10
+    assert [name for name in names if name not in (defined if "." in name else words)] == []
+
+
+def test_the_map_draws_every_room() -> None:
+    assert set(rooms_of_the_map()) == {path.name for path in packages("worker") if path.parent == Path("worker")}
+
+
+def test_the_map_says_which_rooms_are_pure() -> None:
+    pure = {f"worker.{name}" for name, text in rooms_of_the_map().items() if "(pure)" in text}
+    assert pure == set(PURE_ROOMS)
+
+
+@pytest.mark.parametrize("folder", ["worker", "parity", "client", "tools", "deploy"])
+def test_every_package_says_what_it_is_for(folder: str) -> None:
+    silent = [
+        str(path)
+        for path in packages(folder)
+        if not ast.get_docstring(ast.parse((ROOT / path / "__init__.py").read_text()))
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize("room", [room for room in MAY_IMPORT if (ROOT / room.replace(".", "/")).is_dir()])
+def test_a_rooms_docstring_says_which_rooms_it_may_import(room: str) -> None:
+    (module,) = (module for module in sources() if module.name == room)
+    text = " ".join((ast.get_docstring(module.tree) or "").split())
+    (named,) = re.findall(r"may import (.+?)[.;](?= |$)", text)
+    said = set() if named == "nothing of the worker" else {f"worker.{name}" for name in re.split(r", | and ", named)}
+    assert said == {name for name in MAY_IMPORT[room] if name != room}
 
 
 # ── the walk itself ──────────────────────────────────────────────────────────────────────────────

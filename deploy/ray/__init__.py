@@ -1,0 +1,1 @@
+"""A fleet of workers behind one address, with Ray Serve."""

@@ -1,0 +1,1 @@
+"""Benchmarks: this worker against itself and against other servers, on the same machine."""

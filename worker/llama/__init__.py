@@ -1,6 +1,9 @@
 """The room of llama.cpp: nothing outside it touches the library or ctypes.
 
 Importing any part of it loads the library, which may be impossible on this machine. Raises: ModelLoadFailed then.
+
+Steps run on the step thread, and prompts are read on the intake thread. The room may import engine, sampling, chat,
+saved, constraints, plan, model, limits, upstream, wire, host and errors.
 """
 
 from worker.errors import ModelLoadFailed
