@@ -8,7 +8,8 @@ from tests.front.rehearsal import Stage, rehearsed
 from tests.openai.asking import TERMS, entry
 from worker.front.job import Job, JobState, next_chunk_of
 from worker.openai.answers import Allowance
-from worker.openai.chat import CollectedMessage
+from worker.openai.chat_message import CollectedMessage, MessageTerms
+from worker.openai.reading import PLAIN
 from worker.openai.completions import CollectedText, Echo, TextPart, read_completion
 from worker.wire.jobs import PromptLogprobs, StepDone, TokenId
 
@@ -16,7 +17,7 @@ from worker.wire.jobs import PromptLogprobs, StepDone, TokenId
 def collecting(stage: Stage, allowance: Allowance | None = None) -> tuple[Job, CollectedMessage]:
     """A job whose message is collected."""
     job = stage.jobs[stage.submit()]
-    message = CollectedMessage(0, allowance or Allowance(), wants_logprobs=False)
+    message = CollectedMessage(0, allowance or Allowance(), MessageTerms(reading=PLAIN))
     job.dialect = message
     return job, message
 

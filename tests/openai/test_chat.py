@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from tests.openai.asking import ASKED, HEADING, TERMS, body, entry, fail, finish, objects, start
 from worker.openai.answers import Allowance, last_chunks, whole
-from worker.openai.chat import CHUNK_OBJECT, ChatAsked, CollectedMessage, read_chat
+from worker.openai.chat import ChatAsked, read_chat
+from worker.openai.chat_message import CHUNK_OBJECT, CollectedMessage, MessageTerms
+from worker.openai.reading import PLAIN
 from worker.wire.jobs import Logprob
 
 texts = st.lists(st.text(min_size=1, max_size=5), max_size=8)
@@ -149,7 +151,7 @@ def test_n_answers_count_their_prompt_once() -> None:
 
 
 def test_a_job_that_runs_again_leaves_nothing_of_its_first_run() -> None:
-    choice = CollectedMessage(0, Allowance(), wants_logprobs=True)
+    choice = CollectedMessage(0, Allowance(), MessageTerms(reading=PLAIN, wants_logprobs=True))
     start(choice)
     choice.token("lost", 0, [entry("lost", 1)], 1)
     choice.rewind()
@@ -163,7 +165,7 @@ def test_a_job_that_runs_again_leaves_nothing_of_its_first_run() -> None:
 
 def test_the_bytes_that_an_answer_holds_are_bounded_over_all_choices() -> None:
     allowance = Allowance(10)
-    first, second = (CollectedMessage(index, allowance, wants_logprobs=False) for index in range(2))
+    first, second = (CollectedMessage(index, allowance, MessageTerms(reading=PLAIN)) for index in range(2))
     first.token("123456", 0)
     assert not second.is_overfull
     second.token("12345", 0)

@@ -1,5 +1,6 @@
 """Wrong requests at the `/v1` door, each with what its refusal says; for the readers and for the whole worker alike."""
 
+import functools
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -111,14 +112,43 @@ SAMPLING: dict[str, tuple[object, ...]] = {
 }
 """Fields of chat and of completions alike."""
 
+TOOL: Body = {"type": "function", "function": {"name": "f"}}
+
+
+def function(name: str = "f", **members: object) -> Body:
+    """A tool."""
+    return {"type": "function", "function": {"name": name, **members}}
+
+
+NESTED: Body = functools.reduce(lambda inner, _: {"not": inner}, range(70), {})
+"""A schema that is nested too deeply."""
+
 CHAT_FIELDS: dict[str, tuple[object, ...]] = {
     "messages": (ABSENT, None, [], SECRET, {}, 5),
     "max_tokens": (0,),
     "logprobs": (5, "x"),
     "stream_options": ("x", 5, []),
-    "tools": ([{"type": "function", "function": {"name": "f"}}], "x", Inside([5], "[0]")),
-    "tool_choice": ("required", 5),
+    "tools": (
+        *("x", {}, [TOOL] * 513),
+        *(Inside([value], "[0]") for value in (5, "f", None)),
+        *(Inside([value], "[0].function") for value in ({}, {"type": "function"}, {**TOOL, "function": "f"})),
+        *(Inside([function(name)], "[0].function.name") for name in ("", "a b", "é", "f\n", "x" * 129)),
+        Inside([{"type": "function", "function": {}}], "[0].function.name"),
+        Inside([TOOL, TOOL], "[1].function.name"),
+        Inside([{**TOOL, "type": 5}], "[0].type"),
+        *(Inside([function(parameters=value)], "[0].function.parameters") for value in ("x", [], NESTED)),
+        Inside([function(parameters={"type": "string"})], "[0].function.parameters.type"),
+        Inside([function(parameters={"properties": []})], "[0].function.parameters.properties"),
+        Inside([function(strict="x")], "[0].function.strict"),
+        Inside([function(description=5)], "[0].function.description"),
+    ),
+    "tool_choice": ("required", "f", 5, [], {"type": "function", "function": {"name": "f"}}),
+    "parallel_tool_calls": ("x", 1),
     "reasoning_effort": (5,),
+    "reasoning_format": (5,),
+    "thinking": ("x", 5),
+    "thinking_token_budget": ("x", -1, 1.5),
+    "thinking_budget_tokens": ("x", -1),
     "chat_template_kwargs": ("x", []),
     "add_generation_prompt": ("x", 1),
     "continue_final_message": ("x", 1),

@@ -28,7 +28,6 @@ from worker.openai.fields import (
     read_struct,
 )
 from worker.openai.foreign import read_foreign
-from worker.openai.reading import Reading
 from worker.openai.thinking import EFFORTS, Thinking, thinking_of, turned_off, turned_on
 from worker.openai.tools import constraint_errors, without_schema
 from worker.openai.turns import Turns
@@ -150,7 +149,7 @@ def _read(body: bytes | bytearray, terms: Terms, *, needs_max_tokens: bool) -> M
         ignored=ignored_fields(members, MessagesRequest, known=SHARED, unheeded=_WITHOUT_EFFECT, further=further),
         fields=without_schema(generation.fields, offered.use),
         reasoning_budget=thinking.budget,
-        reading=Reading(form=terms.chat_format, use=offered.use),
+        reading=terms.reading(offered.use),
         ignored_tools=in_header([*offered.skipped, *servers]),
         places=tuple(turns.places),
     )

@@ -232,8 +232,10 @@ class Reader:
     def _bare(self) -> Steps[None]:
         """Read an answer that is a JSON object without markers. In Llama's form each object at the beginning is a call;
         in other forms the whole answer must be one."""
+        if not self._deltas.tools:
+            return
         k = yield from after_space(self._scan, 0)
-        if not self._deltas.tools or (yield from char_at(self._scan, k)) not in ("{", "["):
+        if (yield from char_at(self._scan, k)) not in ("{", "["):
             return
         if self._is_bare and (yield from self._read_calls()):
             yield from self._other_bare()

@@ -128,6 +128,12 @@ class Settings:
         "no two conversations share a prefix then.",
         "Model",
     )
+    no_fenced_calls: bool = setting(
+        False,
+        "Do not read a fenced JSON object as a call of an offered tool. Models such as Qwen2.5-Coder write calls like "
+        "this.",
+        "Model",
+    )
     catalog: Path | None = setting(
         None,
         "Use this model catalogue (a models.toml) instead of the built-in one.",

@@ -1,51 +1,55 @@
-"""`POST /v1/chat/completions`: a request becomes a conversation and its fields, jobs become messages or chunks.
+"""The body of `POST /v1/chat/completions`: a conversation, tools and fields.
 
-Owns: the route's own fields and shapes. Refuses to know: the forms of messages (protocol/conversation.py), templates,
-HTTP frameworks. Pure; runs on the front's event loop, reading on a thread for large bodies.
+Owns: the route's own fields. Refuses to know: the forms of messages (protocol/conversation.py), tools (chat_tools.py),
+answers (chat_message.py), templates, HTTP frameworks. Pure; runs on the front's event loop, or on a thread for large
+bodies.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from worker.openai.answers import (
-    Allowance,
-    Choice,
-    CollectedChoice,
-    FinishReason,
-    Heading,
-    StreamedChoice,
-    Usage,
-    array,
-    encode,
-    finite,
-    json_array,
-    usage_of,
+from worker.openai.answers import Allowance, Choice, Heading, encode, usage_of
+from worker.openai.chat_message import (
+    ChatCompletion,
+    CollectedMessage,
+    MessageTerms,
+    StreamedMessage,
 )
+from worker.openai.chat_tools import ChatTool, Offered, read_tools
 from worker.openai.fields import (
     MAX_TOP_LOGPROBS,
     GeneratingRequest,
     Generation,
-    StreamOptions,
     Terms,
     conversation_of,
+    in_header,
     read_generation,
     read_object,
     read_struct,
 )
-from worker.openai.listed import ListedTokens
-from worker.protocol.bodies import Count, FieldError, FieldsRefused, doc
+from worker.openai.thinking import EFFORTS, Thinking, thinking_of, turned_off
+from worker.openai.tools import constraint_errors, without_schema
+from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.conversation import unread_members
 from worker.protocol.rules import int_range
-from worker.wire.jobs import Conversation, Logprob, MarkUse
+from worker.wire.chat_format import ChatFormat
+from worker.wire.jobs import Conversation, MarkUse
 
-OBJECT = "chat.completion"
-CHUNK_OBJECT = "chat.completion.chunk"
 _EFFORT = "reasoning_effort"
+_BUDGETS = ("thinking_token_budget", "thinking_budget_tokens")
+"""vLLM's name and llama-server's."""
 
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class ThinkingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The reasoning that a request asks for."""
+
+    type: Annotated[str | None, doc("disabled asks for none.")] = None
+    budget_tokens: Annotated[int | None, doc("The most tokens of reasoning.", minimum=0)] = None
 
 
 class ChatRequest(GeneratingRequest, frozen=True, kw_only=True):
@@ -58,9 +62,20 @@ class ChatRequest(GeneratingRequest, frozen=True, kw_only=True):
     top_logprobs: Annotated[
         int | None, doc("Also report this many of the most probable tokens. Only with logprobs.", minimum=0, maximum=20)
     ] = None
-    tools: Annotated[list[dict[str, Any]] | None, doc("Not supported yet, except with tool_choice none.")] = None
-    tool_choice: Annotated[str | dict[str, Any] | None, doc("none; auto is accepted only without tools.")] = None
-    reasoning_effort: Annotated[str | None, doc("Passed to the chat template as a variable of this name.")] = None
+    tools: Annotated[list[ChatTool] | None, doc("The functions that the model may call.")] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, doc("none, auto, required, a function, or allowed_tools.")] = (
+        None
+    )
+    parallel_tool_calls: Annotated[bool | None, doc("false: the answer has one call at most.")] = None
+    reasoning_effort: Annotated[
+        str | None, doc(f"One of {', '.join(EFFORTS)}, or a word of the chat template's own.")
+    ] = None
+    thinking: Annotated[ThinkingSettings | None, doc("Reasoning, in the form of other servers.")] = None
+    thinking_token_budget: Annotated[int | None, doc("The most tokens of reasoning.", minimum=0)] = None
+    thinking_budget_tokens: Annotated[int | None, doc("Alias of thinking_token_budget.", minimum=0)] = None
+    reasoning_format: Annotated[str | None, doc("none leaves the reasoning in the content, between its markers.")] = (
+        None
+    )
     chat_template_kwargs: Annotated[dict[str, Any] | None, doc("Variables for the chat template.")] = None
     add_generation_prompt: Annotated[bool | None, doc("Answer with the assistant's next message.")] = None
     continue_final_message: Annotated[bool | None, doc("Continue the last message instead.")] = None
@@ -79,13 +94,11 @@ class ChatAsked:
     def choices(self, heading: Heading) -> list[Choice]:
         """A choice for each of the n answers, in order."""
         allowance = Allowance()
+        terms = MessageTerms(reading=self.generation.reading, wants_logprobs=self.wants_logprobs)
         indexes = range(self.generation.n)
         if self.generation.is_stream:
-            options = self.generation.options
-            return [
-                StreamedMessage(i, allowance, heading, options, wants_logprobs=self.wants_logprobs) for i in indexes
-            ]
-        return [CollectedMessage(i, allowance, wants_logprobs=self.wants_logprobs) for i in indexes]
+            return [StreamedMessage(i, allowance, heading, self.generation.options, terms) for i in indexes]
+        return [CollectedMessage(i, allowance, terms) for i in indexes]
 
     def body(self, heading: Heading, choices: Sequence[Choice]) -> bytes:
         """The whole answer, once every choice has ended."""
@@ -107,7 +120,15 @@ def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
     errors: list[FieldError] = []
     request = read_struct(ChatRequest, members, errors)
     errors += _contradictions(request)
-    prompt = _prompt(request, terms, errors)
+    offered = read_tools(
+        request.tools or (),
+        members.get("tools"),
+        request.tool_choice,
+        is_parallel=request.parallel_tool_calls is not False,
+        errors=errors,
+    )
+    thinking = _thinking(request, terms, errors)
+    prompt = _prompt(request, thinking, offered, terms, errors)
     tokens_field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     generation = read_generation(
         members,
@@ -121,13 +142,35 @@ def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
             "logprobs": "top_logprobs",
             "max_tokens": tokens_field,
         },
-        ignored=_ignored(request, terms),
+        ignored=(*unread_members(request.messages), *thinking.ignored),
     )
+    if both := list(constraint_errors(offered.use, generation.fields, generation.names)):
+        raise FieldsRefused(both)
     assert prompt is not None  # or there were errors
-    return ChatAsked(prompt, generation, bool(request.logprobs))
+    reading = replace(terms.reading(offered.use), keeps_thoughts=request.reasoning_format == "none")
+    if generation.shows_marks:
+        reading = replace(reading, form=_unmarked(reading.form))
+    return ChatAsked(
+        prompt,
+        replace(
+            generation,
+            fields=without_schema(generation.fields, offered.use),
+            reasoning_budget=thinking.budget,
+            reading=reading,
+            ignored_tools=in_header(offered.skipped),
+        ),
+        bool(request.logprobs),
+    )
 
 
-def _prompt(request: ChatRequest, terms: Terms, errors: list[FieldError]) -> Conversation | None:
+def _unmarked(form: ChatFormat) -> ChatFormat:
+    """The form of an answer whose control tokens are shown: only calls are read out of it."""
+    return ChatFormat(name=form.name, source=form.source, calls=form.calls, opening=form.opening)
+
+
+def _prompt(
+    request: ChatRequest, thinking: Thinking, offered: Offered, terms: Terms, errors: list[FieldError]
+) -> Conversation | None:
     """The conversation. If it breaks a rule, add the errors and return None."""
     if request.messages is None:
         errors.append(FieldError(field="messages", constraint="required", message="messages is missing"))
@@ -135,28 +178,44 @@ def _prompt(request: ChatRequest, terms: Terms, errors: list[FieldError]) -> Con
     try:
         return conversation_of(
             request.messages,
-            _template_kwargs(request, terms),
+            thinking.variables | (request.chat_template_kwargs or {}),
             terms,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
+            tools=offered.use.for_template(),
         )
     except FieldsRefused as refused:
         errors += refused.errors
         return None
 
 
-def _template_kwargs(request: ChatRequest, terms: Terms) -> Mapping[str, Any] | None:
-    """The variables for the template; chat_template_kwargs overrides reasoning_effort."""
-    if request.reasoning_effort is None or _EFFORT not in terms.template_keys:
-        return request.chat_template_kwargs
-    return {_EFFORT: request.reasoning_effort} | (request.chat_template_kwargs or {})
+def _thinking(request: ChatRequest, terms: Terms, errors: list[FieldError]) -> Thinking:
+    """The wishes about reasoning; chat_template_kwargs overrides their variables. Names the fields that have no effect:
+    agents send reasoning_effort to every model."""
+    settings = request.thinking or ThinkingSettings()
+    budgets = {name: getattr(request, name) for name in _BUDGETS} | {"thinking.budget_tokens": settings.budget_tokens}
+    given = {name: budget for name, budget in budgets.items() if budget is not None}
+    for name, budget in given.items():
+        errors += int_range(name, budget, 0)
+    effort, keys = request.reasoning_effort, terms.template_keys
+    if effort in EFFORTS:
+        found = thinking_of(_EFFORT, effort, keys, errors, budget=_smallest(given))
+    else:
+        own = {_EFFORT: effort} if effort is not None and _EFFORT in keys else {}
+        found = Thinking(variables=own, budget=_smallest(given))
+    if settings.type == "disabled":
+        found = turned_off(keys)
+    can_limit = found.budget is not None and terms.chat_format.reasoning is not None
+    if found.variables or can_limit:
+        return found
+    names = {name.partition(".")[0] for name in given}
+    fields = (_EFFORT, "thinking", *_BUDGETS)
+    idle = [name for name in fields if name in names or (name in fields[:2] and getattr(request, name) is not None)]
+    return replace(found, ignored=tuple(idle))
 
 
-def _ignored(request: ChatRequest, terms: Terms) -> Iterator[str]:
-    """Yield the fields that have no effect: agents send reasoning_effort to every model, and few templates read it."""
-    yield from unread_members(request.messages)
-    if request.reasoning_effort is not None and _EFFORT not in terms.template_keys:
-        yield _EFFORT
+def _smallest(budgets: Mapping[str, int]) -> int | None:
+    return min(budgets.values(), default=None)
 
 
 def _contradictions(request: ChatRequest) -> Iterator[FieldError]:
@@ -173,185 +232,3 @@ def _contradictions(request: ChatRequest) -> Iterator[FieldError]:
     if request.prompt_logprobs is not None:
         text = "prompt_logprobs is supported by /v1/completions only; remove it"
         yield FieldError(field="prompt_logprobs", constraint="unsupported", message=text)
-    yield from _tool_errors(request)
-
-
-def _tool_errors(request: ChatRequest) -> Iterator[FieldError]:
-    if request.tools and request.tool_choice != "none":
-        text = "this worker cannot call tools; remove tools, or send tool_choice none"
-        yield FieldError(field="tools", constraint="unsupported", message=text)
-    elif not request.tools and request.tool_choice not in (None, "none", "auto"):
-        text = "tool_choice needs tools; remove it"
-        yield FieldError(field="tool_choice", constraint="needs(tools)", message=text)
-
-
-# ── answers ──────────────────────────────────────────────────────────────────────────────────────
-
-
-class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """A token, and the natural logarithm of its probability under the softmax of the raw logits."""
-
-    token: Annotated[str, doc("Text of the token; U+FFFD stands for bytes that are not a whole character.")]
-    logprob: float
-    bytes: tuple[int, ...]
-
-
-class DrawnLogprob(TokenLogprob, frozen=True, kw_only=True):
-    """A token of the answer."""
-
-    top_logprobs: tuple[TokenLogprob, ...]
-
-
-class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """The log-probabilities of the tokens whose text is shown. End tokens and the text that a stop hides are left
-    out."""
-
-    content: Annotated[msgspec.Raw, json_array({"type": "object"})]
-    refusal: None = None
-
-
-class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The assistant's message."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str
-    reasoning_content: Annotated[
-        str | msgspec.UnsetType, doc("The model's reasoning, if control tokens separate it from the answer.")
-    ] = msgspec.UNSET
-    reasoning: Annotated[str | msgspec.UnsetType, doc("Alias of reasoning_content.")] = msgspec.UNSET
-    refusal: None = None
-
-
-class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One of n answers."""
-
-    index: Count
-    message: ChatMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
-
-
-class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer that does not stream."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: Annotated[Count, doc("Unix time in seconds.")]
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: Usage
-
-
-class CollectedMessage(CollectedChoice):
-    """A message that is sent when it is complete."""
-
-    def __init__(self, index: int, allowance: Allowance, *, wants_logprobs: bool) -> None:
-        super().__init__(index, allowance)
-        self._wants_logprobs = wants_logprobs
-        self._tokens = ListedTokens()
-        self._logprobs: list[bytes] = []
-        self._thoughts: list[str] = []
-
-    def token(
-        self,
-        text: str,
-        index: int,
-        logprobs: Sequence[Logprob] = (),
-        n_sampled: int = 0,
-        *,
-        is_reasoning: bool = False,
-    ) -> bytes:
-        if is_reasoning:
-            self._thoughts.append(text)
-            self._hold(len(text))
-            return b""
-        super().token(text, index, logprobs, n_sampled)
-        self._list(self._tokens.show(len(text)))
-        return b""
-
-    def rewind(self) -> None:
-        super().rewind()
-        self._tokens = ListedTokens()
-        self._logprobs.clear()
-        self._thoughts.clear()
-
-    def made(self) -> ChatChoice:
-        assert self.finish_reason is not None
-        thoughts = "".join(self._thoughts) or msgspec.UNSET
-        return ChatChoice(
-            index=self.index,
-            message=ChatMessage(content=self._text, reasoning_content=thoughts, reasoning=thoughts),
-            logprobs=ChatLogprobs(content=array(self._logprobs)) if self._wants_logprobs else None,
-            finish_reason=self.finish_reason,
-        )
-
-    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
-        super()._ended(logprobs)
-        self._list(self._tokens.finish(is_cut_off=self.finish_reason == "length"))
-        return b""
-
-    def _keep(self, logprobs: Sequence[Logprob]) -> None:
-        self._tokens.add(logprobs)
-
-    def _list(self, shown: Sequence[Logprob]) -> None:
-        for item in _encoded(shown):
-            self._logprobs.append(item)
-            self._hold(len(item))
-
-
-class StreamedMessage(StreamedChoice):
-    """A message that is sent as it is generated: the role, the text, the reason why it ended."""
-
-    kind = CHUNK_OBJECT
-
-    def __init__(
-        self, index: int, allowance: Allowance, heading: Heading, options: StreamOptions, *, wants_logprobs: bool
-    ) -> None:
-        super().__init__(index, allowance, heading, options)
-        self._wants_logprobs = wants_logprobs
-        self._tokens = ListedTokens()
-
-    def token(
-        self,
-        text: str,
-        index: int,  # noqa: ARG002
-        logprobs: Sequence[Logprob] = (),
-        n_sampled: int = 0,
-        *,
-        is_reasoning: bool = False,
-    ) -> bytes:
-        if is_reasoning:
-            thought = encode(text)
-            delta = b'"delta":{"reasoning_content":%b,"reasoning":%b}' % (thought, thought)
-            return self._chunk(delta + b',"logprobs":null,"finish_reason":null', n_sampled)
-        self._tokens.add(logprobs)
-        entries = self._entries(self._tokens.show(len(text))) if self._wants_logprobs else b"null"
-        delta = b'"delta":{"content":%b},"logprobs":%b,"finish_reason":null' % (encode(text), entries)
-        return self._chunk(delta, n_sampled)
-
-    def _begun(self) -> bytes:
-        members = b'"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,"finish_reason":null'
-        return self._chunk(members, 0)
-
-    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
-        self._tokens.add(logprobs)
-        shown = self._tokens.finish(is_cut_off=self.finish_reason == "length")
-        rest = self._entries(shown) if shown else b"null"
-        reason = encode(self.finish_reason)
-        return self._chunk(b'"delta":{},"logprobs":%b,"finish_reason":%b' % (rest, reason), self.n_drawn)
-
-    def _entries(self, logprobs: Sequence[Logprob]) -> bytes:
-        return encode(ChatLogprobs(content=array(_encoded(logprobs))))
-
-
-def _encoded(logprobs: Sequence[Logprob]) -> list[bytes]:
-    return [encode(_drawn(entry)) for entry in logprobs]
-
-
-def _drawn(entry: Logprob) -> DrawnLogprob:
-    top = tuple(
-        TokenLogprob(token=other.text, logprob=finite(other.logprob), bytes=tuple(other.piece)) for other in entry.top
-    )
-    token = entry.token
-    return DrawnLogprob(token=token.text, logprob=finite(token.logprob), bytes=tuple(token.piece), top_logprobs=top)

@@ -17,6 +17,7 @@ import msgspec
 from worker.openai.constraints import ConstrainedRequest, constraint_of
 from worker.openai.errors import NotAnObject, UnknownModel, respelled
 from worker.openai.reading import PLAIN, Reading
+from worker.openai.tools import ToolUse
 from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, doc
 from worker.protocol.conversation import Part, conversation, part_errors
 from worker.protocol.execute import GenerationFields, narrow
@@ -143,8 +144,14 @@ class Terms:
     """True if the engine drafts from texts."""
     chat_format: ChatFormat = HERMES
     """The notation of the model's calls."""
+    reads_fenced: bool = True
+    """True if a fenced JSON object that is a call of an offered tool is read as one."""
     keeps_billing_block: bool = False
     """True if Claude Code's billing block reaches the prompt."""
+
+    def reading(self, use: ToolUse) -> Reading:
+        """The rules by which answers to a request with these tools are read."""
+        return Reading(form=self.chat_format, use=use, reads_fenced=self.reads_fenced)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

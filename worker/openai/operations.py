@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_args, get_origin
 import msgspec
 
 from worker.errors import DeadlineExceeded, InternalError, Unauthorized, WorkerError
-from worker.openai.chat import ChatCompletion, ChatRequest
+from worker.openai.chat import ChatRequest
+from worker.openai.chat_message import ChatCompletion
 from worker.openai.completions import Completion, CompletionRequest
 from worker.openai.errors import (
     CANCELLED_STATUS,
@@ -176,7 +177,15 @@ _TO_COMPLETE = {"model": "any", "prompt": "The capital of France is", "max_token
 _ANSWER_HEADERS = ("X-Ignored-Fields",)
 
 
-def _generating(summary: str, description: str, body: Any, example: Mapping[str, Any], shape: Any) -> Operation:
+def _generating(
+    summary: str,
+    description: str,
+    body: Any,
+    example: Mapping[str, Any],
+    shape: Any,
+    *,
+    has_tools: bool = False,
+) -> Operation:
     return Operation(
         summary=summary,
         tag="openai",
@@ -187,7 +196,7 @@ def _generating(summary: str, description: str, body: Any, example: Mapping[str,
             200: Answer(
                 "The answer; with `stream` its chunks.",
                 {JSON: Content(shapes=(shape,)), SSE_TYPE: Content(shapes=(ServerSentChunk,))},
-                _ANSWER_HEADERS,
+                (*_ANSWER_HEADERS, "X-Ignored-Tools") if has_tools else _ANSWER_HEADERS,
             ),
             **GENERATING_ERRORS,
         },
@@ -202,6 +211,7 @@ CHAT = _generating(
     CHAT_BODY,
     _QUESTION,
     ChatCompletion,
+    has_tools=True,
 )
 COMPLETIONS = _generating(
     "Continue one text or several",

@@ -8,15 +8,15 @@ draws; runs on the front's event loop. `push` is called for every token.
 import re
 import secrets
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from worker.chat.parse import CallBegun, Delta, Reader, Thought
+from worker.chat.parse import CallBegun, Content, Delta, Reader, Thought
 from worker.openai.tools import NO_TOOLS, TEXT_ARGUMENT, ToolUse
-from worker.wire.chat_format import HERMES, ChatFormat
+from worker.wire.chat_format import HERMES, ChatFormat, ReasoningFormat
 
 _ID_CHARS = string.ascii_letters + string.digits
 _MAX_ID_CHARS = 9
@@ -36,10 +36,15 @@ class Reading:
     use: ToolUse = NO_TOOLS
     reads_fenced: bool = True
     """True if a fenced JSON object that is a call of an offered tool is read as one."""
+    keeps_thoughts: bool = False
+    """True if reasoning is content, between its markers."""
 
     def reader(self) -> Reader:
         return Reader(self.form, self.use.schemas(), new_id=call_id, reads_fenced=self.reads_fenced)
 
+
+_THOUGHTS: Final = ReasoningFormat(begin="<think>", end="</think>")
+"""The markers of reasoning that the model's format does not name."""
 
 PLAIN: Final = Reading()
 """Answers without calls."""
@@ -57,10 +62,11 @@ class ReadAnswer:
         self._reader = self._reading.reader()
         self.has_calls = False
         """True if a call has begun."""
+        self._is_thinking = False
 
     def push(self, text: str, *, is_reasoning: bool = False) -> list[Delta]:
         """The deltas that the text completes. `is_reasoning`: the engine says that it is not the answer's text."""
-        return [Thought(text)] if is_reasoning else self._noted(self._reader.push(text))
+        return self._noted([Thought(text)] if is_reasoning else self._reader.push(text))
 
     def finish(self, *, is_cut: bool = False) -> list[Delta]:
         """The deltas of the text that was held back. `is_cut`: the answer ended at its length."""
@@ -68,7 +74,17 @@ class ReadAnswer:
 
     def _noted(self, deltas: Sequence[Delta]) -> list[Delta]:
         self.has_calls = self.has_calls or any(isinstance(delta, CallBegun) for delta in deltas)
-        return list(deltas)
+        return list(self._as_text(deltas) if self._reading.keeps_thoughts else deltas)
+
+    def _as_text(self, deltas: Sequence[Delta]) -> Iterator[Delta]:
+        """Yield the deltas with reasoning as content."""
+        marks = self._reading.form.reasoning or _THOUGHTS
+        for delta in deltas:
+            is_thought = isinstance(delta, Thought)
+            if is_thought != self._is_thinking:
+                yield Content(marks.begin if is_thought else marks.end)
+                self._is_thinking = is_thought
+            yield Content(delta.text) if isinstance(delta, Thought) else delta
 
 
 # ── the text of a custom tool's call ─────────────────────────────────────────────────────────────

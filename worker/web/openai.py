@@ -25,9 +25,10 @@ from worker.front.admission import LOADING_RETRY_S
 from worker.front.health import Phase
 from worker.front.job import Job
 from worker.front.state import Front
-from worker.openai import chat, completions, operations, tokens
+from worker.openai import completions, operations, tokens
 from worker.openai.answers import Choice, Heading, last_chunks, whole
 from worker.openai.chat import ChatAsked, read_chat
+from worker.openai.chat_message import CHUNK_OBJECT
 from worker.openai.completions import CompletionAsked, Echo, PlainPrompt, read_completion
 from worker.openai.errors import UnknownModel, refused_as_spelled
 from worker.openai.fields import Generation, Terms
@@ -92,6 +93,7 @@ class Api:
             can_infill=self.facts.model.can_infill,
             takes_predictions=bool(self.facts.row_costs) and settings.prompt_lookup != "off",
             chat_format=self.facts.model.chat_format,
+            reads_fenced=not settings.no_fenced_calls,
             keeps_billing_block=settings.keep_billing_block,
         )
         return await self._bodies.decoded(request, lambda body: read(body, terms))
@@ -213,7 +215,7 @@ def _generating_routes(api: Api) -> list[HTTPRouteHandler]:
             asked = await api.read(request, read_chat)
             heading = api.heading("chatcmpl")
             choices = asked.choices(heading)
-            return api.answer(request, asked, heading, kind=chat.CHUNK_OBJECT, prompts=[asked.prompt], choices=choices)
+            return api.answer(request, asked, heading, kind=CHUNK_OBJECT, prompts=[asked.prompt], choices=choices)
 
     @post("/v1/completions", status_code=200, opt=described(operations.COMPLETIONS))
     async def text_completions(request: AnyRequest) -> ASGIResponse:

@@ -27,7 +27,6 @@ from worker.openai.fields import (
     read_struct,
 )
 from worker.openai.foreign import read_foreign
-from worker.openai.reading import Reading
 from worker.openai.responses.events import CollectedResponse, ResponseChoice, Shown, StreamedResponse
 from worker.openai.responses.items import read_input
 from worker.openai.responses.offered import Offered, read_tools
@@ -214,7 +213,7 @@ def read_response(body: bytes | bytearray, terms: Terms) -> ResponseAsked:
             ignored=_ignored(members, request, [*left_out, *offered.unread, *thinking.ignored]),
             fields=without_schema(generation.fields, offered.use),
             reasoning_budget=thinking.budget,
-            reading=Reading(form=terms.chat_format, use=offered.use),
+            reading=terms.reading(offered.use),
             ignored_tools=in_header(offered.skipped),
             places=tuple(turns.places),
         ),
