@@ -9,8 +9,8 @@ from tests.openai.asking import TERMS, entry
 from worker.front.job import Job, JobState, next_chunk_of
 from worker.openai.answers import Allowance
 from worker.openai.chat_message import CollectedMessage, MessageTerms
-from worker.openai.reading import PLAIN
 from worker.openai.completions import CollectedText, Echo, TextPart, read_completion
+from worker.openai.reading import PLAIN
 from worker.wire.jobs import PromptLogprobs, StepDone, TokenId
 
 

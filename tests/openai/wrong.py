@@ -131,7 +131,9 @@ CHAT_FIELDS: dict[str, tuple[object, ...]] = {
     "tools": (
         *("x", {}, [TOOL] * 513),
         *(Inside([value], "[0]") for value in (5, "f", None)),
-        *(Inside([value], "[0].function") for value in ({}, {"type": "function"}, {**TOOL, "function": "f"})),
+        Inside([{}], "[0].function"),
+        Inside([{**TOOL, "function": None}], "[0].function"),
+        Inside([{**TOOL, "function": "f"}], "[0].function"),
         *(Inside([function(name)], "[0].function.name") for name in ("", "a b", "é", "f\n", "x" * 129)),
         Inside([{"type": "function", "function": {}}], "[0].function.name"),
         Inside([TOOL, TOOL], "[1].function.name"),

@@ -21,7 +21,7 @@ class ListedTokens:
     was cut off, the first bytes of a character may follow.
 
     Content is shown and a call is skipped, each in the order of the answer. Text between them (markers, and white space
-    before a call) is skipped, too. Text that no token has, such as the spelling of an unknown tool's call, lists nothing.
+    before a call) is skipped, too. Text that no token has, such as an unknown tool's call in JSON, lists nothing.
 
     [ shown or skipped )[ text that is not read yet, or incomplete )
     """
