@@ -216,8 +216,50 @@ def test_a_token_s_probability_and_the_five_likeliest_are_shown(tab: Tab) -> Non
     assert tab.text(f"{LAST} .body").strip() != ""
 
 
+TOOLS = [{"name": "get_weather", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}}]
+WHOLE = [
+    {"reasoning_content": "Let me <b>think</b>."},
+    {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "get_weather", "arguments": ""}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": '{"n": '}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]},
+]
+"""The deltas of an answer with reasoning and a call."""
+
+
+def test_reasoning_is_folded_and_a_call_is_its_name_and_arguments(tab: Tab) -> None:
+    tab.evaluate(
+        "import('/page/parts.js').then(({take, Aside}) => {"
+        " const aside = new Aside(), turn = {content: '', reasoning: '', calls: []};"
+        " log.append(aside.thoughts, aside.calls);"
+        " for (const delta of deltas) { take(turn, delta); aside.draw(turn) } window.turn = turn })",
+        deltas=WHOLE,
+    )
+    assert tab.evaluate("window.turn") == {
+        "content": "",
+        "reasoning": "Let me <b>think</b>.",
+        "calls": [{"name": "get_weather", "arguments": '{"n": 1}'}],
+    }
+    assert tab.evaluate("document.querySelector('.thoughts').checkVisibility()")
+    assert not tab.shows(".thought")
+    tab.click(".thoughts summary")
+    assert tab.text(".thought") == "Let me <b>think</b>."
+    assert tab.evaluate("document.querySelectorAll('.call').length") == 1
+    assert tab.evaluate("document.querySelector('.call h3').textContent") == "get_weather"
+    assert json.loads(tab.evaluate("document.querySelector('.call code').textContent")) == {"n": 1}
+    tab.call("Page.reload")
+    tab.until("document.querySelector('#state')?.textContent === 'ready'")
+
+
+def test_tools_of_the_settings_are_offered(tab: Tab) -> None:
+    set_field(tab, "tools", json.dumps(TOOLS))
+    set_field(tab, "max_tokens", 4)
+    ask(tab, "The weather?")
+    tab.until(f"{ANSWERED} && document.querySelector(s).innerText !== ''", s=f"{LAST} .usage")
+    assert asked(tab)[-1]["tools"] == [{"type": "function", "function": each} for each in TOOLS]
+
+
 def test_invalid_settings_are_shown_before_a_request_is_sent(tab: Tab) -> None:
-    for name, value in {"schema": "{", "temperature": "7"}.items():
+    for name, value in {"schema": "{", "tools": "[", "temperature": "7"}.items():
         set_field(tab, name, value)
         ask(tab, "Hello")
         assert tab.evaluate("document.activeElement.name") == name

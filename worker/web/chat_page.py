@@ -17,6 +17,7 @@ _PARTS = {
     "dom.js": _SCRIPT,
     "markdown.js": _SCRIPT,
     "panel.js": _SCRIPT,
+    "parts.js": _SCRIPT,
     "probabilities.js": _SCRIPT,
     "request.js": _SCRIPT,
     "stream.js": _SCRIPT,

@@ -1,13 +1,14 @@
 // The page: a conversation, its settings, and the worker's state.
 //
-// Owns the turns and their elements. A turn of the model is {role, content, entries, usage, firstS, lastS, finish, failure}:
-// `entries` has its tokens and their probabilities, and times are in seconds since the question. The page stores data in
-// this tab's session storage only, and sends it to this worker only.
+// Owns the turns and their elements. A turn of the model is {role, content, reasoning, calls, entries, usage, firstS, lastS,
+// finish, failure}: `calls` are {name, arguments}, `entries` has its tokens and their probabilities, and times are in
+// seconds since the question. The page stores data in this tab's session storage only, and sends it to this worker only.
 
 import { byId, button, copy, copyButton, make, write } from "./dom.js";
 import { codeBlock, show } from "./markdown.js";
 import { append, explain } from "./probabilities.js";
-import { curl, python, requestOf, schemaOf } from "./request.js";
+import { take, Aside } from "./parts.js";
+import { curl, jsonOf, python, requestOf } from "./request.js";
 import { chat, headers } from "./stream.js";
 import { paint } from "./panel.js";
 import { watch } from "./vitals.js";
@@ -36,7 +37,7 @@ async function send() {
 // Requests an answer to the turns. If the answer never begins, the question returns to the box.
 async function answer() {
   const request = requestOf(settings, page.turns, page.model);
-  const turn = { role: "assistant", content: "", entries: [], isJson: "response_format" in request };
+  const turn = { role: "assistant", content: "", reasoning: "", calls: [], entries: [], isJson: "response_format" in request };
   add(turn);
   notice();
   begin(turn);
@@ -54,11 +55,9 @@ async function receive(turn, request) {
   const beganS = performance.now() / 1000;
   for await (const chunk of chat({ ...request, stream: true, stream_options }, page.token, page.answering.signal)) {
     const choice = chunk.choices[0];
-    const text = choice?.delta.content ?? "";
-    if (text !== "") {
+    if (choice !== undefined && take(turn, choice.delta)) {
       turn.lastS = performance.now() / 1000 - beganS;
       turn.firstS ??= turn.lastS;
-      turn.content += text;
     }
     turn.entries.push(...(choice?.logprobs?.content ?? []));
     turn.finish = choice?.finish_reason ?? turn.finish;
@@ -72,12 +71,16 @@ function fail(turn, error) {
   if (isStopped) turn.finish = "stopped";
   else turn.failure = error instanceof TypeError ? "The worker cannot be reached." : error.message;
   if (!isStopped) ask();
-  if (turn.content !== "" || !page.turns.includes(turn)) return;
+  if (!isEmpty(turn) || !page.turns.includes(turn)) return;
   const question = page.turns.at(-2);
   cut(question);
   if (prompt.value === "") prompt.value = question.content;
   fit();
   if (!isStopped) notice(turn.failure, error.retryAfterS);
+}
+
+function isEmpty(turn) {
+  return !turn.content && !turn.reasoning && !turn.calls?.length;
 }
 
 function begin(turn) {
@@ -121,8 +124,9 @@ function add(turn) {
   const body = make("div", { class: "body" });
   const foot = make("footer");
   const label = turn.role === "user" ? "You" : "The model";
-  const article = make("article", { class: `turn ${turn.role}`, "aria-label": label }, body, foot);
-  views.set(turn, { article, body, foot, frame: 0 });
+  const aside = new Aside();
+  const article = make("article", { class: `turn ${turn.role}`, "aria-label": label }, aside.thoughts, body, aside.calls, foot);
+  views.set(turn, { article, aside, body, foot, frame: 0 });
   const before = page.turns.at(-1);
   page.turns.push(turn);
   log.append(article);
@@ -153,6 +157,7 @@ function drawSoon(turn) {
 function draw(turn) {
   const isAtEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_END_PX;
   drawBody(turn, views.get(turn));
+  views.get(turn).aside.draw(turn);
   drawFoot(turn);
   if (isAtEnd) scroller.scrollTop = scroller.scrollHeight;
 }
@@ -197,7 +202,7 @@ function drawFoot(turn) {
 }
 
 function usage(turn) {
-  if (!turn.usage || !turn.content) return "";
+  if (!turn.usage || isEmpty(turn)) return "";
   const { completion_tokens: n, prompt_tokens: read, prompt_tokens_details: details, total_tokens: total } = turn.usage;
   const parts = [counted(n, "token")];
   if (n > 1 && turn.lastS > turn.firstS) parts.push(`${((n - 1) / (turn.lastS - turn.firstS)).toFixed(1)} tokens/s`);
@@ -276,7 +281,8 @@ async function fetchName() {
 
 // True if the settings are valid; else the first invalid one is shown.
 function isSettled() {
-  const wrong = checkSchema() ? settings.elements.schema : [...settings.elements].find((each) => !each.validity.valid);
+  const wrong = JSON_FIELDS.filter(isWrong).map((name) => settings.elements[name])[0]
+    ?? [...settings.elements].find((each) => !each.validity.valid);
   if (wrong === undefined) return true;
   openPanel(true);
   wrong.focus();
@@ -284,15 +290,18 @@ function isSettled() {
   return false;
 }
 
-function checkSchema() {
+const JSON_FIELDS = ["schema", "tools"];
+
+// True if a field's text is not JSON, which is shown below it.
+function isWrong(name) {
   let wrong = "";
   try {
-    schemaOf(settings);
+    jsonOf(settings, name);
   } catch (error) {
     wrong = `Invalid JSON: ${error.message}`;
   }
-  byId("schema-wrong").textContent = wrong;
-  settings.elements.schema.setAttribute("aria-invalid", wrong !== "");
+  byId(`${name}-wrong`).textContent = wrong;
+  settings.elements[name].setAttribute("aria-invalid", wrong !== "");
   return wrong !== "";
 }
 
@@ -377,7 +386,7 @@ onClick("clear", () => {
 });
 onClick("show-panel", () => openPanel(panel.hidden));
 onClick("show-code", () => {
-  if (checkSchema()) return void isSettled();
+  if (JSON_FIELDS.some(isWrong)) return void isSettled();
   showCode();
   byId("code").showModal();
 });
@@ -405,7 +414,7 @@ document.addEventListener("keydown", (event) => {
   else if (!WIDE.matches) openPanel(false);
 });
 settings.addEventListener("input", (event) => {
-  if (event.target.name === "schema") checkSchema();
+  if (JSON_FIELDS.includes(event.target.name)) isWrong(event.target.name);
   if (event.target.name === "probabilities") page.turns.forEach(draw);
   keep();
 });

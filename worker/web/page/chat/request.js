@@ -10,7 +10,7 @@ const OURS = ["top_k", "min_p", "repetition_penalty"];
 export function requestOf(form, turns, model) {
   const data = new FormData(form);
   const system = data.get("system").trim();
-  const messages = turns.map(({ role, content }) => ({ role, content }));
+  const messages = turns.map(messageOf);
   if (system !== "") messages.unshift({ role: "system", content: system });
   const request = { model, messages };
   for (const name of NUMBERS) {
@@ -19,15 +19,26 @@ export function requestOf(form, turns, model) {
   }
   const stop = data.get("stop").split("\n").filter((line) => line !== "");
   if (stop.length > 0) request.stop = stop;
-  const schema = schemaOf(form);
+  const tools = jsonOf(form, "tools");
+  if (tools !== null) request.tools = [tools].flat().map((each) => each.function ? each : { type: "function", function: each });
+  const schema = jsonOf(form, "schema");
   if (schema !== null) request.response_format = { type: "json_schema", json_schema: { name: "answer", schema, strict: true } };
   if (data.get("probabilities") !== null) Object.assign(request, { logprobs: true, top_logprobs: 5 });
   return request;
 }
 
-// Raises: SyntaxError.
-export function schemaOf(form) {
-  const text = form.elements.schema.value.trim();
+// A turn as a message, with the reasoning and the calls that it has.
+function messageOf({ role, content, reasoning, calls }, at) {
+  const message = { role, content };
+  if (reasoning) message.reasoning_content = reasoning;
+  if (!calls?.length) return message;
+  const tool_calls = calls.map((called, n) => ({ id: `call${at}x${n}`, type: "function", function: called }));
+  return { ...message, content: content || null, tool_calls };
+}
+
+// The value of a field that has JSON, or null if it is empty. Raises: SyntaxError.
+export function jsonOf(form, name) {
+  const text = form.elements[name].value.trim();
   return text === "" ? null : JSON.parse(text);
 }
 
