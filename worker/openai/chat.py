@@ -45,7 +45,7 @@ _BUDGETS = ("thinking_token_budget", "thinking_budget_tokens")
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────
 
 
-class ThinkingSettings(msgspec.Struct, frozen=True, kw_only=True):
+class ChatThinking(msgspec.Struct, frozen=True, kw_only=True):
     """The reasoning that a request asks for."""
 
     type: Annotated[str | None, doc("disabled asks for none.")] = None
@@ -70,7 +70,7 @@ class ChatRequest(GeneratingRequest, frozen=True, kw_only=True):
     reasoning_effort: Annotated[
         str | None, doc(f"One of {', '.join(EFFORTS)}, or a word of the chat template's own.")
     ] = None
-    thinking: Annotated[ThinkingSettings | None, doc("Reasoning, in the form of other servers.")] = None
+    thinking: Annotated[ChatThinking | None, doc("Reasoning, in the form of other servers.")] = None
     thinking_token_budget: Annotated[int | None, doc("The most tokens of reasoning.", minimum=0)] = None
     thinking_budget_tokens: Annotated[int | None, doc("Alias of thinking_token_budget.", minimum=0)] = None
     reasoning_format: Annotated[str | None, doc("none leaves the reasoning in the content, between its markers.")] = (
@@ -192,7 +192,7 @@ def _prompt(
 def _thinking(request: ChatRequest, terms: Terms, errors: list[FieldError]) -> Thinking:
     """The wishes about reasoning; chat_template_kwargs overrides their variables. Names the fields that have no effect:
     agents send reasoning_effort to every model."""
-    settings = request.thinking or ThinkingSettings()
+    settings = request.thinking or ChatThinking()
     budgets = {name: getattr(request, name) for name in _BUDGETS} | {"thinking.budget_tokens": settings.budget_tokens}
     given = {name: budget for name, budget in budgets.items() if budget is not None}
     for name, budget in given.items():

@@ -58,19 +58,19 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
-class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
+class MessageFunction(msgspec.Struct, frozen=True, kw_only=True):
     """A function and its arguments."""
 
     name: str
     arguments: Annotated[str, doc("JSON text. It is incomplete if the answer was cut off in it.")]
 
 
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+class MessageCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call of an offered tool."""
 
     id: str
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: MessageFunction
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
         str | msgspec.UnsetType, doc("The model's reasoning, if markers separate it from the answer.")
     ] = msgspec.UNSET
     reasoning: Annotated[str | msgspec.UnsetType, doc("Alias of reasoning_content.")] = msgspec.UNSET
-    tool_calls: Annotated[list[ToolCall] | msgspec.UnsetType, doc("The calls, if there are any.")] = msgspec.UNSET
+    tool_calls: Annotated[list[MessageCall] | msgspec.UnsetType, doc("The calls, if there are any.")] = msgspec.UNSET
     refusal: None = None
 
 
@@ -232,7 +232,7 @@ class CollectedMessage(Choice):
 
 def _whole(message: Message) -> ChatMessage:
     calls = [
-        ToolCall(id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments))
+        MessageCall(id=call.id, function=MessageFunction(name=call.name, arguments=call.arguments))
         for call in message.calls
     ]
     thoughts = message.reasoning or msgspec.UNSET
