@@ -77,19 +77,28 @@ ROADS: dict[str, dict[str, int]] = {
         "worker.wire.jobs": 284,
     },
     "/v1/chat/completions": {
+        "worker.chat.calls": 498,
+        "worker.chat.deltas": 179,
         "worker.chat.forms": 407,
         "worker.chat.marks": 142,
+        "worker.chat.parse": 328,
         "worker.chat.sandbox": 221,
+        "worker.chat.scan": 220,
         "worker.chat.template": 280,
         "worker.chat.witnesses": 158,
         "worker.config.typed_name": 15,
         "worker.openai.answers": 283,
-        "worker.openai.chat": 357,
+        "worker.openai.chat": 234,
+        "worker.openai.chat_message": 322,
+        "worker.openai.chat_tools": 164,
         "worker.openai.constraints": 226,
         "worker.openai.errors": 171,
         "worker.openai.fields": 402,
-        "worker.openai.listed": 83,
+        "worker.openai.listed": 110,
         "worker.openai.models": 61,
+        "worker.openai.reading": 151,
+        "worker.openai.thinking": 64,
+        "worker.openai.tools": 301,
         "worker.protocol.conversation": 324,
         "worker.protocol.unread": 45,
         "worker.web.openai": 297,
@@ -99,15 +108,19 @@ ROADS: dict[str, dict[str, int]] = {
 """The modules that a request runs, as a trace of both processes has shown, and their lines on the day of the
 list. A chat needs the modules of /execute, too."""
 
-MAX_LINES = {"/execute": 12600, "/v1/chat/completions": 3900}
+MAX_LINES = {"/execute": 12600, "/v1/chat/completions": 6200}
 """The budget of each list: two percent above its lines on the day of the list."""
 
 BESIDE = frozenset(
     {
         "worker",
         "worker.anthropic.request",
+        "worker.chat.dress",
+        "worker.chat.literals",
+        "worker.chat.messages",
         "worker.chat.probes",
         "worker.chat.tool_words",
+        "worker.chat.values",
         "worker.config.engine",
         "worker.config.settings",
         "worker.constraints.jobs",
@@ -132,7 +145,6 @@ BESIDE = frozenset(
         "worker.openai.completions",
         "worker.openai.infill",
         "worker.openai.operations",
-        "worker.openai.reading",
         "worker.openai.responses.request",
         "worker.openai.tokens",
         "worker.plan.buffers",
