@@ -39,7 +39,7 @@ def offering(tools: Mapping[str, object]) -> list[dict[str, Any]]:
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────
 
 NAMED = {"type": "function", "function": {"name": "b"}}
-ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
+ALLOWED: dict[str, Any] = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_text_of_a_grammar_cannot_be_asked_for_beside_tools(fields: dict[str, 
 
 
 def test_a_schema_beside_tools_is_that_of_the_text() -> None:
-    schema = {"response_format": {"type": "json_object"}, "tools": [function("a")]}
+    schema: dict[str, Any] = {"response_format": {"type": "json_object"}, "tools": [function("a")]}
     assert read(**schema).generation.fields.json_schema is not None
     assert read(**schema, tool_choice="required").generation.fields.json_schema is None
 
@@ -224,7 +224,7 @@ def test_a_message_and_the_sum_of_its_chunks_are_what_the_reader_reads(
     form, answer, pieces, is_cut = case
     terms = replace(TERMS, chat_format=form, max_prompt_chars=100_000)
     reason: StopReason = "MAX_TOKENS" if is_cut else "EOS"
-    fields = {"tools": offering(answer.tools), "n": n}
+    fields: dict[str, Any] = {"tools": offering(answer.tools), "n": n}
     collected = answered(read(terms, **fields), pieces, reason, n)
     assert collected == answered(read(terms, **fields, stream=True), pieces, reason, n)
     schemas = read(terms, **fields).generation.reading.use.schemas()
@@ -242,7 +242,7 @@ FENCED = '```json\n{"name": "weather", "arguments": {"city": "Oslo"}}\n```'
 
 @pytest.mark.parametrize("text", [CALL, FENCED])
 def test_a_call_is_read_unless_none_may_be_called(text: str) -> None:
-    fields = {"tools": [function("weather", WEATHER)]}
+    fields: dict[str, Any] = {"tools": [function("weather", WEATHER)]}
     (told,) = answered(read(**fields), [*text], "EOS")
     assert (told.content, told.calls, told.reason) == (None, [("weather", '{"city": "Oslo"}')], "tool_calls")
     for terms, more in ((TERMS, {"tool_choice": "none"}), (replace(TERMS, reads_fenced=False), {})):
