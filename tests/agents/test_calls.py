@@ -25,7 +25,7 @@ MARKERS = ("<tool_call>", "</tool_call>", "<|im_end|>", "<tool_response>")
 MIN_READ = 0.9
 """The share of the written calls that must be read as calls."""
 MAX_MISREAD = 0.02
-"""The most answers to questions without need of a tool that may be read as calls."""
+"""The share of the answers to questions without need of a tool that may be read as calls although they have none."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,10 @@ def test_calls_are_read_in_the_forms_in_which_the_model_writes_them(worker: Work
             assert isinstance(json.loads(call["function"]["arguments"]), dict)
 
 
-def test_answers_without_need_of_a_tool_are_not_read_as_calls(worker: WorkerProcess) -> None:
+def test_answers_without_a_call_are_not_read_as_calls(worker: WorkerProcess) -> None:
+    """This model calls tools without need, too. Such a call is one, so only answers in which it wrote none count."""
     found = answers(worker, WITHOUT_NEED)
     assert len(found) >= 60
     check_content(found)
-    misread = [(each.question, each.message) for each in found if each.calls]
+    misread = [(each.question, each.raw, each.message) for each in found if each.calls and not each.is_written]
     assert len(misread) <= MAX_MISREAD * len(found), misread
