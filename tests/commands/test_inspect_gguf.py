@@ -35,13 +35,26 @@ def test_json_has_every_field_of_the_inspection_in_its_order(
     assert found["license"] == "apache-2.0"
 
 
-@pytest.mark.parametrize(("template", "expected"), [("{{ messages }}", True), (None, False)])
-def test_the_chat_template_is_reported(
-    template: str | None, expected: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("template", "has_one", "chat_format"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", True, "hermes (generic)"),
+        ("{{ messages }}<tool_call>", True, "hermes (declared)"),
+        ("{% for %}", True, None),
+        (None, False, None),
+    ],
+)
+def test_the_chat_template_and_its_format_are_reported(
+    template: str | None,
+    has_one: bool,
+    chat_format: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     changes: dict[str, Value | None] = {"tokenizer.chat_template": template}
     path = tiny_model(changes).write(tmp_path / "tiny.gguf")
-    assert as_json(path, capsys)["has_chat_template"] is expected
+    found = as_json(path, capsys)
+    assert (found["has_chat_template"], found["chat_format"]) == (has_one, chat_format)
 
 
 def test_tensor_types_account_for_all_tensors_and_bytes(tmp_path: Path) -> None:
@@ -104,7 +117,17 @@ def test_a_pipe_gets_lines_that_name_everything(tmp_path: Path, capsys: pytest.C
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows] == [
         *("file", "size", "architecture", "name", "quantisation", "licence", "context", "layers", "vocabulary"),
-        *("chat template", "F32", "weights", "KV cache", "compute buffers", "total", "prefix cache", "available here"),
+        *(
+            "chat template",
+            "calls",
+            "F32",
+            "weights",
+            "KV cache",
+            "compute buffers",
+            "total",
+            "prefix cache",
+            "available here",
+        ),
     ]
     assert ["chat template", "yes"] in rows
     assert ["vocabulary", "8 tokens, gguf-bpe"] in rows

@@ -12,7 +12,7 @@ from tests.front.rehearsal import FACTS
 from tests.observe.log_lines import Terminal, logging_is_put_back, to  # noqa: F401 - the first is a fixture of every test here
 from worker.config.settings import Settings
 from worker.front.progress import LoadProgress, report_loaded
-from worker.wire.load import Amx, Loaded, Offload, OffPlan
+from worker.wire.load import Amx, Loaded, ModelFacts, Offload, OffPlan
 
 
 def test_the_bar_ends_with_the_first_100_whatever_is_heard_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +66,13 @@ def test_it_says_how_many_layers_are_on_which_device() -> None:
         "layers_total": 31,
     }
     assert line["memory_bytes"] == FACTS.memory_bytes
+
+
+@pytest.mark.parametrize(("template", "named"), [("x", "hermes (generic)"), (None, None)])
+def test_it_names_the_format_of_calls_if_there_is_a_template(template: str | None, named: str | None) -> None:
+    facts = msgspec.structs.replace(FACTS, model=ModelFacts(chat_template=template))
+    [line] = lines(Offload(), facts=facts)
+    assert line["chat_format"] == named
 
 
 @pytest.mark.parametrize(("max_tokens_in", "most"), [(0, 1023), (1022, 1022), (1023, 1023), (1024, 1023), (9, 9)])

@@ -22,6 +22,7 @@ from worker.llama.model import Model
 from worker.llama.prompts import Prompts
 from worker.loading.load import load_model
 from worker.model.info import read_info
+from worker.wire.chat_format import HERMES, CallFormat
 from worker.wire.jobs import Conversation, TokenId, Violation
 
 pytestmark = pytest.mark.model
@@ -222,9 +223,25 @@ def test_a_template_given_by_file_is_used(tmp_path: Path) -> None:
         assert isinstance(loaded.prompts.read(conversation("a")), Read)
         assert loaded.facts.model.chat_template == CHAT
         assert loaded.facts.model.chat_template_caps == ("system",)
+        assert loaded.facts.model.chat_format == HERMES
         assert (loaded.facts.model.bos_token, loaded.facts.model.eos_token) == ("<s>", "</s>")
         assert loaded.facts.model.n_ctx_train == 64
         assert loaded.facts.model.file_bytes == (tmp_path / "tiny.gguf").stat().st_size
+
+
+def test_the_engine_finds_the_format_of_calls_without_the_tokens_that_end_an_answer(tmp_path: Path) -> None:
+    source = (
+        "{% for m in messages %}<s>{{ m.role }}:{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+        "<CALL>{{ c.function | tojson }}</CALL>"
+        "{% endfor %}</s>{% endfor %}{% if add_generation_prompt %}<s>assistant:{% endif %}"
+    )
+    loaded = loaded_with(write_tiny(tmp_path / "tiny.gguf"), chat_template=source)
+    try:
+        found = loaded.facts.model.chat_format
+        assert found.source == "template"
+        assert found.calls == CallFormat(form="object", call_begin="<CALL>", call_end="</CALL>")
+    finally:
+        loaded.runner.close()  # type: ignore[attr-defined]  # llama's
 
 
 def test_without_a_template_conversations_alone_are_refused(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def test_the_model_is_listed_and_found_by_its_name(owner: httpx2.Client) -> None
     assert (card["id"], card["object"]) == (NAME, "model")
     health = owner.get("/health").json()
     assert (card["max_model_len"], card["meta"]["n_vocab"]) == (health["context_length"], health["vocab_size"])
+    assert card["meta"]["chat_format"] == "hermes (generic)"
 
 
 def test_without_a_name_of_its_own_the_model_is_called_what_the_user_typed(worker: WorkerProcess) -> None:

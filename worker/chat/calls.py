@@ -8,7 +8,7 @@ import re
 from typing import Final
 
 from worker.chat.deltas import Deltas
-from worker.chat.literals import GEMMA, PYTHON, literal, mapping
+from worker.chat.literals import GEMMA, PYTHON, literal, mapping, python_json
 from worker.chat.scan import (
     MAX_ELEMENTS,
     Markers,
@@ -398,7 +398,7 @@ class CallReader:
         text = scan.take(end)
         scan.take(len(stop))
         text = text.removesuffix("\n") if trims else text
-        self._deltas.argue(escaped(text) + '"' if is_open else json_of(text, types))
+        self._deltas.argue(escaped(text) + '"' if is_open else _json_of(text, types))
 
     def _is_end(self, k: int) -> Steps[bool]:
         """Return True if the end marker before offset k is a value's true end. Then another argument or the call's end
@@ -494,3 +494,12 @@ def _object_text(text: str) -> str:
 def _nowhere() -> Steps[int]:
     return -1
     yield
+
+
+def _json_of(text: str, types: frozenset[str]) -> str:
+    """Return the JSON text of a value. Templates without tojson write objects in Python's notation, and so may their
+    models."""
+    written = text.strip()
+    if written[:1] in ("{", "[") and "string" not in types and not is_value(loaded(written)):
+        text = python_json(written) or text
+    return json_of(text, types)

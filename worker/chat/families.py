@@ -483,7 +483,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         without=("<tool_call>",),
     ),
     Family(
-        ("named SmolLM",),
+        ("named SmolLM", "<think>"),
         _format("smollm3", _HERMES_CALLS, _THINK_LINES),
     ),
     Family(

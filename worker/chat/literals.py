@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from worker.chat.scan import MAX_ELEMENTS, NotACallError, Scan, Steps, after_space, after_token, char_at
+from worker.chat.scan import MAX_ELEMENTS, NotACallError, Scan, Steps, after_space, after_token, char_at, complete
 from worker.chat.values import is_value, loaded, quoted
 
 _WORDS: Final = {"True": "true", "False": "false", "None": "null"}
@@ -41,6 +41,17 @@ class Notation:
 
 PYTHON: Final = Notation(quotes=('"', "'"), has_escapes=True, has_bare_keys=False)
 GEMMA: Final = Notation(quotes=('<|"|>',), has_escapes=False, has_bare_keys=True)
+
+
+def python_json(text: str) -> str | None:
+    """Return the JSON text of a value in Python's notation, or None if the text is none."""
+    scan = Scan(text)
+    scan.is_final = True
+    try:
+        value, end = complete(literal(scan, 0, PYTHON))
+    except NotACallError:
+        return None
+    return None if text[end:].strip() else value
 
 
 def literal(

@@ -24,6 +24,16 @@ MAX_ELEMENTS: Final = 60
 """The same for values that are read by functions that call themselves."""
 
 
+def complete(steps: Steps[T]) -> T:
+    """Return the result of reading a text that has ended."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+
 class NotACallError(Exception):
     """The text at this place is no call."""
 

@@ -99,10 +99,14 @@ class ChatTemplate:
         assert refusal is not None
         raise refusal
 
-    def in_forms(self, messages: list[Message], forms: Forms, *, tools: Json) -> str:
-        """The prompt with the messages in these forms (probes.Template)."""
+    def best_forms(self, *, has_tools: bool) -> Forms:
+        """The forms of messages that the template supports (tool_format.Template)."""
+        return self._forms[has_tools]
+
+    def in_forms(self, messages: list[Message], forms: Forms, *, tools: Json, is_open: bool = True) -> str:
+        """The prompt with the messages in these forms (probes.Template, tool_format.Template)."""
         given = {"tools": tools, **self._variables}
-        return self._rendered(messages, forms, given, is_open=True, is_continued=False).text
+        return self._rendered(messages, forms, given, is_open=is_open, is_continued=False).text
 
     def says(self, messages: list[Message], forms: Forms, *, tools: Json) -> bool:
         """True if the rendering contains all messages in order (probes.Template)."""
@@ -198,9 +202,14 @@ def _chat(messages: list[Message], forms: Forms) -> Json:
 
 
 def _aliased(message: Message) -> Message:
-    """The message with its reasoning under all names. Source: transformers, _alias_reasoning_fields."""
+    """The message with its reasoning under all names that templates read; Solar Open reads `reasoning` alone.
+
+    Source: transformers, _alias_reasoning_fields, which leaves that name out.
+    """
     reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
-    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, "reasoning": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _appended(chat: list[Message], text: str) -> list[Message]:
@@ -243,12 +252,13 @@ class ChatTemplates:
         Raises: BrokenTemplate.
         """
         self.default = ChatTemplate(default, names, tokens, variables)
-        self._for_tools = self.default if tool_use is None else ChatTemplate(tool_use, names, tokens, variables)
+        """The template for conversations without tools."""
+        self.for_tools = self.default if tool_use is None else ChatTemplate(tool_use, names, tokens, variables)
 
     @property
     def keys(self) -> frozenset[str]:
         """The variables that the templates read in addition to a conversation."""
-        return self.default.keys | self._for_tools.keys
+        return self.default.keys | self.for_tools.keys
 
     @property
     def known_variables(self) -> str:
@@ -258,7 +268,7 @@ class ChatTemplates:
     @property
     def caps(self) -> tuple[str, ...]:
         """The templates' features: supported forms of messages, and `kwargs.NAME` for each variable."""
-        return (*sorted(self.default.caps | self._for_tools.caps), *sorted(f"kwargs.{key}" for key in self.keys))
+        return (*sorted(self.default.caps | self.for_tools.caps), *sorted(f"kwargs.{key}" for key in self.keys))
 
     def read(self, conversation: Conversation) -> Rendered | Violation:
         """The prompt of the conversation, or the reason why there is none."""
@@ -266,7 +276,7 @@ class ChatTemplates:
         variables = cast(dict[str, Json], _decoded(conversation.template_kwargs))
         if not variables.keys() <= self.keys:
             return Violation("chat_template_kwargs", "known_keys", self.known_variables)
-        template = self._for_tools if tools else self.default
+        template = self.for_tools if tools else self.default
         messages = cast(list[Message], _decoded(conversation.messages))
         n_before = len(messages)
         if tools and "tools" not in template.caps:

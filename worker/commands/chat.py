@@ -14,8 +14,9 @@ from typing import Any
 
 import rich_click as click
 import uvloop
+from click.core import ParameterSource
 
-from worker.cli import read_settings, setting_options
+from worker.cli import CommandElsewhere, imported, read_settings, setting_options
 from worker.commands.session import (
     NotAnsweredError,
     Session,
@@ -48,7 +49,7 @@ A line is a question. To enter several lines, end a line with a backslash or put
 Ctrl-C stops an answer. On an empty line it leaves."""
 
 
-@click.command("chat")
+@click.group("chat", invoke_without_command=True)
 @click.option("--system", help="Begin the conversation with this system message.")
 @click.pass_context
 def chat(ctx: click.Context, /, *, system: str | None, **options: Any) -> None:
@@ -59,6 +60,9 @@ def chat(ctx: click.Context, /, *, system: str | None, **options: Any) -> None:
     If stdin is not a terminal, each of its lines is a question, and only the answers go to stdout.
     Without --model, the catalogue's default is used and fetched the first time.
     """
+    if ctx.invoked_subcommand is not None:
+        _check_no_options(ctx, ctx.invoked_subcommand)
+        return
     settings = read_settings(ctx, default_model=lambda catalog: load_catalog(catalog).default.name)
     check_utf8("--system", system or "")
     talk = Talk(system, sampling_of(options))
@@ -81,6 +85,20 @@ def chat(ctx: click.Context, /, *, system: str | None, **options: Any) -> None:
 chat.params.extend(
     [*sampling_options(_MAX_TOKENS), *setting_options("Model", "Device and memory", also=("max_prompt_chars",))]
 )
+for _name, _line in {
+    "render": "Render conversations to prompts, a JSON object a line.",
+    "parse": "Read answers: content, reasoning and tool calls, a JSON object a line.",
+}.items():
+    # These read templates, which a process with a front does not.
+    chat.add_command(CommandElsewhere(_name, partial(imported, f"worker.commands.chat_lines:{_name}"), _line))
+
+
+def _check_no_options(ctx: click.Context, command: str) -> None:
+    """Raises: UsageError if an option stands before the command, where it has no effect."""
+    given = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if given:
+        flag = f"--{given[0].replace('_', '-')}"
+        raise UsageError(f"{flag} has no effect before {command}; put the options after it")
 
 
 @dataclass(slots=True)

@@ -11,6 +11,10 @@ from pathlib import Path
 
 import rich_click as click
 
+from worker.chat.marks import Names
+from worker.chat.sandbox import BrokenTemplate
+from worker.chat.template import ChatTemplates
+from worker.chat.tool_format import chat_format
 from worker.commands.places import present, where
 from worker.commands.tables import mib, print_json, print_table
 from worker.config.engine import configure
@@ -84,6 +88,8 @@ class Inspection:
     vocabulary_remarks: tuple[str, ...]
     """Faults of the vocabulary with which it can still be served."""
     has_chat_template: bool
+    chat_format: str | None
+    """The form of calls and reasoning, and its origin; null without a template that can be used."""
     tensor_types: tuple[TypeRow, ...]
     memory: MemoryUse
 
@@ -132,9 +138,26 @@ def inspection_of(info: ModelInfo, available_bytes: int, repacked_bytes: Repacke
         tokenizer=info.tokenizer_kind,
         vocabulary_remarks=info.vocabulary_remarks,
         has_chat_template=info.has_chat_template,
+        chat_format=_chat_format(info),
         tensor_types=_tensor_types(info),
         memory=_memory(info, _default_demand(info, available_bytes), layers_of(info, repacked_bytes), available_bytes),
     )
+
+
+def _chat_format(info: ModelInfo) -> str | None:
+    if info.chat_template is None:
+        return None
+    try:
+        chat = ChatTemplates(
+            info.chat_template,
+            info.chat_template_for_tools,
+            names=Names(()),
+            tokens=dict.fromkeys(("bos_token", "eos_token", "pad_token"), ""),
+            variables={},
+        )
+    except BrokenTemplate:
+        return None
+    return chat_format(chat.for_tools).title
 
 
 def _tensor_types(info: ModelInfo) -> tuple[TypeRow, ...]:
@@ -184,6 +207,7 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
         ("layers", f"{inspection.layers}, {inspection.embedding_length} wide{_windows(inspection)}"),
         ("vocabulary", f"{inspection.vocabulary} tokens, {inspection.tokenizer}"),
         ("chat template", "yes" if inspection.has_chat_template else "no"),
+        ("calls", inspection.chat_format or "none"),
     ]
 
 

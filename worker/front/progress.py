@@ -65,6 +65,7 @@ def report_loaded(facts: Loaded, settings: Settings) -> None:
         tile_bytes=facts.amx.tile_bytes,
         batch_invariant=facts.batch_invariance.is_kept,
         batch_invariant_because=facts.batch_invariance.why,
+        chat_format=facts.model.chat_format.title if facts.model.chat_template else None,
         max_prompt_tokens=min(facts.context_length - 1, settings.max_tokens_in or facts.context_length),
     )
     if facts.backend == "cpu" and facts.amx.processor and not facts.amx.build:

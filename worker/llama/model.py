@@ -120,6 +120,25 @@ class Model(Tokenizer):
             raise ModelLoadFailed(f"{path}: only models that read and write text without an encoder can be served")
         return model
 
+    @classmethod
+    def load_vocabulary(cls, path: Path, gaps: Gaps | None = None) -> Self:
+        """Read the vocabulary of the file, and no weights. `gaps`: see `load`.
+
+        Raises: ModelLoadFailed, InsufficientMemory.
+        """
+        library = open_library()
+        params = capi.llama_model_default_params()
+        params.vocab_only = True
+        with library.watch() as watch:
+            handle = capi.llama_model_load_from_file(os.fsencode(path), params)
+        if not handle:
+            raise load_failure(f"{path}: its vocabulary cannot be loaded", watch, 0)
+        model = cls(handle, (), watch, gaps)
+        if capi.llama_vocab_type(model.vocab) == capi.LLAMA_VOCAB_TYPE_NONE:
+            model.close()
+            raise ModelLoadFailed(f"{path}: it has no vocabulary")
+        return model
+
     # ── facts ────────────────────────────────────────────────────────────────────────────────────
 
     @property
@@ -160,6 +179,11 @@ class Model(Tokenizer):
         return int(capi.llama_model_n_swa(self.handle))
 
     # ── text ─────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def end_names(self) -> frozenset[str]:
+        """The names of the control tokens that end generation."""
+        return frozenset(name for name, token in self.controls.items() if self.is_end(token))
 
     def name_of(self, kind: TokenKind) -> str | None:
         """Return the vocabulary's name of one of its tokens; None if it has none."""

@@ -17,6 +17,7 @@ from typing import cast
 import msgspec
 
 from worker.chat.template import ChatTemplates
+from worker.chat.tool_format import chat_format
 from worker.engine.backend import LoadedDraft, LoadedModel
 from worker.engine.prefill_budget import widest_step_of
 from worker.errors import ModelLoadFailed
@@ -98,7 +99,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         context_length=loaded.facts.context_length,
     )
     keeper = _keeper(config, loaded)
-    form = HERMES
+    form = chat_format(chat.for_tools, loaded.model.end_names) if isinstance(chat, ChatTemplates) else HERMES
     marks = marks_of(loaded.model, form)
     return LoadedModel(
         runner,

@@ -129,6 +129,17 @@ class ModelInfo:
         return _bytes_by_type(self.tensors)
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The facts of a GGUF that turn a conversation into a prompt and tokens into an answer."""
+
+    gaps: Gaps | None
+    """The bytes and characters that the vocabulary lacks."""
+    chat_template: str | None
+    chat_template_for_tools: str | None
+    """The template named tool_use."""
+
+
 def block_of(tensor_name: str) -> int | None:
     """The repeating layer that a tensor belongs to, if it belongs to one."""
     match = _BLOCK.match(tensor_name)
@@ -152,6 +163,24 @@ def read_info(path: Path) -> ModelInfo:
         file_bytes += part_bytes
     _check_parts_together(header.metadata, len(part_paths), tensors)
     return replace(_info_of(header, part_paths, file_bytes, tuple(tensors)), alignment=alignment)
+
+
+def read_words(path: Path) -> Words:
+    """The vocabulary's faults and the chat templates of a file, which may have no weights.
+
+    Raises: ModelNotFound, BadModelFile.
+    """
+    header, _ = _read_file(path, Allowance())
+    _, gaps = check_vocabulary(header.metadata)
+    return Words(gaps, *_chat_templates(header.metadata))
+
+
+def _chat_templates(metadata: Metadata) -> tuple[str | None, str | None]:
+    """The template, and the one named tool_use."""
+    return (
+        metadata.text("tokenizer.chat_template") or None,
+        metadata.remark("tokenizer.chat_template.tool_use") or None,
+    )
 
 
 def _read_file(path: Path, allowance: Allowance) -> tuple[Header, int]:
@@ -231,6 +260,7 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
     check_computable(metadata, architecture, block_count, key_length, tensors)
     value_length = metadata.number(f"{architecture}.attention.value_length", MAX_HEADS, default=head_length)
     vocabulary_remarks, gaps = check_vocabulary(metadata)
+    chat_template, chat_template_for_tools = _chat_templates(metadata)
     n_mtp_blocks = metadata.number(f"{architecture}.nextn_predict_layers", block_count, low=0, default=0)
     return ModelInfo(
         path=metadata.path,
@@ -254,8 +284,8 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
         tokenizer_model=metadata.required_text("tokenizer.ggml.model"),
         license=metadata.remark("general.license"),
         tensors=tensors,
-        chat_template=metadata.text("tokenizer.chat_template") or None,
-        chat_template_for_tools=metadata.remark("tokenizer.chat_template.tool_use") or None,
+        chat_template=chat_template,
+        chat_template_for_tools=chat_template_for_tools,
         n_mtp_blocks=n_mtp_blocks,
         state_length=state_length(metadata, architecture, embedding_length),
         windows=windows_of(

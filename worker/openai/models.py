@@ -19,6 +19,10 @@ class ModelMeta(msgspec.Struct, frozen=True, kw_only=True):
     size: Annotated[Count, doc("Size of the file in bytes.")]
     n_vocab: Count
     quant_kind: str
+    chat_format: Annotated[
+        str | None,
+        doc("Form of calls and reasoning, and where it is from: `hermes (template)`. null without a chat template."),
+    ]
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +54,7 @@ def model_card(facts: Loaded, name: str, created: int) -> ModelCard:
             size=facts.model.file_bytes,
             n_vocab=facts.vocab_size,
             quant_kind=facts.quant_kind,
+            chat_format=facts.model.chat_format.title if facts.model.chat_template else None,
         ),
     )
 

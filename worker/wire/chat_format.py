@@ -102,6 +102,29 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     hidden: tuple[str, ...] = ()
     """Further markers that are never content."""
 
+    @property
+    def title(self) -> str:
+        """The family and the origin of the format, for people: `hermes (template)`."""
+        return f"{self.name} ({self.source})"
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All texts of the format. A control token that is in one of them has a meaning for whom reads an answer."""
+        parts: list[object] = [self.opening, self.content_begin, self.content_end, *self.hidden]
+        if self.reasoning is not None:
+            parts += [self.reasoning.begin, self.reasoning.end]
+        if self.calls is not None:
+            parts += msgspec.structs.astuple(self.calls)
+            parts += [GEMMA_QUOTE] if self.calls.form == "gemma" else []
+        return tuple(part for part in parts if isinstance(part, str) and part)
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """True if an answer to the prompt begins inside the reasoning."""
+        return self.reasoning is not None and prompt.rstrip().endswith(self.reasoning.begin.strip())
+
+
+GEMMA_QUOTE = '<|"|>'
+"""The token around texts in Gemma 4's notation."""
 
 HERMES = ChatFormat(
     name="hermes",

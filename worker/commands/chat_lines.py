@@ -1,0 +1,278 @@
+"""`llorch-worker chat render` and `chat parse`: what the worker does with conversations and answers, line by line.
+
+Owns: the JSON objects on stdin and stdout. Refuses to know: templates and formats, which are the room worker/chat.
+Runs in a short-lived process of its own. It reads no weights; with --model, llama.cpp reads the file's vocabulary.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+import rich_click as click
+
+from worker.chat.marks import Names
+from worker.chat.parse import Arguments, CallBegun, Content, Delta, Reader, Thought, message_of
+from worker.chat.sandbox import BrokenTemplate
+from worker.chat.template import ChatTemplates
+from worker.chat.tool_format import chat_format
+from worker.commands.places import present, where
+from worker.model.info import Words, read_words
+from worker.protocol.bodies import FieldsRefused
+from worker.protocol.conversation import conversation
+from worker.wire.chat_format import ChatFormat
+from worker.wire.jobs import TokenId, Violation
+
+if TYPE_CHECKING:
+    from worker.llama.model import Model
+
+_MAX_CHARS = 1 << 24
+"""The limit on a conversation's text."""
+_N_TEMPLATES = 16
+"""The number of templates that are kept compiled."""
+_KINDS: tuple[Literal["bos", "eos", "pad"], ...] = ("bos", "eos", "pad")
+_TOKENS = tuple(f"{kind}_token" for kind in _KINDS)
+"""The tokens whose names templates read."""
+
+
+class RenderLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation to render."""
+
+    messages: Any
+    template: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    kwargs: dict[str, Any] | None = None
+
+
+class ParseLine(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer to read: a text, pieces of a text, or tokens."""
+
+    template: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    prompt: str | None = None
+    text: str | None = None
+    token_ids: list[int] | None = None
+    chunks: list[str] | None = None
+
+
+class LineError(Exception):
+    """A line that has no answer; the message says why."""
+
+
+_model = click.option("--model", metavar="REF", help="Use the template and the vocabulary of this model.")
+
+
+@click.command("render")
+@_model
+@where
+def render(model: str | None, models_dir: Path, catalog: Path | None) -> None:
+    """Render conversations to prompts.
+
+    Each line of stdin is a JSON object: messages, and optionally template, tools, add_generation_prompt and kwargs.
+    The line of stdout that answers it has the prompt, or the error.
+    """
+    _answer_lines(RenderLine, Lines(model, models_dir, catalog).rendered)
+
+
+@click.command("parse")
+@_model
+@where
+def parse(model: str | None, models_dir: Path, catalog: Path | None) -> None:
+    """Read answers: their content, reasoning and tool calls.
+
+    Each line of stdin is a JSON object: text, chunks or token_ids, and optionally template, tools and prompt. The line
+    of stdout that answers it has the message and its deltas, or the error. Token ids need --model.
+    """
+    _answer_lines(ParseLine, Lines(model, models_dir, catalog).parsed)
+
+
+Line = TypeVar("Line", RenderLine, ParseLine)
+
+
+def _answer_lines(shape: type[Line], answer: Callable[[Line], dict[str, Any]]) -> None:
+    for line in sys.stdin.buffer:
+        try:
+            sent = _object(line)
+            found = answer(_line(shape, sent))
+            if ignored := sorted(sent.keys() - {field.name for field in msgspec.structs.fields(shape)}):
+                found["ignored"] = ignored
+        except LineError as error:
+            found = {"error": str(error)}
+        sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    """Raises: LineError."""
+    try:
+        sent = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise LineError(f"the line is not JSON: {error}") from None
+    except RecursionError:
+        raise LineError("the line is nested too deeply") from None
+    if not isinstance(sent, dict):
+        raise LineError("the line is not a JSON object")
+    return sent
+
+
+def _line(shape: type[Line], sent: dict[str, Any]) -> Line:
+    """Raises: LineError."""
+    try:
+        return msgspec.convert(sent, shape)
+    except msgspec.ValidationError as error:
+        raise LineError(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The model that `--model` names."""
+
+    path: Path
+    words: Words
+    model: "Model"
+
+    @classmethod
+    def of(cls, path: Path) -> "_File":
+        """Raises: ModelNotFound, BadModelFile, ModelLoadFailed."""
+        from worker.llama.model import Model  # noqa: PLC0415 - this loads llama.cpp
+
+        words = read_words(path)
+        return cls(path, words, Model.load_vocabulary(path, words.gaps))
+
+    def tokens(self) -> dict[str, str]:
+        """The names of the tokens that templates read."""
+        return {f"{kind}_token": self.model.name_of(kind) or "" for kind in _KINDS}
+
+    def text(self, ids: list[int], form: ChatFormat) -> str:
+        """The text of an answer's tokens up to its end. Control tokens have no text unless they are part of a marker.
+
+        Raises: LineError.
+        """
+        model, markers = self.model, form.markers
+        outside = next((one for one in ids if not 0 <= one < model.n_vocab), None)
+        if outside is not None:
+            raise LineError(f"token id {outside} is outside the vocabulary, whose ids are 0 to {model.n_vocab - 1}")
+        hidden = {token for name, token in model.controls.items() if not any(name in marker for marker in markers)}
+        answer = takewhile(lambda token: not model.is_end(token), map(TokenId, ids))
+        return model.detokenize(token for token in answer if token not in hidden).decode(errors="replace")
+
+
+class Lines:
+    """The answers to lines."""
+
+    def __init__(self, model: str | None, models_dir: Path, catalog: Path | None) -> None:
+        self._file = None if model is None else _File.of(present(model, models_dir, catalog))
+        self._templates = lru_cache(_N_TEMPLATES)(self._compiled)
+
+    def rendered(self, line: RenderLine) -> dict[str, Any]:
+        """Raises: LineError."""
+        kwargs = dict(line.kwargs or {})
+        names = tuple((name, str(kwargs.pop(name))) for name in _TOKENS if name in kwargs)
+        chat, _ = self._templates(line.template, names)
+        try:
+            asked = conversation(
+                line.messages,
+                tools=line.tools or None,
+                template_kwargs=kwargs,
+                add_generation_prompt=line.add_generation_prompt,
+                max_chars=_MAX_CHARS,
+            )
+        except FieldsRefused as refused:
+            raise LineError(str(refused)) from None
+        found = chat.read(asked)
+        if isinstance(found, Violation):
+            raise LineError(found.message)
+        return {"prompt": found.text}
+
+    def parsed(self, line: ParseLine) -> dict[str, Any]:
+        """Raises: LineError."""
+        _, form = self._templates(line.template, ())
+        is_reasoning = line.prompt is not None and form.opens_reasoning(line.prompt)
+        reader = Reader(form, _offered(line.tools or []), new_id=_id_of, is_reasoning=is_reasoning)
+        deltas = [delta for piece in self._pieces(line, form) for delta in reader.push(piece)]
+        deltas += reader.finish()
+        return {"message": _message(deltas), "deltas": [_delta(delta) for delta in deltas]}
+
+    def _pieces(self, line: ParseLine, form: ChatFormat) -> list[str]:
+        """Raises: LineError."""
+        if sum(value is not None for value in (line.text, line.chunks, line.token_ids)) != 1:
+            raise LineError("send one of text, chunks and token_ids")
+        if line.token_ids is None:
+            return [line.text] if line.text is not None else line.chunks or []
+        if self._file is None:
+            raise LineError("token_ids need a vocabulary; start the command with --model REF")
+        return [self._file.text(line.token_ids, form)]
+
+    def _compiled(self, source: str | None, names: tuple[tuple[str, str], ...]) -> tuple[ChatTemplates, ChatFormat]:
+        """The template and its format. `names`: the tokens that templates read, as the line has them.
+
+        Raises: LineError.
+        """
+        file, for_tools = self._file, None
+        if source is None and file is not None:
+            source, for_tools = file.words.chat_template, file.words.chat_template_for_tools
+        if source is None:
+            why = "no template" if file is None else f"{file.path} has no chat template"
+            raise LineError(
+                f"{why}; send one as template" + ("" if file else ", or start the command with --model REF")
+            )
+        try:
+            chat = ChatTemplates(
+                source,
+                for_tools,
+                names=Names(file.model.controls if file else ()),
+                tokens=(file.tokens() if file else dict.fromkeys(_TOKENS, "")) | dict(names),
+                variables={},
+            )
+        except BrokenTemplate as error:
+            raise LineError(f"the chat template cannot be used: {error}") from None
+        return chat, chat_format(chat.for_tools, file.model.end_names if file else frozenset())
+
+
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _offered(tools: list[dict[str, Any]]) -> dict[str, object]:
+    """The schemas of the arguments, by the tools' names. Raises: LineError."""
+    offered: dict[str, object] = {}
+    for place, tool in enumerate(tools):
+        function = tool.get("function", tool)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise LineError(f"tools[{place}] must be a function with a name")
+        offered[function["name"]] = function.get("parameters") or {}
+    return offered
+
+
+def _id_of(index: int) -> str:
+    return f"call{index:05}"
+
+
+def _message(deltas: list[Delta]) -> dict[str, object]:
+    read = message_of(deltas)
+    message: dict[str, object] = {"role": "assistant", "content": read.content or (None if read.calls else "")}
+    if read.reasoning:
+        message["reasoning_content"] = read.reasoning
+    if read.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in read.calls
+        ]
+    return message
+
+
+def _delta(delta: Delta) -> dict[str, object]:
+    match delta:
+        case Content():
+            return {"content": delta.text}
+        case Thought():
+            return {"reasoning_content": delta.text}
+        case CallBegun():
+            function = {"name": delta.name, "arguments": ""}
+            return {"tool_calls": [{"index": delta.index, "id": delta.id, "type": "function", "function": function}]}
+        case Arguments():
+            return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
