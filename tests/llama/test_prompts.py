@@ -235,13 +235,10 @@ def test_the_engine_finds_the_format_of_calls_without_the_tokens_that_end_an_ans
         "<CALL>{{ c.function | tojson }}</CALL>"
         "{% endfor %}</s>{% endfor %}{% if add_generation_prompt %}<s>assistant:{% endif %}"
     )
-    loaded = loaded_with(write_tiny(tmp_path / "tiny.gguf"), chat_template=source)
-    try:
+    with loaded_with(write_tiny(tmp_path / "tiny.gguf"), chat_template=source) as loaded:
         found = loaded.facts.model.chat_format
         assert found.source == "template"
         assert found.calls == CallFormat(form="object", call_begin="<CALL>", call_end="</CALL>")
-    finally:
-        loaded.runner.close()  # type: ignore[attr-defined]  # llama's
 
 
 def test_without_a_template_conversations_alone_are_refused(tmp_path: Path) -> None:

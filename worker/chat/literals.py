@@ -10,6 +10,7 @@ from typing import Final
 
 from worker.chat.scan import MAX_ELEMENTS, NotACallError, Scan, Steps, after_space, after_token, char_at, complete
 from worker.chat.values import is_value, loaded, quoted
+from worker.wire.chat_format import GEMMA_QUOTE
 
 _WORDS: Final = {"True": "true", "False": "false", "None": "null"}
 _ESCAPES: Final = {
@@ -40,7 +41,7 @@ class Notation:
 
 
 PYTHON: Final = Notation(quotes=('"', "'"), has_escapes=True, has_bare_keys=False)
-GEMMA: Final = Notation(quotes=('<|"|>',), has_escapes=False, has_bare_keys=True)
+GEMMA: Final = Notation(quotes=(GEMMA_QUOTE,), has_escapes=False, has_bare_keys=True)
 
 
 def python_json(text: str) -> str | None:

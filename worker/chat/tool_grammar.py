@@ -14,7 +14,7 @@ from typing import Any, Final, assert_never
 
 from worker.chat.text_grammar import UnreadableGrammar, rules_of
 from worker.chat.values import STRING, resolved, types_of
-from worker.wire.chat_format import CallFormat, ChatFormat
+from worker.wire.chat_format import GEMMA_QUOTE, CallFormat, ChatFormat
 
 Schema = Mapping[str, Any]
 
@@ -32,8 +32,6 @@ OPTIONS: Final = "x-guidance"
 _TEXT: Final = "/(?s:.*)/"
 _NOTHING: Final = '""'
 _NOT_IN_THIS_FORM: Final = "its arguments cannot be enforced in this model's form of calls"
-_QUOTE: Final = '<|"|>'
-"""Gemma's quotation mark."""
 _MAX_DEPTH: Final = 16
 
 
@@ -335,7 +333,9 @@ class _Writer:
         if tool.text is not None:
             (name,) = tool.schema["properties"]
             text = self._text_of(tool.text, in_json=False)
-            return _joined(literal(f"{{{name}:"), self.marker(_QUOTE), text, self.marker(_QUOTE), literal("}"))
+            return _joined(
+                literal(f"{{{name}:"), self.marker(GEMMA_QUOTE), text, self.marker(GEMMA_QUOTE), literal("}")
+            )
         return self._gemma_object(tool.schema, tool.schema, 0)
 
     def _gemma_object(self, schema: Schema, root: Schema, depth: int) -> str:
@@ -352,7 +352,7 @@ class _Writer:
         if not isinstance(schema, dict) or depth > _MAX_DEPTH:
             raise Inexpressible(_NOT_IN_THIS_FORM)
         if (texts := texts_of(schema, root)) is not None:
-            return _joined(self.marker(_QUOTE), self._gemma_text(texts))
+            return _joined(self.marker(GEMMA_QUOTE), self._gemma_text(texts))
         if choices := _branches(schema):
             return f"({' | '.join(self._gemma_value(each, root, depth + 1) for each in choices)})"
         kinds = types_of(schema, root)
@@ -367,7 +367,7 @@ class _Writer:
         raise Inexpressible(_NOT_IN_THIS_FORM)
 
     def _gemma_text(self, texts: Seq["Text"]) -> str:
-        ends = [self._text(text, _QUOTE) for text in texts]
+        ends = [self._text(text, GEMMA_QUOTE) for text in texts]
         return f"({' | '.join(ends)})" if len(ends) > 1 else ends[0]
 
     def _listed(self, items: Seq[tuple[str, bool]], separator: str) -> str:
