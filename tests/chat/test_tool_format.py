@@ -47,7 +47,7 @@ def test_the_page_has_the_table() -> None:
 
 
 @pytest.mark.model
-def test_nearly_all_templates_that_write_calls_tell_how() -> None:
+def test_nearly_all_templates_that_write_calls_show_the_format() -> None:
     """A declaration that decides is an exception, for a notation that comparing texts cannot show."""
     formats = {name: form for name, source in sources() if (form := format_of(source))}
     writing = {name for name, source in sources() if verdicts(source)["a call"] != "not rendered"}
@@ -186,7 +186,7 @@ def without_space(calls: CallFormat) -> dict[str, object]:
 
 @LAW
 @given(made())
-def test_markers_that_nobody_has_seen_are_found(one: Made) -> None:
+def test_unknown_markers_are_found(one: Made) -> None:
     assert declared(one.source) is None
     counting = Counting(one.source)
     found = chat_format(counting, frozenset())

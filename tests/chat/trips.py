@@ -65,7 +65,7 @@ Called = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Answer:
-    """What an assistant says."""
+    """The text, the reasoning and the calls of an assistant."""
 
     content: str = ""
     reasoning: str = ""
@@ -104,7 +104,7 @@ def format_of(source: str) -> ChatFormat | None:
 
 
 def verdicts(source: str) -> dict[str, Verdict]:
-    """What becomes of each answer."""
+    """Return the verdict on each answer."""
     return {name: verdict(source, answer) for name, answer in ANSWERS.items()}
 
 
