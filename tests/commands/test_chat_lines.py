@@ -64,7 +64,7 @@ BAD = [
 BAD_FOR: dict[str, list[Any]] = {
     "render": [
         *({"messages": each} for each in (None, 1, [], [1], [{"role": "nobody", "content": "a"}])),
-        *({"kwargs": 1}, {"kwargs": {"other": 1}}, {"tools": TOOLS}, {"add_generation_prompt": "no"}),
+        *({"kwargs": 1}, {"kwargs": {"other": 1}}, {"add_generation_prompt": "no"}),
     ],
     "parse": [
         *({"text": None}, {"chunks": ["a"]}, {"token_ids": [1]}, {"text": None, "token_ids": [1]}, {"prompt": 1}),

@@ -130,10 +130,14 @@ def _completed(found: ChatFormat, known: ChatFormat, *, has_several: bool) -> Ch
     assert found.calls is not None
     assert known.calls is not None
     begin, end = found.content_begin or known.content_begin, found.content_end or known.content_end
+    last = found.calls.section_end
+    for text in known.hidden:
+        last = last.removesuffix(text)
     calls = msgspec.structs.replace(
         found.calls,
         # The template writes no text, between markers.
         section_begin=found.calls.section_begin.removeprefix(begin + end),
+        section_end=last,
         skippable=known.calls.skippable or found.calls.skippable,
         between=found.calls.between if has_several else known.calls.between,
     )
