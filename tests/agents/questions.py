@@ -44,7 +44,7 @@ WITH_NEED: list[tuple[list[Json], tuple[str, ...]]] = [
             "Show me the contents of README.md.",
             "Read the file src/main.py.",
             "What is in setup.cfg?",
-            "Open docs/guide.md and read it.",
+            "Open guide.md and read it.",
             "Read the first 20 lines of notes.txt.",
             "Write 'hello' to the file greeting.txt.",
             "Create a file todo.txt with the text 'buy milk'.",

@@ -85,7 +85,7 @@ class MadeVocabulary:
 
 
 def markers_of(form: ChatFormat) -> list[str]:
-    """What could be a control token in the markers of a form."""
+    """Return the parts of a form's markers that could be control tokens."""
     calls = form.calls
     assert calls is not None
     texts = [getattr(calls, name) for name in calls.__struct_fields__ if isinstance(getattr(calls, name), str)]

@@ -1,4 +1,4 @@
-"""What a grammar of calls allows is what the reader of its form reads, for every form and both kinds of markers."""
+"""A grammar of calls allows the texts that the reader of its form reads, for every form and both kinds of markers."""
 
 import json
 import re
@@ -278,7 +278,7 @@ def written_call(form: ChatFormat, name: str, arguments: dict[str, Any]) -> str:
 
 
 def is_call(form: ChatFormat, tool: OfferedTool, text: str) -> bool:
-    """Whether a call with this text is allowed."""
+    """Return True if a call with this text is allowed."""
     made = MadeVocabulary(markers_of(form))
     constraint = constraint_of(made, form, [tool], is_parallel=False)
     constraint.begin(MAX_TOKENS, place_of(form))

@@ -39,7 +39,7 @@ VOCABULARY = MadeVocabulary((), ["<think>", "</think>", "<tool_call>", "\n\n", '
 MARKS = Marks.of(VOCABULARY.controls, VOCABULARY.words)
 THINK, CLOSE, CALL = (VOCABULARY.words[word] for word in ("<think>", "</think>", "<tool_call>"))
 LIKED = [THINK, CLOSE, CALL, *map(TokenId, b'ab1"}')]
-"""What the model likes to say."""
+"""The tokens that the model prefers."""
 TOOL = OfferedTool(
     name="get",
     place=0,
@@ -149,7 +149,7 @@ asked_tools = st.sampled_from(
     jobs=st.lists(st.tuples(st.none() | st.integers(0, 12), asked_tools), min_size=1, max_size=6),
     n_cells=st.integers(2 * N_TOKENS, 6 * N_TOKENS),
 )
-def test_an_answer_has_the_same_tokens_beside_others_with_drafts_and_pauses(
+def test_an_answer_has_the_same_tokens_next_to_other_jobs_with_drafts_and_pauses(
     jobs: list[tuple[int | None, Tools | None]], n_cells: int
 ) -> None:
     submits = [submit_of(job, *asked) for job, asked in enumerate(jobs)]
