@@ -1,7 +1,6 @@
 """Constrained output on the default model: answers satisfy their schemas, and a constraint costs little.
 
-
-Through the room's constraints and the real engine, in this process.
+The constraints and the engine are the real ones, in this process.
 """
 
 import json
