@@ -22,16 +22,15 @@ CLEAN = (
 PROSE = {".py", ".md", ".sh", ".c", ".yaml", ".yml"}
 
 TESTS = (
-    *(f"tests/{room}" for room in ("agents", "clients", "commands", "config", "deploy", "downloads", "fleet")),
-    *(f"tests/{room}" for room in ("front", "observe", "openai", "process", "web", "wire")),
-    *(f"tests/{room}" for room in ("backends", "chat", "client", "constraints", "engine", "llama", "loading", "model")),
-    *(f"tests/{room}" for room in ("parity", "plan", "sampling", "saved", "tools", "upstream")),
+    *sorted(
+        f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/__init__.py") if path.parent.name != "protocol"
+    ),
     *sorted(f"tests/{path.name}" for path in (ROOT / "tests").glob("*.py")),
 )
 """The rooms of tests whose docstrings are sentences too, and whose tests have plain names."""
 
 FRAGMENT = re.compile(
-    r"(As|By|For|From|How|In|Of|That|What|Whatever|When|Where|Whether|Which|Who|Whoever|Whose|Why|With|Without)\b"
+    r"(As|At|By|For|From|How|In|Of|That|What|Whatever|When|Where|Whether|Which|Who|Whoever|Whose|Why|With|Without)\b"
 )
 
 PHRASES = {

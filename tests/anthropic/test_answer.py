@@ -31,7 +31,7 @@ def followed(events: Sequence[Event]) -> Follower:
 
 
 def blocks_of(deltas: Sequence[Delta], *, shows_thinking: bool = True) -> tuple[Follower, list[dict[str, Any]]]:
-    """What the events of an answer say, and the blocks of the same answer when it is not streamed."""
+    """The events of an answer tell one message, which has the blocks of the same answer that is not streamed."""
     blocks, follower = Blocks(shows_thinking=shows_thinking), Follower()
     follower.take({"type": "message_start", "message": {"content": [], "stop_reason": None}})
     events = [event for delta in deltas for event in blocks.add(delta)]

@@ -17,8 +17,9 @@ import msgspec
 from worker.anthropic.blocks import SIGNATURE, encoded_thoughts
 from worker.anthropic.errors import error_body, failure_detail
 from worker.chat.parse import Arguments, CallBegun, Content, Delta, Thought
-from worker.openai.answers import JSON_TYPE, Allowance, Choice, Heading, encode
-from worker.openai.reading import ReadAnswer, Reading
+from worker.openai.answers import JSON_TYPE, Heading, encode
+from worker.openai.event_choice import EventChoice
+from worker.openai.reading import Reading
 from worker.protocol.bodies import Count, doc
 from worker.protocol.events import SSE_TYPE, EndEvent, ErrorEvent
 from worker.wire.jobs import Finished, Logprob
@@ -250,28 +251,15 @@ class Blocks:
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
 
-class MessageChoice(Choice):
+class MessageChoice(EventChoice):
     """The one answer of a request. Subclasses decide whether its events leave or are held."""
 
     def __init__(self, heading: Heading, reading: Reading, *, shows_thinking: bool) -> None:
-        super().__init__(0, Allowance())
+        super().__init__(reading)
         self._heading = heading
         self._shows_thinking = shows_thinking
-        self._answer = ReadAnswer(reading)
         self._blocks = Blocks(shows_thinking=shows_thinking)
         self._stop: str | None = None
-
-    def token(
-        self,
-        text: str,
-        index: int,  # noqa: ARG002
-        logprobs: Sequence[Logprob] = (),  # noqa: ARG002 - no request has them here
-        n_sampled: int = 0,  # noqa: ARG002
-        *,
-        is_reasoning: bool = False,
-    ) -> bytes:
-        self._hold(len(text))
-        return self._sent(self._grown(self._answer.push(text, is_reasoning=is_reasoning)))
 
     def end(self, event: EndEvent, finished: Finished, logprobs: Sequence[Logprob] = ()) -> bytes:
         self._stop = finished.stop
@@ -279,7 +267,6 @@ class MessageChoice(Choice):
 
     def rewind(self) -> None:
         super().rewind()
-        self._answer.rewind()
         self._blocks = Blocks(shows_thinking=self._shows_thinking)
 
     def made(self) -> AnswerMessage:
@@ -313,14 +300,14 @@ class MessageChoice(Choice):
         )
 
     def _ended(self, logprobs: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - no request has them here
-        events = self._grown(self._answer.finish(is_cut=self.finish_reason == "length"))
-        events += self._blocks.end()
+        last = self._grown(self._answer.finish(is_cut=self.finish_reason == "length"))
+        events = [*self._blocks.end()]
         delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop}
         events += [{"type": "message_delta", "delta": delta, "usage": self._usage}, {"type": "message_stop"}]
-        return self._sent(events)
+        return last + self._sent(events)
 
-    def _grown(self, deltas: Sequence[Delta]) -> list[Event]:
-        return [event for delta in deltas for event in self._blocks.add(delta)]
+    def _grown(self, deltas: Sequence[Delta]) -> bytes:
+        return self._sent([event for delta in deltas for event in self._blocks.add(delta)])
 
     def _sent(self, events: Sequence[Event]) -> bytes:  # noqa: ARG002 - StreamedMessage sends them
         return b""

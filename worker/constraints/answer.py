@@ -49,7 +49,7 @@ class Calls:
     """The constraint of calls in a free answer."""
 
     call: Constraint
-    """At its beginning. Each call follows a copy."""
+    """The grammar of calls at its beginning. Each call follows a copy."""
     begins: tuple[Begin, ...]
     is_parallel: bool
     """True if other text and other calls may come behind a call."""

@@ -18,13 +18,13 @@ from worker.openai.tools import (
     Tool,
     ToolUse,
     choice_errors,
+    chosen_word,
     count_errors,
     function_tool,
+    mode_of,
     twin_errors,
 )
 from worker.protocol.bodies import MAX_ERRORS, FieldError, doc
-
-_CHOICES: tuple[Choice, ...] = ("none", "auto", "required")
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,15 +118,9 @@ def _name_of(raw: object, kind: str) -> str:
 
 def _choice(choice: object, errors: list[FieldError]) -> tuple[Choice, frozenset[str] | None]:
     """The choice, and the names of the tools that it allows, if they are not all."""
-    if choice is None:
-        return "auto", None
-    for word in _CHOICES:
-        if choice == word:
-            return word, None
-    if isinstance(choice, str):
-        text = f"tool_choice must be one of {', '.join(_CHOICES)}, or name a tool"
-        errors.append(FieldError(field="tool_choice", constraint="one_of", message=text))
-        return "auto", None
+    word = chosen_word(choice, errors)
+    if word is not None:
+        return word, None
     values: dict[str, Any] = {}
     read_field("tool_choice", choice, _ChosenTool, values, errors)
     for chosen in values.values():
@@ -144,14 +138,11 @@ def _allowed(chosen: _ChosenTool, errors: list[FieldError]) -> tuple[Choice, fro
     values: dict[str, Any] = {}
     read_field(place, chosen.allowed_tools, _AllowedTools, values, errors)
     for allowed in values.values():
-        word = next((word for word in _CHOICES if word == allowed.mode and word != "none"), None)
-        if word is None:
-            text = f"{place}.mode must be auto or required"
-            errors.append(FieldError(field=f"{place}.mode", constraint="one_of", message=text))
+        word = mode_of(place, allowed.mode, errors)
         if not allowed.tools:
             text = f"{place}.tools must not be empty"
             errors.append(FieldError(field=f"{place}.tools", constraint="non_empty", message=text))
-        return word or "auto", frozenset(_names(f"{place}.tools", allowed.tools, errors))
+        return word, frozenset(_names(f"{place}.tools", allowed.tools, errors))
     return "auto", None
 
 

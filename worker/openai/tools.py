@@ -8,7 +8,7 @@ event loop, or on a thread for large bodies.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -23,6 +23,7 @@ MAX_TOOLS = 512
 ToolKind = Literal["function", "custom"]
 """A function's arguments are a JSON object that its schema allows. A custom tool's only argument is a text."""
 Choice = Literal["none", "auto", "required"]
+CHOICES: tuple[Choice, ...] = get_args(Choice)
 
 TEXT_ARGUMENT = "input"
 """The argument of a custom tool, which the model calls like a function with this one argument."""
@@ -79,9 +80,10 @@ class ToolUse:
     @property
     def callable(self) -> tuple[Tool, ...]:
         """The tools that the answer may call."""
-        if self.choice == "none":
-            return ()
-        return tuple(tool for tool in self.tools if self.only is None or tool.name in self.only)
+        return tuple(filter(self._may_call, self.tools))
+
+    def _may_call(self, tool: Tool) -> bool:
+        return self.choice != "none" and (self.only is None or tool.name in self.only)
 
     def for_template(self) -> list[dict[str, Any]] | None:
         """The tools for the prompt; None if there are none, or if none may be called. A choice among the tools does not
@@ -104,7 +106,7 @@ class ToolUse:
                 regex=tool.regex,
             )
             for at, tool in enumerate(self.tools)
-            if self.choice != "none" and (self.only is None or tool.name in self.only)
+            if self._may_call(tool)
         )
         if not offered:
             return None
@@ -206,6 +208,31 @@ def twin_errors(places: Mapping[str, Tool]) -> Iterator[FieldError]:
         if other != place:
             text = f"{place}.name is the name of {other}, too; give each tool a name of its own"
             yield FieldError(field=f"{place}.name", constraint="unique", message=text)
+
+
+def chosen_word(choice: object, errors: list[FieldError]) -> Choice | None:
+    """The choice if it is a word or absent; None if it is an object, which each protocol reads itself. The errors
+    gain an entry for an unknown word."""
+    if choice is None:
+        return "auto"
+    for word in CHOICES:
+        if choice == word:
+            return word
+    if not isinstance(choice, str):
+        return None
+    text = f"tool_choice must be one of {', '.join(CHOICES)}, or name a tool"
+    errors.append(FieldError(field="tool_choice", constraint="one_of", message=text))
+    return "auto"
+
+
+def mode_of(place: str, mode: str, errors: list[FieldError]) -> Choice:
+    """The choice among allowed tools. The errors gain an entry if it is none."""
+    for word in CHOICES:
+        if word == mode and word != "none":
+            return word
+    text = f"{place}.mode must be auto or required"
+    errors.append(FieldError(field=f"{place}.mode", constraint="one_of", message=text))
+    return "auto"
 
 
 def choice_errors(place: str, use: ToolUse) -> Iterator[FieldError]:

@@ -124,7 +124,7 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
     """The calls that an answer may have. They are written in the model's form (ModelFacts.chat_format)."""
 
     tools: tuple[OfferedTool, ...]
-    """At least one. If one tool must be called, it is the only one here."""
+    """The tools, at least one. If one tool must be called, it is the only one here."""
     is_required: bool = False
     """True if the answer is calls and nothing else, after the reasoning. Otherwise a call is held to its form once it
     has begun."""

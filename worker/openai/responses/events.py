@@ -19,9 +19,10 @@ import msgspec
 from msgspec import UNSET
 
 from worker.chat.parse import Arguments, CallBegun, Content, Delta, Thought
-from worker.openai.answers import JSON_TYPE, Allowance, Choice, encode, usage_of
+from worker.openai.answers import JSON_TYPE, encode, usage_of
 from worker.openai.errors import failure_detail
-from worker.openai.reading import ReadAnswer, Reading, TextArgument
+from worker.openai.event_choice import EventChoice
+from worker.openai.reading import Reading, TextArgument
 from worker.openai.responses.items import encoded_thoughts
 from worker.openai.responses.resource import (
     CustomToolCall,
@@ -290,32 +291,18 @@ class Output:
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
 
-class ResponseChoice(Choice):
+class ResponseChoice(EventChoice):
     """The one answer of a request. Subclasses decide whether its events leave or are held."""
 
     def __init__(self, resource: ResponseResource, reading: Reading, shown: Shown) -> None:
-        super().__init__(0, Allowance())
+        super().__init__(reading)
         self._resource = resource
         self._reading = reading
         self._shown = shown
-        self._answer = ReadAnswer(reading)
         self._output = Output(reading, shown)
-
-    def token(
-        self,
-        text: str,
-        index: int,  # noqa: ARG002
-        logprobs: Sequence[Logprob] = (),  # noqa: ARG002 - no request has them here
-        n_sampled: int = 0,  # noqa: ARG002
-        *,
-        is_reasoning: bool = False,
-    ) -> bytes:
-        self._hold(len(text))
-        return self._sent(self._grown(self._answer.push(text, is_reasoning=is_reasoning)))
 
     def rewind(self) -> None:
         super().rewind()
-        self._answer.rewind()
         self._output = Output(self._reading, self._shown)
 
     def made(self) -> ResponseResource:
@@ -337,13 +324,13 @@ class ResponseChoice(Choice):
 
     def _ended(self, logprobs: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - no request has them here
         is_cut = self.finish_reason == "length"
-        events = [*self._grown(self._answer.finish(is_cut=is_cut))]
-        events += self._output.end("incomplete" if is_cut else "completed")
+        last = self._grown(self._answer.finish(is_cut=is_cut))
+        events = [*self._output.end("incomplete" if is_cut else "completed")]
         whole = self.made()
-        return self._sent([*events, (f"response.{whole.status}", {"response": whole})])
+        return last + self._sent([*events, (f"response.{whole.status}", {"response": whole})])
 
-    def _grown(self, deltas: Sequence[Delta]) -> list[Event]:
-        return [event for delta in deltas for event in self._output.add(delta)]
+    def _grown(self, deltas: Sequence[Delta]) -> bytes:
+        return self._sent([event for delta in deltas for event in self._output.add(delta)])
 
     def _sent(self, events: Sequence[Event]) -> bytes:  # noqa: ARG002 - StreamedResponse sends them
         return b""

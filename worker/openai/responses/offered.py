@@ -20,16 +20,16 @@ from worker.openai.tools import (
     Tool,
     ToolUse,
     choice_errors,
+    chosen_word,
     count_errors,
     custom_tool,
     flattened,
     function_tool,
+    mode_of,
     twin_errors,
 )
 from worker.protocol.bodies import MAX_ERRORS, FieldError, doc
 from worker.protocol.unread import unread
-
-_CHOICES: tuple[Choice, ...] = ("none", "auto", "required")
 
 
 class TextFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,15 +187,9 @@ def _echoed(tool: ResponseTool, raw: dict[str, Any]) -> dict[str, Any]:
 
 def _choice(choice: object, tools: tuple[Tool, ...], errors: list[FieldError]) -> tuple[Choice, frozenset[str] | None]:
     """The choice, and the model's names of the tools that it allows, if they are not all."""
-    if choice is None:
-        return "auto", None
-    for word in _CHOICES:
-        if choice == word:
-            return word, None
-    if isinstance(choice, str):
-        text = f"tool_choice must be one of {', '.join(_CHOICES)}, or name a tool"
-        errors.append(FieldError(field="tool_choice", constraint="one_of", message=text))
-        return "auto", None
+    word = chosen_word(choice, errors)
+    if word is not None:
+        return word, None
     values: dict[str, Any] = {}
     read_field("tool_choice", choice, ChosenTool, values, errors)
     for chosen in values.values():
@@ -211,10 +205,7 @@ def _choice(choice: object, tools: tuple[Tool, ...], errors: list[FieldError]) -
 def _allowed(
     chosen: ChosenTool, tools: tuple[Tool, ...], errors: list[FieldError]
 ) -> tuple[Choice, frozenset[str] | None]:
-    mode = next((word for word in _CHOICES if word == (chosen.mode or "auto") and word != "none"), None)
-    if mode is None:
-        text = "tool_choice.mode must be auto or required"
-        errors.append(FieldError(field="tool_choice.mode", constraint="one_of", message=text))
+    mode = mode_of("tool_choice", chosen.mode or "auto", errors)
     given = chosen.tools or []
     if not given:
         text = "tool_choice.tools must not be empty"
@@ -223,7 +214,7 @@ def _allowed(
     read: dict[str, Any] = {}
     for at, raw in enumerate(given[:MAX_TOOLS]):
         read_field(f"tool_choice.tools[{at}]", raw, ChosenTool, read, errors)
-    return mode or "auto", frozenset(_names("tool_choice.tools", read.values(), tools, errors))
+    return mode, frozenset(_names("tool_choice.tools", read.values(), tools, errors))
 
 
 def _names(
