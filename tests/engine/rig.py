@@ -302,7 +302,8 @@ class Rig:
         assert scheduler.waiting == sorted(scheduler.waiting, key=self.policy.rank), "the first waits first"
         if isinstance(self.policy, FirstCome):
             assert waiting == sorted(waiting), "the oldest waits first"
-            new = [sequence.job for sequence in scheduler.waiting if not sequence.is_begun]
+            # One that was paused has had a slot: it may have lost it while it waited there for its prefix.
+            new = [one.job for one in scheduler.waiting if not (one.is_begun or one.n_pauses)]
             assert all(job < new[0] for job in self.started if new), "no job begins before an older one has a slot"
             assert not self.n_preempted
         over = sum(story.is_over for story in self.stories)

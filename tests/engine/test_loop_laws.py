@@ -155,3 +155,21 @@ class Anything(RuleBasedStateMachine):
 @pytest.mark.long
 def test_whatever_happens_every_job_ends_once_with_the_output_it_has_alone() -> None:
     run_state_machine_as_test(Anything, settings=LAW)
+
+
+def test_a_job_that_waits_in_its_slot_for_its_prefix_may_lose_it_after_a_younger_one_has_begun() -> None:
+    """A long search has found this story. Job 2 waits for the prefix that job 1 computes, job 3 begins, then the cells
+    run out."""
+    prefix = (8, 9, 12, 17, 24, 33, 44, 57, 13, 30, 49, 11, 34, 59, 27, 56, 28, 61, 37, 15)
+    state = Anything()
+    state.load(n_slots=5, widest_step=0, n_kept=0, how="no retained slot", n_spare_cells=60, chunk=4)
+    wanted = [
+        Request(tuple(token - 1 for token in prefix), 20, prompt_logprobs=0),
+        Request((*prefix, 54, 36, 20, 6, 3), 23, constraint=3, prediction=(5, 6) * 20),
+        Request(prefix, 10, ("bb",), has_logprobs=True),
+        Request((5, 6, 3), 4, ("bb",), seed=3),
+    ]
+    state.arrive(wanted=wanted)
+    state.go_on_and_refuse_a_step_its_cells(n_steps=12)
+    state.go_on_and_cancel_one(from_oldest=0, n_steps=5)
+    state.teardown()
