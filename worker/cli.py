@@ -23,8 +23,9 @@ from worker import __version__
 from worker.argv import HELP_FLAGS, is_model_file, means_serve
 from worker.config import legacy
 from worker.config.config_file import config_option
+from worker.config.contradictions import check
 from worker.config.option import Panel, SettingOption, Text, shown
-from worker.config.settings import Settings, check, environment, options
+from worker.config.settings import Settings, environment, options
 from worker.config.spellings import flag_hint, unread
 from worker.errors import UsageError, WorkerError
 

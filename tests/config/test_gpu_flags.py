@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from worker.config.contradictions import check
 from worker.config.gpu_flags import shares
-from worker.config.settings import Settings, check
+from worker.config.settings import Settings
 from worker.errors import UsageError
 
 

@@ -10,12 +10,12 @@ import pytest
 import rich_click as click
 
 from tests.config.given import NEEDED, parse
+from worker.config.contradictions import check
 from worker.config.option import SettingOption, Text
 from worker.config.settings import (
     CACHE_TYPES,
     DEFAULT_PROMPT_CHARS,
     Settings,
-    check,
     flag_name,
     flags_of,
     options,

@@ -173,7 +173,7 @@ def test_an_asked_for_context_is_kept_and_paid_for_as_llama_cpp_pads_it(ctx_size
 def test_an_asked_for_context_has_no_more_slots_than_can_ever_run_over_it(ctx_size: int, slots: int) -> None:
     """A job is admitted next to others with a token and a margin of 16 cells."""
     assert plan(info(), ctx_size=ctx_size).parallel == slots
-    assert plan(info(), ctx_size=ctx_size, parallel=3).parallel == 3, "settings.py refuses what does not fit"
+    assert plan(info(), ctx_size=ctx_size, parallel=3).parallel == 3, "contradictions.py refuses what does not fit"
 
 
 def test_what_does_not_fit_is_no_plan() -> None:
