@@ -99,7 +99,7 @@ def answers(model: LoadedModel, draft: LoadedDraft | None, *, cancelled_at: int 
     """Run the four jobs, together. `cancelled_at`: the decode step before which the second leaves."""
     told = Told()
     config = dataclasses.replace(EngineConfig.of(replace(CONFIG, parallel=4), model), itl_target_s=SLOW_S, **changes)
-    config = dataclasses.replace(config, row_costs=CHEAP_ROWS if draft else (), has_own_drafts=False, history_bytes=0)
+    config = dataclasses.replace(config, row_costs=CHEAP_ROWS if draft else (), has_own_text=False, history_bytes=0)
     engine = Engine(model.runner, config, emit=told.hear, clock=time.monotonic, draft=draft, warn=told.warnings.append)
     for number, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
         read = model.prompts.read(prompt)

@@ -23,7 +23,7 @@ def default_terms() -> Terms:
         model="any",
         is_strict=settings.strict_model,
         max_tokens_out=settings.max_tokens_out or CONTEXT,
-        max_prompt_chars=MAX_PROMPT_CHARS,
+        max_text_chars=MAX_PROMPT_CHARS,
         n_ctx=2048,
         vocab_size=32_000,
         template_keys=frozenset(),

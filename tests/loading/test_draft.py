@@ -12,7 +12,7 @@ from tests.llama.tiny import write_tiny
 from tests.on_cpu import loaded_on_cpu
 from worker.errors import ModelLoadFailed
 from worker.llama.model import Model
-from worker.loading.draft import check_vocabulary
+from worker.loading.draft import check_same_vocabulary
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def load(tmp_path: Path) -> Iterator[Callable[..., Model]]:
 
 @pytest.mark.model
 def test_the_same_vocabulary_passes(load: Callable[..., Model]) -> None:
-    check_vocabulary("d.gguf", load(characters="é"), load(characters="é"))
+    check_same_vocabulary("d.gguf", load(characters="é"), load(characters="é"))
 
 
 @pytest.mark.model
@@ -48,4 +48,4 @@ def test_the_first_difference_of_two_vocabularies_is_named(
         f"--draft-model d.gguf: its vocabulary is not the model's: {difference}; use a draft model of the same family"
     )
     with pytest.raises(ModelLoadFailed, match=re.escape(said)):
-        check_vocabulary("d.gguf", load(**draft), load(**served))
+        check_same_vocabulary("d.gguf", load(**draft), load(**served))

@@ -222,7 +222,7 @@ def test_a_message_and_the_sum_of_its_chunks_are_what_the_reader_reads(
     case: tuple[ChatFormat, Answer, list[str], bool], n: int
 ) -> None:
     form, answer, pieces, is_cut = case
-    terms = replace(TERMS, chat_format=form, max_prompt_chars=100_000)
+    terms = replace(TERMS, chat_format=form, max_text_chars=100_000)
     reason: StopReason = "MAX_TOKENS" if is_cut else "EOS"
     fields: dict[str, Any] = {"tools": offering(answer.tools), "n": n}
     collected = answered(read(terms, **fields), pieces, reason, n)

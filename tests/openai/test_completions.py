@@ -30,9 +30,9 @@ def test_a_prompt_has_four_forms(prompt: Any, prompts: Any) -> None:
 
 
 def test_a_prompt_has_a_longest_length() -> None:
-    asked(prompt="x" * TERMS.max_prompt_chars)
+    asked(prompt="x" * TERMS.max_text_chars)
     with pytest.raises(FieldsRefused, match="prompt must be at most 1000 characters"):
-        asked(prompt="x" * (TERMS.max_prompt_chars + 1))
+        asked(prompt="x" * (TERMS.max_text_chars + 1))
 
 
 def test_sixteen_tokens_are_the_default_and_none_may_be_wanted_with_echo() -> None:

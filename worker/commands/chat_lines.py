@@ -170,7 +170,7 @@ class Lines:
         self._templates = lru_cache(_N_TEMPLATES)(self._compiled)
 
     def rendered(self, line: RenderLine) -> dict[str, Any]:
-        """Raises: LineError."""
+        """Return the answer to a line of `chat render`: the prompt of a conversation. Raises: LineError."""
         kwargs = dict(line.kwargs or {})
         names = tuple((name, str(kwargs.pop(name))) for name in _TOKENS if name in kwargs)
         chat, _ = self._templates(line.template, names)
@@ -190,7 +190,7 @@ class Lines:
         return {"prompt": found.text}
 
     def parsed(self, line: ParseLine) -> dict[str, Any]:
-        """Raises: LineError."""
+        """Return the answer to a line of `chat parse`: the message in a text, and its deltas. Raises: LineError."""
         _, form = self._templates(line.template, ())
         is_reasoning = line.prompt is not None and form.opens_reasoning(line.prompt)
         reader = Reader(form, _offered(line.tools or []), new_id=_id_of, is_reasoning=is_reasoning)
@@ -199,7 +199,7 @@ class Lines:
         return {"message": _message(deltas), "deltas": [_delta(delta) for delta in deltas]}
 
     def _pieces(self, line: ParseLine, form: ChatFormat) -> list[str]:
-        """Raises: LineError."""
+        """Return the text to read, in the pieces in which it was sent. Raises: LineError."""
         if sum(value is not None for value in (line.text, line.chunks, line.token_ids)) != 1:
             raise LineError("send one of text, chunks and token_ids")
         if line.token_ids is None:

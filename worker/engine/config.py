@@ -41,8 +41,8 @@ class EngineConfig:
     """The seconds of Loaded.switch_s."""
     scheduling: Scheduling = "fair"
     """The order of jobs. It is first-come in any case if steps are fixed or no computed cells can be kept."""
-    has_own_drafts: bool = True
-    """True if drafts are read from a job's own text."""
+    has_own_text: bool = True
+    """True if drafts are read from a job's own text and from the text that its client predicts."""
     history_bytes: int = 0
     """The bytes that the memory of earlier answers takes, from which drafts are read; 0 means none."""
     draft_max: int = MAX_DRAFTS
@@ -68,7 +68,7 @@ class EngineConfig:
             row_costs=facts.row_costs,
             switch_s=facts.switch_s,
             scheduling=asked.scheduling,
-            has_own_drafts=asked.prompt_lookup != "off",
+            has_own_text=asked.prompt_lookup != "off",
             history_bytes=HISTORY_BYTES if asked.prompt_lookup == "on" else 0,
             draft_max=asked.draft.n_most if asked.draft is not None else MAX_DRAFTS,
             reports_blocks=asked.reports_blocks,

@@ -124,7 +124,7 @@ class Engine:
             config.row_costs,
             config.history_bytes,
             switch_s=config.switch_s,
-            has_own_text=config.has_own_drafts,
+            has_own_text=config.has_own_text,
             model=_draft_model(draft, config, clock, warn),
             clock=clock,
         )

@@ -207,7 +207,7 @@ class Scheduler:
 
     def _size_alone(self, in_order: Seq[Sequence]) -> int:
         """Return the size of a step while no job generates. If it can be stopped for a new job, the first prompt has as
-        much of it as it may lose, and others that fit into a few targets are read to their end along with it.
+        much of it as it may lose. Others are read to their end in the same step if all fit within a few targets.
         """
         budget, first, depth = self._prefill_budget, in_order[0], _deepest(in_order)
         if not budget.can_abort:

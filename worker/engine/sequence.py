@@ -58,7 +58,7 @@ class Queued:
     prompt: list[TokenId]
     """Its tokens: 1 ≤ len(prompt) < context_length, or ≤ if max_tokens is 0, because nothing is generated then."""
     constraint: Constraint | None = None
-    """Its engine owns this from here on."""
+    """The engine owns it from here on."""
     prediction: Seq[TokenId] = ()
     """The tokens of Submit.prediction."""
 
@@ -106,7 +106,7 @@ class Sequence:
     n_pauses: int = 0
     """The number of times that it was paused."""
     n_passed: int = 0
-    """The number of younger sequences that got a slot while it waited for this one."""
+    """The number of younger sequences that got a slot while it waited for one."""
     leader: Self | None = None
     """The sequence that is computing its prefix, while it is in FOLLOW."""
     n_awaited: int = 0

@@ -33,7 +33,7 @@ CELLS_PER_ROW = 16
 1,000 cells take up to 12 ms out and in, and the 62 rows that they wait for at least 250 ms: 5 %."""
 
 MAX_PAUSES = 16
-"""The largest number of times that a job is paused."""
+"""After this many pauses a job is not paused again, as long as another can be."""
 
 MAX_PASSED = 4
 """The number of younger sequences that may get a slot before a waiting one that has had more, or needs more."""

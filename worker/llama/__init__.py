@@ -1,4 +1,4 @@
-"""The room of llama.cpp: nothing outside it touches the library or ctypes.
+"""The room of llama.cpp: nothing else in the worker touches the library or ctypes.
 
 Importing any part of it loads the library, which may be impossible on this machine. Raises: ModelLoadFailed then.
 

@@ -387,7 +387,7 @@ class _Variants:
     # ── parts of variants ────────────────────────────────────────────────────────────────────────
 
     def _load_others(self, saved: Saved) -> int:
-        """Return how many cells each of them has now."""
+        """Load saved cells into the neighbours' slots. Return the number of cells that each neighbour has."""
         n_loaded = self._neighbours.n_loaded
         for slot in self._neighbours.slots if n_loaded else ():
             self._runner.kv.load(slot, [saved], n_loaded)

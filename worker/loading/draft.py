@@ -12,8 +12,8 @@ def bytes_beside(served: Model, draft: Model, sizes: BufferSizes) -> int:
     return sizes.total_bytes - sum(sizes.on_device(gpu.name) for gpu in draft.devices if gpu.is_gpu)
 
 
-def check_vocabulary(path: str, draft: Model, served: Model) -> None:
-    """Raises: ModelLoadFailed unless every token means the same to both models: its draft tokens would be others."""
+def check_same_vocabulary(path: str, draft: Model, served: Model) -> None:
+    """Raises: ModelLoadFailed unless every token means the same to both models, as drafted tokens must."""
     difference = _difference(draft, served)
     if difference is not None:
         raise ModelLoadFailed(

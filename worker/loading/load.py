@@ -39,7 +39,7 @@ from worker.llama.seq_ids import n_retained_for
 from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import Shapes, row_costs_of, warm_up
 from worker.loading.chat import chat_of, check_given_template, marks_of
-from worker.loading.draft import bytes_beside, check_vocabulary
+from worker.loading.draft import bytes_beside, check_same_vocabulary
 from worker.loading.paging import paging
 from worker.model.info import ModelInfo, read_info
 from worker.plan.devices import Backend
@@ -276,7 +276,7 @@ def _load_draft(beside: _Beside, served: LlamaRunner, on_progress: Callable[[int
         )
     model = load_weights(beside.config, beside.info, beside.placement, lambda _: on_progress(100))
     served.model.close_before(model.close)
-    check_vocabulary(path, model, served.model)
+    check_same_vocabulary(path, model, served.model)
     runner = LlamaRunner(model, _context(beside.config, model, beside.placement.plan))
     if not runner.kv.can_share:
         raise ModelLoadFailed(f"--draft-model {path}: its KV cache cannot be cut, so it cannot draft: use another one")

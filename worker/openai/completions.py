@@ -196,7 +196,7 @@ def _prompts(value: Any, terms: Terms, errors: list[FieldError]) -> Iterator[Pla
 
 
 def _prompt(place: str, value: Any, terms: Terms) -> PlainPrompt | FieldError:
-    max_length = terms.max_prompt_chars
+    max_length = terms.max_text_chars
     if not isinstance(value, str | list):
         return _wrong(place, "type", "must be a text or token ids")
     if not value:
@@ -248,8 +248,8 @@ def _suffix_errors(request: CompletionRequest, prompts: Sequence[PlainPrompt], t
         yield _wrong("suffix", "exclusive(echo)", "cannot go with echo; send one of them")
     if request.prompt_logprobs is not None:
         yield _wrong("suffix", "exclusive(prompt_logprobs)", "cannot go with prompt_logprobs; send one of them")
-    if len(request.suffix) > terms.max_prompt_chars:
-        limit = terms.max_prompt_chars
+    if len(request.suffix) > terms.max_text_chars:
+        limit = terms.max_text_chars
         what = f"must be at most {limit} characters (got {len(request.suffix)})"
         yield _wrong("suffix", f"length(..={limit})", what)
 

@@ -131,8 +131,8 @@ class Terms:
     """True if a request must not name another model."""
     max_tokens_out: int
     """The most tokens of an answer, independent of its prompt. A larger max_tokens is cut to it."""
-    max_prompt_chars: int
-    """The space in a frame to the engine. The context is the limit that clients notice."""
+    max_text_chars: int
+    """The space in a frame to the engine, not --max-prompt-chars. The context is the limit that clients notice."""
     n_ctx: int
     """The tokens that one job may use."""
     vocab_size: int
@@ -254,7 +254,7 @@ def conversation_of(
         template_kwargs=template_kwargs,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=bool(continue_final_message),
-        max_chars=terms.max_prompt_chars,
+        max_chars=terms.max_text_chars,
     )
 
 

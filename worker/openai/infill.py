@@ -148,8 +148,8 @@ def _rules(request: InfillRequest, members: Members, terms: Terms) -> Iterator[F
     texts = [request.input_prefix, request.input_suffix, request.prompt]
     texts += [text for file in request.input_extra or () for text in (file.filename, file.text)]
     n_chars = sum(map(len, filter(None, texts)))
-    if n_chars > terms.max_prompt_chars:
-        limit = terms.max_prompt_chars
+    if n_chars > terms.max_text_chars:
+        limit = terms.max_text_chars
         text = f"input_prefix, input_suffix, prompt and input_extra must be at most {limit} characters (got {n_chars})"
         yield FieldError(field="input_prefix", constraint=f"length(..={limit})", message=text)
 

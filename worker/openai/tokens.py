@@ -125,8 +125,8 @@ def _text_asked(request: TokenizeRequest, field: str, terms: Terms, ignored: tup
         text, add_special = request.content or "", bool(request.add_special)
     else:
         text, add_special = request.prompt or "", request.add_special_tokens is not False
-    if len(text) > terms.max_prompt_chars:
-        most = terms.max_prompt_chars
+    if len(text) > terms.max_text_chars:
+        most = terms.max_text_chars
         words = f"{field} must be at most {most} characters (got {len(text)})"
         raise FieldsRefused([FieldError(field=field, constraint=f"length(..={most})", message=words)])
     return TextAsked(
@@ -143,7 +143,7 @@ def read_detokenize(body: bytes | bytearray, terms: Terms) -> TokensAsked:
     members = read_object(body)
     errors: list[FieldError] = []
     request = read_struct(DetokenizeRequest, members, errors)
-    most, n_vocab = terms.max_prompt_chars, terms.vocab_size
+    most, n_vocab = terms.max_text_chars, terms.vocab_size
     if errors:
         raise FieldsRefused(errors)
     if request.tokens is None:

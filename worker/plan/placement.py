@@ -232,7 +232,7 @@ class Trial:
         repacked_bytes: RepackedBytes,
     ) -> None:
         self.group = group
-        self._config, self._card = config, info
+        self._config, self._info = config, info
         # llama.cpp prefers buffers that a GPU reads from, where there are such, to those that the CPU computes best in.
         has_host_buffers = any(device.has_host_buffers for device in group.devices)
         self._layers: Layers = layers_of(info, nothing_repacked if has_host_buffers else repacked_bytes)
@@ -249,7 +249,7 @@ class Trial:
     def whole(self, min_cells: int) -> Placement | None:
         """The plan with the asked layers, where there is room for them; without a number, with all of them."""
         n_gpu_layers = self._asked_layers()
-        plan = plan_memory(self._card, self._demand, lambda plan: self._fits(plan, n_gpu_layers), min_cells=min_cells)
+        plan = plan_memory(self._info, self._demand, lambda plan: self._fits(plan, n_gpu_layers), min_cells=min_cells)
         return self._placement(self._widened(plan, n_gpu_layers), n_gpu_layers) if plan is not None else None
 
     def _widened(self, plan: Plan, n_gpu_layers: int) -> Plan:
@@ -257,7 +257,7 @@ class Trial:
         if self._config.ubatch_size or not self.group.is_gpu or self._config.is_deterministic:
             return plan
         for size in WIDER_UBATCHES:
-            wider = plan_of(self._card, replace(self._demand, ubatch_size=size), plan.n_cells)
+            wider = plan_of(self._info, replace(self._demand, ubatch_size=size), plan.n_cells)
             is_as_large = size <= self._config.batch_size and wider.parallel == plan.parallel
             if is_as_large and self._fits(wider, n_gpu_layers):
                 return wider
@@ -265,8 +265,8 @@ class Trial:
 
     def most_layers(self) -> Placement | None:
         """The plan with as many layers as there is room for; None for none."""
-        n_cells = self._demand.ctx_size or min(MIN_AUTO_CELLS, wanted_cells(self._card, self._demand))
-        plan = plan_of(self._card, self._demand, n_cells)
+        n_cells = self._demand.ctx_size or min(MIN_AUTO_CELLS, wanted_cells(self._info, self._demand))
+        plan = plan_of(self._info, self._demand, n_cells)
         n_gpu_layers = self._most_layers(plan, self._layers.n_layers)
         return self._placement(plan, n_gpu_layers) if n_gpu_layers else None
 
@@ -285,7 +285,7 @@ class Trial:
         """
         n_gpu_layers = self._asked_layers()
         demand = replace(self._demand, ctx_size=self._demand.ctx_size or CELL_STEP)
-        plan = plan_of(self._card, demand, demand.ctx_size)
+        plan = plan_of(self._info, demand, demand.ctx_size)
         lacking = self._shortage(plan, n_gpu_layers)
         assert lacking is not None, "there was no room"
         advice = self._advice(demand, plan, n_gpu_layers)
@@ -300,7 +300,7 @@ class Trial:
         )
 
     def _advice(self, demand: Demand, plan: Plan, n_gpu_layers: int) -> str:
-        n_cells = max_cells(self._card, demand, lambda smaller: self._fits(smaller, n_gpu_layers))
+        n_cells = max_cells(self._info, demand, lambda smaller: self._fits(smaller, n_gpu_layers))
         n_fitting = 0
         if not self._config.require_full_offload:
             n_fitting = self._most_layers(plan, n_gpu_layers)
@@ -326,7 +326,7 @@ class Trial:
 
     def _spread(self, plan: Plan, n_gpu_layers: int) -> tuple[Part, tuple[Part, ...]]:
         return spread(
-            self._card,
+            self._info,
             self._layers,
             replace(self._demand, ubatch_size=plan.ubatch_size),
             plan,

@@ -23,10 +23,9 @@ _INPUTS = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_emb
 """Tensors whose rows are looked up, which the CPU does wherever the layers are."""
 _FIRST_LAYER = ("token_embd_norm.", "rope_freqs.", "rope_factors_long.", "rope_factors_short.")
 
-MAX_TWICE = 0.1
-"""A share of the weights in main memory. A mapped file lies there as a whole, so that weights which are laid out anew
-beside it are there twice; where they are more than this, the file is read and not mapped, and all weights are there
-once."""
+MAX_SHARE_TWICE = 0.1
+"""The largest share of the weights that may be in main memory twice. A mapped file is there as a whole, and repacked
+weights are there a second time. If these are more than this share, the file is read and not mapped."""
 
 MAPPED_ALIGNMENT = 32
 """TENSOR_ALIGNMENT (ggml-impl.h): ggml ends the process where a mapping's first weight begins elsewhere."""
@@ -75,7 +74,7 @@ class InMain:
     @property
     def is_mapped(self) -> bool:
         """True if the file should be mapped: all workers then share its pages, and the system can reclaim them."""
-        return self.can_be_mapped and self.left_in_file <= MAX_TWICE * (self.as_in_file + self.repacked)
+        return self.can_be_mapped and self.left_in_file <= MAX_SHARE_TWICE * (self.as_in_file + self.repacked)
 
     @property
     def total_bytes(self) -> int:

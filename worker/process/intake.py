@@ -1,9 +1,8 @@
 """The intake: what the front sends, read and answered at once, also while a step runs.
 
 Owns the socket's reading end and its thread: it has prompts read, compiles constraints, refuses what does not fit, and
-answers questions about tokens.
-Jobs and cancels go on to the step thread through the inbox. Knows nothing of slots and steps, but for one thing: a step
-is asked to stop whose jobs are all cancelled, or which is in the way of a job that has just come.
+answers questions about tokens. Jobs and cancels go on to the step thread through the inbox. Knows nothing of slots and
+steps, but for one thing: a step is asked to stop if all its jobs are cancelled, or if it is in the way of a new job.
 """
 
 import queue

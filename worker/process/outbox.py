@@ -15,7 +15,7 @@ from worker.wire.frames import encode_frame
 from worker.wire.messages import Outbound
 
 MAX_OUTSTANDING_BYTES = 16 * 1024 * 1024
-"""docs/protocol.md 6: with this much unread the front is dead."""
+"""The number of unread bytes at which the engine takes the front for dead and ends."""
 
 
 class Outbox:

@@ -218,7 +218,9 @@ class HealthBody(_Body, frozen=True, kw_only=True):
         Literal["untested", "same", "differs"],
         doc("`same` if the self-test found the same logits for a job, bit for bit, alone and in a batch with others."),
     ]
-    determinism_differences: Annotated[tuple[str, ...], doc("The runs with other bits, e.g. `beside 7 others`.")]
+    determinism_differences: Annotated[
+        tuple[str, ...], doc("The runs that gave other bits, e.g. `beside 7 others`: beside seven other jobs.")
+    ]
     determinism_tried: Annotated[TriedBody | None, doc("The runs that were compared; null before the self-test.")]
     draft_model: Annotated[DraftModelBody | None, doc("The draft model; null without `--draft-model`.")]
     amx: AmxBody | None

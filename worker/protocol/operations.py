@@ -71,6 +71,7 @@ HEADERS: dict[str, dict[str, Any]] = {
         "schema": {"type": "integer", "minimum": 0},
     },
     "WWW-Authenticate": {"required": True, "schema": {"type": "string", "const": "Bearer"}},
+    # A path with both would need a third value here.
     "Allow": {"required": True, "schema": {"type": "string", "enum": ["GET,HEAD", "POST"]}},
     "Cache-Control": {"required": True, "schema": {"type": "string", "const": "no-cache"}},
     "X-Request-Id": {

@@ -1,9 +1,10 @@
 """The way from a row of logits to a token: the request's settings in their order, and the draw.
 
-Owns that order, and which way is taken: the cheap one (shortlist.py, unsorted.py) wherever it gives the same answer as
-sorting all tokens (sorted.py). Knows nothing of slots, steps or llama.cpp: a row, a Sampling and the job's own tokens
-come in, a token goes out. Pure; runs on the engine's step thread. Scores are float64, so that neither a temperature of
-1e-6 nor a penalty of 1e-6 can overflow a float32 logit.
+Owns that order: bias and bans (row.py), temperature, penalties (penalties.py), top_n_sigma and top_k (shortlist.py),
+typical_p, top_p and min_p (sorted.py), xtc (here), the draw. Owns the way, too: the cheap one (shortlist.py,
+unsorted.py) wherever it gives the same answer as sorting all tokens (sorted.py). Knows nothing of slots, steps or
+llama.cpp: a row, a Sampling and the job's own tokens come in, a token goes out. Pure; runs on the engine's step thread.
+Scores are float64, so that neither a temperature of 1e-6 nor a penalty of 1e-6 can overflow a float32 logit.
 """
 
 from collections.abc import Iterator

@@ -122,7 +122,7 @@ class CacheFiles:
         return ours
 
     def read(self, name: str) -> bytes:
-        """Raises: OSError."""
+        """Return the file, or one byte more than the limit if it is too large. Raises: OSError."""
         fd = os.open(self._directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
             return file.read(self._limit_bytes + 1)

@@ -86,7 +86,7 @@ class Api:
             model=self.model_name,
             is_strict=settings.strict_model,
             max_tokens_out=min(settings.max_tokens_out or self.facts.context_length, self.facts.context_length),
-            max_prompt_chars=MAX_PROMPT_CHARS,
+            max_text_chars=MAX_PROMPT_CHARS,
             vocab_size=self.facts.vocab_size,
             template_keys=self.facts.model.template_keys,
             n_ctx=self.facts.context_length,

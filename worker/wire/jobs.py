@@ -29,7 +29,9 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The parameters of the draw; docs/sampling.md has every formula. Each default except the temperature's means off.
+    """The parameters of the draw; docs/sampling.md has every formula.
+
+    With its defaults only the temperature changes a row: fields that tune a method have no effect while it is off.
 
     Order: bias and bans, temperature, repetition, frequency, presence and DRY penalties, top_n_sigma, top_k, typical_p,
     top_p, min_p, xtc, draw. Penalties look at the last `repeat_last_n` generated tokens, never at the prompt.

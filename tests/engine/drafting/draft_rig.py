@@ -70,7 +70,7 @@ class DraftRig:
             itl_target_s=ITL_TARGET_S,
             retained_slots=(SlotId(n_slots),),
             row_costs=costs,
-            has_own_drafts=False,
+            has_own_text=False,
             prefix_cache_bytes=1 << 20,
         )
         runner = FakeRunner.of(self.model, config)
