@@ -68,6 +68,7 @@ RUN scripts/image_libraries.sh /opt/llorch-worker /wheels/*.whl "$EXTRAS"
 
 FROM libraries AS worker
 COPY LICENSE README.md models.toml ./
+COPY patches/*.LICENSE.txt patches/
 COPY worker/ worker/
 COPY parity/ parity/
 COPY client/ client/

@@ -7,6 +7,8 @@
 #   make test          run all tests but the slow ones below, with the default model, llama.cpp's test vocabularies and
 #                      real processes; three at once, because many wait for timeouts, loads and processes that end
 #   make images-test   build the container images and test them from outside; needs podman and buildah (docs/images.md)
+#   make wheel         build one wheel of the worker into dist/ that installs without a compiler (CONTRIBUTING.md)
+#   make wheel-test    build it, and serve with it in an empty environment of each Python at hand; three minutes
 #   make constraints-test  compile published JSON schemas: how many are enforced, and what passes; half a minute
 #   make clients-test  run openai, LangChain, LiteLLM, lm-eval and guidellm, each in its own environment, on a worker
 #   make agents-test   run pi, Claude Code, Codex, opencode, Qwen Code, Continue and Cline, each installed from npm, on a
@@ -45,7 +47,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test images-test formats-test constraints-test clients-test agents-test fleet-test soak parity parity-matrix parity-peer originals models-test bench bench-sizes bench-steps bench-sampling model vocabularies newest-llama format clean
+.PHONY: run check test wheel wheel-test images-test formats-test constraints-test clients-test agents-test fleet-test soak parity parity-matrix parity-peer originals models-test bench bench-sizes bench-steps bench-sampling model vocabularies newest-llama format clean
 
 run: .venv/installed
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
@@ -55,13 +57,19 @@ check: .venv/installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n auto -m "not model and not process and not torch and not long and not soak and not clients and not agents and not fleet and not originals and not models"
+	$(BIN)/python -m pytest -q -n auto -m "not model and not process and not torch and not long and not soak and not clients and not agents and not fleet and not originals and not models and not wheel"
 
 test: .venv/installed-dev model vocabularies
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not soak and not peer and not parity and not clients and not agents and not fleet and not originals and not models"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not soak and not peer and not parity and not clients and not agents and not fleet and not originals and not models and not wheel"
 
 images-test: .venv/installed-dev model
 	$(BIN)/python -m tools.images $(IMAGES)
+
+wheel:
+	@scripts/build_wheel.sh
+
+wheel-test: .venv/installed-dev model
+	$(BIN)/python -m pytest -m wheel -s tests/test_wheel.py
 
 formats-test: .venv/installed-dev
 	$(BIN)/python -m tests.chat.round_trips

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import worker
 from worker.host import cpu_quota
+from worker.upstream.layouts import PINNED_VERSION
 
 GENERATED_BY = f"llorch-worker {worker.__version__}"
 
-_PACKAGES = ("llama-cpp-python", "torch", "transformers", "numpy")
+_PACKAGES = ("torch", "transformers", "numpy")
 _NOT_INSTALLED = "not installed"
 _GIT_TIMEOUT_S = 10.0
 
@@ -55,6 +56,8 @@ def versions() -> dict[str, str]:
     return {
         "worker": worker.__version__,
         "python": platform.python_version(),
+        # The worker runs with no other version, and its self-contained wheel has no package of this name.
+        "llama-cpp-python": PINNED_VERSION,
         **{package: _version(package) for package in _PACKAGES},
     }
 

@@ -66,7 +66,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "worker.host": ("worker.errors",),
     "worker.limits": (),
     "worker.upstream": ("worker.upstream",),
-    "worker.observe": ("worker.observe", "worker.wire", "worker.errors"),
+    "worker.observe": ("worker.observe", "worker.upstream", "worker.wire", "worker.errors"),
     "worker.wire": ("worker.wire",),
     "worker.engine": ("worker.engine", "worker.limits", "worker.wire", "worker.errors"),
     "worker.sampling": ("worker.sampling", "worker.wire"),

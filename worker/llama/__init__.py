@@ -6,8 +6,18 @@ Steps run on the step thread, and prompts are read on the intake thread. The roo
 saved, constraints, plan, model, limits, upstream, wire, host and errors.
 """
 
+import sys
+from pathlib import Path
+
 from worker.errors import ModelLoadFailed
 from worker.llama.reasons import unloadable
+
+VENDORED = Path(__file__).parents[1] / "_vendor"
+"""The folder of the llama.cpp that a self-contained wheel of the worker brings (tools/wheel.py). There it goes before a
+llama-cpp-python that may be installed beside it, which is neither loaded nor changed. A checkout has no such folder."""
+
+if VENDORED.is_dir():
+    sys.path.insert(0, str(VENDORED))
 
 try:
     import llama_cpp  # noqa: F401 - the modules of this room import it again; here its failure gets its words

@@ -9,7 +9,6 @@ import platform
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from importlib.metadata import version
 
 import prometheus_client
 from prometheus_client import Gauge, Info, exposition
@@ -21,6 +20,7 @@ from prometheus_client.samples import Sample
 
 from worker import __version__
 from worker.observe.counters import Count, Counters
+from worker.upstream.layouts import PINNED_VERSION
 from worker.wire.jobs import StepDone
 from worker.wire.load import Loaded
 
@@ -167,10 +167,13 @@ class Metrics(Counters):
 
 
 def _build() -> dict[str, str]:
-    """The binding's version stands for llama.cpp's, which it pins; the library itself is never loaded here."""
+    """The binding's version stands for llama.cpp's, which it pins; the library itself is never loaded here.
+
+    The engine refuses any other version.
+    """
     return {
         "version": __version__,
-        "llama_cpp_python": version("llama-cpp-python"),
+        "llama_cpp_python": PINNED_VERSION,
         "python": platform.python_version(),
     }
 
