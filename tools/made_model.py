@@ -1,15 +1,16 @@
 """Models of the sizes that people run, with random weights: their speed is a real model's, their words are nonsense.
 
-Owns the shapes, the vocabulary and the layout of Q4_K, Q4_1 and Q8_0. Written tensor by tensor, so that little memory
-is needed, and from nothing but this package: no download. All matrices are of one type, norms are F32.
+Owns the shapes of Llamas, the vocabulary and the layout of Q4_K, Q4_0, Q4_1 and Q8_0; made_architectures.py has models
+of other architectures. Written tensor by tensor, so that little memory is needed, and from nothing but this package: no
+download. All matrices are of one type, norms are F32.
 """
 
 import os
 import string as characters
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import sqrt
+from math import prod, sqrt
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,19 +20,22 @@ from numpy.typing import NDArray
 from tests.gguf_files import F32, GgufFile, TensorRow, Typed, Value
 from tools.bench.prompts import common_words
 
-Q4_1, Q8_0, Q4_K = 3, 8, 12
+Q4_0, Q4_1, Q8_0, Q4_K = 2, 3, 8, 12
 """ggml_type in ggml.h."""
 BLOCK_WEIGHTS, BLOCK_BYTES = 256, 144
 """block_q4_K in ggml-common.h: two f16, 12 bytes of scales and minima in 6 bits, 128 bytes of weights in 4 bits."""
-BLOCKS = {Q4_K: (BLOCK_WEIGHTS, BLOCK_BYTES), Q4_1: (32, 20), Q8_0: (32, 34)}
-"""The weights of a block of each type, and its bytes: block_q4_1 has two f16 and 16 bytes of weights in 4 bits,
-block_q8_0 one f16 and a byte for each weight."""
-NAMES = {Q4_K: "Q4_K", Q4_1: "Q4_1", Q8_0: "Q8_0"}
+BLOCKS = {F32: (1, 4), Q4_K: (BLOCK_WEIGHTS, BLOCK_BYTES), Q4_0: (32, 18), Q4_1: (32, 20), Q8_0: (32, 34)}
+"""The weights of a block of each type, and its bytes: block_q4_0 has one f16 and 16 bytes of weights in 4 bits,
+block_q4_1 two f16 and as many, block_q8_0 one f16 and a byte for each weight."""
+NAMES = {F32: "F32", Q4_K: "Q4_K", Q4_0: "Q4_0", Q4_1: "Q4_1", Q8_0: "Q8_0"}
 _SCALE = 16
 _SCALES = bytes([_SCALE | 1 << 6] * 8 + [0] * 4)
 """Eight scales and eight minima, all of them _SCALE. Source: get_scale_min_k4 in ggml-quants.c."""
 _MIDDLE, _LEVEL_SPREAD = 7.5, 4.61
 """Statistics of 4 random bits: their mean, and the root of their variance."""
+_MIN_LEVEL, _ZERO_LEVEL, _ODD_LEVEL_SPREAD = 0, 8, 4.18
+"""The level of Q4_0 with the largest distance from 0, that of 0, and the root of the variance if the one is made the
+other."""
 _MIN_BYTE = 0x80
 """The signed byte with the largest distance from 0."""
 _BYTE_SPREAD = 73.5
@@ -118,57 +122,87 @@ SHAPES = {
 }
 
 
+Floats = Callable[[TensorRow, np.random.Generator], NDArray[np.floating]]
+
+
+def ones(tensor: TensorRow, _: np.random.Generator) -> NDArray[np.floating]:
+    return np.ones(tensor.dims, np.float32)
+
+
 def made_model(folder: Path, shape: Shape, *, seed: int = 1) -> Path:
     """The shape's file in `folder`, written unless it is there whole: 3.8 GB for Llama-2-7B, 4.1 GB for Mistral-7B.
 
     Raises: OSError.
     """
-    path = folder / shape.file_name
-    tensors = shape.tensors()
-    header = GgufFile(_metadata(shape), tensors).header()
+    return write_model(folder / shape.file_name, _metadata(shape), shape.tensors(), seed=seed)
+
+
+def write_model(
+    path: Path,
+    metadata: Mapping[str, Value],
+    tensors: Sequence[TensorRow],
+    *,
+    seed: int,
+    floats: Floats = ones,
+) -> Path:
+    """A file of random weights, written unless it is there whole. `floats`: the numbers of a tensor that is F32.
+
+    Raises: OSError.
+    """
+    header = GgufFile(metadata, tensors).header()
     header += bytes(-len(header) % 32)
     if path.is_file() and path.stat().st_size == len(header) + sum(map(_padded_bytes, tensors)):
         return path
-    folder.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_suffix(".new")
     try:
         with staged.open("wb") as file:
             file.write(header)
-            _write_tensors(file, tensors, np.random.default_rng(seed))
+            _write_tensors(file, tensors, np.random.default_rng(seed), floats)
         staged.replace(path)
     finally:
         staged.unlink(missing_ok=True)
     return path
 
 
-def _write_tensors(file: BinaryIO, tensors: list[TensorRow], chance: np.random.Generator) -> None:
+def _write_tensors(file: BinaryIO, tensors: Sequence[TensorRow], chance: np.random.Generator, floats: Floats) -> None:
     for tensor in tensors:
-        for piece in _data(tensor, chance):
+        for piece in _data(tensor, chance, floats):
             file.write(piece)
         file.write(bytes(-tensor.n_bytes % 32))
     file.flush()
     os.fsync(file.fileno())
 
 
-def _data(tensor: TensorRow, chance: np.random.Generator) -> Iterator[bytes]:
-    """Norms of 1; matrices about 0, such that their products stay as large as what they are applied to."""
+def _data(tensor: TensorRow, chance: np.random.Generator, floats: Floats) -> Iterator[bytes]:
+    """Matrices lie about 0, such that their products stay as large as what they are applied to."""
     if tensor.type_id == F32:
-        yield np.ones(tensor.dims, np.float32).tobytes()
+        yield floats(tensor, chance).astype(np.float32).tobytes()
         return
     _, block_bytes = BLOCKS[tensor.type_id]
     n_blocks = tensor.n_bytes // block_bytes
     for start in range(0, n_blocks, _BLOCKS_AT_ONCE):
         head = _head(tensor.type_id, 1 / sqrt(tensor.dims[0]))
         blocks = _blocks(min(_BLOCKS_AT_ONCE, n_blocks - start), block_bytes, head, chance)
-        if tensor.type_id == Q8_0:
-            blocks[:, len(head) :][blocks[:, len(head) :] == _MIN_BYTE] = 0
+        _centre(tensor.type_id, blocks[:, len(head) :])
         yield blocks.tobytes()
+
+
+def _centre(type_id: int, weights: NDArray[np.uint8]) -> None:
+    """Make the one level that has no counterpart above 0 a 0, where a type has such a level."""
+    if type_id == Q8_0:
+        weights[weights == _MIN_BYTE] = 0
+    elif type_id == Q4_0:
+        weights[weights & 0xF == _MIN_LEVEL] |= _ZERO_LEVEL
+        weights[weights >> 4 == _MIN_LEVEL] |= _ZERO_LEVEL << 4
 
 
 def _head(type_id: int, spread: float) -> bytes:
     """The beginning of each block, such that weights lie about 0, `spread` the root of their variance."""
     if type_id == Q8_0:
         return np.array([spread / _BYTE_SPREAD], "<f2").tobytes()
+    if type_id == Q4_0:
+        return np.array([spread / _ODD_LEVEL_SPREAD], "<f2").tobytes()
     step = spread / _LEVEL_SPREAD
     if type_id == Q4_1:
         return np.array([step, -_MIDDLE * step], "<f2").tobytes()
@@ -192,9 +226,13 @@ def _norm(name: str, n: int) -> TensorRow:
 
 
 def _matrix(type_id: int, name: str, n_in: int, n_out: int) -> TensorRow:
+    return row_of(f"{name}.weight", (n_in, n_out), type_id)
+
+
+def row_of(name: str, dims: tuple[int, ...], type_id: int) -> TensorRow:
     n_weights, n_bytes = BLOCKS[type_id]
-    assert n_in % n_weights == 0, (name, n_in)
-    return TensorRow(f"{name}.weight", (n_in, n_out), n_in * n_out // n_weights * n_bytes, type_id)
+    assert dims[0] % n_weights == 0, (name, dims)
+    return TensorRow(name, dims, prod(dims) // n_weights * n_bytes, type_id)
 
 
 def _metadata(shape: Shape) -> dict[str, Value]:
@@ -208,11 +246,11 @@ def _metadata(shape: Shape) -> dict[str, Value]:
         "llama.attention.head_count": shape.n_head,
         "llama.attention.head_count_kv": shape.n_head_kv,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        **_vocabulary(shape.n_vocab),
+        **vocabulary(shape.n_vocab),
     }
 
 
-def _vocabulary(n_vocab: int) -> dict[str, Value]:
+def vocabulary(n_vocab: int) -> dict[str, Value]:
     """SentencePiece's kind: bytes, and every beginning of every word that the bench's prompts are made of.
 
     Because all beginnings are there, a word is merged from left to right into one token, as a real vocabulary has it.

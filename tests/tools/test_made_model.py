@@ -12,7 +12,7 @@ from gguf.quants import dequantize
 from parity.llama.scoring import Scorer, Setup
 from tests.on_cpu import loaded_on_cpu
 from tools.bench.prompts import Prompts, common_words
-from tools.made_model import BLOCKS, Q4_1, Q4_K, Q8_0, SHAPES, Shape, made_model
+from tools.made_model import BLOCKS, Q4_0, Q4_1, Q4_K, Q8_0, SHAPES, Shape, made_model
 from worker.llama.model import Model
 from worker.model.info import read_info
 
@@ -53,7 +53,7 @@ def test_the_file_is_what_its_header_says(tiny: Path) -> None:
     assert (info.block_count, info.embedding_length) == (TINY.n_layers, TINY.n_embd)
 
 
-@pytest.mark.parametrize("type_id", [Q4_K, Q4_1, Q8_0])
+@pytest.mark.parametrize("type_id", [Q4_K, Q4_0, Q4_1, Q8_0])
 def test_weights_lie_about_zero_and_keep_sizes_as_they_are(type_id: int, tmp_path: Path) -> None:
     """Each weight of a product with n inputs has the variance 1/n."""
     shape = replace(TINY, type_id=type_id)

@@ -1,0 +1,131 @@
+"""Models of hybrid and recurrent architectures: their logits follow from every token before, and are the same again."""
+
+import ctypes
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llama_cpp import llama_cpp as capi
+from numpy.typing import NDArray
+
+from parity.llama.scoring import Scorer, Setup
+from tests.on_cpu import loaded_on_cpu
+from tools.made_architectures import (
+    HYBRIDS,
+    RECURRENT,
+    SIZES,
+    Kind,
+    keys_of,
+    small_vocabulary,
+    tensors_of,
+    write_kind,
+)
+from tools.made_model import vocabulary
+from worker.model.info import read_info
+from worker.upstream.architectures import ATTENTION_FREE
+from worker.wire.jobs import TokenId
+
+pytestmark = pytest.mark.model
+
+State = ctypes.Array[ctypes.c_uint8]
+PARTIAL = capi.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+N_TOKENS = 200
+N_VOCAB = len(small_vocabulary()["tokenizer.ggml.tokens"])  # type: ignore[arg-type]  # a list of texts
+
+
+@pytest.fixture(scope="module", params=[*RECURRENT, *HYBRIDS], ids=str)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def path(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_kind(tmp_path_factory.mktemp(kind.name) / "made.gguf", kind)
+
+
+def test_the_file_is_one_that_the_worker_serves(kind: Kind, path: Path) -> None:
+    info = read_info(path)
+    assert (info.architecture, info.has_chat_template, info.vocabulary_remarks) == (kind.architecture, True, ())
+    assert info.state_length > 0
+    assert any(info.head_counts_kv) is (kind.architecture not in ATTENTION_FREE)
+    assert info.file_bytes < 8 * 2**20
+
+
+def test_logits_are_finite_and_the_same_again(path: Path) -> None:
+    first, again = rows_of(path, tokens(seed=1)), rows_of(path, tokens(seed=1))
+    assert np.isfinite(first).all()
+    assert (first.std(axis=1) > 0.1).all()
+    assert (first == again).all()
+
+
+def test_the_first_token_has_a_say_in_the_last_row(path: Path) -> None:
+    """More than the noise of rounding: a state that vanishes at once would leave nothing of it."""
+    asked = tokens(seed=1)
+    other = [TokenId(asked[0] + 1), *asked[1:]]
+    before, after = rows_of(path, asked)[-1], rows_of(path, other)[-1]
+    assert np.abs(before - after).max() > 1e-3 * before.std()
+
+
+def test_the_recurrent_state_has_a_say(path: Path) -> None:
+    """After another prompt's state the same cells of attention give another row."""
+    with loaded_on_cpu(path) as model:
+        scorer = Scorer(model, Setup(), n_ctx=256, n_threads=1)
+        scorer.logits(tokens(seed=2))
+        strange = state_of(scorer)
+        before = scorer.logits(tokens(seed=1))[-1]
+        own = state_of(scorer)
+        put_state(scorer, strange)
+        altered = row_after(scorer, tokens(seed=1)[-1])
+        scorer.logits(tokens(seed=1))
+        put_state(scorer, own)
+        expected = row_after(scorer, tokens(seed=1)[-1])
+        assert np.isfinite(altered).all()
+        assert np.abs(altered - expected).max() > 0.1 * before.std()
+
+
+def test_another_seed_gives_other_weights(kind: Kind, path: Path, tmp_path: Path) -> None:
+    other = write_kind(tmp_path / "other.gguf", kind, seed=2)
+    assert other.stat().st_size == path.stat().st_size
+    assert other.read_bytes() != path.read_bytes()
+
+
+@pytest.mark.parametrize("kind", SIZES, ids=str)
+def test_a_size_has_some_300_million_weights_and_a_vocabulary_of_words(kind: Kind) -> None:
+    keys = keys_of(kind.architecture, has_experts=kind.has_experts, changes=kind.keys)
+    assert kind.n_words
+    tensors = tensors_of({**keys, **vocabulary(kind.n_words)})
+    assert tensors.pop("output.weight") == tensors["token_embd.weight"] == (1024, kind.n_words)
+    assert 280e6 < sum(prod(dims) for dims in tensors.values()) < 340e6
+
+
+def test_an_architecture_that_is_unknown_has_the_librarys_reason() -> None:
+    with pytest.raises(ValueError, match="unknown model architecture: 'nothing'"):
+        tensors_of({**keys_of("nothing", has_experts=False), **vocabulary(10_000)})
+
+
+def tokens(*, seed: int) -> list[TokenId]:
+    return [TokenId(int(token)) for token in np.random.default_rng(seed).integers(5, 300, N_TOKENS)]
+
+
+def rows_of(path: Path, asked: list[TokenId]) -> NDArray[np.float32]:
+    with loaded_on_cpu(path) as model:
+        return Scorer(model, Setup(), n_ctx=256, n_threads=1).logits(asked)
+
+
+def state_of(scorer: Scorer) -> State:
+    """The part of the sequence's memory that cannot be cut."""
+    n_bytes = int(capi.llama_state_seq_get_size_ext(scorer.handle, 0, PARTIAL))
+    state: State = (ctypes.c_uint8 * n_bytes)()
+    assert capi.llama_state_seq_get_data_ext(scorer.handle, state, n_bytes, 0, PARTIAL) == n_bytes
+    return state
+
+
+def put_state(scorer: Scorer, state: State) -> None:
+    assert capi.llama_state_seq_set_data_ext(scorer.handle, state, len(state), 0, PARTIAL) == len(state)
+
+
+def row_after(scorer: Scorer, token: TokenId) -> NDArray[np.float32]:
+    one = (capi.llama_token * 1)(token)
+    assert capi.llama_decode(scorer.handle, capi.llama_batch_get_one(one, 1)) == 0
+    return np.ctypeslib.as_array(capi.llama_get_logits_ith(scorer.handle, -1), (N_VOCAB,)).copy()
