@@ -37,6 +37,7 @@ class Drawn(msgspec.Struct, frozen=True):
 class Started(msgspec.Struct, frozen=True, tag_field="type", tag="started"):
     seed: int
     prompt_tokens: int
+    cached_tokens: int = 0
 
 
 class Token(msgspec.Struct, frozen=True, tag_field="type", tag="token"):

@@ -39,6 +39,8 @@ class Answer:
     """Sampled, as the server counts them."""
     n_prompt: int = 0
     """Tokens of the prompt, as the server counts them; 0 where it says nothing of them."""
+    n_cached: int = 0
+    """Those of them that it did not compute, because it had computed them before."""
     error: str = ""
     """The reason why it is no answer; empty for a good one."""
     is_refused: bool = False

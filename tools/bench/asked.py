@@ -14,7 +14,7 @@ from parity.provenance import now_rfc3339, this_machine
 from tools.bench.peaks import peaks
 from tools.bench.report import Circumstances
 from tools.bench.roofs import Roof, Weights
-from tools.bench.scenarios import LARGE, ON_GPU, SCENARIOS, Scenario
+from tools.bench.scenarios import CONVERSATIONS, LARGE, ON_GPU, SCENARIOS, Scenario
 from tools.bench.servers import IK_SERVER, LLAMA_SERVER, OURS, Plan, found, llama_server, our_worker
 from tools.bench.session import Found, Wanted
 from tools.bench.sides import LlamaBatchedBench, LlamaBench, Part
@@ -24,7 +24,7 @@ from worker.model.info import read_info
 
 OVERLOAD = "overload"
 _N_REFUSALS = 10_000
-NAMES = (*(scenario.name for scenario in ON_GPU), OVERLOAD)
+NAMES = (*(scenario.name for scenario in (*ON_GPU, *CONVERSATIONS)), OVERLOAD)
 _ALONE = {OVERLOAD, *(one.name for one in ON_GPU if one.worker_flags or not one.has_drafts)}
 """The scenarios that need a worker of their own."""
 LARGE_BYTES = 300_000_000
@@ -80,12 +80,13 @@ class Asked:
     def names(self) -> tuple[str, ...]:
         """The names of the scenarios. Raises: UsageError for one that cannot run at a URL or with such a large
         model."""
-        known = [scenario.name for scenario in self._scenarios] + ([] if self._is_large else [OVERLOAD])
+        usual = [scenario.name for scenario in self._scenarios] + ([] if self._is_large else [OVERLOAD])
+        known = {*usual, *(scenario.name for scenario in CONVERSATIONS)}
         if self.url and (refused := _ALONE.intersection(self.scenarios)):
             raise UsageError(f"--scenario {min(refused)} needs a worker of its own: leave out --url")
         if unknown := [name for name in self.scenarios if name not in known]:
             raise UsageError(f"--scenario {unknown[0]} is not asked of a model as large as {self.file.name}: remove it")
-        return self.scenarios or tuple(name for name in known if name not in (_ALONE if self.url else ()))
+        return self.scenarios or tuple(name for name in usual if name not in (_ALONE if self.url else ()))
 
     @property
     def left_out(self) -> list[str]:
@@ -101,7 +102,7 @@ class Asked:
             batched_bench=LlamaBatchedBench(self.llama_batched_bench, self.file, self.ctx_size, self.threads)
             if self.llama_batched_bench
             else None,
-            scenarios=[scenario for scenario in self._scenarios if scenario.name in self.names],
+            scenarios=[scenario for scenario in (*self._scenarios, *CONVERSATIONS) if scenario.name in self.names],
             n_refusals=_N_REFUSALS if OVERLOAD in self.names else 0,
             n_rounds=self.rounds or (ROUNDS_OF_LARGE if self._is_large else ROUNDS),
             seed=seed,

@@ -30,6 +30,8 @@ class Event:
     has_text: bool = False
     n_prompt: int = 0
     """Tokens of the prompt, where the event says so."""
+    n_cached: int = 0
+    """Those of them that were not computed, where the event says so."""
     n_tokens: int | None = None
     """Sampled tokens; only the last event has them."""
     error: str = ""
@@ -72,8 +74,8 @@ class Ours:
 
     def event(self, data: bytes) -> Event:
         match execute.decode(data):
-            case execute.Started(prompt_tokens=n_prompt):
-                return Event(n_prompt=n_prompt)
+            case execute.Started(prompt_tokens=n_prompt, cached_tokens=n_cached):
+                return Event(n_prompt=n_prompt, n_cached=n_cached)
             case execute.Token():
                 return Event(has_text=True)
             case execute.End(tokens_sampled=n_tokens):
@@ -114,6 +116,7 @@ class Chat:
 
 class _Timings(msgspec.Struct, frozen=True):
     predicted_n: int = 0
+    cache_n: int = 0
 
 
 class _Chunk(msgspec.Struct, frozen=True):
@@ -155,6 +158,7 @@ class LlamaServer:
         return Event(
             has_text=bool(chunk.content),
             n_prompt=chunk.tokens_evaluated,
+            n_cached=chunk.timings.cache_n,
             n_tokens=chunk.timings.predicted_n if chunk.stop else None,
             error=chunk.error.message if chunk.error else "",
         )
@@ -175,10 +179,10 @@ def answer_of(exchange: Exchange, dialect: Dialect) -> Answer:
 
 def _read(exchange: Exchange, dialect: Dialect) -> Answer:
     arrivals: list[float] = []
-    n_prompt = 0
+    n_prompt = n_cached = 0
     for at_s, data in sse(exchange):
         event = dialect.event(data)
-        n_prompt = n_prompt or event.n_prompt
+        n_prompt, n_cached = n_prompt or event.n_prompt, n_cached or event.n_cached
         if event.has_text:
             arrivals.append(at_s)
         if event.error:
@@ -192,6 +196,7 @@ def _read(exchange: Exchange, dialect: Dialect) -> Answer:
                 ended_s=at_s,
                 n_tokens=event.n_tokens,
                 n_prompt=n_prompt,
+                n_cached=n_cached,
             )
     return _failed(exchange, f"cut after {len(arrivals)} tokens: {exchange.broken or 'no last event'}")
 

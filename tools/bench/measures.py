@@ -14,7 +14,7 @@ from tools.bench.roofs import Roof, Work
 from worker.errors import WorkerError
 
 Answers = Sequence[Answer]
-Unit = Literal["tokens/s", "ms", "×"]
+Unit = Literal["tokens/s", "tokens", "ms", "×"]
 
 
 class BoundMissed(WorkerError):
@@ -171,6 +171,23 @@ def loss_of_the_long(bound: Bound, *, n_long: int) -> Measure:
     return Measure("end of the long ones", "×", of, bound)
 
 
+def computed(bound: Bound) -> Measure:
+    """Tokens of all prompts but the last that were computed. The last prompt is the prefix of all conversations."""
+    return Measure("prompt tokens computed", "tokens", lambda answers: float(_computed(answers)), bound)
+
+
+def computed_by_new(bound: Bound, *, n_conversations: int) -> Measure:
+    """The same as a multiple of the new ones. New is what no prompt before had: the last prompt once, and of each
+    conversation what it adds to that."""
+
+    def of(answers: Answers) -> float:
+        *turns, common = answers
+        n_new = sum(turn.n_prompt for turn in turns[-n_conversations:]) - (n_conversations - 1) * common.n_prompt
+        return per_s(_computed(answers), n_new)
+
+    return Measure("computed by new", "×", of, bound)
+
+
 def numbers_of(measures: Iterable[Measure], answers: Answers) -> dict[str, float]:
     """The numbers by the measure's name."""
     return {measure.name: measure.of(answers) for measure in measures}
@@ -185,6 +202,10 @@ USUAL: tuple[Measure, ...] = (
     Measure("between tokens, longest", "ms", lambda answers: 1000 * max(gaps_of(answers), default=0.0)),
 )
 """The measures that every scenario reports after its own, unless one of its own has the name."""
+
+
+def _computed(answers: Answers) -> int:
+    return sum(turn.n_prompt - turn.n_cached for turn in answers[:-1])
 
 
 def _longest_gap_beside_the_last(answers: Answers) -> float:

@@ -152,6 +152,17 @@ _ACTION = "### Action\n"
 # A small model continues a repetition of its own accord, so that what follows is in the prompt already.
 
 
+def growing(prompts: Prompts, common: str, n_turns: int, n_words: int) -> list[str]:
+    """A conversation as it is sent again and again: each prompt is the one before with `n_words` words more, a question
+    and its scripted answer; both sides get the same prompts."""
+    said = f"{common} {' '.join(prompts.words(2))}"
+    asked = []
+    for _ in range(n_turns):
+        said += f"\n\n{in_sentences(prompts.words(n_words))}."
+        asked.append(said)
+    return asked
+
+
 def code_edit(prompts: Prompts) -> str:
     """The file twice, and the beginning of a third with a line more: the rest of it follows unchanged."""
     beginning = _CODE[: _CODE.index(_EDIT_AFTER) + len(_EDIT_AFTER)]

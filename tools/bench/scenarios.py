@@ -16,6 +16,8 @@ from tools.bench.measures import (
     arriving_rate,
     at_least,
     at_most,
+    computed,
+    computed_by_new,
     first_token,
     gap_at_ends,
     last_end,
@@ -27,7 +29,7 @@ from tools.bench.measures import (
     stream_rate,
     total_rate,
 )
-from tools.bench.prompts import REAL, WORDS, Prompts, Text, agent_loop, code_edit, in_sentences, quotation
+from tools.bench.prompts import REAL, WORDS, Prompts, Text, agent_loop, code_edit, growing, in_sentences, quotation
 from worker.config.settings import Settings
 
 PROMPT = "prompt"
@@ -347,6 +349,50 @@ LARGE: tuple[Scenario, ...] = (
 )
 """The scenarios for a model of half a billion weights or more: the same with fewer tokens, each once."""
 
+
+_WORDS_OF_A_TURN = 225
+"""About 300 tokens."""
+
+
+def _conversations(n_at_once: int, n_turns: int, n_common_words: int) -> Callable[[Prompts], list[Ask]]:
+    """Turn by turn, all conversations at once; at the end what they have in common, alone, which says its length."""
+
+    def asks(prompts: Prompts) -> list[Ask]:
+        common = prompts.of(n_common_words)
+        each = [growing(prompts, common, n_turns, _WORDS_OF_A_TURN) for _ in range(n_at_once)]
+        turns = [
+            Ask(prompt=prompt, n_tokens=_ANSWER_TOKENS, phase=turn)
+            for turn, together in enumerate(zip(*each, strict=True))
+            for prompt in together
+        ]
+        return [*turns, Ask(prompt=common, n_tokens=2, phase=n_turns)]
+
+    return asks
+
+
+_ANSWER_TOKENS = 16
+
+
+def _conversing(name: str, title: str, n_at_once: int, n_turns: int, n_common_words: int) -> Scenario:
+    return Scenario(
+        name=name,
+        title=title,
+        asks=_conversations(n_at_once, n_turns, n_common_words),
+        own=(
+            computed_by_new(Bound("at most", 1.1, "value"), n_conversations=n_at_once),
+            computed(at_most(1.0)),
+            total_rate(at_least(1.0)),
+        ),
+        peers=_JUDGED_ALONE,
+    )
+
+
+CONVERSATIONS: tuple[Scenario, ...] = (
+    _conversing("conversation", "a conversation of 20 turns of 300 tokens, 16 out each", 1, 20, 48),
+    _conversing("8-conversations", "8 at once, 10 turns of 300 tokens after 400 common words, 16 out each", 8, 10, 400),
+)
+"""The scenarios that are asked by name alone: conversations that grow, of models whose memory cannot be cut above
+all."""
 
 SIZES: tuple[Scenario, ...] = (
     Scenario(

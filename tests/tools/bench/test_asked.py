@@ -8,7 +8,7 @@ import pytest
 from tests.tools.bench.made_report import ROOF
 from tools.bench.asked import LARGE_BYTES, OVERLOAD, ROUNDS, ROUNDS_OF_LARGE, Asked
 from tools.bench.dialects import LlamaServer
-from tools.bench.scenarios import LARGE, ON_GPU, SCENARIOS
+from tools.bench.scenarios import CONVERSATIONS, LARGE, ON_GPU, SCENARIOS
 from tools.bench.session import Found
 from worker.errors import UsageError
 
@@ -100,6 +100,14 @@ def test_a_small_model_is_asked_everything_and_a_large_one_less_and_less_often(a
 def test_what_is_not_asked_of_a_large_model_is_refused_by_name(asked: Asked) -> None:
     with pytest.raises(UsageError, match=r"--scenario 64-jobs is not asked of a model as large as m\.gguf"):
         replace(large(asked), scenarios=("64-jobs",)).check()
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_conversations_are_asked_by_name_alone_of_a_model_of_any_size(asked: Asked, *, is_large: bool) -> None:
+    of = large(asked) if is_large else asked
+    assert not set(CONVERSATIONS) & set(of.wanted(1, Path()).scenarios)
+    names = tuple(scenario.name for scenario in CONVERSATIONS)
+    assert replace(of, scenarios=names).wanted(1, Path()).scenarios == list(CONVERSATIONS)
 
 
 def test_at_a_url_what_needs_a_worker_of_its_own_is_left_out(asked: Asked) -> None:

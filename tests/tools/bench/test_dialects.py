@@ -18,7 +18,7 @@ GREEDY = Ask(prompt="one two", n_tokens=7)
 SAMPLED = Ask(prompt="one two", n_tokens=7, temperature=0.8, top_p=0.95, seed=11)
 
 OURS_STREAM = (
-    b'data: {"type":"started","job_id":"1","seed":1,"prompt_tokens":5}\n\n'
+    b'data: {"type":"started","job_id":"1","seed":1,"prompt_tokens":5,"cached_tokens":2}\n\n'
     b'data: {"type":"token","t":" {caf\xc3\xa9}","i":0}\n\n'
     b'data: {"type":"metrics","tokens_per_sec":3.5}\n\n'
     b'data: {"type":"token","t":"b","i":1}\n\n'
@@ -29,7 +29,7 @@ THEIRS_STREAM = (
     b'data: {"index":0,"content":" {caf\xc3\xa9}","tokens":[5],"stop":false}\n\n'
     b'data: {"index":0,"content":"","tokens":[6],"stop":false}\n\n'
     b'data: {"index":0,"content":"b","tokens":[7],"stop":false}\n\n'
-    b'data: {"index":0,"content":"","stop":true,"tokens_evaluated":5,"timings":{"predicted_n":3}}\n\n'
+    b'data: {"index":0,"content":"","stop":true,"tokens_evaluated":5,"timings":{"cache_n":2,"predicted_n":3}}\n\n'
 )
 CHAT_STREAM = (
     b'data: {"id":"1","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
@@ -94,6 +94,10 @@ def test_an_answer_reads_the_same_however_its_bytes_were_cut(dialect: Dialect, s
 
 def test_every_server_says_how_many_tokens_a_prompt_has() -> None:
     assert [answer_of(exchange(stream), dialect).n_prompt for dialect, stream in STREAMS] == [5, 5, 5]
+
+
+def test_both_servers_of_conversations_say_how_much_of_a_prompt_they_had() -> None:
+    assert [answer_of(exchange(stream), dialect).n_cached for dialect, stream in STREAMS[:2]] == [2, 2]
 
 
 @given(cuts=st.lists(st.integers(0, 1000), max_size=30))

@@ -13,6 +13,8 @@ from tools.bench.measures import (
     at_least,
     at_most,
     check,
+    computed,
+    computed_by_new,
     first_token,
     gap_at_ends,
     last_end,
@@ -66,6 +68,16 @@ def test_the_first_token_is_the_median_in_milliseconds_and_the_last_one_s_alone(
     assert of(first_token(), *answers) == pytest.approx(200)
     assert of(last_first_token(NO_BOUND), *answers) == pytest.approx(200)
     assert of(last_first_token(NO_BOUND), *answers[:2]) == pytest.approx(400)
+
+
+def test_what_is_computed_is_compared_with_what_no_prompt_had_before() -> None:
+    """Two conversations of two turns over 40 common tokens: new are 40, and 60 and 80 after them."""
+    sizes = [(70, 0), (80, 40), (100, 70), (120, 70), (40, 39)]
+    answers = [replace(answer([1.0]), n_prompt=n_prompt, n_cached=n_cached) for n_prompt, n_cached in sizes]
+    assert of(computed(NO_BOUND), *answers) == 70 + 40 + 30 + 50
+    assert of(computed_by_new(NO_BOUND, n_conversations=2), *answers) == pytest.approx(190 / 180)
+    alone = [answers[0], answers[2], answers[4]]
+    assert of(computed_by_new(NO_BOUND, n_conversations=1), *alone) == pytest.approx(100 / 100)
 
 
 def test_the_longest_gap_is_that_of_the_streams_once_the_last_request_came() -> None:

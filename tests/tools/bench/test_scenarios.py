@@ -10,7 +10,17 @@ from tests.on_cpu import loaded_on_cpu
 from tools.bench.answers import Ask
 from tools.bench.measures import at_least
 from tools.bench.prompts import Prompts
-from tools.bench.scenarios import LARGE, N_JOBS, N_PROMPT_TOKENS, N_SLOTS, SCENARIOS, SIZES, WARM_UP, Scenario
+from tools.bench.scenarios import (
+    CONVERSATIONS,
+    LARGE,
+    N_JOBS,
+    N_PROMPT_TOKENS,
+    N_SLOTS,
+    SCENARIOS,
+    SIZES,
+    WARM_UP,
+    Scenario,
+)
 from tools.bench.texts import n_words_of
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
@@ -24,7 +34,7 @@ def n_words(ask: Ask) -> int:
     return len(ask.prompt.split())
 
 
-@pytest.mark.parametrize("scenario", [*SCENARIOS, *LARGE, WARM_UP], ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *LARGE, *CONVERSATIONS, WARM_UP], ids=lambda scenario: scenario.name)
 def test_a_seed_gives_a_scenario_s_requests_in_the_order_of_their_phases(scenario: Scenario) -> None:
     found = scenario.asks(Prompts(9))
     assert found == scenario.asks(Prompts(9))
@@ -33,7 +43,7 @@ def test_a_seed_gives_a_scenario_s_requests_in_the_order_of_their_phases(scenari
     assert all(len(ask.prompt) <= 32_768 for ask in found)
 
 
-@pytest.mark.parametrize("scenario", [*SCENARIOS, *LARGE, *SIZES], ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *LARGE, *SIZES, *CONVERSATIONS], ids=lambda scenario: scenario.name)
 def test_a_measure_has_one_meaning_in_a_scenario(scenario: Scenario) -> None:
     names = [measure.name for measure in scenario.measures]
     assert len(names) == len(set(names))
@@ -110,6 +120,22 @@ def test_the_prompt_of_the_sizes_has_512_tokens_of_the_default_model(default_mod
     (ask,) = SIZES[-1].asks(Prompts(1))
     with loaded_on_cpu(default_model) as model:
         assert len(model.tokenize(ask.prompt)) == pytest.approx(N_PROMPT_TOKENS, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "n_at_once", "n_turns", "n_common"), [(CONVERSATIONS[0], 1, 20, 48), (CONVERSATIONS[1], 8, 10, 400)]
+)
+def test_each_prompt_of_a_conversation_is_the_one_before_and_225_words_more(
+    scenario: Scenario, n_at_once: int, n_turns: int, n_common: int
+) -> None:
+    *turns, common = scenario.asks(Prompts(1))
+    assert [ask.phase for ask in turns] == [phase for phase in range(n_turns) for _ in range(n_at_once)]
+    assert (n_words(common), common.phase) == (n_common, n_turns)
+    assert len({ask.prompt for ask in turns}) == n_at_once * n_turns
+    for place, ask in enumerate(turns):
+        before = turns[place - n_at_once] if ask.phase else common
+        assert ask.prompt.startswith(f"{before.prompt}\n\n" if ask.phase else f"{before.prompt} ")
+        assert n_words(ask) - n_words(before) == 225 + (0 if ask.phase else 2)
 
 
 def test_eight_share_400_words_and_have_8_of_their_own() -> None:
