@@ -270,7 +270,7 @@ def write_kind(path: Path, kind: Kind, *, type_id: int = Q4_1, seed: int = 1) ->
     }
     if kind.is_tied:
         asked.pop("output.weight")
-    rows = [row_of(name, dims, _type_of(name, dims, type_id)) for name, dims in asked.items()]
+    rows = [row_of(name, dims, type_of(name, dims, type_id)) for name, dims in asked.items()]
     return write_model(path, metadata, rows, seed=seed, floats=floats)
 
 
@@ -319,7 +319,7 @@ def model_of_keys(metadata: Mapping[str, Value], on_tensor: Callable[[int, Any],
             capi.llama_model_free(model)
 
 
-def _type_of(name: str, dims: Dims, type_id: int) -> int:
+def type_of(name: str, dims: Dims, type_id: int) -> int:
     """The type of matrices; F32 for what llama.cpp's own quantiser leaves alone."""
     is_matrix = len(dims) > 1 and name.endswith("weight") and not _NEVER_QUANTISED.search(name)
     return type_id if is_matrix and dims[0] % BLOCKS[type_id][0] == 0 else F32
@@ -327,7 +327,7 @@ def _type_of(name: str, dims: Dims, type_id: int) -> int:
 
 _NEVER_QUANTISED = re.compile(
     r"_norm|ffn_gate_inp|altup|laurel|per_layer_model_proj|position_embd|token_types|ssm_conv1d|shortconv\.conv"
-    r"|time_mix_|channel_mix_lerp|attn_rel_b|indexer|hc_|conv"
+    r"|time_mix_|channel_mix_lerp|attn_rel_b|indexer|hc_"
 )
 """Names of matrices that tensor_allows_quantization leaves as they are (llama-quant.cpp), or that ggml takes as F32."""
 

@@ -19,9 +19,10 @@ from tools.made_architectures import (
     keys_of,
     small_vocabulary,
     tensors_of,
+    type_of,
     write_kind,
 )
-from tools.made_model import vocabulary
+from tools.made_model import Q4_0, vocabulary
 from worker.model.info import read_info
 from worker.upstream.architectures import ATTENTION_FREE
 from worker.wire.jobs import TokenId
@@ -96,7 +97,10 @@ def test_a_size_has_some_300_million_weights_and_a_vocabulary_of_words(kind: Kin
     assert kind.n_words
     tensors = tensors_of({**keys, **vocabulary(kind.n_words)})
     assert tensors.pop("output.weight") == tensors["token_embd.weight"] == (1024, kind.n_words)
-    assert 280e6 < sum(prod(dims) for dims in tensors.values()) < 340e6
+    n_weights = sum(prod(dims) for dims in tensors.values())
+    assert 280e6 < n_weights < 340e6
+    in_blocks = [dims for name, dims in tensors.items() if type_of(name, dims, Q4_0) == Q4_0]
+    assert sum(map(prod, in_blocks)) > 0.99 * n_weights
 
 
 def test_an_architecture_that_is_unknown_has_the_librarys_reason() -> None:
