@@ -29,6 +29,8 @@
 #                      (BENCH_MODELS); two to three hours on an idle machine
 #   make bench-sizes   measure models of common sizes, made first, next to llama-server and llama-bench; over an hour
 #   make bench-steps   measure what the engine adds to llama_decode
+#   make docs          build the documentation site into site/, strictly; make docs-serve shows it at 127.0.0.1:8000
+#   make reference     write the reference pages of the documentation from the code again
 #   make bench-sampling  measure what drawing a token costs, next to llama.cpp's own sampler chains
 
 PYTHON ?= python3
@@ -47,7 +49,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test wheel wheel-test images-test formats-test constraints-test clients-test agents-test fleet-test soak parity parity-matrix parity-peer originals models-test bench bench-sizes bench-steps bench-sampling model vocabularies newest-llama format clean
+.PHONY: run check test wheel wheel-test images-test formats-test constraints-test clients-test agents-test fleet-test soak parity parity-matrix parity-peer originals models-test bench bench-sizes bench-steps bench-sampling docs docs-serve reference model vocabularies newest-llama format clean
 
 run: .venv/installed
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
@@ -123,6 +125,15 @@ bench-steps: .venv/installed-dev model
 bench-sampling: .venv/installed-dev model
 	$(BIN)/python -m tools.bench sampling $(ARGS)
 
+docs: .venv-docs/installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+docs-serve: .venv-docs/installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs serve
+
+reference: .venv/installed-dev
+	$(BIN)/python -m tools.reference write
+
 model: .venv/installed
 	@echo "==> the default model, for the tests"
 	@$(BIN)/llorch-worker models pull smollm2-135m-instruct
@@ -155,5 +166,11 @@ format: .venv/installed-dev
 	$(PIP) --no-compile --editable '.[dev,parity]'  # Python compiles what is imported; all of PyTorch takes a minute
 	@touch $@
 
+# The site needs neither the worker nor llama.cpp; pyproject.toml's extra `docs` has its ranges.
+.venv-docs/installed: constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt mkdocs-material
+	@touch $@
+
 clean:
-	rm -rf .venv .vocabularies .schemas .clients .proof_bundle .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis build dist
+	rm -rf .venv .venv-docs site .vocabularies .schemas .clients .proof_bundle .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis build dist

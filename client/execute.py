@@ -1,4 +1,4 @@
-"""The wire of `/execute` (docs/protocol.md 4): a request, the events of its stream, and the answer they make. Pure."""
+"""The wire of `/execute` (docs/protocol.md#post-execute): a request, its events, and the answer they make. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

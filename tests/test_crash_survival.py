@@ -1,4 +1,4 @@
-"""The front answers for every job whatever happens to the engine (docs/protocol.md 6, "When the engine dies")."""
+"""The front answers for every job whatever happens to the engine (docs/protocol.md#life-of-a-job)."""
 
 import re
 import signal

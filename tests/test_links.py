@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "patches" / "README.md"])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / ".github").rglob("*.md"),
+        ROOT / "patches" / "README.md",
+    ]
+)
 ROOMS = ("worker", "parity", "client", "tools", "deploy", "scripts", "tests")
 CODE = [
     *(
@@ -23,8 +30,9 @@ CODE = [
 BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)|<(?:img|a)\b[^>]*\b(?:src|href)=\"([^\"]+)\"")
 HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
-NAMED = re.compile(r"(?<!/)\bdocs/[\w/-]+\.md(?:#[\w-]+| \d+\b)?")
-"""A page as code names it: `docs/protocol.md`, with an anchor, or with the number of a section behind a space."""
+NAMED = re.compile(r"(?<!/)\bdocs/[\w/-]+\.md(?:#[\w-]+)?(?:(?:,| and) #[\w-]+)*(?: \d+\b)?")
+"""A page as code names it: `docs/protocol.md`, and with anchors, `docs/protocol.md#http and #life-of-a-job`. The number
+of a section behind a space is found, too, because it is wrong: sections are cited by their anchors."""
 
 
 def text_of(page: Path) -> str:
@@ -64,19 +72,20 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     assert [target for target in links(page) if broken(page, target)] == []
 
 
-def section(named: str) -> tuple[Path, str]:
-    """The page that code names, and the pattern of the anchor that it must have."""
-    path, mark, rest = re.fullmatch(r"(\S+?\.md)([# ]?)(.*)", named).groups()  # type: ignore[union-attr]
-    return ROOT / path, {"": "", "#": re.escape(rest), " ": f"{rest}-.*"}[mark]
+def is_there(named: str) -> bool:
+    """True if the page that code names exists and has all the anchors, and no section is cited by its number."""
+    path, *cited = re.split(r",? (?:and )?(?=#)|(?<=\.md)(?=#)", named)
+    page = ROOT / path
+    return page.is_file() and {anchor.removeprefix("#") for anchor in cited} <= anchors(page)
 
 
 def test_every_page_that_code_names_is_there() -> None:
-    wrong = []
-    for file in CODE:
-        for named in NAMED.findall(file.read_text(encoding="utf-8")):
-            page, pattern = section(named)
-            if not page.is_file() or (pattern and not any(re.fullmatch(pattern, one) for one in anchors(page))):
-                wrong.append(f"{file.relative_to(ROOT)}: {named}")
+    wrong = [
+        f"{file.relative_to(ROOT)}: {named}"
+        for file in CODE
+        for named in NAMED.findall(file.read_text(encoding="utf-8"))
+        if not is_there(named)
+    ]
     assert wrong == []
 
 
@@ -85,6 +94,20 @@ def test_a_link_that_leads_nowhere_is_found(target: str) -> None:
     """Positive control: without it a pattern that matches nothing would pass for ever."""
     assert broken(ROOT / "docs" / "protocol.md", target)
     assert list(LINK.finditer(f"see [it]({target})"))
+
+
+@pytest.mark.parametrize("tail", ["protocol.md", "protocol.md#http", "protocol.md#http and #life-of-a-job"])
+def test_a_citation_of_anchors_is_read(tail: str) -> None:
+    named = f"docs/{tail}"
+    assert NAMED.findall(f"see {named} or {named}.") == [named, named]
+    assert is_there(named)
+
+
+@pytest.mark.parametrize("tail", ["gone.md", "protocol.md#gone", "protocol.md#http and #gone", "protocol.md 3"])
+def test_a_citation_that_leads_nowhere_is_found(tail: str) -> None:
+    named = f"docs/{tail}"
+    assert NAMED.findall(f"see {named}") == [named]
+    assert not is_there(named)
 
 
 def test_a_heading_has_githubs_anchor() -> None:

@@ -13,7 +13,7 @@ from tests.imports import Source, sources
 from worker.cli import setting_options
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = (
     *(f"worker.commands.{name}:{name}" for name in ("chat", "devices", "generate", "launch", "models")),
     *("worker.commands.inspect_gguf:inspect", "parity.command:parity"),

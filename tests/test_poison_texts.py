@@ -1,4 +1,4 @@
-"""No number of texts that kill whoever reads them ends the worker (docs/protocol.md 6, "Texts that kill the engine").
+"""No number of texts that kill whoever reads them ends the worker (docs/protocol.md#life-of-a-job).
 
 A real front before a toy engine that dies in the intake: while it reads a prompt, renders a conversation,
 compiles a schema or makes text of tokens.

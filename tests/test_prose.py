@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tools.sentences import counted, n_words
+
 ROOT = Path(__file__).parents[1]
 
 CLEAN = (
     *("worker", "parity", "client", "tools", "scripts", "deploy", "docs", "README.md", "CONTRIBUTING.md"),
+    *("SECURITY.md", "CODE_OF_CONDUCT.md", ".github"),
     *("patches/README.md", "Makefile", "Dockerfile.cpu", "Dockerfile.cuda", "Dockerfile.metal"),
 )
 """Folders, of which the files with a suffix of `PROSE` count, and single files."""
@@ -109,6 +112,43 @@ def test_each_thing_has_its_plain_word(place: str) -> None:
         for hit in re.finditer(phrase, text, re.IGNORECASE)
     ]
     assert not found, "\n".join(found)
+
+
+FIRST_READ = (
+    *("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md"),
+    *sorted(
+        str(page.relative_to(ROOT))
+        for folder in ("tutorial", "migrating", "reference")
+        for page in (ROOT / "docs" / folder).glob("*.md")
+    ),
+    *(f"docs/{name}.md" for name in ("install", "models", "tuning", "clients", "page", "chat", "images", "kubernetes")),
+    *(f"docs/{name}.md" for name in ("routers", "operating", "security", "troubleshooting", "upgrades", "glossary")),
+    *(f"docs/{name}.md" for name in ("protocol", "openai", "responses", "messages")),
+)
+"""The pages that users read first: they have no sentence of more than LONG_WORDS words, and no chain of semicolons."""
+
+MAX_README_WORDS = 700
+
+
+@pytest.mark.parametrize("name", FIRST_READ)
+def test_a_page_that_users_read_first_has_no_long_sentence(name: str) -> None:
+    found = counted((ROOT / name).read_text(encoding="utf-8"))
+    assert [*found.long, *found.chained] == []
+
+
+def test_the_readme_is_read_in_minutes() -> None:
+    assert counted((ROOT / "README.md").read_text(encoding="utf-8")).words <= MAX_README_WORDS
+
+
+def test_sentences_end_where_a_reader_pauses() -> None:
+    """Positive control: without it a splitter that finds no sentence, or too many, would pass for ever."""
+    word = "word " * 20
+    page = f"# Title\n\nA {word}b. C {word}d: `x; y`\n\n- E {word}\n- F; g; h\n\n| cell; cell; | {word * 3} |\n"
+    found = counted(page)
+    assert [n_words(one) for one in found.sentences] == [22, 23, 21, 3]
+    assert found.chained == ("- F; g; h",)
+    assert found.long == ()
+    assert counted(f"I {word} {word}").long
 
 
 def test_the_rules_find_what_they_forbid() -> None:

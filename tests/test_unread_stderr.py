@@ -1,4 +1,4 @@
-"""A worker whose stderr is a pipe that nobody reads, and whose library has a lot to say (docs/protocol.md 8)."""
+"""A worker with much to say to a stderr that nobody reads (docs/protocol.md#metrics-and-logs)."""
 
 import threading
 from collections.abc import Iterator

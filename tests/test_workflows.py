@@ -11,8 +11,9 @@ FILES = [*WORKFLOWS, *sorted((ROOT / ".github" / "actions").glob("*/action.yml")
 MAY_WRITE = {"images.yml": {"packages"}}
 
 
-def test_there_is_one_for_each_kind_of_machine_one_for_the_images_and_one_for_the_newest_llama_cpp() -> None:
-    assert {path.name for path in WORKFLOWS} == {"ci.yml", "cuda.yml", "images.yml", "macos.yml", "newest-llama.yml"}
+def test_there_is_one_for_each_kind_of_machine_the_images_the_site_and_the_newest_llama_cpp() -> None:
+    expected = {"ci.yml", "cuda.yml", "docs.yml", "images.yml", "macos.yml", "newest-llama.yml"}
+    assert {path.name for path in WORKFLOWS} == expected
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

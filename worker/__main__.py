@@ -19,7 +19,7 @@ MIN_ADDRESS_SPACE_BYTES = 56 * 1024 * 1024
 
 
 def main() -> None:
-    """Entry of the script `llorch-worker` and of `python -m worker`; exit codes: docs/protocol.md 1."""
+    """Entry of the script `llorch-worker` and of `python -m worker`; exit codes: docs/protocol.md#command-line."""
     open_standard_descriptors()
     if _address_space_bytes() < MIN_ADDRESS_SPACE_BYTES:
         _refuse_address_space(f"at least {MIN_ADDRESS_SPACE_BYTES // 1024} KiB are needed")

@@ -10,7 +10,7 @@ WorkerError
 │   ├── DownloadFailed · BindFailed · CallbackFailed · EngineCrashed · InternalFailure
 └── UsageError                                                             the process ends, exit 2
 
-`code`, `http_status` and `retriable` are class attributes (docs/protocol.md 3).
+`code`, `http_status` and `retriable` are class attributes (docs/protocol.md#http).
 Errors are caught by type, never by text.
 """
 
@@ -112,7 +112,7 @@ class ModelNotFound(StartupError):
 
 
 class BadModelFile(StartupError):
-    """The GGUF does not satisfy docs/protocol.md 7. The message says what, where and why."""
+    """The GGUF does not satisfy docs/protocol.md#gguf-files. The message says what, where and why."""
 
     code = "MODEL_LOAD_FAILED"
 

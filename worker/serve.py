@@ -1,6 +1,6 @@
 """The front process, from settings to exit code: resolve, bind, load, open, call back, serve, drain.
 
-Composition root of the front; docs/protocol.md 2 gives the order. Never imports llama.cpp.
+Composition root of the front; docs/protocol.md#start-up-and-callback gives the order. Never imports llama.cpp.
 """
 
 import asyncio

@@ -24,6 +24,6 @@ def test_the_openai_package_works(tried: Callable[[openai.OpenAI], None], client
 
 
 def test_the_lines_of_the_readme_work_when_pasted(worker: WorkerProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    (lines,) = blocks("README.md", "Chat", "python")
+    (lines,) = blocks("README.md", "Use it from your code", "python")
     exec(compile(lines.replace("http://127.0.0.1:8080", worker.url), "README.md", "exec"), {})  # noqa: S102
     assert "Paris" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Each job, and the worker, have one end when engines die (docs/protocol.md 6, "When the engine dies")."""
+"""Each job, and the worker, have one end when engines die (docs/protocol.md#life-of-a-job)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The ready callback against a receiver (docs/protocol.md 2; the notes' B.4)."""
+"""The ready callback against a receiver (docs/protocol.md#start-up-and-callback; the notes' B.4)."""
 
 import asyncio
 import time

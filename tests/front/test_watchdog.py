@@ -1,4 +1,4 @@
-"""Silence of an engine that owes something ends it; nothing else does (docs/protocol.md 6, "Wedged")."""
+"""Silence of an engine that owes something ends it; nothing else does (docs/protocol.md#life-of-a-job, "Wedged")."""
 
 import signal
 import time

@@ -257,7 +257,7 @@ def check_second_trip(loaded: Loaded, text: str) -> None:
         assert loaded.model.tokenize(b"".join(pieces).decode()) == tokens
 
 
-# ── the law of the stream (docs/protocol.md 4) ────────────────────────────────────────────────────────
+# ── the law of the stream (docs/protocol.md#post-execute) ────────────────────────────────────────────────────────
 
 
 @LAW

@@ -1,4 +1,4 @@
-"""The form of log lines: always one line, always decodable, never a secret (docs/protocol.md 8)."""
+"""The form of log lines: always one line, always decodable, never a secret (docs/protocol.md#metrics-and-logs)."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""The series of docs/protocol.md 8: names, types, labels, and what moves them."""
+"""The series of docs/protocol.md#metrics-and-logs: names, types, labels, and what moves them."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Sampling written a second time: plain loops from docs/protocol.md 5 and the published formulas, slow on purpose.
+"""Sampling written a second time: loops from docs/protocol.md#sampling and the published formulas, slow on purpose.
 
 Shares nothing with worker/sampling but the meaning, so that a misreading would have to happen twice.
 """

@@ -1,4 +1,4 @@
-"""The bearer token (docs/protocol.md 3): what is open, what is not; nothing is read, done or told without it."""
+"""The bearer token (docs/protocol.md#http): what is open, what is not; nothing is read, done or told without it."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A full worker: who is refused, how, in which order, and that nobody accepted notices (docs/protocol.md 3 and 4)."""
+"""A full worker: who is refused, how and in which order; accepted jobs notice nothing (docs/protocol.md#http)."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`POST /cancel` at every stage of a job (docs/protocol.md 3 and 6; vectors B.10)."""
+"""`POST /cancel` at every stage of a job (docs/protocol.md#http and #life-of-a-job; vectors B.10)."""
 
 import json
 import socket

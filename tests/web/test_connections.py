@@ -1,4 +1,4 @@
-"""Clients that are slow, many, rude or broken: each costs itself something, and nobody else (docs/protocol.md 3)."""
+"""Clients that are slow, many, rude or broken: each costs itself something, and nobody else (docs/protocol.md#http)."""
 
 import re
 import resource

@@ -1,4 +1,4 @@
-"""The choice of the connection to close when there are too many (docs/protocol.md 3). Pure: no socket, no clock."""
+"""The choice of the connection to close when there are too many (docs/protocol.md#http). Pure: no socket, no clock."""
 
 from dataclasses import dataclass, field
 

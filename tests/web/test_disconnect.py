@@ -1,4 +1,4 @@
-"""Clients that leave or stop reading at any stage (docs/protocol.md 6): the job ends, its slot and cells are free."""
+"""Clients leave or stop reading at any stage (docs/protocol.md#life-of-a-job): slot and cells are free again."""
 
 import socket
 import time

@@ -1,4 +1,4 @@
-"""`POST /execute` as a client sees it: frames, events, keys, ends, limits (docs/protocol.md 4; vectors B.2, B.10)."""
+"""`POST /execute` as clients see it: events, keys, ends, limits (docs/protocol.md#post-execute; vectors B.2, B.10)."""
 
 import json
 import re
@@ -241,7 +241,7 @@ def test_a_deadline_that_passes_ends_the_stream_with_timeout(eloquent: WorkerPro
 
 
 def test_jobs_run_together(worker: WorkerProcess) -> None:
-    """TV-283, as docs/protocol.md 9 has it: the second starts and ends while the first goes on."""
+    """TV-283, as docs/protocol.md#older-clients has it: the second starts and ends while the first goes on."""
     with Stream(worker.url, request_of("together")) as first:
         first.until("token")
         check_order(worker.run(prompt=COUNT, max_tokens=3))

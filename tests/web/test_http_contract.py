@@ -1,4 +1,4 @@
-"""Routes, methods, statuses, bodies and headers of docs/protocol.md 3, over real sockets."""
+"""Routes, methods, statuses, bodies and headers of docs/protocol.md#http, over real sockets."""
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor

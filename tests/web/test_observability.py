@@ -1,4 +1,4 @@
-"""Operators see served jobs (docs/protocol.md 8) in log lines and series that add up and never contain texts."""
+"""Log lines and series of served jobs add up and contain no texts (docs/protocol.md#metrics-and-logs)."""
 
 import json
 import time

@@ -125,7 +125,7 @@ POOL_MANAGERS = (
     *("/v1/inference", "/v1/infer/x", "/v1/jobs", "/v1/jobs/x"),
     *("/v1/loading/progress", "/v1/loading/progress/"),
 )
-"""Paths under `/v1` that are none of OpenAI's, as docs/protocol.md 3 has them; those of routes follow."""
+"""Paths under `/v1` that are none of OpenAI's, as docs/protocol.md#http has them; those of routes follow."""
 
 
 @pytest.mark.parametrize("accept", ACCEPTED)

@@ -170,7 +170,7 @@ def load_catalog(path: Path | None) -> Catalog:
 
 
 def locate(reference: str, models_dir: Path, catalog: Catalog) -> Located:
-    """Say what a `--model` reference means, in the order of docs/protocol.md 1, without asking anyone outside.
+    """Say what a `--model` reference means, in the order of docs/protocol.md#command-line, without network.
 
     A path that exists is returned whatever it is: reading its facts shows what is wrong with it.
     A catalogue name goes before a file or folder of the same name in the working directory unless it ends in .gguf.

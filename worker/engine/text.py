@@ -22,7 +22,7 @@ class TextStream:
     an unfinished code point at the very end, cut where the stop begins.
 
     A stop ends the text at the first character that completes one; if that character completes several, the first in
-    the request is the one that matched (docs/protocol.md 4).
+    the request is the one that matched (docs/protocol.md#post-execute).
     """
 
     def __init__(self, stops: Seq[str]) -> None:

@@ -1,7 +1,7 @@
 """The jobs of the front: which are admitted, in which order others are refused, and how all leave.
 
-It runs on the front's event loop and never waits for the engine (docs/protocol.md 3, 4 and 6). state.py has what else
-becomes of a worker.
+It runs on the front's event loop and never waits for the engine (docs/protocol.md#life-of-a-job). state.py has what
+else becomes of a worker.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ class FrontJobs(Observer):
 
         `timeout_s` is their longest life; None means as long as it takes. `trace` is Admission.trace. `is_crowded` says
         that only the reserved connections are left.
-        Raises: WorkerError in docs/protocol.md 3's order: state, deadline, duplicate, busy.
+        Raises: WorkerError in docs/protocol.md#http's order: state, deadline, duplicate, busy.
         """
         arrived_s = time.monotonic()
         facts = self._check_state()

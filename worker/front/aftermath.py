@@ -1,4 +1,4 @@
-"""The fate of each job and question when the engine dies, and to whom the death is charged (docs/protocol.md 6).
+"""The fate of each job and question when the engine dies, and who is charged (docs/protocol.md#life-of-a-job).
 
 It knows nothing of the way that work takes to an engine (dispatch.py).
 """

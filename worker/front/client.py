@@ -1,7 +1,7 @@
 """The front's handle on the current engine: it starts engines, sorts their frames, and survives their death.
 
-It runs on the front's event loop. It owns the generations, the watchdog and the rules of docs/protocol.md 6 for an
-engine that died; dispatch.py decides what becomes of its jobs. It knows nothing of HTTP. `Observer` gets the events
+It runs on the front's event loop. It owns the generations, the watchdog and docs/protocol.md#life-of-a-job's rules for
+an engine that died; dispatch.py decides what becomes of its jobs. It knows nothing of HTTP. `Observer` gets the events
 that the rest of the front needs.
 
     LOADING ──Loaded──▶ RUNNING ──death──▶ RESTARTING ──Loaded──▶ RUNNING

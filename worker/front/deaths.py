@@ -1,4 +1,4 @@
-"""The deaths of engines, and how many are too many (docs/protocol.md 6). Pure."""
+"""The deaths of engines, and how many are too many (docs/protocol.md#life-of-a-job). Pure."""
 
 from collections import deque
 

@@ -1,6 +1,6 @@
 """The bookkeeping of jobs: their order on the way to the engine, and what becomes of them when it dies.
 
-aftermath.py judges that (docs/protocol.md 6).
+aftermath.py judges that (docs/protocol.md#life-of-a-job).
 
 It runs on the front's event loop: it gets the engine's messages and the clients' actions, and gives frames to `send`.
 It knows nothing of processes, sockets or time. Every job leaves exactly once: finished, failed, refused or released.

@@ -1,4 +1,4 @@
-"""The worker's state as clients see it (docs/protocol.md 3): its phases, and the body of `/health`.
+"""The worker's state as clients see it (docs/protocol.md#http): its phases, and the body of `/health`.
 
 It runs on the front's event loop and reads cached state only, so that an answer never waits for the engine.
 
@@ -29,7 +29,7 @@ from worker.wire.load import Amx, BatchInvariance, DraftModelFacts, Loaded, Pref
 
 
 class Phase(Enum):
-    """The rows of docs/protocol.md 3."""
+    """The rows of docs/protocol.md#http."""
 
     STARTING = auto()
     READY = auto()

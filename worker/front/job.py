@@ -49,7 +49,7 @@ _REASONS: dict[StopReason | Outcome, FinishReason] = {
 }
 
 MAX_BUFFERED_BYTES = 4 * 1024 * 1024
-"""The limit of docs/protocol.md 6: a client that is further behind loses its job."""
+"""The limit of docs/protocol.md#life-of-a-job: a client that is further behind loses its job."""
 
 MAX_CHUNK_BYTES = 64 * 1024
 """The largest send. It is small enough that a send without progress means a client that does not read."""

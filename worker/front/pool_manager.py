@@ -1,6 +1,6 @@
 """The ready callback announces to the pool manager that this worker serves.
 
-This module owns the POST, the rules of success, and the retries with their time limit (docs/protocol.md 2). serve.py
+This module owns the POST, the rules of success, and the retries (docs/protocol.md#start-up-and-callback). serve.py
 calls it when the worker is ready and after each restart of the engine, and decides what a failure means. It does not
 know the body, which worker/protocol writes. It runs on the front's event loop.
 """
@@ -18,10 +18,10 @@ import stamina
 from worker.errors import CallbackFailed
 
 BUDGET_S: Final = 60.0
-"""The seconds in which attempts are made, from the first on; docs/protocol.md 2."""
+"""The seconds in which attempts are made, from the first on; docs/protocol.md#start-up-and-callback."""
 
 ATTEMPT_TIMEOUT_S: Final = 5.0
-"""The seconds that one whole attempt may take, not each read of it; docs/protocol.md 2."""
+"""The seconds that one whole attempt may take, not each read of it; docs/protocol.md#start-up-and-callback."""
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _JITTER_S = 0.2, 5.0, 0.5
 """The waits double: a receiver that restarts is found quickly, and one that stays away is called about 15 times."""
@@ -36,7 +36,7 @@ class _NoSuccessYet(CallbackFailed):
 
 
 def is_test_mode(url: str) -> bool:
-    """True for a URL that means "log it, make no call" (docs/protocol.md 2)."""
+    """True for a URL that means "log it, make no call" (docs/protocol.md#start-up-and-callback)."""
     return _TEST_MODE_MARK in url
 
 

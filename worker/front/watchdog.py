@@ -1,4 +1,4 @@
-"""Notices an engine that has gone silent while it should be working (docs/protocol.md 6).
+"""Notices an engine that has gone silent while it should be working (docs/protocol.md#life-of-a-job).
 
 Silence counts only while the front's own loop turns: a front that was stopped itself must not blame its engine.
 """

@@ -1,4 +1,4 @@
-"""The checked facts of one GGUF model, and what a file must satisfy before llama.cpp sees it (docs/protocol.md 7).
+"""The checked facts of one GGUF model, and the checks of a file before llama.cpp sees it (docs/protocol.md#gguf-files).
 
 Owns the meaning of the metadata and the rule for split files; the byte format is gguf.py's. Loads no library
 and allocates no weights: the header is walked in the mapped file, in some tens of milliseconds. Both processes use it,

@@ -21,7 +21,7 @@ REFUSAL_CODES = (
     *("DUPLICATE_JOB", "DEADLINE_EXCEEDED", "WORKER_BUSY", "WORKER_LOADING", "WORKER_DRAINING", "WORKER_UNHEALTHY"),
     *("CUDA_ERROR", "VRAM_OOM", "INFERENCE_FAILED", "INTERNAL"),
 )
-"""The reasons for refusing a request: the codes of docs/protocol.md 3, and others for refusals whose bodies have no
+"""The reasons for refusing a request: the codes of docs/protocol.md#http, and others for refusals whose bodies have no
 code."""
 
 

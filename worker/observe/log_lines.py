@@ -1,4 +1,4 @@
-"""Log lines: one per event, on stderr, JSON off a terminal and readable on one (docs/protocol.md 8).
+"""Log lines: one per event, on stderr, JSON off a terminal and readable on one (docs/protocol.md#metrics-and-logs).
 
 Owns: the words for events, the form of a line, the escaping of control characters, the routing of other libraries'
 lines through the same form, and the reading of the engine's raw stderr.
@@ -53,7 +53,7 @@ LogEvent = Literal[
     "error",
     "shutdown",
 ]
-"""The events of docs/protocol.md 8. Only debug lines may have other words."""
+"""The events of docs/protocol.md#metrics-and-logs. Only debug lines may have other words."""
 
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["json", "pretty"]

@@ -1,4 +1,4 @@
-"""The worker's Prometheus series (docs/protocol.md 8), all of them there from the start, at zero.
+"""The worker's Prometheus series (docs/protocol.md#metrics-and-logs), all of them there from the start, at zero.
 
 Owns: names, types, labels, buckets, and a registry of its own. Methods are named for what happened.
 Refuses to know: jobs, requests and HTTP; label values are closed sets, never a job_id.

@@ -1,4 +1,4 @@
-"""The worker's figures under vLLM's names (docs/protocol.md 8), for which routers, autoscalers and boards ask.
+"""The worker's figures under vLLM's names, for routers, autoscalers and boards (docs/protocol.md#metrics-and-logs).
 
 Owns: these names with their labels, and the figures that have no name of the worker's own. What has one is counted
 once, and gets its second name at each scrape. Refuses to know: jobs and HTTP. Called on the front's event loop.

@@ -71,7 +71,7 @@ class UnknownModel(WorkerError):
         return "another model"
 
 
-_CODES: dict[str, str] = {
+CODES: dict[str, str] = {
     "context_length": "context_length_exceeded",
     "max_tokens_in": "context_length_exceeded",
     "no_chat_template": "no_chat_template",
@@ -79,7 +79,10 @@ _CODES: dict[str, str] = {
     "type": "invalid_type",
     "unsupported": "unsupported_parameter",
 }
-"""The codes of rules by the rule's name. All other rules have the code invalid_value."""
+"""The codes of rules by the rule's name."""
+
+OTHER_CODE = "invalid_value"
+"""The code of all other rules."""
 
 
 class Failure(NamedTuple):
@@ -106,7 +109,7 @@ def error_detail(error: WorkerError) -> ErrorDetail:
     match error:
         case FieldsRefused(errors=errors):
             first = errors[0]
-            code = _CODES.get(first.constraint.partition("(")[0], "invalid_value")
+            code = CODES.get(first.constraint.partition("(")[0], OTHER_CODE)
             message = str(error)
             if error.overflow is not None:
                 message = "; ".join([_overflow(first, error.overflow), *(other.message for other in errors[1:])])

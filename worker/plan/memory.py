@@ -126,7 +126,7 @@ class Plan:
 
     @property
     def context_length(self) -> int:
-        """N of docs/protocol.md 1: tokens one job may use."""
+        """N of docs/protocol.md#command-line: tokens one job may use."""
         return min(self.n_cells, self.trained_length)
 
     @property

@@ -1,5 +1,5 @@
-"""The bodies that the worker sends: every JSON answer that is not a stream, and the ready callback (docs/protocol.md 2,
-3 and 4).
+"""The bodies that the worker sends: every JSON answer that is not a stream, and the ready callback
+(docs/protocol.md#start-up-and-callback, #http).
 
 Owns: keys and their order, which is the order of the fields below, and the annotations from which msgspec makes the
 OpenAPI document. Refuses to know: the source of the figures, the rules of requests, HTTP. Pure; runs on the

@@ -1,7 +1,8 @@
 """Bodies in: bytes → `ExecuteRequest` or `CancelRequest`, or the text/plain refusal legacy clients know.
 
-Owns: the fields of docs/protocol.md 4, then those of our own, their types and defaults, what counts as JSON and what as
-a wrong shape. Refuses to know: whether values are in range (rules.py), HTTP. Pure; runs on the front's event loop.
+Owns: the fields of docs/protocol.md#post-execute, then those of our own, their types and defaults, what counts as JSON
+and what as a wrong shape. Refuses to know: whether values are in range (rules.py), HTTP. Pure; runs on the front's
+event loop.
 """
 
 import struct

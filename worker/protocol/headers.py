@@ -1,4 +1,4 @@
-"""The request headers that have a meaning in the protocol, from text to value (docs/protocol.md 3).
+"""The request headers that have a meaning in the protocol, from text to value (docs/protocol.md#http).
 
 Refuses to know: HTTP frameworks, the time of day (a deadline is compared elsewhere). `Accept` is events.py's.
 Pure except for the fresh UUIDs; runs on the front's event loop.

@@ -1,4 +1,4 @@
-"""The rules for the values of an execute request, and the messages of broken ones (docs/protocol.md 4).
+"""The rules for the values of an execute request, and the messages of broken ones (docs/protocol.md#post-execute).
 
 Owns: the order of all rules, the protocol's fields first and then those of our own; ranges, constraint and message
 texts, which clients compare byte for byte. Refuses to know: JSON types (execute.py), HTTP, the model but for the size

@@ -12,7 +12,7 @@ from worker.sampling.arrays import Ids, Reals
 from worker.wire.jobs import Sampling
 
 _MIN_PENALTY = 1e-6
-"""docs/protocol.md 5: penalty 0 acts as this; used as a floor, so that a smaller penalty is never a stronger one."""
+"""docs/protocol.md#sampling: penalty 0 acts as this; it is a floor, so a smaller penalty is never a stronger one."""
 
 _MAX_DRY = 1e100
 """DRY subtracts at most this. It is beyond any score, and its square is still a number, so that a long repetition makes

@@ -28,7 +28,7 @@ TOKEN_LANE, XTC_LANE = 0, 2
 """The lane of the number that decides the token, and of the one that decides whether XTC acts."""
 
 GREEDY_BELOW = 1e-6
-"""docs/protocol.md 5: a lower temperature means argmax."""
+"""docs/protocol.md#sampling: a lower temperature means argmax."""
 _NEVER = np.float32(-np.inf)
 _LEFT_BY_XTC = 0.25
 """The share of the probability that the cheap way expects XTC to leave; where it leaves less, the row is sorted."""

@@ -1,4 +1,4 @@
-"""The routes of docs/protocol.md 3: decode, call the front, encode; and the document and page that describe them.
+"""The routes of docs/protocol.md#http: decode, call the front, encode; and the document and page that describe them.
 
 No rule of the worker is in this module. The worker serves all files of the page itself, so that the page works without
 other servers. Runs on the front's event loop, and waits for nothing but the client.
@@ -42,10 +42,7 @@ change with the bundle."""
 
 def create_app(front: Front) -> Edge:
     """The whole HTTP side of the worker as one ASGI application."""
-    bodies = Bodies(front.settings.max_body_bytes)
-    handlers = [*_state_routes(front), execute_route(front, bodies), *_control_routes(front, bodies)]
-    handlers += openai_routes(front, bodies)
-    handlers += agent_routes(Api(front, bodies))
+    handlers = _described_routes(front)
     handlers += _document_routes(_document_of(handlers, front.settings))
     handlers += [] if front.settings.no_page else page_routes()
     app = Litestar(
@@ -61,7 +58,19 @@ def create_app(front: Front) -> Edge:
     return Edge(app, front.settings, front.metrics)
 
 
+def document_of(front: Front) -> bytes:
+    """The OpenAPI document of this front's routes, as `/openapi.json` serves it."""
+    return _document_of(_described_routes(front), front.settings)
+
+
 # ── routes ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _described_routes(front: Front) -> list[HTTPRouteHandler]:
+    """The routes that the document describes, which are all but those of the document and the pages."""
+    bodies = Bodies(front.settings.max_body_bytes)
+    handlers = [*_state_routes(front), execute_route(front, bodies), *_control_routes(front, bodies)]
+    return [*handlers, *openai_routes(front, bodies), *agent_routes(Api(front, bodies))]
 
 
 def _state_routes(front: Front) -> list[HTTPRouteHandler]:

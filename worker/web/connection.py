@@ -29,8 +29,8 @@ BODY_TIMEOUT_S = 60.0
 """A whole body may take this long, once the headers are complete and there is memory for it."""
 
 READING_TIMEOUT_S = 30.0
-"""docs/protocol.md 6: a send without progress for this long ends the connection, and with it the job. The farewell has
-the same limit: a closed transport would wait forever for the client to read the rest of the last answer."""
+"""docs/protocol.md#life-of-a-job: a send without progress for this long ends the connection, and with it the job. The
+farewell has the same limit: a closed transport would wait forever for the client to read the rest of an answer."""
 
 LOOKS = 10
 """The number of checks within that time whether bytes were sent."""

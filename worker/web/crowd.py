@@ -1,4 +1,4 @@
-"""All open connections, and the choice of the one to close when there are too many (docs/protocol.md 3).
+"""All open connections, and the choice of the one to close when there are too many (docs/protocol.md#http).
 
 Owns: the number of connections, the standing of each, and the order in which they are closed. Refuses to know: HTTP,
 sockets and time. This is the state that all connections of a uvicorn server share. Runs on the front's event loop.

@@ -1,4 +1,4 @@
-"""The form of a refusal on the wire: the texts of docs/protocol.md 3, OpenAI's shape on the routes of `/v1`, or
+"""The form of a refusal on the wire: the texts of docs/protocol.md#http, OpenAI's shape on the routes of `/v1`, or
 Anthropic's on `/v1/messages`.
 
 Owns: the choice between the forms by path. Refuses to know: the reason of a refusal.
@@ -35,9 +35,9 @@ _MESSAGES = "/v1/messages"
 _POOL_MANAGER_PATHS = re.compile(
     "/v1/(health|ready|shutdown|admin/shutdown|(inference|infer|jobs|loading/progress)(/.*)?)/*", re.DOTALL
 )
-"""The pool manager's paths under `/v1` (docs/protocol.md 3): the old paths, supported or not."""
+"""The pool manager's paths under `/v1` (docs/protocol.md#http): the old paths, supported or not."""
 
-_HTTP_ERRORS = {
+HTTP_ERRORS = {
     404: ("unknown_url", "no route {method} {path}: /docs lists the routes of this worker"),
     405: ("method_not_allowed", "{method} is not allowed on {path}: use {allow}"),
     413: (
@@ -85,7 +85,7 @@ def unauthorized_body(path: str, error: Unauthorized) -> bytes:
 
 
 def render_error(error: Exception) -> Response[bytes]:
-    """An error as docs/protocol.md 3 words it."""
+    """An error as docs/protocol.md#http words it."""
     match error:
         case BodyRejected():
             return text_answer(str(error), error.http_status)
@@ -153,7 +153,7 @@ ANTHROPIC_ERRORS = Errors(
 
 def _api_http_error(request: AnyRequest, error: HTTPException, errors: Errors) -> Response[bytes]:
     status = error.status_code
-    code, words = _HTTP_ERRORS.get(status, ("invalid_request", HTTPStatus(status).phrase.lower()))
+    code, words = HTTP_ERRORS.get(status, ("invalid_request", HTTPStatus(status).phrase.lower()))
     headers = _allow(error) if isinstance(error, MethodNotAllowedException) else None
     message = words.format(
         method=request.scope["state"]["method"],

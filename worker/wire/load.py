@@ -245,7 +245,7 @@ class Loaded(Frame, frozen=True, kw_only=True):
     tokenizer_kind: str
     vocab_size: int
     context_length: int
-    """N of docs/protocol.md 1: the number of tokens that one job may use, min(cells, trained length)."""
+    """N of docs/protocol.md#command-line: the number of tokens that one job may use, min(cells, trained length)."""
     n_cells: int
     parallel: int
     resident: bool

@@ -1,0 +1,71 @@
+"""The generated reference pages: they are what the code says now, and leave out no flag, code, series or event."""
+
+import re
+from typing import get_args
+
+import pytest
+
+from tools.reference.configuration import configuration_page
+from tools.reference.errors import api_codes, refusal_classes, startup_classes
+from tools.reference.log_events import written
+from tools.reference.meanings import API_ONLY, OCCASIONS, REFUSALS, STARTUP, STREAM
+from tools.reference.metrics import metrics_page, own_series, vllm_series
+from tools.reference.pages import FOLDER, PAGES, pages
+from worker.cli import setting_options
+from worker.config import legacy
+from worker.observe.log_lines import LogEvent
+from worker.observe.metrics import Metrics
+from worker.protocol.events import StreamCode
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    return pages()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_the_code_says_now(name: str, made: dict[str, str]) -> None:
+    assert (FOLDER / name).read_text(encoding="utf-8") == made[name], "run `make reference`"
+
+
+def test_no_other_page_is_in_the_folder() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == set(PAGES)
+
+
+def test_every_flag_variable_and_key_has_one_row() -> None:
+    rows = [line for line in configuration_page().splitlines() if line.startswith("| `-")]
+    shown = [option for option in setting_options() if not option.hidden]
+    for option in shown:
+        found = [row for row in rows if f"`{option.opts[0]}`" in row.split("|")[1]]
+        assert len(found) == 1, option.opts
+        assert all(f"`{flag}`" in found[0] for flag in option.opts)
+    assert len(rows) == len(shown) + len(legacy.options())
+
+
+@pytest.mark.parametrize(
+    ("kind", "known", "explained"),
+    [
+        ("refusal", [cls.code for cls in refusal_classes()], REFUSALS),
+        ("failure", get_args(StreamCode), STREAM),
+        ("code of /v1", list(api_codes()), API_ONLY),
+        ("end", [cls.code for cls in startup_classes()], STARTUP),
+        ("event", get_args(LogEvent), OCCASIONS),
+    ],
+)
+def test_every_code_and_event_is_explained_and_no_other(
+    kind: str, known: list[str], explained: dict[str, object]
+) -> None:
+    assert sorted(known) == sorted(explained), kind
+
+
+def test_every_event_is_found_in_the_code() -> None:
+    """An event that is written in a way that the walk does not see would have an empty row."""
+    assert [event for event, found in written().items() if not found.levels] == []
+
+
+def test_every_series_has_a_row() -> None:
+    body, _ = Metrics("w").render(None)
+    names = {name for name in re.findall(r"^# TYPE (\S+)", body.decode(), re.MULTILINE) if "process_" not in name}
+    page = metrics_page()
+    assert [name for name in names if f"| `{name}` |" not in page] == []
+    assert len(names) == len([*own_series(), *vllm_series()])

@@ -1,0 +1,52 @@
+"""The documentation site: its navigation has every page, and the links of pages outside of docs/ lead there, too."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tools.docs_site import OUTSIDE, for_site
+
+ROOT = Path(__file__).parents[2]
+CONFIG = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
+
+
+def test_the_navigation_has_every_page_once_and_no_other() -> None:
+    named = re.findall(r": ([\w./-]+\.md)$", CONFIG, re.MULTILINE)
+    assert sorted(named) == sorted([*OUTSIDE, *(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))])
+
+
+@pytest.mark.parametrize("name", OUTSIDE.values())
+def test_a_page_outside_of_docs_exists(name: str) -> None:
+    assert (ROOT / name).is_file()
+
+
+def test_the_site_asks_no_other_server() -> None:
+    assert "font: false" in CONFIG
+    assert re.findall(r"https?://", CONFIG) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "moved"),
+    [
+        ("index.md", "[a](docs/operating.md#logs)", "[a](operating.md#logs)"),
+        ("index.md", "![a](docs/pictures/board.png)", "![a](pictures/board.png)"),
+        ("index.md", "[a](CONTRIBUTING.md)", "[a](contributing.md)"),
+        ("operating.md", "[a](protocol.md)", "[a](protocol.md)"),
+        ("operating.md", "[a](../README.md)", "[a](index.md)"),
+        ("tutorial/agent.md", "[a](../clients.md#agents)", "[a](../clients.md#agents)"),
+        ("security.md", "[a](../SECURITY.md)", "[a](security-policy.md)"),
+        ("page.md", "[`markdown.js`](../worker/web/page/chat/markdown.js)", "`markdown.js`"),
+        ("page.md", "[a](https://example.com/x)", "[a](https://example.com/x)"),
+        ("page.md", "[a](#token)", "[a](#token)"),
+        ("page.md", "```sh\n[a](../README.md)\n```", "```sh\n[a](../README.md)\n```"),
+    ],
+)
+def test_a_link_works_on_the_site(page: str, link: str, moved: str) -> None:
+    assert for_site(link, page) == moved
+
+
+def test_a_source_file_is_linked_if_the_repository_has_an_address() -> None:
+    link = for_site("[a](../worker/cli.py)", "page.md", "https://example.com/repo/")
+    assert link == "[a](https://example.com/repo/blob/HEAD/worker/cli.py)"

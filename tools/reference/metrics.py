@@ -1,0 +1,68 @@
+"""The page of metrics: every series with its type, its labels and its meaning, as `/metrics` describes them."""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from tools.markdown import table
+from tools.reference.text import code, codes, page, sentence
+from worker.observe.metrics import Metrics
+from worker.observe.vllm_metrics import VllmMetrics
+
+_INTRODUCTION: Final = """\
+The series that `GET /metrics` exports for Prometheus. All exist from the start, at zero, except the two that describe
+a loaded model. Each series of the first table has the label `worker_id`, too. A histogram has `_bucket`, `_sum` and
+`_count`. [The protocol](../protocol.md#metrics-and-logs) says when each series moves;
+[Operating](../operating.md#what-to-alert-on) says what to alert on."""
+
+_VLLM: Final = """\
+## Under vLLM's names
+
+The same figures for routers, autoscalers and dashboards that ask for vLLM's names. The labels `model_name` and `engine`
+are on each; the series have values once the model is loaded."""
+
+_COLUMNS: Final = ("series", "type", "labels", "meaning")
+_PROCESS: Final = ("process_", "worker_engine_process_")
+_COMMON: Final = {"worker_id", "model_name", "engine", "le"}
+
+
+def metrics_page() -> str:
+    own = table(_COLUMNS, map(_row, own_series()))
+    vllm = table(_COLUMNS, map(_row, vllm_series()))
+    processes = (
+        "`process_*` and `worker_engine_process_*` are processor time, memory and open files of the front process and "
+        "of the engine process, on Linux."
+    )
+    return page("Metrics", _INTRODUCTION, f"## The worker's names\n\n{own}\n\n{processes}", f"{_VLLM}\n\n{vllm}")
+
+
+def own_series() -> Iterator[Metric]:
+    """The worker's series, without those of its processes; one HTTP request stands for all."""
+    metrics = Metrics("w")
+    metrics.routes([("/health", "GET", 200)])
+    for family in _families(metrics):
+        if not family.name.startswith(("vllm:", *_PROCESS)):
+            yield family
+
+
+def vllm_series() -> Iterator[Metric]:
+    """The series under vLLM's names; those with labels of their own have samples."""
+    named = VllmMetrics()
+    named.loaded("m", 16)
+    with_labels = {family.name: family for family in named.collect()}
+    for family in _families(Metrics("w")):
+        if family.name.startswith("vllm:"):
+            yield with_labels.get(family.name, family)
+
+
+def _families(metrics: Metrics) -> Iterable[Metric]:
+    body, _ = metrics.render(None)
+    return text_string_to_metric_families(body.decode())
+
+
+def _row(family: Metric) -> tuple[str, ...]:
+    name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+    labels = {label for sample in family.samples for label in sample.labels} - _COMMON
+    return code(name), family.type, codes(sorted(labels)), sentence(family.documentation)

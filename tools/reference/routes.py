@@ -1,0 +1,57 @@
+"""The page of routes, from the OpenAPI document that a worker serves."""
+
+import asyncio
+import json
+from typing import Any, Final
+
+from tools.markdown import table
+from tools.reference.text import code, codes, page, sentence
+from worker.config.settings import Settings
+from worker.front.state import Front
+from worker.observe.metrics import Metrics
+from worker.web.app import document_of
+
+_INTRODUCTION: Final = """\
+Every route of a worker that its OpenAPI document describes. `/docs` on a running worker shows the same document with
+all bodies, fields and examples, and `/openapi.json` serves it. *Open* routes need no token. The contracts in words are
+[the pool-manager protocol](../protocol.md), [OpenAI's API](../openai.md), [Responses](../responses.md) and
+[Messages](../messages.md)."""
+
+_COLUMNS: Final = ("method", "path", "what it does", "token", "statuses")
+
+_TITLES: Final[dict[str, str]] = {
+    "state": "State",
+    "jobs": "Jobs",
+    "openai": "OpenAI, vLLM, llama-server and Anthropic",
+    "life": "Shutdown",
+}
+
+Document = dict[str, Any]
+
+
+def routes_page() -> str:
+    document: Document = json.loads(asyncio.run(_document()))
+    tags = {tag["name"]: tag["description"] for tag in document["tags"]}
+    blocks = [f"## {_TITLES[name]}\n\n{sentence(text)}\n\n{_table(document, name)}" for name, text in tags.items()]
+    return page("Routes", _INTRODUCTION, *blocks)
+
+
+async def _document() -> bytes:
+    """The document of a front that serves nothing; a front is made on an event loop."""
+    return document_of(Front(Settings(model="m.gguf", worker_id="w"), Metrics("w")))
+
+
+def _table(document: Document, tag: str) -> str:
+    rows = [
+        (
+            code(method.upper()),
+            code(path),
+            sentence(operation["summary"]),
+            "open" if operation.get("security") == [] else "needed",
+            codes([*operation["responses"]]),
+        )
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+        if method != "parameters" and tag in operation["tags"]
+    ]
+    return table(_COLUMNS, rows)

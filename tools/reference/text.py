@@ -1,0 +1,33 @@
+"""The parts that the generated pages share: a note about their origin, code in tables, links to other pages. Pure."""
+
+import re
+from typing import Final
+
+GENERATED: Final = "<!-- Generated from the code by `make reference`. Do not edit this page. -->"
+
+_PAGE = re.compile(r"\bdocs/([\w/-]+\.md)")
+_FLAG = re.compile(r"(?<![\w`/-])--[a-z][a-z-]*[a-z]")
+
+
+def page(title: str, introduction: str, *blocks: str) -> str:
+    """A whole page; blocks are separated by empty lines."""
+    return "\n\n".join([f"# {title}", GENERATED, introduction, *blocks]) + "\n"
+
+
+def code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def codes(texts: list[str] | tuple[str, ...]) -> str:
+    return ", ".join(map(code, texts))
+
+
+def linked(text: str) -> str:
+    """The text, in which pages named as code names them are links from docs/reference."""
+    return _PAGE.sub(r"[\1](../\1)", text)
+
+
+def sentence(text: str) -> str:
+    """The text on one line, with links, flags as code, and no mark that a table or Markdown would read."""
+    line = " ".join(text.split())
+    return linked(_FLAG.sub(r"`\g<0>`", line.replace("<", "&lt;").replace("*", "\\*")))
