@@ -36,9 +36,11 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001 - MkDocs names them
-    """The page with the site's links. Pages of wide tables have no table of contents beside them."""
+    """The page with the site's links. Pages of wide tables and the front page have the window's width."""
     if page.file.src_uri.startswith("reference/"):
         page.meta["hide"] = ["toc"]
+    elif page.file.src_uri == "index.md":
+        page.meta["hide"] = ["navigation"]
     return for_site(markdown, page.file.src_uri, config.repo_url)
 
 
