@@ -1,4 +1,4 @@
-"""The pages for users of other servers: each of our flags on them exists, and llama-server's that we hint at are there."""
+"""The pages for users of other servers: each of our flags on them exists, and llama-server's that we know are there."""
 
 import re
 from pathlib import Path

@@ -47,6 +47,24 @@ def test_a_link_works_on_the_site(page: str, link: str, moved: str) -> None:
     assert for_site(link, page) == moved
 
 
+BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+STARTS = re.compile(r"^(?P<text>[^\n#|>-][^\n]*)\n(?:\| |- |\* |1\. )", re.MULTILINE)
+"""A line of text with a list or a table right behind it, which GitHub shows as such and MkDocs as more text."""
+
+
+@pytest.mark.parametrize(
+    "page", [*OUTSIDE.values(), *(f"docs/{page.relative_to(DOCS)}" for page in DOCS.rglob("*.md"))]
+)
+def test_lists_and_tables_begin_behind_an_empty_line(page: str) -> None:
+    text = BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    found = [start["text"] for start in STARTS.finditer(text) if not re.match(r" |[-*] |\d+\. |<!--", start["text"])]
+    assert found == []
+
+
+def test_a_list_behind_a_line_of_text_is_found() -> None:
+    assert STARTS.search("Some text:\n- one\n")
+
+
 def test_a_source_file_is_linked_if_the_repository_has_an_address() -> None:
     link = for_site("[a](../worker/cli.py)", "page.md", "https://example.com/repo/")
     assert link == "[a](https://example.com/repo/blob/HEAD/worker/cli.py)"
