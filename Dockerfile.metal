@@ -29,7 +29,7 @@ ARG WHEEL=build
 FROM ${BASE} AS python
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends \
-        ca-certificates libgomp1 libvulkan1 mesa-vulkan-drivers python3 \
+        ca-certificates libgomp1 libvulkan1 mesa-vulkan-drivers python3 python3-pip-whl \
     # Not needed: drivers for Windows, emulators, old Intel GPUs and NVIDIA's (which have their own image); overlays.
     && for driver in dzn gfxstream intel_hasvk nouveau; do \
         rm -f /usr/lib/*/libvulkan_$driver.so /usr/share/vulkan/icd.d/${driver}_*; done \
@@ -80,7 +80,10 @@ FROM python
 COPY --from=libraries /opt/llorch-worker /opt/llorch-worker
 COPY --from=worker /installed/opt/llorch-worker /opt/llorch-worker
 
-# The worker writes nothing: the bytecode is compiled already and the driver keeps no compiled shaders, so the file
+# A new volume takes the folder's owner, so that the worker may put models there.
+RUN install --directory --owner=10001 --group=10001 /models
+
+# The worker writes nothing else: the bytecode is compiled already and the driver keeps no compiled shaders, so the file
 # system may be read-only.
 ENV PATH=/opt/llorch-worker/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \

