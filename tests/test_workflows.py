@@ -8,12 +8,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FILES = [*WORKFLOWS, *sorted((ROOT / ".github" / "actions").glob("*/action.yml"))]
-MAY_WRITE = {"images.yml": {"packages"}}
+MAY_WRITE = {"images.yml": {"packages"}, "wheels.yml": {"contents", "id-token", "attestations"}}
 
 
-def test_there_is_one_for_each_kind_of_machine_the_images_the_site_and_the_newest_llama_cpp() -> None:
-    expected = {"ci.yml", "cuda.yml", "docs.yml", "images.yml", "macos.yml", "newest-llama.yml"}
-    assert {path.name for path in WORKFLOWS} == expected
+def test_there_is_one_for_each_kind_of_machine_for_what_is_released_and_for_the_newest_llama_cpp() -> None:
+    machines, released = {"ci.yml", "cuda.yml", "macos.yml"}, {"docs.yml", "images.yml", "wheels.yml"}
+    assert {path.name for path in WORKFLOWS} == machines | released | {"newest-llama.yml"}
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
@@ -21,7 +21,7 @@ def test_a_workflow_only_reads_unless_listed_here_and_never_runs_twice_at_once(p
     text = path.read_text()
     assert "\npermissions:\n  contents: read\n" in text
     assert "\nconcurrency:\n" in text
-    assert set(re.findall(r"(\w+): write$", text, re.MULTILINE)) == MAY_WRITE.get(path.name, set())
+    assert set(re.findall(r"([\w-]+): write$", text, re.MULTILINE)) == MAY_WRITE.get(path.name, set())
     assert len(re.findall(r"^ +runs-on:", text, re.MULTILINE)) == len(re.findall("timeout-minutes:", text))
 
 
