@@ -2,7 +2,8 @@
 # BACKEND=cpu|cuda|metal|vulkan chooses the backend that llama.cpp is built for (scripts/build_llama.sh). Without it,
 # .llorch-test.toml chooses, else the installed backend stays, else the backend is the CPU.
 #
-#   make run           serve the default model on 127.0.0.1:8080 (ARGS="--port 9000 …" adds flags)
+#   make run           serve the default model on 127.0.0.1:8080 (ARGS="--port 9000 …" adds flags); before the first
+#                      time it compiles llama.cpp, unless dist/ has a wheel of this checkout
 #   make check         check format, lint and types, and run the tests that need no model, process or PyTorch; a minute
 #   make test          run all tests but the slow ones below, with the default model, llama.cpp's test vocabularies and
 #                      real processes; three at once, because many wait for timeouts, loads and processes that end
@@ -51,7 +52,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 .DEFAULT_GOAL := run
 .PHONY: run check test wheel wheel-test images-test formats-test constraints-test clients-test agents-test fleet-test soak parity parity-matrix parity-peer originals models-test bench bench-sizes bench-steps bench-sampling docs docs-serve reference model vocabularies newest-llama format clean
 
-run: .venv/installed
+# A wheel of `make wheel` in dist/ that is this checkout's saves compiling, until something else is installed.
+FITTING := $(if $(wildcard .venv/installed),,$(if $(wildcard dist/*.whl),$(shell $(PYTHON) scripts/fitting_wheel.py $(BACKEND))))
+
+run: $(if $(FITTING),.venv/wheel,.venv/installed)
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
 	@exec $(BIN)/llorch-worker --model $(MODEL) --log-format pretty $(ARGS)
 
@@ -155,6 +159,12 @@ format: .venv/installed-dev
 	$(PYTHON) -m venv .venv
 	wheel=$$(scripts/build_llama.sh $(BACKEND)) && $(PIP) --force-reinstall --no-deps "$$wheel"
 	@rm -f .venv/llama-*
+	@touch $@
+
+.venv/wheel: $(FITTING)
+	@echo "==> installing $(FITTING) into .venv"
+	$(PYTHON) -m venv .venv
+	$(PIP) $(FITTING)
 	@touch $@
 
 .venv/installed: .venv/llama-$(BACKEND) pyproject.toml constraints.txt
