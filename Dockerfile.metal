@@ -73,7 +73,8 @@ COPY worker/ worker/
 COPY parity/ parity/
 COPY client/ client/
 RUN /tools/bin/python -m pip --python /opt/llorch-worker/bin/python install \
-    --no-cache-dir --disable-pip-version-check --no-deps --root /installed .
+    --no-cache-dir --disable-pip-version-check --no-deps --root /installed . \
+    && find /installed/opt/llorch-worker/lib/python3*/site-packages/parity -name __pycache__ -prune -exec rm -rf {} +
 
 # ── the image ─────────────────────────────────────────────────────────────────────────────────────
 FROM python

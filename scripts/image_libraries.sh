@@ -62,8 +62,9 @@ rm -rf huggingface_hub/cli huggingface_hub/inference
 find pygments/lexers -name '*.py' ! -name '__init__.py' ! -name '_mapping.py' ! -name 'python.py' ! -name 'special.py' -delete
 # These packages are never imported, or only by commands that take long anyway, so they need no bytecode. Some of them come
 # only with an extra.
-for package in charset_normalizer filelock fsspec httpcore httpx huggingface_hub litestar/testing markdown_it numpy/ma \
-    numpy/polynomial polyfactory pygments requests tqdm urllib3; do
+for package in charset_normalizer filelock fsspec h11 httpcore httpcore2 httpx huggingface_hub litestar/channels \
+    litestar/contrib litestar/repository litestar/security litestar/testing markdown_it numpy/ma numpy/polynomial \
+    numpy/testing packaging polyfactory pygments requests tqdm urllib3; do
     [ ! -d "$package" ] || find "$package" -name __pycache__ -prune -exec rm -rf {} +
 done
 # Licences beside libraries are texts. numpy is left out: its libraries were patched after they were linked, and strip
