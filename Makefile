@@ -9,7 +9,7 @@
 #                      real processes; three at once, because many wait for timeouts, loads and processes that end
 #   make images-test   build the container images and test them from outside; needs podman and buildah (docs/images.md)
 #   make wheel         build one wheel of the worker into dist/ that installs without a compiler (CONTRIBUTING.md)
-#   make wheel-test    build it, and serve with it in an empty environment of each Python at hand; three minutes
+#   make wheel-test    build it, and serve with it in an empty environment of each Python at hand; five minutes
 #   make constraints-test  compile published JSON schemas: how many are enforced, and what passes; half a minute
 #   make clients-test  run openai, LangChain, LiteLLM, lm-eval and guidellm, each in its own environment, on a worker
 #   make agents-test   run pi, Claude Code, Codex, opencode, Qwen Code, Continue and Cline, each installed from npm, on a
