@@ -28,12 +28,12 @@ from tests.gguf_files import F32, GgufFile, TensorRow, Typed, Value
 from tools.made_model import BLOCKS, NAMES, Q4_0, Q4_1, row_of, vocabulary, write_model
 from worker.llama.library import call_ggml, library_function, open_library
 from worker.llama.tensor_head import TensorHead
-from worker.upstream.architectures import WINDOWS_FLAGGED_IN_THE_FILE
+from worker.upstream import architectures
 
 N_LAYERS, N_EMBD, N_HEAD, N_FF, WINDOW = 4, 128, 2, 192, 32
 N_HEAD_LENGTH = N_EMBD // N_HEAD
 
-FLAGGED = (*WINDOWS_FLAGGED_IN_THE_FILE, "cohere2moe", "dots3note", "gemma4-assistant")
+FLAGGED = (*architectures.WINDOWS_FLAGGED_IN_THE_FILE, "cohere2moe", "dots3note", "gemma4-assistant")
 """Architectures that ask for a flag for each layer."""
 
 CHAT_TEMPLATE = (
@@ -64,19 +64,99 @@ _LATENT: Keys = {
 }
 """Attention over latent cells (MLA): a cell has the rank of K and V, and the part of K that positions turn."""
 
+_LATENT_BY_TURNS = _LATENT | {
+    "attention.head_count_kv": [0, 1] * (N_LAYERS // 2),
+    "kda.head_dim": 32,
+    "kda.safe_gate": Typed("bool", True),
+    "kda.gate_lower_bound": Typed("f32", -5.0),
+}
+_INDEXER: Keys = {
+    "attention.indexer.head_count": 4,
+    "attention.indexer.key_length": 64,
+    "attention.indexer.top_k": 16,
+    "attention.indexer.block_size": 4,
+    "attention.indexer.local_blocks": 1,
+    "attention.indexer.kpool": 4,
+    "attention.indexer.types": [1, 0] * (N_LAYERS // 2),
+}
+"""Attention to the cells that an index finds."""
+_STREAMS: Keys = {
+    "hyper_connection.count": 4,
+    "hyper_connection.sinkhorn_iterations": 2,
+    "hyper_connection.epsilon": Typed("f32", 1e-6),
+    "hyper_connection.magnitude": Typed("f32", 2.0),
+    "hyper_connection.low_rank": 8,
+}
+"""Several residual streams."""
+_LOW_RANKS: Keys = {f"attention.{name}_lora_rank": 32 for name in ("decay", "iclr", "value_residual_mix", "gate")}
+
 OWN_KEYS: dict[str, Keys] = {
-    "falcon-h1": {},
+    "apertus": {f"xielu.{name}": Typed("f32", 1.0) for name in ("alpha_n", "alpha_p", "beta", "eps")},
+    "arwkv7": _LOW_RANKS | {"token_shift_count": 1},
+    "bailingmoe3": _LATENT_BY_TURNS,
+    "dbrx": {"attention.clamp_kqv": Typed("f32", 8.0)},
+    "deepseek2": _LATENT,
+    "deepseek32": _LATENT | _INDEXER,
+    "deepseek4": _STREAMS
+    | {
+        "attention.head_count_kv": 1,
+        "attention.key_length": N_HEAD_LENGTH,
+        "attention.value_length": N_HEAD_LENGTH,
+        "attention.indexer.head_count": 4,
+        "attention.indexer.key_length": 64,
+        "attention.indexer.top_k": 16,
+        "rope.dimension_count": 32,
+        "attention.output_group_count": 2,
+        "attention.output_lora_rank": 32,
+        "attention.compress_ratios": [0, 0, 4, 128],
+        "attention.compress_rope_freq_base": Typed("f32", 160_000.0),
+        "expert_gating_func": 4,
+        "expert_weights_norm": Typed("bool", True),
+        "hash_layer_count": 0,
+    },
+    "dots3note": _LATENT
+    | _INDEXER
+    | {
+        "attention.key_length_swa": 64 + 32,
+        "attention.value_length_swa": 64,
+        "attention.kv_lora_rank_swa": 64,
+        "attention.key_length_mla_swa": 32 + 32,
+        "attention.value_length_mla_swa": 32,
+        "attention.indexer.types": [0, 1] * (N_LAYERS // 2),
+    },
+    "glm-dsa": _LATENT | _INDEXER,
+    "glm5-next": _LATENT_BY_TURNS
+    | _INDEXER
+    | _STREAMS
+    | {
+        "rope.dimension_count": 0,
+        "attention.key_length": 64,
+        "attention.key_length_mla": 32,
+        "attention.indexer.types": [1] * N_LAYERS,
+    },
     "granitehybrid": {"attention.head_count_kv": _EVERY_SECOND},
+    "hrm_text": {"block_count": 6, "hrm.layers_per_stack": 1, "hrm.h_cycles": 2, "hrm.l_cycles": 2},
+    "hy_v4": _LATENT | _INDEXER | _STREAMS,
     "jamba": {"attention.head_count_kv": _EVERY_SECOND},
-    "kimi-linear": _LATENT | {"attention.head_count_kv": [0, 1] * (N_LAYERS // 2), "kda.head_dim": 32},
+    "kimi-k3": _LATENT_BY_TURNS
+    | {
+        "attn_res.block_size": 12,
+        "activation.situ_beta": Typed("f32", 4.0),
+        "activation.situ_linear_beta": Typed("f32", 25.0),
+    },
+    "kimi-linear": _LATENT_BY_TURNS,
     "lfm2": {"attention.head_count_kv": _EVERY_SECOND, "attention.sliding_window": 0},
     "lfm2moe": {"attention.head_count_kv": _EVERY_SECOND, "attention.sliding_window": 0},
+    "minimax-m3": _INDEXER | {"attention.indexer.head_count": N_HEAD, "rope.dimension_count": 64},
+    "mistral4": _LATENT,
     "nemotron_h": {"attention.head_count_kv": [0, N_HEAD, 0, 0], "feed_forward_length": [0, 0, N_FF, 0]},
     "nemotron_h_moe": {"attention.head_count_kv": [0, N_HEAD, 0, 0], "feed_forward_length": [0, 0, N_FF, 0]},
-    "plamo2": {"attention.head_count_kv": _EVERY_SECOND},
+    "plamo2": {"attention.head_count_kv": _EVERY_SECOND, "ssm.group_count": 0},
     "qwen35": _DELTA_NET,
     "qwen35moe": _DELTA_NET,
     "qwen3next": _DELTA_NET,
+    "qwen4exp": _DELTA_NET | _STREAMS | _INDEXER | {"attention.compress_ratios": [4] * N_LAYERS},
+    "rwkv7": _LOW_RANKS,
 }
 """The keys in which an architecture differs from those that suit most."""
 
@@ -93,9 +173,9 @@ _EXPERTS: Keys = {
     "interleave_moe_layer_step": 1,
 }
 
-_LEFT_OUT = re.compile(r"rope_f|dense_2|attn_q_a|cls|(?<!gate_inp)\.(input_)?scale$")
-"""Tensors that a model may have and that would change what it is: factors of RoPE, a detour of Q, heads that embed, and
-scales of number formats that are not written here."""
+_LEFT_OUT = re.compile(r"dense_2|cls|(?<!gate_inp)\.(input_)?scale$")
+"""Tensors that a model may have and that would change what it is: heads that embed, and scales of number formats that
+are not written here."""
 _OLDER_FORM = {"qwen3next": re.compile(r"ssm_in\.weight")}
 """The same of one architecture: tensors that an older form of its files has in the place of others."""
 
@@ -199,15 +279,6 @@ def keys_of(architecture: str, *, has_experts: bool, changes: Mapping[str, Value
         "attention.sliding_window": WINDOW,
         "attention.max_alibi_bias": Typed("f32", 8.0),
         "rope.dimension_sections": [8, 8, 8, 8],
-        "ssm.conv_kernel": 4,
-        "ssm.inner_size": 2 * N_EMBD,
-        "ssm.state_size": 16,
-        "ssm.time_step_rank": 4,
-        "ssm.group_count": 2,
-        "wkv.head_size": N_HEAD_LENGTH,
-        "time_mix_extra_dim": 64,
-        "time_decay_extra_dim": 64,
-        "shortconv.l_cache": 3,
         "embedding_length_per_layer_input": N_EMBD // 2,
         "attention.key_length_swa": N_HEAD_LENGTH,
         "attention.value_length_swa": N_HEAD_LENGTH,
@@ -218,6 +289,7 @@ def keys_of(architecture: str, *, has_experts: bool, changes: Mapping[str, Value
         "residual_scale": Typed("f32", 1.0),
         "swiglu_clamp_exp": Typed("f32", 7.0),
         "use_parallel_residual": Typed("bool", False),
+        **_state_keys(architecture),
         **(_EXPERTS if has_experts else {}),
         **({"attention.sliding_window_pattern": [1, 0] * (N_LAYERS // 2)} if architecture in FLAGGED else {}),
         **OWN_KEYS.get(architecture, {}),
@@ -226,7 +298,24 @@ def keys_of(architecture: str, *, has_experts: bool, changes: Mapping[str, Value
     return {
         "general.architecture": architecture,
         "general.name": "Random weights",
-        **{f"{architecture}.{key}": value for key, value in sizes.items()},
+        **{key if key.startswith("xielu.") else f"{architecture}.{key}": value for key, value in sizes.items()},
+    }
+
+
+def _state_keys(architecture: str) -> Keys:
+    """The keys of a recurrent state; none of an architecture that has none."""
+    if architecture not in (*architectures.ATTENTION_FREE, *architectures.HYBRIDS):
+        return {}
+    if "rwkv" in architecture:
+        return {"wkv.head_size": N_HEAD_LENGTH, "time_mix_extra_dim": 64, "time_decay_extra_dim": 64}
+    if architecture.startswith("lfm2"):
+        return {"shortconv.l_cache": 3}
+    return {
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": 2 * N_EMBD,
+        "ssm.state_size": 16,
+        "ssm.time_step_rank": 4,
+        "ssm.group_count": 2,
     }
 
 
@@ -351,6 +440,7 @@ def floats(tensor: TensorRow, chance: np.random.Generator) -> NDArray[np.floatin
 
 _DECAY = r"ssm_a$"
 _RANGES = (
+    (r"^rope_f", 1.0, 1.0),
     (_DECAY, -2.0, 0.0),
     (r"ssm_dt\.bias$", -4.0, -2.0),
     (r"ssm_d$", 0.9, 1.1),

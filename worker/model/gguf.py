@@ -133,6 +133,11 @@ class Metadata:
         entry = self._entries.get(key)
         return float(entry.value) if isinstance(entry, Scalar) and entry.kind == "f32" else None
 
+    def flag(self, key: str) -> bool | None:
+        """None where it is missing or of another type, which llama.cpp refuses if it asks."""
+        entry = self._entries.get(key)
+        return bool(entry.value) if isinstance(entry, Scalar) and entry.kind == "bool" else None
+
     def per_layer(self, key: str, n_layers: int, high: int, default: Sequence[int] | None) -> tuple[int, ...]:
         """An integer in 0..high for each layer; the file has one for all, or an array. Required without a `default`."""
         entry = self._entries.get(key)

@@ -26,6 +26,15 @@ from worker.model.gguf import (
 )
 from worker.model.spelling import Gaps
 from worker.model.vocabulary import WHOLE_ARRAYS, check_vocabulary
+from worker.upstream.architectures import (
+    DIFFUSERS,
+    DRAFTERS,
+    EMBEDDERS,
+    ENCODERS,
+    NOT_COMPUTED,
+    PARTS,
+    SPEAKERS,
+)
 from worker.upstream.ggml_types import FILE_TYPES
 from worker.upstream.numbers import MAX_EXPERTS
 
@@ -37,6 +46,17 @@ MAX_PARTS = 1_000
 
 NO_MODELS = ("adapter", "imatrix", "mmproj")
 """Values of general.type that gguf files beside a model have."""
+
+OTHER_SHAPES: dict[str, str] = {
+    **dict.fromkeys(EMBEDDERS, "it makes vectors of texts"),
+    **dict.fromkeys(DIFFUSERS, "it fills in all tokens of an answer at once, by diffusion"),
+    **dict.fromkeys(ENCODERS, "its texts go through an encoder"),
+    **dict.fromkeys(DRAFTERS, "it drafts tokens for another model, whose layers it reads"),
+    **dict.fromkeys(SPEAKERS, "its output is sound"),
+    **dict.fromkeys(PARTS, "it is the part of a model that reads pictures or sounds"),
+    **dict.fromkeys(NOT_COMPUTED, "llama.cpp does not compute it"),
+}
+"""Architectures that do not generate text token by token, and why."""
 
 TOKENIZER_KINDS = {
     "gpt2": "gguf-bpe",
@@ -247,6 +267,7 @@ def _check_parts_together(metadata: Metadata, n_parts: int, tensors: list[Tensor
 def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors: tuple[Tensor, ...]) -> ModelInfo:
     metadata = header.metadata
     architecture = _architecture(metadata)
+    _check_generates(metadata, architecture)
     block_count = metadata.number(f"{architecture}.block_count", MAX_BLOCKS)
     embedding_length = metadata.number(f"{architecture}.embedding_length", MAX_EMBEDDING)
     heads, heads_kv = head_counts(metadata, architecture, block_count)
@@ -310,6 +331,18 @@ def _architecture(metadata: Metadata) -> str:
     if not re.fullmatch(r"[\w.-]{1,64}", architecture, re.ASCII):
         raise metadata.error(f"metadata key 'general.architecture' is not a name: {architecture[:64]!r}")
     return architecture
+
+
+def _check_generates(metadata: Metadata, architecture: str) -> None:
+    """llama.cpp would load most others, and abort in the first step or answer nothing."""
+    why = OTHER_SHAPES.get(architecture)
+    if why is None and metadata.flag(f"{architecture}.attention.causal") is False:
+        why = "its tokens look at later ones, by attention.causal"
+    if why is not None:
+        raise metadata.error(
+            f"its architecture is {architecture}, which cannot be served: {why}. Use a model that generates text "
+            "token by token"
+        )
 
 
 def _check_embedding(metadata: Metadata, tensors: tuple[Tensor, ...], embedding_length: int, vocab_size: int) -> None:

@@ -18,6 +18,24 @@ HYBRIDS_BY_INTERVAL = ("qwen3next", "qwen35", "qwen35moe")
 OF_SEVERAL_PARTS = ("deepseek32", "dots3note", "glm-dsa", "hy_v4", "minimax-m3")
 """Architectures whose memory has an index beside the cells: llama_model::create_memory (llama-model.cpp)."""
 
+EMBEDDERS = (
+    *("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed", "modern-bert", "neo-bert"),
+    *("nomic-bert", "nomic-bert-moe"),
+)
+"""Architectures that make vectors of texts. llama_model::create_memory (llama-model.cpp) gives most no memory."""
+DIFFUSERS = ("dream", "llada", "llada-moe", "rnd1")
+"""Architectures that fill in all tokens of an answer at once: llm_arch_is_diffusion (llama-arch.cpp)."""
+ENCODERS = ("t5", "t5encoder")
+"""Architectures whose texts go through an encoder: llama_model_has_encoder (llama-model.cpp)."""
+DRAFTERS = ("dflash", "eagle3", "gemma4-assistant")
+"""Architectures that draft tokens for one certain other model, whose layers they read."""
+SPEAKERS = ("pockettts", "qwen3tts", "wavtokenizer-dec")
+"""Architectures whose output is sound: their rows are not one logit for each token of the vocabulary."""
+PARTS = ("clip",)
+"""Architectures of what turns pictures and sounds into vectors for another model."""
+NOT_COMPUTED = ("gptj",)
+"""Architectures that llama.cpp names and does not compute."""
+
 DENSE_WITH_AN_EXPERT = ("hunyuan-dense", "hunyuan_vl")
 """Architectures for which llama.cpp takes one expert for none: llama_model_base::load_hparams (llama-model.cpp)."""
 

@@ -1,0 +1,80 @@
+"""A program: what the worker's own code makes of a tiny model of each named architecture, a line of JSON for each.
+
+python -m tests.loading.ability_words dense|experts llama mamba …
+"""
+
+import json
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.loading.test_load import configuration
+from tools.made_architectures import WINDOW, Kind, write_kind
+from worker.errors import WorkerError
+from worker.llama.invariance import invariance_of
+from worker.llama.library import open_library
+from worker.loading.load import LoadedRunner, load_runner
+from worker.upstream.architectures import OF_SEVERAL_PARTS
+from worker.wire.load import Configure
+
+VARIANTS = {"lfm2 with windows": Kind("lfm2 with windows", "lfm2", keys={"attention.sliding_window": WINDOW})}
+"""Models with another memory than most of their architecture."""
+
+
+def main() -> None:
+    asked, *names = sys.argv[1:]
+    open_library()
+    for name in names:
+        with TemporaryDirectory() as folder:
+            kind = VARIANTS.get(name, Kind(name, name, has_experts=asked == "experts"))
+            report = reported(Path(folder) / "made.gguf", kind)
+        sys.stdout.write(json.dumps({"name": name, "reported": report}) + "\n")
+        sys.stdout.flush()
+
+
+def reported(path: Path, kind: Kind) -> dict[str, Any] | None:
+    """None where no such model can be made."""
+    try:
+        write_kind(path, kind)
+    except ValueError:
+        return None
+    config = configuration(path, ctx_size=512, parallel=2)
+    try:
+        loaded = load_runner(config, lambda _: None)
+    except WorkerError as error:
+        return {"error": str(error).removeprefix(f"{path}: ")}
+    try:
+        return abilities_of(config, loaded)
+    finally:
+        loaded.runner.close()
+
+
+def abilities_of(config: Configure, loaded: LoadedRunner) -> dict[str, Any]:
+    facts, runner, info = loaded.facts, loaded.runner, loaded.info
+    invariance = invariance_of(
+        config,
+        info,
+        is_on_gpu=False,
+        is_without_flash=runner.context.is_without_flash,
+        is_in_order=runner.kv.seq_ids.forgotten_seq_id is not None,
+        has_products=True,
+        layout=lambda _: None,
+    )
+    return {
+        "has_cells": any(info.head_counts_kv),
+        "has_state": info.state_length > 0,
+        # The library also knows a length of windows that no layer has.
+        "has_windows": info.windows is not None or (runner.model.n_swa > 0 and not runner.kv.can_share),
+        "has_index": info.architecture in OF_SEVERAL_PARTS,
+        "shares": runner.kv.can_share,
+        "cache_off": facts.prefix_cache_off,
+        "drafts": bool(facts.row_costs),
+        "stops": runner.can_abort,
+        "invariant": invariance.is_kept,
+        "why": invariance.why,
+    }
+
+
+if __name__ == "__main__":
+    main()
