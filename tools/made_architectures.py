@@ -135,6 +135,12 @@ OWN_KEYS: dict[str, Keys] = {
         "attention.indexer.types": [1] * N_LAYERS,
     },
     "granitehybrid": {"attention.head_count_kv": _EVERY_SECOND},
+    "graniteswitch": {
+        "adapters.count": 2,
+        "adapters.lora_rank": 8,
+        "adapters.token_ids_activate": [5, 6],
+        "adapters.token_ids_substitute": [7, 8],
+    },
     "hrm_text": {"block_count": 6, "hrm.layers_per_stack": 1, "hrm.h_cycles": 2, "hrm.l_cycles": 2},
     "hy_v4": _LATENT | _INDEXER | _STREAMS,
     "jamba": {"attention.head_count_kv": _EVERY_SECOND},
@@ -156,6 +162,7 @@ OWN_KEYS: dict[str, Keys] = {
     "qwen35moe": _DELTA_NET,
     "qwen3next": _DELTA_NET,
     "qwen4exp": _DELTA_NET | _STREAMS | _INDEXER | {"attention.compress_ratios": [4] * N_LAYERS},
+    "rwkv6qwen2": {"token_shift_count": 1},
     "rwkv7": _LOW_RANKS,
 }
 """The keys in which an architecture differs from those that suit most."""
@@ -176,8 +183,8 @@ _EXPERTS: Keys = {
 _LEFT_OUT = re.compile(r"dense_2|cls|(?<!gate_inp)\.(input_)?scale$")
 """Tensors that a model may have and that would change what it is: heads that embed, and scales of number formats that
 are not written here."""
-_OLDER_FORM = {"qwen3next": re.compile(r"ssm_in\.weight")}
-"""The same of one architecture: tensors that an older form of its files has in the place of others."""
+_OTHER_FORM = {"qwen3next": re.compile(r"ssm_in\.weight"), "rwkv6qwen2": re.compile(r"time_mix_first")}
+"""The same of one architecture: tensors of another form of its files, which have others in their place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +360,7 @@ def write_kind(path: Path, kind: Kind, *, type_id: int = Q4_1, seed: int = 1) ->
         **words,
         "tokenizer.chat_template": CHAT_TEMPLATE,
     }
-    left_out = (_LEFT_OUT, *filter(None, (_OLDER_FORM.get(kind.architecture),)))
+    left_out = (_LEFT_OUT, *filter(None, (_OTHER_FORM.get(kind.architecture),)))
     asked = {
         name: dims for name, dims in tensors_of(metadata).items() if not any(each.search(name) for each in left_out)
     }

@@ -18,8 +18,12 @@ from worker.loading.load import LoadedRunner, load_runner
 from worker.upstream.architectures import OF_SEVERAL_PARTS
 from worker.wire.load import Configure
 
-VARIANTS = {"lfm2 with windows": Kind("lfm2 with windows", "lfm2", keys={"attention.sliding_window": WINDOW})}
-"""Models with another memory than most of their architecture."""
+VARIANTS = {
+    "chameleon": Kind("chameleon", "chameleon", n_words=10_240),
+    "lfm2 with windows": Kind("lfm2 with windows", "lfm2", keys={"attention.sliding_window": WINDOW}),
+}
+"""A model that needs a larger vocabulary, as some of its tokens are for pictures; one with another memory than most of
+its architecture."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The tables of model-architectures.md say what the worker does with a model of each architecture, and what it refuses."""
+"""The tables of model-architectures.md say what the worker does with models of each architecture, or why it refuses."""
 
 from functools import cache
 from pathlib import Path
