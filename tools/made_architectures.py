@@ -221,6 +221,13 @@ HYBRIDS = (
     _tiny("qwen35moe", has_experts=True),
     _tiny("qwen3next", has_experts=True),
 )
+_OTHERS_WITH_EXPERTS = ("bailingmoe3", "deepseek4", "glm5-next", "kimi-k3", "lfm2moe", "minimax-01", "nemotron_h_moe")
+OTHERS = tuple(
+    _tiny(name, has_experts=name in (*_OTHERS_WITH_EXPERTS, "qwen4exp"))
+    for name in (*architectures.ATTENTION_FREE, *architectures.HYBRIDS)
+    if name not in {kind.name for kind in (*RECURRENT, *HYBRIDS)}
+)
+"""All other architectures with recurrent state."""
 SIZES = (
     Kind(
         "lfm2-300m",
@@ -264,7 +271,7 @@ SIZES = (
 )
 """Some 300 million weights in the shapes of LFM2 350M and Qwen3.5 0.8B."""
 
-KINDS = {kind.name: kind for kind in (*RECURRENT, *HYBRIDS, *SIZES)}
+KINDS = {kind.name: kind for kind in (*RECURRENT, *HYBRIDS, *OTHERS, *SIZES)}
 
 
 def keys_of(architecture: str, *, has_experts: bool, changes: Mapping[str, Value] | None = None) -> Keys:

@@ -13,6 +13,7 @@ from parity.llama.scoring import Scorer, Setup
 from tests.on_cpu import loaded_on_cpu
 from tools.made_architectures import (
     HYBRIDS,
+    OTHERS,
     RECURRENT,
     SIZES,
     Kind,
@@ -35,7 +36,7 @@ N_TOKENS = 200
 N_VOCAB = len(small_vocabulary()["tokenizer.ggml.tokens"])  # type: ignore[arg-type]  # a list of texts
 
 
-@pytest.fixture(scope="module", params=[*RECURRENT, *HYBRIDS], ids=str)
+@pytest.fixture(scope="module", params=[*RECURRENT, *HYBRIDS, *OTHERS], ids=str)
 def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param  # type: ignore[no-any-return]
 
