@@ -50,6 +50,13 @@ PATH=$PWD/$tools/bin:$PATH "$python" -m auditwheel repair --wheel-dir build/repa
     fail "auditwheel refused the wheel; see build/repair.log"
 }
 mkdir -p dist
+# An older wheel of the same kind would be installed with this one by `pip install dist/*.whl`.
+for old in dist/llorch_worker-*.whl; do
+    case "$variant:$old" in
+        :*+*) ;;
+        :* | *:*+"$variant"-*) rm -f "$old" ;;
+    esac
+done
 for wheel in build/repaired/*.whl; do
     mv "$wheel" dist/
     echo "dist/${wheel##*/}"

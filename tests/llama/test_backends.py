@@ -176,11 +176,14 @@ def test_a_library_that_is_no_module_is_complained_about() -> None:
             f"Failed to load shared library '/x/libllama.so': libvulkan.so.1: {NO_FILE}",
             ["built for vulkan", "libvulkan1"],
         ),
-        (f"Failed to load shared library '/x/libllama.so': libgomp.so.1: {NO_FILE}", ["(libgomp.so.1", "install"]),
-        ("Shared library with base name 'llama' not found", ["not found", "install"]),
+        (
+            f"Failed to load shared library '/x/libllama.so': libgomp.so.1: {NO_FILE}",
+            ["(libgomp.so.1", "install the-package again"],
+        ),
+        ("Shared library with base name 'llama' not found", ["not found", "install the-package again"]),
     ],
 )
 def test_a_library_that_cannot_be_loaded_says_so(error: str, words: list[str]) -> None:
-    reported = unloadable(error)
+    reported = unloadable(error, "the-package")
     assert reported.startswith("llama.cpp")
     assert [word for word in words if word not in reported] == []

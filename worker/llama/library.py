@@ -18,6 +18,7 @@ import llama_cpp
 from llama_cpp import llama_cpp as capi
 
 from worker.errors import InsufficientMemory, ModelLoadFailed
+from worker.llama import PACKAGE
 from worker.llama.buffers import Level, LogLine, Watch
 from worker.upstream.layouts import PINNED_VERSION, STRUCT_SIZES
 from worker.upstream.numbers import LOG_CONTINUED, LOG_LEVELS
@@ -91,7 +92,7 @@ def open_library(on_log: OnLog | None = None) -> Library:
     if not has_backends():
         raise ModelLoadFailed(
             f"llama.cpp has no backend in {LIBRARY_DIR} for this processor: "
-            "install llama-cpp-python again, built for this machine"
+            f"install {PACKAGE} again, built for this machine"
         )
     if on_log is not None:
         library.on_log = on_log

@@ -114,14 +114,14 @@ def reason(backend: str, said: str, environ: Mapping[str, str]) -> str:
     return cause.reason.format(value, said=_PREAMBLE.sub("", said))
 
 
-def unloadable(error: str) -> str:
+def unloadable(error: str, package: str) -> str:
     """Return why llama.cpp as a whole cannot be loaded: a missing library of a linked-in backend prevents it. `error`:
-    the loader's.
+    the loader's; `package`: the one that brings llama.cpp.
     """
     missing = _PREAMBLE.sub("", error)
     backend = next((name for name, prefixes in _WHOSE.items() if missing.startswith(prefixes)), None)
     if backend is None:
-        return f"llama.cpp cannot be loaded ({missing}): install llama-cpp-python again, built for this machine"
+        return f"llama.cpp cannot be loaded ({missing}): install {package} again, built for this machine"
     return f"llama.cpp was built for {backend} and cannot be loaded without it: {reason(backend, error, {})}"
 
 
