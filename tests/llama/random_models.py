@@ -4,6 +4,7 @@ The vocabulary is the tiny model's. Those of ordinary memory are Q4_1, whose pro
 logits are the same bits next to any others, as the default model's are.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.gguf_files import F32, Q4_1, GgufFile, TensorRow, Value
-from tests.llama.tiny import TOKENS, vocabulary
+from tests.llama.tiny import vocabulary
 
 N_EMBD, N_HEAD, N_KV_HEAD, N_FF, N_LAYERS = 64, 2, 1, 64, 2
 N_KV = N_EMBD // N_HEAD * N_KV_HEAD
@@ -52,6 +53,9 @@ class Kind:
     block: Shapes
     keys: dict[str, Value] = field(default_factory=dict)
     is_row_by_row: bool = True
+    first_block: Shapes | None = None
+    """The first layer, if it is unlike the others."""
+    output_norm: str = "output_norm"
 
     def __str__(self) -> str:
         return f"{self.architecture} {self.keys.get('attention.sliding_window_pattern', '')}".strip()
@@ -106,17 +110,41 @@ RECURRENT = Kind(
     is_row_by_row=False,
 )
 
+HYBRID = Kind(
+    "lfm2",
+    PLAIN.block | {f"attn_{name}_norm.weight": (N_EMBD // N_HEAD,) for name in "qk"},
+    {"shortconv.l_cache": N_CONV - 1, "attention.head_count_kv": [0, N_KV_HEAD]},
+    first_block={
+        **{name: dims for name, dims in PLAIN.block.items() if name.startswith("ffn_") or name == "attn_norm.weight"},
+        "shortconv.conv.weight": (N_CONV - 1, N_EMBD),
+        "shortconv.in_proj.weight": (N_EMBD, 3 * N_EMBD),
+        "shortconv.out_proj.weight": (N_EMBD, N_EMBD),
+    },
+    output_norm="token_embd_norm",
+)
+"""A layer with recurrent state, and a layer of attention."""
 
-def write_random(path: Path, kind: Kind = PLAIN, *, seed: int = 1) -> Path:
+
+def write_random(
+    path: Path, kind: Kind = PLAIN, *, seed: int = 1, tokenizer: Mapping[str, Value] | None = None, n_ctx: int = 4096
+) -> Path:
+    """`tokenizer`: the keys of a vocabulary and a template, not the tiny model's. `n_ctx`: the trained length."""
+    own = tokenizer or vocabulary()
+    tokens = own["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, Sequence)
     metadata: dict[str, Value] = {
         "general.architecture": kind.architecture,
         "general.name": "Random",
-        **{f"{kind.architecture}.{key}": value for key, value in (_SIZES | kind.keys).items()},
-        **vocabulary(),
+        **{
+            f"{kind.architecture}.{key}": value
+            for key, value in (_SIZES | kind.keys | {"context_length": n_ctx}).items()
+        },
+        **own,
     }
-    shapes: Shapes = {"token_embd.weight": (N_EMBD, len(TOKENS)), "output_norm.weight": (N_EMBD,)}
+    shapes: Shapes = {"token_embd.weight": (N_EMBD, len(tokens)), f"{kind.output_norm}.weight": (N_EMBD,)}
     for layer in range(N_LAYERS):
-        shapes |= {f"blk.{layer}.{name}": dims for name, dims in kind.block.items()}
+        block = kind.first_block if kind.first_block and not layer else kind.block
+        shapes |= {f"blk.{layer}.{name}": dims for name, dims in block.items()}
     chance = np.random.default_rng(seed)
     tensors = {name: _stored(_weights(name, dims, chance), kind) for name, dims in shapes.items()}
     return write_tensors(path, metadata, shapes, tensors)
@@ -135,7 +163,6 @@ def write_tensors(
 
 _SIZES: dict[str, Value] = {
     "block_count": N_LAYERS,
-    "context_length": 4096,
     "embedding_length": N_EMBD,
     "feed_forward_length": N_FF,
     "attention.head_count": N_HEAD,
@@ -154,7 +181,7 @@ def _weights(name: str, dims: tuple[int, ...], chance: np.random.Generator) -> N
 
 def _stored(weights: NDArray[np.float32], kind: Kind) -> tuple[bytes, int]:
     """The tensor's data and its type in the file."""
-    if weights.ndim == 1 or not kind.is_row_by_row:
+    if weights.ndim == 1 or weights.shape[-1] % 32 or not kind.is_row_by_row:
         return weights.tobytes(), F32
     return _q4_1(weights), Q4_1
 

@@ -18,7 +18,8 @@ from worker.errors import UsageError, WorkerError
 
 SILENCE_S = 300.0
 """A server that says nothing for so long says nothing any more: a model of 7 billion weights may read for minutes."""
-_PIECES_OF_A_GOING_STREAM = 24
+N_GOING = 24
+"""The pieces of an answer that is going on, if the caller has no number of its own."""
 
 
 class NotReached(WorkerError):
@@ -78,18 +79,32 @@ class Connection(asyncio.Protocol):
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._exchange = Exchange(sent_s=0.0)
         self._now_s = 0.0
+        self._n_going = N_GOING
         self.has_begun = asyncio.Event()
         """Set when an answer's head arrived, or it has ended."""
         self.is_going = asyncio.Event()
-        """Set when some pieces of an answer arrived, or it has ended."""
+        """Set when `n_going` pieces of an answer arrived, or it has ended."""
 
     @property
     def status(self) -> int:
         """The status of the current answer; 0 before it begins."""
         return self._exchange.status
 
-    async def ask(self, method: str, path: str, body: bytes = b"") -> Exchange:
+    @property
+    def is_open(self) -> bool:
+        """False once either side has closed it."""
+        return not self._transport.is_closing()
+
+    @property
+    def exchange(self) -> Exchange:
+        """The current exchange, as far as it has come."""
+        return self._exchange
+
+    async def ask(self, method: str, path: str, body: bytes = b"", *, n_going: int = N_GOING) -> Exchange:
         """Send a request and wait for the end of its answer, or of the connection. Never raises for what comes back."""
+        self.has_begun.clear()
+        self.is_going.clear()
+        self._n_going = n_going
         self._done = asyncio.get_running_loop().create_future()
         self._exchange = Exchange(sent_s=time.perf_counter())
         if self._transport.is_closing():
@@ -97,6 +112,13 @@ class Connection(asyncio.Protocol):
             return self._exchange
         self._transport.write(self._head(method, path, len(body)) + body)
         return await self._ended()
+
+    def pause(self) -> None:
+        """Take nothing from the socket until `resume`; the kernel's buffers fill."""
+        self._transport.pause_reading()
+
+    def resume(self) -> None:
+        self._transport.resume_reading()
 
     def close(self) -> None:
         """Idempotent; a stream that has not ended is given up."""
@@ -148,7 +170,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._exchange.pieces.append((self._now_s, body))
-        if len(self._exchange.pieces) == _PIECES_OF_A_GOING_STREAM:
+        if len(self._exchange.pieces) == self._n_going:
             self.is_going.set()
 
     def on_message_complete(self) -> None:

@@ -1,0 +1,59 @@
+"""Requests of traces: the same for the same seed, of all routes, and with every field that changes an answer."""
+
+from random import Random
+
+import msgspec
+import pytest
+
+from tools.fire.asks import CHAT, COMPLETIONS, EXECUTE, MESSAGES, RESPONSES, Ask, Asks
+from worker.protocol.execute import GenerationFields
+
+N = 4000
+
+
+def drawn(seed: int, n: int = N) -> list[Ask]:
+    asks = Asks(Random(seed))
+    return [asks.draw() for _ in range(n)]
+
+
+@pytest.fixture(scope="module")
+def asks() -> list[Ask]:
+    return drawn(1)
+
+
+def test_a_seed_gives_the_same_requests_again(asks: list[Ask]) -> None:
+    assert drawn(1) == asks
+    assert drawn(2, 20) != asks[:20]
+
+
+def test_every_route_gets_requests_and_some_repeat(asks: list[Ask]) -> None:
+    assert {ask.path for ask in asks} == {EXECUTE, COMPLETIONS, CHAT, RESPONSES, MESSAGES}
+    assert 0.5 * N < len({ask.digest for ask in asks}) < 0.8 * N
+
+
+def test_every_sampling_field_is_asked_for_at_execute(asks: list[Ask]) -> None:
+    fields = {name for ask in asks if ask.path == EXECUTE for name in ask.body}
+    assert fields >= set(GenerationFields.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        (COMPLETIONS, {"n", "echo", "logprobs", "prompt_logprobs", "stream", "prediction", "guided_regex"}),
+        (CHAT, {"n", "tools", "tool_choice", "top_logprobs", "response_format", "thinking_token_budget", "stream"}),
+        (RESPONSES, {"instructions", "tools", "text", "reasoning", "stream"}),
+        (MESSAGES, {"system", "tools", "thinking", "stop_sequences", "output_config", "stream"}),
+    ],
+)
+def test_every_route_is_asked_for_its_own_fields(asks: list[Ask], path: str, names: set[str]) -> None:
+    assert {name for ask in asks if ask.path == path for name in ask.body} >= names
+
+
+def test_what_is_drawn_by_chance_has_a_seed(asks: list[Ask]) -> None:
+    assert all("seed" in ask.body for ask in asks)
+
+
+def test_the_name_of_a_job_is_on_the_wire_and_not_in_the_digest() -> None:
+    ask = Ask(EXECUTE, {"prompt": "a", "max_tokens": 1})
+    assert msgspec.json.decode(ask.encoded("it"))["job_id"] == "it"
+    assert ask.digest == Ask(EXECUTE, {"max_tokens": 1, "prompt": "a"}).digest != Ask(CHAT, ask.body).digest

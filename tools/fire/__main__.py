@@ -1,0 +1,85 @@
+"""`python -m tools.fire run|replay|shrink`: traces of concurrent requests against the law that answers do not depend on
+traffic.
+
+Owns the command line.
+"""
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+import rich_click as click
+
+from tools.command_line import exit_code
+from tools.fire.campaign import Campaign
+from tools.fire.models import NAMES, Name
+from tools.fire.trace import read, saved
+
+_folder = click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(".fire"),
+    show_default=True,
+    help="Keep models, answers alone, progress and failed traces in DIR.",
+)
+_trace = click.argument("trace", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+@click.group
+def fire() -> None:
+    """Send a worker many requests at once, and compare each answer with the one that the request has alone."""
+
+
+@fire.command
+@_folder
+@click.option("--requests", type=click.IntRange(1), default=100_000, show_default=True, help="Go on until N in all.")
+@click.option("--first-seed", type=click.IntRange(0), default=0, show_default=True, help="Begin with this trace.")
+@click.option("--model", "models", multiple=True, type=click.Choice(NAMES), help="Use this model; may be repeated.")
+def run(folder: Path, requests: int, first_seed: int, models: tuple[str, ...]) -> None:
+    """Play trace after trace; a campaign that was stopped goes on. Exit 1 if a trace has failed."""
+    with closing(Campaign(folder, cast(tuple[Name, ...], models) or NAMES)) as campaign:
+        progress = campaign.run(requests, _say, first_seed=first_seed)
+        _say(str(progress))
+        if progress.failed_seeds:
+            sys.exit(1)
+
+
+@fire.command
+@_folder
+@_trace
+@click.option("--tries", type=click.IntRange(1), default=3, show_default=True, help="Play it up to N times.")
+def replay(folder: Path, trace: Path, tries: int) -> None:
+    """Play the trace of a file. Exit 1 if it fails."""
+    with closing(Campaign(folder)) as campaign:
+        found = campaign.again(read(trace), tries)
+    _say("\n".join(found) or "no faults")
+    if found:
+        sys.exit(1)
+
+
+@fire.command
+@_folder
+@_trace
+def shrink(folder: Path, trace: Path) -> None:
+    """Make a failed trace smaller, and write it beside the file."""
+    with closing(Campaign(folder)) as campaign:
+        smaller = campaign.shrink(read(trace), _say)
+        _say("\n".join(campaign.again(smaller)))
+        _say(f"{saved(smaller, trace.with_suffix('.small.json'))}: {smaller.n_requests} requests")
+        if differing := campaign.alone_afresh(smaller):
+            _say(f"alone on a worker of their own these have another answer than the stored one: {differing}")
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command's exit code."""
+    return exit_code(fire, "fire", argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,81 @@
+"""The answer of each request alone: computed once by a worker that keeps nothing, and stored by the request's digest.
+
+Owns the store. A digest counts for one model, one processor and one build; the folder of the store is theirs.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from client.child import Child
+from tools.bench.exchange import Address, connect
+from tools.fire.answers import Answer, answer_of
+from tools.fire.asks import Ask
+from tools.fire.models import Name
+from tools.fire.player import alone_flags
+
+_SILENCE_S = 120.0
+
+
+class Store:
+    """Answers by the model and the request. Close it."""
+
+    def __init__(self, path: Path) -> None:
+        self._base = sqlite3.connect(path)
+        self._base.execute(
+            "CREATE TABLE IF NOT EXISTS alone (model TEXT, digest TEXT, answer BLOB, PRIMARY KEY (model, digest))"
+        )
+
+    def close(self) -> None:
+        self._base.close()
+
+    def __len__(self) -> int:
+        (n,) = self._base.execute("SELECT count(*) FROM alone").fetchone()
+        return int(n)
+
+    def get(self, model: Name, digest: str) -> Answer | None:
+        row = self._base.execute("SELECT answer FROM alone WHERE model = ? AND digest = ?", (model, digest)).fetchone()
+        return msgspec.json.decode(row[0], type=Answer) if row else None
+
+    def put(self, model: Name, answers: dict[str, Answer]) -> None:
+        rows = [(model, digest, msgspec.json.encode(answer)) for digest, answer in answers.items()]
+        with self._base:
+            self._base.executemany("INSERT OR REPLACE INTO alone VALUES (?, ?, ?)", rows)
+
+
+def alone(store: Store, models: Path, name: Name, asks: Iterable[Ask]) -> dict[str, Answer]:
+    """The answers by digest, of which those that are not in the store are asked for. Raises: NotServed."""
+    answers: dict[str, Answer] = {}
+    missing: dict[str, Ask] = {}
+    for ask in asks:
+        found = store.get(name, ask.digest)
+        if found is None:
+            missing[ask.digest] = ask
+        else:
+            answers[ask.digest] = found
+    if missing:
+        fresh = ask_alone(models, name, [*missing.values()])
+        store.put(name, fresh)
+        answers |= fresh
+    return answers
+
+
+def ask_alone(models: Path, name: Name, asks: list[Ask]) -> dict[str, Answer]:
+    """Ask a fresh worker, one request after another. Raises: NotServed."""
+    with Child(*alone_flags(models, name)) as child:
+        child.ready()
+        return asyncio.run(_ask_each(Address.of(child.url), asks))
+
+
+async def _ask_each(address: Address, asks: list[Ask]) -> dict[str, Answer]:
+    with closing(await connect(address, _SILENCE_S)) as connection:
+        answers = {}
+        for number, ask in enumerate(asks):
+            exchange = await connection.ask("POST", ask.path, ask.encoded(f"alone-{number}"))
+            assert not exchange.broken, (exchange.broken, ask)
+            answers[ask.digest] = answer_of(ask, exchange.status, exchange.body)
+        return answers

@@ -1,0 +1,124 @@
+"""Trace after trace until a number of requests was sent: resumable, with what it finds on the disk.
+
+Owns the folder of a campaign: models, the store of answers alone, how far it is, and each trace that failed.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from tools.fire.alone import Store, alone, ask_alone
+from tools.fire.models import NAMES, Name
+from tools.fire.player import Run, play
+from tools.fire.shrinking import shrunk
+from tools.fire.trace import Trace, draw, saved
+from tools.fire.verdicts import faults
+
+Say = Callable[[str], None]
+_N_TRIES = 3
+"""What depends on the moment need not happen again at once."""
+_REPORT_S = 60.0
+
+
+class Progress(msgspec.Struct):
+    """How far a campaign is."""
+
+    next_seed: int = 0
+    n_requests: int = 0
+    n_by_status: dict[str, int] = {}
+    failed_seeds: list[int] = []
+    n_engine_kills: int = 0
+    busy_s: float = 0.0
+
+    def __str__(self) -> str:
+        statuses = ", ".join(f"{status}: {n}" for status, n in sorted(self.n_by_status.items()))
+        return (
+            f"{self.n_requests} requests in {self.next_seed} traces, {self.n_engine_kills} engines killed, "
+            f"{len(self.failed_seeds)} traces failed, {self.busy_s:.0f} s; statuses {statuses}"
+        )
+
+
+class Campaign:
+    """A folder with a campaign. Use `closing`."""
+
+    def __init__(self, folder: Path, models: tuple[Name, ...] = NAMES) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._models = models
+        self._store = Store(folder / "alone.sqlite")
+        self._file = folder / "progress.json"
+        self.progress = (
+            msgspec.json.decode(self._file.read_bytes(), type=Progress) if self._file.exists() else Progress()
+        )
+
+    def close(self) -> None:
+        self._store.close()
+
+    def run(self, n_requests: int, say: Say, *, first_seed: int = 0, n_each: int = 250) -> Progress:
+        """Go on until so many requests were sent in all."""
+        progress = self.progress
+        progress.next_seed = max(progress.next_seed, first_seed)
+        reported_s = time.monotonic()
+        while progress.n_requests < n_requests:
+            begun_s = time.monotonic()
+            n_left = n_requests - progress.n_requests
+            trace = draw(progress.next_seed, n_requests=min(n_each, n_left), models=self._models)
+            run, found = self.judged(trace)
+            self._count(trace, run, time.monotonic() - begun_s)
+            if found:
+                progress.failed_seeds.append(trace.seed)
+                path = saved(trace, self.folder / f"seed-{trace.seed}.json")
+                path.with_suffix(".txt").write_text("\n".join(found))
+                say(f"seed {trace.seed} ({trace.model}): {len(found)} faults; {path}\n  {found[0][:1000]}")
+            self._file.write_bytes(msgspec.json.encode(progress))
+            if time.monotonic() - reported_s > _REPORT_S:
+                reported_s = time.monotonic()
+                say(str(progress))
+        return progress
+
+    def judged(self, trace: Trace) -> tuple[Run, list[str]]:
+        """What came of a trace, and what is wrong with it."""
+        answers = alone(self._store, self._models_folder, trace.model, trace.used)
+        run = play(trace, self._models_folder)
+        return run, faults(run, answers)
+
+    def again(self, trace: Trace, n_tries: int = _N_TRIES) -> list[str]:
+        """The faults of the first of some tries that has any."""
+        for _ in range(n_tries):
+            _, found = self.judged(trace)
+            if found:
+                return found
+        return []
+
+    def shrink(self, trace: Trace, say: Say) -> Trace:
+        def fails(smaller: Trace) -> bool:
+            found = self.again(smaller)
+            say(f"{smaller.n_requests} requests: {found[0][:200] if found else 'fine'}")
+            return bool(found)
+
+        return shrunk(trace, fails)
+
+    def alone_afresh(self, trace: Trace) -> list[str]:
+        """The requests of a trace whose answer alone is not the stored one, each asked of a worker of its own."""
+        stored = alone(self._store, self._models_folder, trace.model, trace.used)
+        return [
+            ask.digest
+            for ask in trace.used
+            if ask_alone(self._models_folder, trace.model, [ask])[ask.digest] != stored[ask.digest]
+        ]
+
+    @property
+    def _models_folder(self) -> Path:
+        return self.folder / "models"
+
+    def _count(self, trace: Trace, run: Run, took_s: float) -> None:
+        progress = self.progress
+        progress.next_seed = trace.seed + 1
+        progress.n_requests += trace.n_requests
+        progress.n_engine_kills += sum(len(life.kills_ms) for life in trace.lives)
+        progress.busy_s += took_s
+        counted = Counter(str(outcome.status) for outcome in run.outcomes)
+        progress.n_by_status = dict(Counter(progress.n_by_status) + counted)

@@ -1,0 +1,80 @@
+"""Models of the size of a test's for traces: random weights, so that each token depends on all before it.
+
+Owns their vocabulary, which spells any text by bytes and has the control tokens of a chat, and their template, which
+has a place for everything that a request may have: tools, calls, results, reasoning.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, get_args
+
+from tests.gguf_files import Typed, Value
+from tests.llama.random_models import HYBRID, PLAIN, SLIDING, Kind, write_random
+from tests.llama.tiny import BYTE, CONTROL, NORMAL, UNKNOWN
+
+N_CTX = 2048
+"""The trained length: the longest of a trace's conversations fits, and a few long answers fill it."""
+
+Name = Literal["attention", "window", "hybrid"]
+NAMES: tuple[Name, ...] = get_args(Name)
+_KINDS: dict[Name, Kind] = {"attention": PLAIN, "window": SLIDING, "hybrid": HYBRID}
+
+_USER_DEFINED = 4
+_CONTROLS = ("<|im_start|>", "<|im_end|>")
+_MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+_LETTERS = 'abcdefghijklmnopqrstuvwxyz0123456789.,:"{}[]() \n'
+"""Characters that are tokens of their own, so that about one token in six is readable."""
+_MULTIPLE = 16
+
+TEMPLATE = """\
+{%- if tools %}{{ '<|im_start|>system\\n' }}{% for tool in tools %}{{ tool | tojson }}{{ '\\n' }}{% endfor -%}
+{{ '<tool_call>\\n{"name": NAME, "arguments": ARGUMENTS}\\n</tool_call><|im_end|>\\n' }}{% endif -%}
+{%- for m in messages %}
+{%- if m.role == 'tool' %}{{ '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response><|im_end|>\\n' }}
+{%- else %}{{ '<|im_start|>' + m.role + '\\n' }}
+{%- if m.reasoning_content %}{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{% endif -%}
+{{ m.content or '' }}
+{%- for call in m.tool_calls or [] -%}
+{{ '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+{%- if call.function.arguments is string %}{{ call.function.arguments }}
+{%- else %}{{ call.function.arguments | tojson }}{% endif %}{{ '}\\n</tool_call>' }}
+{%- endfor %}{{ '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+{%- endif %}"""
+
+
+def model(folder: Path, name: Name, *, seed: int = 1) -> Path:
+    """The file of that model in the folder, which is written if it is not there. Another seed gives other weights."""
+    path = folder / f"{name}-{seed}.gguf"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(".part")
+        write_random(fresh, _KINDS[name], seed=seed, tokenizer=_tokenizer(), n_ctx=N_CTX).rename(path)
+    return path
+
+
+def _tokenizer() -> dict[str, Value]:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *_spelled(_LETTERS)]
+    types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(_LETTERS)]
+    n_more = -(len(tokens) + len(_CONTROLS) + len(_MARKS)) % _MULTIPLE
+    words = [f"{a}{b}" for a in "xyz" for b in "abcdefgh"][:n_more]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [*tokens, *words, *_CONTROLS, *_MARKS],
+        "tokenizer.ggml.scores": Typed("f32", [0.0] * (len(tokens) + n_more + len(_CONTROLS) + len(_MARKS))),
+        "tokenizer.ggml.token_type": [
+            *(*types, *[NORMAL] * n_more),
+            *(*[CONTROL] * len(_CONTROLS), *[_USER_DEFINED] * len(_MARKS)),
+        ],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+
+
+def _spelled(letters: Iterable[str]) -> list[str]:
+    return [letter.replace(" ", "▁") for letter in letters]
