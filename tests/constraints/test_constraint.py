@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import jsonschema
@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.constraints.bytewise import byte, constrain, is_text, submit
+from tests.constraints.made_vocabulary import MadeVocabulary
 from tests.llama.test_vocabularies import load_vocabulary
 from tests.llama.tiny import END, write_tiny
 from tests.on_cpu import loaded_on_cpu
@@ -429,3 +430,12 @@ def test_no_control_token_is_ever_allowed_but_an_end(real: Loaded) -> None:
     constraint = constrain(real.constraints, regex="(?s:.*)")
     without_text = {token for token in range(real.model.n_vocab) if not real.model.piece(TokenId(token))}
     assert without_text & set(allowed_by(constraint)) == set(real.model.ends.tolist())
+
+
+def test_a_forced_text_that_the_tokenizer_cannot_split_is_forced_byte_by_byte() -> None:
+    """Without any tokens for it, the library computes the mask of the place behind it."""
+    unsplit = replace(MadeVocabulary().vocabulary(), spell=lambda _: [])
+    constraint = Constraints(unsplit, give_back=lambda: None).constrain(submit(regex="<call>[0-9]"))
+    assert isinstance(constraint, Constraint)
+    assert allowed_by(constraint) == [ord("<")]
+    assert bytes(constraint.forced()) == b"<call>"

@@ -1,5 +1,6 @@
 """The vocabulary and the facts of a real model, and of a tiny one where the real one has no such case."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tests.llama.conftest import Loaded
 from tests.llama.tiny import BOS, END, LONG_PIECE, TOKENS, write_tiny
 from tests.on_cpu import loaded_on_cpu
+from tools.fire.models import model as random_model
 from worker.errors import ModelLoadFailed
 from worker.llama.devices import devices
 from worker.llama.model import Model
@@ -28,6 +30,13 @@ UTF8_PARTS = [bytes([byte]) for byte in (*range(0x7E, 0x82), 0x90, 0xBF, 0xC0, 0
 
 def text_of(model: Model, tokens: list[TokenId]) -> str:
     return b"".join(model.piece(token) for token in tokens).decode()
+
+
+@pytest.fixture(scope="module")
+def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """A model whose vocabulary has words of its own."""
+    with loaded_on_cpu(random_model(tmp_path_factory.mktemp("own"), "attention")) as model:
+        yield model
 
 
 @pytest.mark.model
@@ -115,6 +124,12 @@ def test_a_token_outside_the_vocabulary_is_refused(model: Model, token: int) -> 
         model.piece(TokenId(token))
     with pytest.raises(ValueError, match="vocabulary"):
         model.is_end(TokenId(token))
+
+
+@given(st.lists(st.sampled_from(["<tool_call>", "</think>", "a", " ", "\n", "{", "é", "東"]), max_size=6).map("".join))
+def test_a_text_with_words_of_the_vocabularys_own_is_spelled(owner: Model, text: str) -> None:
+    """This kind of tokenizer puts a space behind each of them, and before the text."""
+    assert text_of(owner, owner.spell(text.encode())) == text
 
 
 @pytest.mark.parametrize("text", ["a", "", "<s>a", "<s>", "</s>", "<s><s>a"])

@@ -78,4 +78,5 @@ class Tokens:
         return [self.token_of_byte[value] for value in data]
 
     def __call__(self, data: bytes) -> list[int]:
-        return list(self._words.spell(data))
+        """The library takes no tokens for nothing left to spell, and computes the mask of a later place."""
+        return self.spelled(data)

@@ -236,8 +236,21 @@ class Model(Tokenizer):
 
     def spell(self, text: bytes) -> list[TokenId]:
         """UTF-8 in the middle of a text, as the tokenizer spells it: names of special tokens in it are text, and the
-        space that some vocabularies put before a text is left out. Empty where there is no such spelling.
+        space that some vocabularies put before a text is left out, also behind a word of the vocabulary's own, such as
+        `<tool_call>`. Empty where there is no such spelling.
         """
+        found: list[TokenId] = []
+        while text:
+            tokens, n_bytes = self._first_spelled(text)
+            if not n_bytes:
+                return []
+            found += tokens
+            text = text[n_bytes:]
+        return found
+
+    def _first_spelled(self, text: bytes) -> tuple[list[TokenId], int]:
+        """The most tokens, from the first on, that spell the text's first bytes, and how many bytes these are."""
+        longest: tuple[list[TokenId], int] = [], 0
         for before in (b"", _NEVER_MERGED):
             try:
                 tokens = self._tokenize_all(before + text, len(text), parse_special=False)
@@ -250,9 +263,15 @@ class Model(Tokenizer):
             while first < len(pieces) and n_left > len(text):
                 n_left -= len(pieces[first].lstrip(b" "))
                 first += 1
-            if b"".join(pieces[first:]) == text:
-                return tokens[first:]
-        return []
+            n_bytes, last = 0, first
+            while last < len(pieces) and pieces[last] and text.startswith(pieces[last], n_bytes):
+                n_bytes += len(pieces[last])
+                last += 1
+            if n_bytes > longest[1]:
+                longest = tokens[first:last], n_bytes
+            if n_bytes == len(text):
+                break
+        return longest
 
     def token_of(self, text: str) -> TokenId | None:
         """The one token a text is, special tokens included; None where it is none or several."""
