@@ -1,12 +1,13 @@
 """The whole composition, on the real model and on a tiny one."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from tests.llama.conftest import GREEDY, MakeContext
-from tests.llama.random_models import PLAIN, RECURRENT, SLIDING, Kind, write_random
+from tests.llama.random_models import HYBRID, PLAIN, RECURRENT, SLIDING, Kind, write_random
 from tests.llama.tiny import write_tiny
 from worker.commands.inspect_gguf import inspection_of
 from worker.engine.backend import Read
@@ -182,6 +183,32 @@ def test_the_load_says_whether_prefixes_are_kept_and_inspect_agrees(
     if swa_full == "auto":
         memory = inspection_of(read_info(path), 0, nothing_repacked).memory
         assert (memory.prefix_cache_off, memory.prefix_cache_bytes > 0) == (facts.prefix_cache_off, reason is None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "swa_full", "refusal"),
+    [
+        (PLAIN, "auto", None),
+        (RECURRENT, "auto", None),
+        (HYBRID, "auto", "use --parallel 1, or remove"),
+        (SLIDING, "auto", None),
+        (SLIDING, "off", "use --swa-full on or --parallel 1, or remove"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("wish", [{"is_deterministic": True}, {"batch_invariant": "on"}], ids=str)
+def test_bits_are_promised_only_where_each_sequences_cells_lie_in_order(
+    tmp_path: Path, kind: Kind, swa_full: SwaFull, refusal: str | None, wish: dict[str, Any]
+) -> None:
+    """Attention adds up cells as they lie. One job alone fills them in order in any memory."""
+    path = write_random(tmp_path / "random.gguf", kind)
+    for parallel in (1, 4):
+        config = configuration(path, swa_full=swa_full, parallel=parallel, cache_type_k="auto", **wish)
+        if refusal is not None and parallel > 1:
+            with pytest.raises(ModelLoadFailed, match=refusal):
+                load_runner(config, lambda _: None)
+        else:
+            load_runner(config, lambda _: None).runner.close()
 
 
 def test_a_prefix_cache_beyond_memory_is_refused_but_to_a_successor(tmp_path: Path) -> None:

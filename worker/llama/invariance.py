@@ -11,6 +11,7 @@ bits cost a prompt 12 to 26 %, for K in bf16 alone, and up to half of its speed 
 
 import math
 
+from worker.errors import ModelLoadFailed
 from worker.llama.devices import devices, features
 from worker.llama.repack import TILES, LayoutOf, multiplied
 from worker.model.gguf import Tensor
@@ -82,6 +83,22 @@ def invariance_of(
     if others := sorted(found):
         return BatchInvariance(is_kept=False, why=f"products with {', '.join(others)} depend on the number of rows")
     return BatchInvariance(is_kept=True, why="it costs nothing here")
+
+
+def check_order(config: Configure, info: ModelInfo, *, has_order: bool, n_jobs: int) -> None:
+    """Raises: ModelLoadFailed if numbers must not depend on other jobs, and would depend on the order of their cells.
+
+    A CPU's attention adds up a sequence's cells in the order in which they lie. Where cells cannot be kept in the order
+    of their positions, those of a job lie in the holes that others leave; the self-test need not meet such a case.
+    """
+    if has_order or n_jobs == 1 or not config.must_be_invariant:
+        return
+    flag = "--deterministic" if config.is_deterministic else "--batch-invariant on"
+    ways = "--swa-full on or --parallel 1" if info.windows and config.swa_full != "on" else "--parallel 1"
+    raise ModelLoadFailed(
+        f"{flag}: with {n_jobs} jobs at once the cells of this model's memory cannot be kept in the order of their "
+        f"tokens, and an answer would depend on other jobs: use {ways}, or remove {flag}"
+    )
 
 
 def _is_computed_otherwise(matrix: Tensor, layout: LayoutOf) -> bool:

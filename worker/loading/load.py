@@ -27,7 +27,7 @@ from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
 from worker.llama.devices import can_split_rows, devices, memory_of
 from worker.llama.gpu_attention import asked_flash, attention_at, check_cache_types, check_flash
-from worker.llama.invariance import REPEATED_PRODUCTS_OFF, has_own_products, invariance_of, type_k_of
+from worker.llama.invariance import REPEATED_PRODUCTS_OFF, check_order, has_own_products, invariance_of, type_k_of
 from worker.llama.library import OnLog, build, open_library
 from worker.llama.model import Model, Split
 from worker.llama.numerics import numerics_of
@@ -166,6 +166,10 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         model = undo.enter_context(load_weights(config, info, placement, progress.hear))
         runner = LlamaRunner(model, _context(config, model, placement.plan))
         check_flash(config, model.device, is_without_flash=runner.context.is_without_flash)
+        is_in_order = runner.kv.seq_ids.forgotten_seq_id is not None
+        has_cells = runner.sizes.of_kind("KV") > 0
+        has_order = is_in_order or model.device.is_gpu or not has_cells
+        check_order(config, info, has_order=has_order, n_jobs=placement.plan.parallel)
         found = _found(placement, runner)
         if config.require_full_offload and not found.is_resident:
             raise _incomplete(placement)
@@ -195,7 +199,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
             info,
             is_on_gpu=model.device.is_gpu,
             is_without_flash=is_without_flash,
-            is_in_order=runner.kv.seq_ids.forgotten_seq_id is not None,
+            is_in_order=is_in_order,
             has_products=has_own_products(),
             # Of a file all is laid out that can be, or nothing.
             layout=layout_of if placement.weights_in_main.repacked else lambda _: None,
