@@ -1,0 +1,63 @@
+"""2,000 requests at once at small models: each gets the answer that it has alone; and a planted fault is found."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tools.fire.alone import Store
+from tools.fire.campaign import Campaign, Progress
+from tools.fire.trace import draw, saved
+
+pytestmark = pytest.mark.process
+
+N_REQUESTS, N_EACH = 2000, 500
+SEEDS = (0, 1, 2, 3)
+"""`make fire` begins with these, too."""
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_2000_requests_get_the_answers_that_they_have_alone(tmp_path: Path) -> None:
+    """Attention, windows and recurrent state; if this fails, replay the trace that it names (docs/determinism.md)."""
+    found: list[str] = []
+    with closing(Campaign(tmp_path)) as campaign:
+        progress = campaign.run(N_REQUESTS, found.append, n_each=N_EACH)
+    assert not found, "\n".join(found)
+    assert progress.n_requests == N_REQUESTS
+    assert progress.next_seed == len(SEEDS)
+    assert set(progress.n_by_status) <= {"0", "200", "400", "500"}
+    assert progress.n_by_status["200"] > 0.8 * N_REQUESTS
+
+
+def test_an_answer_that_differs_from_the_stored_one_is_found_and_shrunk_to_its_request(tmp_path: Path) -> None:
+    with closing(Campaign(tmp_path, ("attention",))) as campaign:
+        trace = draw(5, n_requests=12, models=("attention",))
+        _, found = campaign.judged(trace)
+        assert not found
+        victim = trace.used[3]
+        with closing(Store(tmp_path / "alone.sqlite")) as store:
+            answer = store.get("attention", victim.digest)
+            assert answer is not None
+            answer.status = 418
+            store.put("attention", {victim.digest: answer})
+        _, found = campaign.judged(trace)
+        assert found
+        assert all("status: 200 != 418" in line for line in found)
+        smaller = campaign.shrink(trace, quiet)
+        assert smaller.used == [victim]
+        assert smaller.n_requests == 1
+        assert campaign.alone_afresh(smaller) == [victim.digest]
+        saved(smaller, tmp_path / "small.json")
+
+
+def test_a_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
+    progress = Progress()
+    for n_requests in (4, 10):
+        with closing(Campaign(tmp_path, ("attention",))) as campaign:
+            progress = campaign.run(n_requests, quiet, n_each=4)
+    assert (progress.n_requests, progress.next_seed) == (10, 3)
