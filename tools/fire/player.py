@@ -96,14 +96,14 @@ def _live(trace: Trace, number: int, life: Life, flags: list[str], run: Run) -> 
     with Child(*flags) as child:
         child.ready()
         run.outcomes += asyncio.run(Client(child, trace, number).play(life))
-        run.complaints += [f"life {number}: {complaint}" for complaint in _complaints(child)]
+        run.complaints += [f"life {number}: {complaint}" for complaint in complaints(child)]
         child.process.terminate()
         code = child.process.wait(_IDLE_S)
         if code:
             run.complaints.append(f"life {number}: exit code {code}: {' | '.join(child.stderr[-5:])}")
 
 
-def _complaints(child: Child) -> Iterator[str]:
+def complaints(child: Child) -> Iterator[str]:
     """What is wrong with a worker that should be idle. It ends its jobs in its own time."""
     give_up_s = time.monotonic() + _IDLE_S
     address = Address.of(child.url)

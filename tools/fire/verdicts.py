@@ -49,6 +49,10 @@ def _compared(outcome: Outcome, answer: Answer, alone: Answer) -> str:
         found = excesses(answer, alone) if outcome.status == alone.status == OK else []
     elif answer.error and answer.error != alone.error and _may_end(outcome, answer.error):
         found = [f"{answer.n_endings} ends"] if answer.n_endings != 1 else excesses(answer, alone)
+    elif answer.error:
+        # Text that was not sent when a job failed is never sent, and that depends on the moment.
+        found = [] if answer.error == alone.error else [answer.error]
+        found += sorted({*excesses(answer, alone)} & {*excesses(alone, answer)})
     else:
         return " | ".join(differences(answer, alone))
     return ", ".join(f"more than alone: {name}" for name in found)
