@@ -433,7 +433,7 @@ def test_no_control_token_is_ever_allowed_but_an_end(real: Loaded) -> None:
 
 
 def test_a_forced_text_that_the_tokenizer_cannot_split_is_forced_byte_by_byte() -> None:
-    """Without any tokens for it, the library computes the mask of the place behind it."""
+    """If it gets no tokens for the text, the library computes the mask of the place behind it."""
     unsplit = replace(MadeVocabulary().vocabulary(), spell=lambda _: [])
     constraint = Constraints(unsplit, give_back=lambda: None).constrain(submit(regex="<call>[0-9]"))
     assert isinstance(constraint, Constraint)

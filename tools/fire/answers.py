@@ -40,13 +40,13 @@ class Answer(msgspec.Struct, kw_only=True):
     body: Any = None
     """The whole body, if the answer is no stream."""
     fixed: dict[str, Any] = {}
-    """What a stream says once, at any time before its end."""
+    """The members that a stream says once, at any time before its end."""
     texts: dict[str, str] = {}
-    """What grows in a stream: of an answer that broke off, a prefix is there."""
+    """The texts that grow in a stream. An answer that broke off has a prefix of each."""
     lists: dict[str, list[Any]] = {}
     """The same."""
     ending: dict[str, Any] = {}
-    """What only a complete stream says."""
+    """The members that only a complete stream has."""
     error: str = ""
     """The code of the error that ended a stream."""
     n_endings: int = 0

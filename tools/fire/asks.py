@@ -140,7 +140,7 @@ class Asks:
         return fields
 
     def _constraint(self) -> Json:
-        """At most one constraint in the spelling of `/execute`, or the ban of end tokens, which goes without."""
+        """Draw at most one constraint in the spelling of `/execute`, or the ban of end tokens, which goes without."""
         rng = self._rng
         if not self._has(0.25):
             return {"ignore_eos": True} if self._has(0.3) else {}

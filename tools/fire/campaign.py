@@ -19,12 +19,12 @@ from tools.fire.verdicts import faults
 
 Say = Callable[[str], None]
 _N_TRIES = 3
-"""What depends on the moment need not happen again at once."""
+"""A fault that depends on the moment need not come again at once."""
 _REPORT_S = 60.0
 
 
 class Progress(msgspec.Struct):
-    """How far a campaign is."""
+    """The count of a campaign so far."""
 
     next_seed: int = 0
     n_requests: int = 0
@@ -80,7 +80,7 @@ class Campaign:
         return progress
 
     def judged(self, trace: Trace) -> tuple[Run, list[str]]:
-        """What came of a trace, and what is wrong with it."""
+        """Play a trace. Return its outcomes, and the faults."""
         answers = alone(self._store, self._models_folder, trace.model, trace.used)
         run = play(trace, self._models_folder)
         return run, faults(run, answers)

@@ -39,7 +39,7 @@ _ALONE = {"--prefix-cache-mb": "0", "--prompt-lookup": "off", "--parallel": "1",
 
 @dataclass(slots=True)
 class Outcome:
-    """What came back of an act."""
+    """The answer to an act, as far as it arrived."""
 
     life: int
     act: Act
@@ -54,7 +54,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Run:
-    """What came of a trace."""
+    """The outcomes of a trace."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
@@ -104,7 +104,7 @@ def _live(trace: Trace, number: int, life: Life, flags: list[str], run: Run) -> 
 
 
 def complaints(child: Child) -> Iterator[str]:
-    """What is wrong with a worker that should be idle. It ends its jobs in its own time."""
+    """Yield the faults of a worker that should be idle. It may take a while to end its jobs."""
     give_up_s = time.monotonic() + _IDLE_S
     address = Address.of(child.url)
     while True:

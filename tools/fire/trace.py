@@ -50,7 +50,7 @@ class Act(msgspec.Struct, frozen=True):
 
 
 class Life(msgspec.Struct, frozen=True):
-    """What happens from a worker's start to its end."""
+    """The events from a worker's start to its end."""
 
     acts: tuple[Act, ...]
     kills_ms: tuple[int, ...] = ()

@@ -166,10 +166,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         model = undo.enter_context(load_weights(config, info, placement, progress.hear))
         runner = LlamaRunner(model, _context(config, model, placement.plan))
         check_flash(config, model.device, is_without_flash=runner.context.is_without_flash)
-        is_in_order = runner.kv.seq_ids.forgotten_seq_id is not None
-        has_cells = runner.sizes.of_kind("KV") > 0
-        has_order = is_in_order or model.device.is_gpu or not has_cells
-        check_order(config, info, has_order=has_order, n_jobs=placement.plan.parallel)
+        check_order(config, info, has_order=_has_order(runner), n_jobs=placement.plan.parallel)
         found = _found(placement, runner)
         if config.require_full_offload and not found.is_resident:
             raise _incomplete(placement)
@@ -199,7 +196,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
             info,
             is_on_gpu=model.device.is_gpu,
             is_without_flash=is_without_flash,
-            is_in_order=is_in_order,
+            is_in_order=runner.kv.seq_ids.forgotten_seq_id is not None,
             has_products=has_own_products(),
             # Of a file all is laid out that can be, or nothing.
             layout=layout_of if placement.weights_in_main.repacked else lambda _: None,
@@ -210,6 +207,12 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     )
     loaded = LoadedRunner(runner, model, info, facts, shapes, widest_step)
     return loaded if beside is None or draft is None else _with_draft(loaded, beside, draft)
+
+
+def _has_order(runner: LlamaRunner) -> bool:
+    """Return whether cells are in order, or there are none on a CPU."""
+    has_cells = not runner.model.device.is_gpu and runner.sizes.of_kind("KV") > 0
+    return runner.kv.seq_ids.forgotten_seq_id is not None or not has_cells
 
 
 def _check_cache_types(config: Configure, placement: Placement) -> None:

@@ -74,7 +74,7 @@ def test_a_request_is_never_left_without_an_answer_or_refused() -> None:
 
 
 def test_a_request_that_fails_alone_fails_in_traffic() -> None:
-    """How much of its text was sent by then depends on the moment."""
+    """The length of the text that was sent by then depends on the moment."""
     failing = answer_of(ASK, 200, body(EXECUTE, [*EVENTS[:3], error("INFERENCE_FAILED")]))
     for n_events in range(1, 5):
         assert not found([*EVENTS[:n_events], error("INFERENCE_FAILED")], alone=failing)
