@@ -12,8 +12,9 @@
 #   make wheel-test    build it, and serve with it in an empty environment of each Python at hand; five minutes
 #   make constraints-test  compile published JSON schemas: how many are enforced, and what passes; half a minute
 #   make clients-test  run openai, LangChain, LiteLLM, lm-eval and guidellm, each in its own environment, on a worker
-#   make agents-test   run pi, Claude Code, Codex, opencode, Qwen Code, Continue and Cline, each installed from npm, on a
-#                      worker in a network with this machine only; five minutes; needs npm
+#   make agents-test   run pi, Claude Code, Codex, opencode, Qwen Code, Continue and Cline, and loops of openai-agents,
+#                      pydantic-ai and the AI SDK, each installed in a folder of its own, on a worker in a network with
+#                      this machine only; ten minutes; needs npm
 #   make fleet-test    run workers under Prometheus, vllm-router and Ray Serve, each in its own environment; ten minutes;
 #                      needs Debian's prometheus
 #   make soak          send 1,000 jobs to both APIs of one worker, and compile 1,000 JSON schemas; a quarter of an hour

@@ -3,14 +3,15 @@
     python -m tests.scripted_engine FD GENERATION
 
 What it answers depends on the conversation alone. If the last message is a tool's result, it repeats the result. If the
-user asks for CRASH, the engine is killed in mid-answer, once; asked again, it answers RECOVERED. Otherwise it calls the
-first tool that runs shell commands, in the form of Hermes, with COMMAND; without such a tool it answers TITLE.
+user asks for CRASH, the engine is killed in mid-answer, once; asked again, it answers RECOVERED. If FIND and FORECAST
+are offered, it calls FIND, then FORECAST with FIND's result, and repeats the last result. Otherwise it calls the first
+tool that runs shell commands with COMMAND; without such a tool it answers TITLE. Calls are in the form of Hermes.
 `--ctx-size` is the context length.
 """
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,10 @@ BEFORE_THE_CRASH = "I was about to say something, and then "
 
 CRASHED = "crashed"
 """The file next to the model's that says that the engine has been killed, to the engines after it."""
+
+FIND, FIND_ARGUMENTS = "find_city", {"person": "Ada Lovelace"}
+FORECAST, DAYS = "forecast", 3
+"""The tools of a loop. The second has the arguments `city`, which is the first's result, and `days`."""
 
 COMMAND_MEMBERS: dict[str, str | list[str]] = {"command": COMMAND, "cmd": COMMAND, "commands": [COMMAND]}
 """The argument that has the shell command, in the tools of the agents that are tried, and its value."""
@@ -65,13 +70,26 @@ class Script:
 def script_of(conversation: Conversation, *, has_crashed: bool) -> Script:
     """The answer to a conversation."""
     messages: list[dict[str, Any]] = msgspec.json.decode(conversation.messages)
+    tools: list[dict[str, Any]] = msgspec.json.decode(conversation.tools or "[]")
     last = messages[-1]
     if last["role"] == "tool":
-        return Script.of(SAYS + _text(last))
+        is_between = sum(message["role"] == "tool" for message in messages) == 1 and _has_loop(tools)
+        return _calling(FORECAST, {"city": _text(last), "days": DAYS}) if is_between else Script.of(SAYS + _text(last))
     if any(CRASH in _text(message) for message in messages if message["role"] == "user"):
         return Script.of(RECOVERED) if has_crashed else Script.of(BEFORE_THE_CRASH, ends_in_a_crash=True)
-    call = _call_of_a_shell(msgspec.json.decode(conversation.tools or "[]"))
-    return Script.of(f"<tool_call>\n{msgspec.json.encode(call).decode()}\n</tool_call>" if call else TITLE)
+    if _has_loop(tools):
+        return _calling(FIND, FIND_ARGUMENTS)
+    return _call_of_a_shell(tools) or Script.of(TITLE)
+
+
+def _calling(name: str, arguments: Mapping[str, Any]) -> Script:
+    """The script of a call."""
+    call = msgspec.json.encode({"name": name, "arguments": arguments}).decode()
+    return Script.of(f"<tool_call>\n{call}\n</tool_call>")
+
+
+def _has_loop(tools: Sequence[dict[str, Any]]) -> bool:
+    return {tool["function"]["name"] for tool in tools} >= {FIND, FORECAST}
 
 
 def _text(message: dict[str, Any]) -> str:
@@ -80,14 +98,14 @@ def _text(message: dict[str, Any]) -> str:
     return content if isinstance(content, str) else "\n".join(str(part.get("text", "")) for part in content or [])
 
 
-def _call_of_a_shell(tools: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """A call of the first tool that runs shell commands, with all arguments that it requires."""
+def _call_of_a_shell(tools: Sequence[dict[str, Any]]) -> Script | None:
+    """The script of a call of the first tool that runs shell commands, with all arguments that it requires."""
     for tool in tools:
         function = tool["function"]
         schema = function.get("parameters") or {}
         for member in COMMAND_MEMBERS:
             if member in schema.get("properties", {}):
-                return {"name": function["name"], "arguments": _arguments(schema, member)}
+                return _calling(function["name"], _arguments(schema, member))
     return None
 
 

@@ -1,7 +1,9 @@
-"""Coding agents from npm, each in a folder of its own, and how they are run: without updates, telemetry and internet.
+"""Agents and their frameworks, each in a folder of its own, and how they are run: without updates, telemetry and
+internet.
 
-`.clients/npm/NAME` is made once of `packages/NAME.json`, which names one package with its exact version; npm takes it
-from wherever it is configured to. `python -m tests.agents.programs` makes all of them.
+`.clients/npm/NAME` is made once of `packages/NAME.json`, which names packages with their exact versions; npm takes them
+from wherever it is configured to. `python -m tests.agents.programs` makes all of them, and the environments of the
+frameworks in Python.
 """
 
 import hashlib
@@ -11,9 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.clients.environments import FOLDER, OFFLINE
+from tests.clients.environments import FOLDER, OFFLINE, environment
 
 PACKAGES = Path(__file__).parent / "packages"
+IN_PYTHON = ("openai-agents", "pydantic-ai")
+"""The frameworks in Python."""
 
 QUIET = {
     "CI": "1",
@@ -89,6 +93,8 @@ def program(name: str) -> Program:
 def main() -> None:
     for package in sorted(PACKAGES.glob("*.json")):
         program(package.stem)
+    for name in IN_PYTHON:
+        environment(name)
 
 
 if __name__ == "__main__":

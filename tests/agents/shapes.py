@@ -7,11 +7,11 @@ in an empty project, against a server that answers every request with two words:
 - `opencode-ai` 1.18.33, with `@ai-sdk/openai-compatible`;
 - `@qwen-code/qwen-code` 0.24.4, with `--auth-type openai`;
 - `@anthropic-ai/claude-code` 2.1.328, whose conversation is brought into the form of chat completions: its `system`
-  blocks are the first message, `output_config.effort` is `reasoning_effort`, and what only its own route has
+  blocks are the first message, `output_config.effort` is `reasoning_effort`, and what only `/v1/messages` has
   (`thinking`, `context_management`) is left out.
 
-`tools` are left out everywhere, since the worker calls none yet. The texts are those of texts.py; a length of N
-characters is that of the agent's own text.
+`tools` are left out everywhere: test_programs.py has the agents themselves call tools. The texts are those of texts.py;
+a length of N characters is that of the agent's own text.
 """
 
 from dataclasses import dataclass
