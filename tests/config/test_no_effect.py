@@ -10,10 +10,17 @@ import pytest
 from tests.front.rehearsal import FACTS
 from worker.config.no_effect import idle_after_load, idle_before_load
 from worker.config.settings import Settings
-from worker.wire.load import Loaded
+from worker.wire.load import Loaded, ModelFacts
 
 LOADED = msgspec.structs.replace(
-    FACTS, parallel=2, context_length=512, n_cells=1024, batch_size=2048, prefix_cache_bytes=1, backend="cpu"
+    FACTS,
+    parallel=2,
+    context_length=512,
+    n_cells=1024,
+    batch_size=2048,
+    prefix_cache_bytes=1,
+    backend="cpu",
+    model=ModelFacts(chat_template="{{ messages }}"),
 )
 
 
@@ -73,6 +80,12 @@ def test_what_the_settings_alone_make_idle_is_reported_before_the_load(
         ({"swa_full": "off"}, {"swa_full": False}, []),
         ({"split_mode": "layer"}, {}, ["--split-mode layer"]),
         ({"split_mode": "layer"}, {"backend": "cuda"}, []),
+        ({"no_fenced_calls": True, "keep_billing_block": True}, {}, []),
+        (
+            {"no_fenced_calls": True, "keep_billing_block": True},
+            {"model": ModelFacts(chat_template=None)},
+            ["--no-fenced-calls", "--keep-billing-block"],
+        ),
     ],
 )
 def test_what_the_model_and_the_machine_make_idle_is_reported_after_the_load(

@@ -77,5 +77,12 @@ def idle_after_load(settings: Settings, facts: Loaded) -> Idle:
         yield f"--prefix-cache-dir {settings.prefix_cache_dir}", f"no prefix is cached: {facts.prefix_cache_off}"
     if settings.swa_full != "auto" and facts.swa_full is None:
         yield f"--swa-full {settings.swa_full}", "no layer of this model has a sliding window"
+    if facts.model.chat_template is None:
+        # Without a template a conversation is refused, and only conversations have tools and instructions.
+        reason = "the model has no chat template, so no conversation is answered"
+        if settings.no_fenced_calls:
+            yield "--no-fenced-calls", reason
+        if settings.keep_billing_block:
+            yield "--keep-billing-block", reason
     if settings.split_mode != "none" and facts.backend == "cpu":
         yield f"--split-mode {settings.split_mode}", "no GPU has room for a layer, so the CPU has all of them"
