@@ -227,3 +227,25 @@ def test_a_choice_among_tools(choice: Any, expected: Any) -> None:
 )
 def test_thinking_becomes_variables_of_the_template(fields: dict[str, Any], variables: dict[str, Any]) -> None:
     assert json.loads(asked(**fields).prompt.template_kwargs) == variables
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, ()),
+        ({"thinking": {"type": "adaptive"}}, ("thinking",)),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, ("thinking",)),
+        ({"thinking": {"type": "disabled"}}, ("thinking",)),
+        ({"output_config": {"effort": "low"}}, ("output_config.effort",)),
+    ],
+)
+def test_wishes_about_reasoning_that_change_nothing_with_this_model_are_named(
+    fields: dict[str, Any], named: tuple[str, ...]
+) -> None:
+    assert asked(replace(TERMS, template_keys=frozenset()), **fields).generation.ignored == named
+
+
+def test_a_limit_that_the_engine_cannot_keep_is_named() -> None:
+    fields: dict[str, Any] = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+    assert asked(**fields).generation.ignored == ("thinking.budget_tokens",)
+    assert asked(replace(TERMS, can_limit_reasoning=True), **fields).generation.ignored == ()

@@ -108,6 +108,7 @@ def test_a_schema_beside_tools_is_that_of_the_text() -> None:
 REASONING = replace(
     TERMS,
     template_keys=frozenset({"enable_thinking"}),
+    can_limit_reasoning=True,
     chat_format=msgspec.structs.replace(HERMES, reasoning=ReasoningFormat(begin="<think>", end="</think>")),
 )
 
@@ -135,6 +136,16 @@ def test_an_effort_or_a_budget_limits_the_reasoning(
     own = {name for name in fields if name != "chat_template_kwargs"}
     without = {name: value for name, value in fields.items() if name in own}
     assert {*read(plain, **without).generation.ignored} == own
+
+
+@pytest.mark.parametrize("name", ["thinking_token_budget", "thinking_budget_tokens", "thinking"])
+def test_a_limit_that_the_engine_cannot_keep_is_named_even_if_the_template_turns_reasoning_off(name: str) -> None:
+    """Apriel's markers of reasoning are several tokens each."""
+    unlimited = replace(REASONING, can_limit_reasoning=False)
+    fields = {"reasoning_effort": "none", name: {"budget_tokens": 9} if name == "thinking" else 9}
+    place = "thinking.budget_tokens" if name == "thinking" else name
+    assert read(unlimited, **fields).generation.ignored == (place,)
+    assert read(REASONING, **fields).generation.ignored == ()
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────

@@ -28,7 +28,7 @@ from worker.openai.fields import (
     read_struct,
 )
 from worker.openai.foreign import read_foreign
-from worker.openai.thinking import EFFORTS, Thinking, thinking_of, turned_off, turned_on
+from worker.openai.thinking import EFFORTS, Thinking, thinking_of, turned_off, turned_on, with_idle_named
 from worker.openai.tools import constraint_errors, without_schema
 from worker.openai.turns import Turns
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
@@ -214,9 +214,16 @@ def _thinking(request: MessagesRequest, terms: Terms, errors: list[FieldError]) 
             text = "thinking.budget_tokens needs type enabled; remove it"
             errors.append(FieldError(field="thinking.budget_tokens", constraint="needs(enabled)", message=text))
     wanted = thinking_of("output_config.effort", effort, terms.template_keys, errors, budget=budget)
-    if settings is None:
-        return wanted
-    return turned_off(terms.template_keys) if settings.type == "disabled" else turned_on(wanted, terms.template_keys)
+    if settings is not None:
+        is_off = settings.type == "disabled"
+        wanted = turned_off(terms.template_keys) if is_off else turned_on(wanted, terms.template_keys)
+    wishes = {"thinking": settings, "output_config.effort": effort}
+    return with_idle_named(
+        wanted,
+        [name for name, given in wishes.items() if given is not None],
+        [] if budget is None else ["thinking.budget_tokens"],
+        can_limit=terms.can_limit_reasoning,
+    )
 
 
 def _response_format(request: MessagesRequest, place: str, errors: list[FieldError]) -> ResponseFormat | None:

@@ -19,6 +19,7 @@ import msgspec
 from worker.chat.template import ChatTemplates
 from worker.chat.tool_format import chat_format
 from worker.engine.backend import LoadedDraft, LoadedModel
+from worker.engine.channels import Marks
 from worker.engine.prefill_budget import widest_step_of
 from worker.errors import ModelLoadFailed
 from worker.host import available_memory_bytes, cpu_quota
@@ -105,7 +106,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         runner,
         Prompts(loaded.model, chat),
         constraints_of(loaded.model, marks, form).constrain,
-        msgspec.structs.replace(loaded.facts, model=_model_facts(loaded, chat, form)),
+        msgspec.structs.replace(loaded.facts, model=_model_facts(loaded, chat, form, marks)),
         marks=marks,
         widest_step=loaded.widest_step,
         retained_slots=tuple(map(SlotId, range(loaded.facts.parallel, runner.context.n_slots))),
@@ -306,7 +307,7 @@ def _with_draft(loaded: LoadedRunner, beside: _Beside, draft: LlamaRunner) -> Lo
     return replace(loaded, facts=facts, draft=draft, draft_row_costs=row_costs_of(draft))
 
 
-def _model_facts(loaded: LoadedRunner, chat: ChatTemplates | Violation, form: ChatFormat) -> ModelFacts:
+def _model_facts(loaded: LoadedRunner, chat: ChatTemplates | Violation, form: ChatFormat, marks: Marks) -> ModelFacts:
     model, info = loaded.model, loaded.info
     templates = chat if isinstance(chat, ChatTemplates) else None
     return ModelFacts(
@@ -320,6 +321,7 @@ def _model_facts(loaded: LoadedRunner, chat: ChatTemplates | Violation, form: Ch
         chat_template=templates.default.source if templates else None,
         chat_template_caps=templates.caps if templates else (),
         chat_format=form,
+        can_limit_reasoning=bool(marks.closers),
     )
 
 

@@ -30,7 +30,7 @@ from worker.openai.fields import (
     read_object,
     read_struct,
 )
-from worker.openai.thinking import EFFORTS, Thinking, thinking_of, turned_off
+from worker.openai.thinking import EFFORTS, Thinking, thinking_of, turned_off, with_idle_named
 from worker.openai.tools import constraint_errors, without_schema
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.conversation import unread_members
@@ -205,13 +205,8 @@ def _thinking(request: ChatRequest, terms: Terms, errors: list[FieldError]) -> T
         found = Thinking(variables=own, budget=_smallest(given))
     if settings.type == "disabled":
         found = turned_off(keys)
-    can_limit = found.budget is not None and terms.chat_format.reasoning is not None
-    if found.variables or can_limit:
-        return found
-    names = {name.partition(".")[0] for name in given}
-    fields = (_EFFORT, "thinking", *_BUDGETS)
-    idle = [name for name in fields if name in names or (name in fields[:2] and getattr(request, name) is not None)]
-    return replace(found, ignored=tuple(idle))
+    wishes = [name for name in (_EFFORT, "thinking") if getattr(request, name) is not None]
+    return with_idle_named(found, wishes, sorted(given), can_limit=terms.can_limit_reasoning)
 
 
 def _smallest(budgets: Mapping[str, int]) -> int | None:

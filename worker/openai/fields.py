@@ -144,6 +144,8 @@ class Terms:
     """True if the engine drafts from texts."""
     chat_format: ChatFormat = HERMES
     """The notation of the model's calls."""
+    can_limit_reasoning: bool = False
+    """True if the engine keeps a limit of the reasoning."""
     reads_fenced: bool = True
     """True if a fenced JSON object that is a call of an offered tool is read as one."""
     keeps_billing_block: bool = False

@@ -3,7 +3,7 @@
 Owns: the words for efforts, and the limits of models whose templates read no effort. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,3 +62,16 @@ def turned_off(keys: frozenset[str]) -> Thinking:
 def turned_on(thinking: Thinking, keys: frozenset[str]) -> Thinking:
     """The same with reasoning, for templates that are asked for it."""
     return replace(thinking, variables={**{name: True for name in _SWITCHES if name in keys}, **thinking.variables})
+
+
+def with_idle_named(
+    thinking: Thinking, wishes: Iterable[str], limits: Iterable[str] = (), *, can_limit: bool
+) -> Thinking:
+    """The same with the names of its fields that have no effect with this model; agents send them to every model.
+
+    `limits` are the fields with a number of tokens, `wishes` the others. `can_limit` says that a limit is kept.
+    """
+    is_limited = thinking.budget is not None and can_limit
+    idle = () if is_limited or thinking.variables else tuple(wishes)
+    idle += () if is_limited else tuple(name for name in limits if name.partition(".")[0] not in idle)
+    return replace(thinking, ignored=idle)

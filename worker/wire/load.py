@@ -193,6 +193,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The features that the template supports: system, tools, …, and `kwargs.NAME` for each variable that it reads."""
     chat_format: ChatFormat = HERMES
     """The notation of reasoning and calls."""
+    can_limit_reasoning: bool = False
+    """True if tokens of their own divide reasoning from the answer, so that a limit of the reasoning can be kept."""
 
     @property
     def template_keys(self) -> frozenset[str]:

@@ -1,6 +1,7 @@
 """Requests of `/v1/responses`: the jobs that right ones become, and the refusals of wrong ones."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -146,3 +147,10 @@ def test_a_schema_constrains_the_answer() -> None:
 )
 def test_an_effort_becomes_a_variable_of_the_template(effort: str | None, variables: dict[str, Any]) -> None:
     assert json.loads(asked(reasoning={"effort": effort}).prompt.template_kwargs) == variables
+
+
+@pytest.mark.parametrize("effort", ["none", "low", "high"])
+def test_an_effort_that_changes_nothing_with_this_model_is_named(effort: str) -> None:
+    fields = {"input": "Hi.", "reasoning": {"effort": effort}}
+    plain = replace(TERMS, template_keys=frozenset())
+    assert read_response(json.dumps(fields).encode(), plain).generation.ignored == ("reasoning.effort",)

@@ -31,7 +31,7 @@ from worker.openai.responses.events import CollectedResponse, ResponseChoice, Sh
 from worker.openai.responses.items import read_input
 from worker.openai.responses.offered import Offered, read_tools
 from worker.openai.responses.resource import EchoedReasoning, InputTokens, ResponseResource
-from worker.openai.thinking import EFFORTS, Thinking, thinking_of
+from worker.openai.thinking import EFFORTS, Thinking, thinking_of, with_idle_named
 from worker.openai.tools import constraint_errors, without_schema
 from worker.openai.turns import Turns
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
@@ -185,7 +185,11 @@ def read_response(body: bytes | bytearray, terms: Terms) -> ResponseAsked:
         request.tools, request.tool_choice, is_parallel=request.parallel_tool_calls is not False, errors=errors
     )
     effort = None if request.reasoning is None else request.reasoning.effort
-    thinking = thinking_of("reasoning.effort", effort, terms.template_keys, errors)
+    thinking = with_idle_named(
+        thinking_of("reasoning.effort", effort, terms.template_keys, errors),
+        [] if effort is None else ["reasoning.effort"],
+        can_limit=terms.can_limit_reasoning,
+    )
     names = {"max_tokens": "max_output_tokens", "response_format": "text.format", "json_schema": "text.format"}
     names["messages"] = "input"
     prompt = _prompt(turns, thinking, offered, terms, errors)
