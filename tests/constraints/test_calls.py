@@ -347,8 +347,9 @@ def test_a_json_string_carries_exactly_the_texts_of_a_regular_expression(regex: 
 def test_what_cannot_be_enforced_is_refused_by_the_tools_place(
     tool: dict[str, Any], why: str, is_required: bool
 ) -> None:
+    """A free answer is refused only for a schema that the client insists on."""
     constraints = Constraints(MadeVocabulary().vocabulary(), give_back=lambda: None)
-    tools = (OfferedTool(name="good", place=0), OfferedTool(name="bad", place=3, **tool))
+    tools = (OfferedTool(name="good", place=0), OfferedTool(name="bad", place=3, is_strict=not is_required, **tool))
     found = constraints.constrain(
         Submit(
             job=JobKey(1),
@@ -362,6 +363,64 @@ def test_what_cannot_be_enforced_is_refused_by_the_tools_place(
     assert isinstance(found, Violation)
     assert (found.field, found.constraint) == ("tools", "supported")
     assert found.message.startswith(f"tools[3]: {why}"), found.message
+
+
+NUMBER = OfferedTool(name="good", place=0, parameters='{"properties": {"n": {"type": "integer"}}, "required": ["n"]}')
+ODD = OfferedTool(
+    name="odd",
+    place=3,
+    parameters=json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "format": "unknown"},
+                "n": {"type": ["integer", "null"], "not": {"const": 1}},
+                "any": {},
+            },
+            "required": ["city", "n"],
+        }
+    ),
+)
+
+
+def is_free_call(constraint: AnswerConstraint, made: MadeVocabulary, form: ChatFormat, call: str) -> bool:
+    """Return True if a free answer may have this call."""
+    constraint.begin(MAX_TOKENS, place_of(form))
+    for token in made.tokens(call):
+        if not constraint.n_allowed([TokenId(token)]):
+            return False
+        constraint.accept(TokenId(token))
+    return True
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if name != "gemma-4"])
+def test_in_a_free_answer_only_the_tool_whose_schema_cannot_be_enforced_is_free(name: str) -> None:
+    form = FORMS[name]
+    made = MadeVocabulary(markers_of(form))
+    for tool, arguments, expected in (
+        (ODD, {"city": "Oslo", "n": 1}, True),
+        (ODD, {"any": 5}, True),
+        (NUMBER, {"n": 7}, True),
+        (NUMBER, {"n": "x"}, False),
+    ):
+        constraint = constraint_of(made, form, [NUMBER, ODD], is_required=False)
+        assert constraint.loose_tools == (ODD.place,)
+        # A text in Python's notation is held to JSON's quotes.
+        call = written_call(form, tool.name, arguments).replace("'", '"')
+        assert is_free_call(constraint, made, form, call) is expected, (call, expected)
+
+
+def test_where_no_object_can_be_written_freely_no_call_is_constrained_and_all_tools_are_named() -> None:
+    form = FORMS["gemma-4"]
+    made = MadeVocabulary(markers_of(form))
+    constraint = constraint_of(made, form, [NUMBER, ODD], is_required=False)
+    assert constraint.loose_tools == (NUMBER.place, ODD.place)
+    assert is_free_call(constraint, made, form, written_call(form, "good", {"n": "x"}))
+
+
+def test_what_can_be_enforced_is_enforced_with_auto() -> None:
+    made = MadeVocabulary(markers_of(FORMS["hermes"]))
+    assert constraint_of(made, FORMS["hermes"], [NUMBER], is_required=False).loose_tools == ()
 
 
 @pytest.mark.parametrize("name", [name for name in CALLING if name not in FORMS])

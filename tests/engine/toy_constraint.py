@@ -45,6 +45,10 @@ class ToyConstraint:
             return None
         return TokenId(FIRST_FORCED + found // 3 % (N_VOCAB - FIRST_FORCED))
 
+    @property
+    def loose_tools(self) -> tuple[int, ...]:
+        return ()
+
     def begin(self, n_tokens: int, place: Place) -> None:
         """It says what it says, however many tokens there are, and wherever it begins."""
         self.place = place

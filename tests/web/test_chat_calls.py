@@ -96,9 +96,16 @@ def test_every_required_call_is_one_that_its_tool_allows(eloquent: WorkerProcess
 def test_a_tool_that_cannot_be_kept_is_refused_with_its_place(eloquent: WorkerProcess) -> None:
     broken = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?<=a)b"}}, "required": ["a"]}
     functions = [{"name": "fine"}, {"name": "broken", "parameters": broken}]
-    tools = [{"type": "web_search"}, *({"type": "function", "function": each} for each in functions)]
+    tools: list[Any] = [{"type": "web_search"}, *({"type": "function", "function": each} for each in functions)]
     response = eloquent.post(CHAT, json={**request(0), "tools": tools, "tool_choice": "required"})
     assert response.status_code == 400
     assert refusal(response)["param"] in ("tools", "tools[2].function")
     fine = eloquent.post(CHAT, json={**request(0), "tools": tools[:2], "tool_choice": "required"})
     assert fine.headers["x-ignored-tools"] == "web_search"
+    assert "x-unenforced-tools" not in fine.headers
+    free = eloquent.post(CHAT, json={**request(0), "tools": tools, "tool_choice": "auto"})
+    assert free.status_code == 200
+    assert free.headers["x-unenforced-tools"] == "broken"
+    tools[2]["function"]["strict"] = True
+    strict = eloquent.post(CHAT, json={**request(0), "tools": tools, "tool_choice": "auto"})
+    assert strict.status_code == 400

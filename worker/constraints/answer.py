@@ -86,11 +86,14 @@ class AnswerConstraint:
         *,
         whole: Seq[Constraint] = (),
         calls: Calls | None = None,
+        loose_tools: tuple[int, ...] = (),
         budget: int | None = None,
     ) -> None:
         """`whole` are the constraints of the answer without its reasoning, one after the other; `calls` those of calls
-        in a free answer. `budget` is the most tokens of reasoning.
+        in a free answer. `loose_tools` are the places of tools whose schemas are not enforced. `budget` is the most
+        tokens of reasoning.
         """
+        self.loose_tools = loose_tools
         self._tokens = tokens
         self._marks = marks
         self._is_whole = bool(whole)

@@ -23,6 +23,7 @@ from worker.chat.tool_grammar import (
     grammar_of_marker,
     has_marker,
 )
+from worker.chat.values import loaded, types_of
 from worker.constraints.answer import Begin, Calls
 from worker.constraints.constraint import Constraint, Unsupported, calls_matcher, enforceable, json_options
 from worker.constraints.gbnf import BadGrammar, check_lark
@@ -35,6 +36,10 @@ from worker.wire.jobs import OfferedTool, Tools
 TEXT_ARGUMENT: Final = "input"
 """The member that has the text of a tool whose argument is one text."""
 _COMBINING: Final = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "additionalProperties")
+_NAMING_EACH: Final = ("tagged", "python")
+"""The forms of calls in which each argument's name is written apart from its value."""
+_TYPES: Final = ("array", "boolean", "null", "number", "object", "string")
+_NOT_IN_THIS_FORM: Final = "its schema cannot be enforced in this model's form of calls, nor can the others without it"
 _PLAIN_ESCAPES: Final = 'nrbtf\\"'
 
 
@@ -68,21 +73,35 @@ class CallCompiler:
             raise BadTool("tools: this model's form of calls has no grammar; send tool_choice auto")
         otherwise = None if schema is None else _right_side(schema)
         return self._compiled(
-            asked,
+            [self._offer(offered) for offered in asked.tools],
             lambda tools: grammar_of_answer(
                 form, tools, self._markers, is_parallel=asked.is_parallel, otherwise=otherwise
             ),
         )
 
-    def sleeping(self, asked: Tools) -> Calls | None:
-        """The constraint of calls in a free answer; None if the form has no grammar. Raises: BadTool."""
+    def sleeping(self, asked: Tools) -> tuple[Calls | None, tuple[int, ...]]:
+        """The constraint of calls in a free answer, and the places of tools whose schemas it does not enforce.
+
+        Such a tool's arguments are any object, unless the client insists on its schema. There is no constraint if the
+        form has no grammar, or cannot write any object. Raises: BadTool.
+        """
         form = self.form
         if form is None:
-            return None
-        call = self._compiled(
-            asked, lambda tools: grammar_of_call(form, tools, self._markers, is_parallel=asked.is_parallel)
-        )
-        begins = begins_of(form, [tool for _, tool in self._tools(asked)], self._markers)
+            return None, ()
+
+        def lark_of(tools: Seq[Tool]) -> str:
+            return grammar_of_call(form, tools, self._markers, is_parallel=asked.is_parallel)
+
+        offers = [self._offer(offered, may_be_loose=True) for offered in asked.tools]
+        try:
+            call = self._call(form, offers, lark_of)
+        except BadTool:
+            offers = [self._loosened(each, lark_of) for each in offers]
+            call = self._call(form, offers, lark_of)
+        if call is None:
+            return None, tuple(each.offered.place for each in offers)
+        loose = tuple(each.offered.place for each in offers if each.is_loose)
+        begins = begins_of(form, [each.tool for each in offers], self._markers)
         is_headed = form.form == "harmony"
         return Calls(
             call,
@@ -90,7 +109,7 @@ class CallCompiler:
             is_parallel=asked.is_parallel and not is_headed,
             is_anywhere=has_marker(form),
             is_headed=is_headed,
-        )
+        ), loose
 
     # ── compiling ────────────────────────────────────────────────────────────────────────────────
 
@@ -102,30 +121,61 @@ class CallCompiler:
     def _constraint(self, matcher: llguidance.LLMatcher) -> Constraint:
         return Constraint(matcher, self.tokens, None)
 
-    def _compiled(self, asked: Tools, lark_of: Callable[[Seq[Tool]], str]) -> Constraint:
+    def _compiled(self, offers: Seq["_Offer"], lark_of: Callable[[Seq[Tool]], str]) -> Constraint:
         """Compile all tools together; if that fails, find the one to blame. Raises: BadTool."""
-        tools = self._tools(asked)
         try:
-            lark = lark_of([tool for _, tool in tools])
+            lark = lark_of([each.tool for each in offers])
             return self._constraint(calls_matcher(self.tokenizer, lark, str))
         except (Inexpressible, Unsupported) as error:
-            for offered, tool in tools:
-                self._check(offered, tool, lark_of)
+            for each in offers:
+                self._check(each, lark_of)
             raise BadTool("tools: together they are too large or too complex; offer fewer") from error
 
-    def _check(self, offered: OfferedTool, tool: Tool, lark_of: Callable[[Seq[Tool]], str]) -> None:
+    def _check(self, offer: "_Offer", lark_of: Callable[[Seq[Tool]], str]) -> None:
         """Raises: BadTool if this tool alone cannot be compiled."""
         try:
-            matcher = calls_matcher(self.tokenizer, lark_of([tool]), lambda error: plain(error, tool.schema))
+            matcher = calls_matcher(
+                self.tokenizer, lark_of([offer.tool]), lambda error: plain(error, offer.tool.schema)
+            )
         except (Inexpressible, Unsupported) as error:
-            raise BadTool(f"tools[{offered.place}]: {error}") from error
+            raise BadTool(f"tools[{offer.offered.place}]: {error}") from error
         del matcher
 
-    def _tools(self, asked: Tools) -> list[tuple[OfferedTool, Tool]]:
-        """Raises: BadTool."""
-        return [(offered, self._tool(offered)) for offered in asked.tools]
+    def _call(self, form: CallFormat, offers: Seq["_Offer"], lark_of: Callable[[Seq[Tool]], str]) -> Constraint | None:
+        """The constraint of one call; None if the form cannot write any object and a tool takes it. Raises: BadTool."""
+        loose = [each.offered for each in offers if each.is_loose]
+        if not loose or form.form != "gemma":
+            return self._compiled(offers, lark_of)
+        if not all(_may_be_loose(each.offered) for each in offers):
+            raise BadTool(f"tools[{loose[0].place}]: {_NOT_IN_THIS_FORM}")
+        return None
+
+    def _offer(self, offered: OfferedTool, *, may_be_loose: bool = False) -> "_Offer":
+        """The tool with its schema, or with any object if the schema cannot be enforced. Raises: BadTool."""
+        try:
+            return _Offer(offered, self._tool(offered))
+        except BadTool:
+            if not may_be_loose or not _may_be_loose(offered):
+                raise
+            return self._loose(offered)
+
+    def _loosened(self, offer: "_Offer", lark_of: Callable[[Seq[Tool]], str]) -> "_Offer":
+        """The same tool, with any object if it alone cannot be compiled. Raises: BadTool."""
+        if offer.is_loose or not _may_be_loose(offer.offered):
+            return offer
+        try:
+            self._check(offer, lark_of)
+        except BadTool:
+            return self._loose(offer.offered)
+        return offer
+
+    def _loose(self, offered: OfferedTool) -> "_Offer":
+        assert self.form is not None
+        names_each = self.form.form in _NAMING_EACH
+        return _Offer(offered, self._with_options(offered, _any_object(offered, names_each=names_each)), is_loose=True)
 
     def _tool(self, offered: OfferedTool) -> Tool:
+        """Raises: BadTool."""
         try:
             if offered.grammar is not None:
                 check_lark(offered.grammar)
@@ -140,11 +190,40 @@ class CallCompiler:
         schema = _of_object(found.readable)
         if schema is None:
             raise BadTool(f"tools[{offered.place}]: the schema of its parameters must be that of an object")
+        return self._with_options(offered, schema)
+
+    def _with_options(self, offered: OfferedTool, schema: dict[str, Any]) -> Tool:
         options = json_options(schema)
         if self.form is not None and self.form.form == "python":
             # The readers of this notation know other escapes otherwise.
             options = {**options, "json_allowed_escapes": _PLAIN_ESCAPES, "json_allow_general_unicode_escapes": False}
         return Tool(offered.name, {**schema, OPTIONS: options})
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """An offered tool, and what its calls are held to."""
+
+    offered: OfferedTool
+    tool: Tool
+    is_loose: bool = False
+    """True if its arguments may be any object."""
+
+
+def _may_be_loose(offered: OfferedTool) -> bool:
+    return not offered.is_strict and not offered.is_text
+
+
+def _any_object(offered: OfferedTool, *, names_each: bool) -> dict[str, Any]:
+    """The schema of any object, or of one whose members have no more than their types."""
+    schema = loaded(offered.parameters) if names_each else None
+    if not isinstance(schema, dict):
+        return {"type": "object"}
+    members = schema.get("properties") or {}
+    return {
+        "type": "object",
+        "properties": {name: {"type": [*(sorted(types_of(each, schema)) or _TYPES)]} for name, each in members.items()},
+    }
 
 
 def _right_side(schema: str) -> str:

@@ -246,6 +246,11 @@ class Constraint:
         return run
 
     @property
+    def loose_tools(self) -> tuple[int, ...]:
+        """None: what cannot be enforced has no constraint of its own."""
+        return ()
+
+    @property
     def is_over(self) -> bool:
         """True if nothing but an end may follow."""
         return self._open.is_stopped() and not self._open.is_error()

@@ -84,7 +84,7 @@ class Constraints:
             if tools.is_required or submit.json_schema is not None:
                 schema = None if tools.is_required else submit.json_schema
                 return self._answer(submit, whole=[self._calls.whole(tools, schema)])
-            calls = self._calls.sleeping(tools)
+            calls, loose_tools = self._calls.sleeping(tools)
         except BadTool as error:
             return Violation("tools", "supported", str(error))
         except Unsupported as error:
@@ -92,10 +92,19 @@ class Constraints:
         finally:
             if sum(len(tool.parameters) for tool in tools.tools) > UNTRIED_BYTES:
                 self._give_back()
-        if calls is None and submit.reasoning_budget is None:
+        if calls is None and not loose_tools and submit.reasoning_budget is None:
             return None
-        return self._answer(submit, calls=calls)
+        return self._answer(submit, calls=calls, loose_tools=loose_tools)
 
-    def _answer(self, submit: Submit, *, whole: Seq[Constraint] = (), calls: Calls | None = None) -> AnswerConstraint:
+    def _answer(
+        self,
+        submit: Submit,
+        *,
+        whole: Seq[Constraint] = (),
+        calls: Calls | None = None,
+        loose_tools: tuple[int, ...] = (),
+    ) -> AnswerConstraint:
         budget = submit.reasoning_budget if submit.marks == "split" else None
-        return AnswerConstraint(self._tokens, self._marks, whole=whole, calls=calls, budget=budget)
+        return AnswerConstraint(
+            self._tokens, self._marks, whole=whole, calls=calls, loose_tools=loose_tools, budget=budget
+        )

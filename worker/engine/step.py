@@ -44,6 +44,11 @@ class Constraint(Protocol):
         """Return True if only an end may follow."""
         ...
 
+    @property
+    def loose_tools(self) -> tuple[int, ...]:
+        """The places of tools whose schemas it cannot enforce."""
+        ...
+
     def n_allowed(self, tokens: Seq[TokenId]) -> int:
         """Return how many of the tokens, from the first on, the constraint allows."""
         ...

@@ -199,8 +199,8 @@ class EngineClient:
                 self._observer.on_step(message)
             case StepBegun(jobs=jobs):
                 self.jobs.step_begun(jobs)
-            case Accepted(job=key, prompt_tokens=prompt_tokens):
-                self.jobs.accepted(key, prompt_tokens)
+            case Accepted():
+                self.jobs.accepted(message)
             case Refused():
                 self.jobs.refused(message)
             case Tokenized() | Untokenized() | Detokenized():

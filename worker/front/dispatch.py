@@ -15,7 +15,7 @@ from worker.front.aftermath import Charge, Work, charge_sheet, judge
 from worker.front.job import Job
 from worker.front.questions import Question
 from worker.protocol.events import StreamCode
-from worker.wire.jobs import Cancel, JobKey, Refused, StepDone, Submit
+from worker.wire.jobs import Accepted, Cancel, JobKey, Refused, StepDone, Submit
 from worker.wire.questions import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized, Untokenized
 
 
@@ -98,10 +98,10 @@ class Dispatch:
         self._is_open = True
         self._pump()
 
-    def accepted(self, key: JobKey, prompt_tokens: int) -> None:
-        job = self._decided(key)
+    def accepted(self, message: Accepted) -> None:
+        job = self._decided(message.job)
         if job is not None and not job.is_ended:
-            job.accept(prompt_tokens)
+            job.accept(message.prompt_tokens, message.loose_tools)
 
     def refused(self, message: Refused) -> None:
         self._decided(message.job)

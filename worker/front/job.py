@@ -113,6 +113,8 @@ class Job:
         self.failure_message = ""
         self.refusal: WorkerError | None = None
         self.prompt_tokens = 0
+        self.loose_tools: tuple[int, ...] = ()
+        """The places of offered tools whose schemas are not enforced."""
         self.tokens_out = 0
         self.tokens_sampled = 0
         self.queue_time_s: float | None = None
@@ -212,9 +214,10 @@ class Job:
         self.state = state
         self.decided.set()
 
-    def accept(self, prompt_tokens: int) -> None:
+    def accept(self, prompt_tokens: int, loose_tools: tuple[int, ...] = ()) -> None:
         """The engine has tokenised the prompt and accepts the job. A second engine does so again."""
         self.prompt_tokens = prompt_tokens
+        self.loose_tools = loose_tools
         if self.state is JobState.ARRIVED:
             self._move(JobState.ACCEPTED)
 

@@ -104,6 +104,7 @@ class ToolUse:
                 is_text=tool.kind == "custom",
                 grammar=tool.grammar,
                 regex=tool.regex,
+                is_strict=tool.is_strict,
             )
             for at, tool in enumerate(self.tools)
             if self._may_call(tool)

@@ -149,7 +149,8 @@ class Intake:
                 constraint.close()
             self._outbox.send(Refused(job=submit.job, violations=broken))
         else:
-            self._outbox.send(Accepted(job=submit.job, prompt_tokens=len(prompt)))
+            loose_tools = () if constraint is None else constraint.loose_tools
+            self._outbox.send(Accepted(job=submit.job, prompt_tokens=len(prompt), loose_tools=loose_tools))
             self.inbox.put(Queued(submit, prompt, constraint, prediction))
             self._abort_if_in_the_way(prompt)
 

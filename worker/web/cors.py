@@ -11,7 +11,10 @@ from litestar.types import Send
 Headers = list[tuple[bytes, bytes]]
 
 _MAX_AGE_S = 600
-_EXPOSED = b"x-request-id, x-ignored-fields, x-ignored-tools, x-max-tokens-cut, x-correlation-id, retry-after"
+_EXPOSED = (
+    b"x-request-id, x-ignored-fields, x-ignored-tools, x-unenforced-tools, x-max-tokens-cut, x-correlation-id, "
+    b"retry-after"
+)
 """The headers of an answer that a page may read."""
 
 

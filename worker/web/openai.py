@@ -31,7 +31,7 @@ from worker.openai.chat import ChatAsked, read_chat
 from worker.openai.chat_message import CHUNK_OBJECT
 from worker.openai.completions import CompletionAsked, Echo, PlainPrompt, read_completion
 from worker.openai.errors import UnknownModel, refused_as_spelled
-from worker.openai.fields import Generation, Terms
+from worker.openai.fields import Generation, Terms, in_header
 from worker.openai.infill import InfillAsked, read_infill
 from worker.openai.models import ModelList, fingerprint, model_card
 from worker.openai.responses.request import ResponseAsked
@@ -93,6 +93,7 @@ class Api:
             can_infill=self.facts.model.can_infill,
             takes_predictions=bool(self.facts.row_costs) and settings.prompt_lookup != "off",
             chat_format=self.facts.model.chat_format,
+            can_limit_reasoning=self.facts.model.can_limit_reasoning,
             reads_fenced=not settings.no_fenced_calls,
             keeps_billing_block=settings.keep_billing_block,
         )
@@ -149,13 +150,13 @@ class Api:
         )
         headers = {"x-request-id": heading.id} | ignored_headers(generation)
         refuse = partial(_refused, generation=generation, render_error=errors.render)
-        cut = partial(_cut, generation, jobs, self.facts.context_length)
+        accepted = partial(_accepted_headers, generation, jobs, self.facts.context_length)
         if generation.is_stream:
             ending = partial(last_chunks, heading, kind, choices, n, generation.options) if kind else bytes
-            return JobStream(self.front, jobs, refuse, headers, ending, headers_when_accepted=cut)
+            return JobStream(self.front, jobs, refuse, headers, ending, headers_when_accepted=accepted)
         body = partial(asked.body, heading, choices)
         made = partial(whole, choices, body, errors.failure)
-        return JobAnswer(self.front, jobs, refuse, headers, made, headers_when_accepted=cut)
+        return JobAnswer(self.front, jobs, refuse, headers, made, headers_when_accepted=accepted)
 
 
 def _refused(
@@ -168,10 +169,14 @@ def _refused(
     return render_error(error)
 
 
-def _cut(generation: Generation, jobs: Sequence[Job], context_length: int) -> dict[str, str]:
-    """Report the length to which answers are cut, if a request asked for more tokens than its longest prompt leaves."""
+def _accepted_headers(generation: Generation, jobs: Sequence[Job], context_length: int) -> dict[str, str]:
+    """Report the length to which answers are cut, if a request asked for more tokens than its longest prompt leaves,
+    and the tools whose schemas the engine cannot enforce."""
     max_tokens = generation.cut_to(context_length - max(job.prompt_tokens for job in jobs))
-    return {} if max_tokens is None else {"x-max-tokens-cut": str(max_tokens)}
+    cut = {} if max_tokens is None else {"x-max-tokens-cut": str(max_tokens)}
+    tools = generation.reading.use.tools
+    loose = in_header(tools[place].given_name for place in jobs[0].loose_tools)
+    return cut | ({"x-unenforced-tools": ", ".join(loose)} if loose else {})
 
 
 def ignored_headers(generation: Generation) -> dict[str, str]:

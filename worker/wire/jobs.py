@@ -120,6 +120,8 @@ class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
     """The grammar of the text, in Lark; None allows any text."""
     regex: str | None = None
     """The regular expression of the text, instead of a grammar."""
+    is_strict: bool = False
+    """True if the arguments of each call must satisfy the schema."""
 
 
 class Tools(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,6 +181,8 @@ class Accepted(Frame, frozen=True, kw_only=True):
 
     job: JobKey
     prompt_tokens: int
+    loose_tools: tuple[int, ...] = ()
+    """The places of offered tools whose schemas cannot be enforced, so that calls of them may have any arguments."""
 
 
 class Overflow(msgspec.Struct, frozen=True, array_like=True):
