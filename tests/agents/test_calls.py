@@ -1,10 +1,12 @@
 """Calls as a trained model writes them, in whatever form: they are read as calls, and other answers are not.
 
-`make models-test` runs this.
+`make models-test` runs this and prints the counts, which docs/tool-formats.md has next to llama-server's.
 """
 
 import json
 import re
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +27,9 @@ MARKERS = ("<tool_call>", "</tool_call>", "<|im_end|>", "<tool_response>")
 MIN_READ = 0.9
 """The share of the written calls that must be read as calls."""
 MAX_MISREAD = 0.02
-"""The share of the answers to questions without need of a tool that may be read as calls although they have none."""
+"""The share of the questions without need of a tool whose answers may be read as calls."""
+FORMS = {"tool_call": "<tool_call>", "tools": "<tools>", "fence": "```"}
+"""The markers of the forms in which the model writes a call; the first that an answer has counts."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,11 @@ class Answered:
         """True if the model has written a call of an offered tool, in any form."""
         names = "|".join(map(re.escape, self.names))
         return re.search(rf'"(?:name|function|tool)"\s*:\s*"(?:{names})"|\b(?:{names})\(', self.raw) is not None
+
+    @property
+    def form(self) -> str:
+        """The form of the text, if it is a call: a name in FORMS, or `bare`."""
+        return next((name for name, marker in FORMS.items() if marker in self.raw), "bare")
 
     @property
     def calls(self) -> list[Json]:
@@ -88,29 +97,60 @@ def answers(worker: WorkerProcess, sets: list[tuple[list[Json], tuple[str, ...]]
         return list(pool.map(lambda each: answered(worker, *each), asked))
 
 
+@pytest.fixture(scope="module")
+def with_need(worker: WorkerProcess) -> list[Answered]:
+    return counted("with need of a tool", answers(worker, WITH_NEED))
+
+
+@pytest.fixture(scope="module")
+def without_need(worker: WorkerProcess) -> list[Answered]:
+    return counted("without need of a tool", answers(worker, WITHOUT_NEED))
+
+
+def counted(title: str, found: list[Answered]) -> list[Answered]:
+    """Print the counts of a set."""
+    written = [each for each in found if each.is_written]
+    forms = Counter(each.form for each in written)
+    n_read, n_of_written = (sum(bool(each.calls) for each in some) for some in (found, written))
+    sys.stdout.write(
+        f"\n{MODEL}, {len(found)} questions {title}: {len(written)} answers have an offered tool's call, in the forms "
+        f"{dict(forms)}; {n_read} are read as calls, {n_of_written} of them among these\n"
+    )
+    return found
+
+
 def check_content(found: list[Answered]) -> None:
+    assert len(found) >= 60
     for each in found:
         assert not any(marker in (each.message["content"] or "") for marker in MARKERS), each.message
 
 
-def test_calls_are_read_in_the_forms_in_which_the_model_writes_them(worker: WorkerProcess) -> None:
-    found = answers(worker, WITH_NEED)
-    assert len(found) >= 60
-    check_content(found)
-    written = [each for each in found if each.is_written]
-    assert len(written) >= len(found) // 2, "the model hardly calls"
+def test_calls_are_read_in_the_forms_in_which_the_model_writes_them(with_need: list[Answered]) -> None:
+    check_content(with_need)
+    written = [each for each in with_need if each.is_written]
+    assert len(written) >= len(with_need) // 2, "the model hardly calls"
     unread = [(each.question, each.raw) for each in written if not each.calls]
     assert len(unread) <= (1 - MIN_READ) * len(written), unread
-    for each in found:
+    for each in with_need:
         for call in each.calls:
             assert call["function"]["name"] in each.names
             assert isinstance(json.loads(call["function"]["arguments"]), dict)
 
 
-def test_answers_without_a_call_are_not_read_as_calls(worker: WorkerProcess) -> None:
-    """This model calls tools without need, too. Such a call is one, so only answers in which it wrote none count."""
-    found = answers(worker, WITHOUT_NEED)
-    assert len(found) >= 60
-    check_content(found)
-    misread = [(each.question, each.raw, each.message) for each in found if each.calls and not each.is_written]
-    assert len(misread) <= MAX_MISREAD * len(found), misread
+def test_an_answer_in_which_the_model_wrote_no_call_is_not_read_as_one(without_need: list[Answered]) -> None:
+    check_content(without_need)
+    misread = [(each.question, each.raw, each.message) for each in without_need if each.calls and not each.is_written]
+    assert not misread
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="the model itself answers 35 of these questions with an offered tool's call (docs/tool-formats.md)",
+)
+def test_an_answer_to_a_question_without_need_of_a_tool_is_not_read_as_a_call(without_need: list[Answered]) -> None:
+    """This is the aim. No rule about the text can reach it with this model: the calls with and without need look the
+    same.
+    """
+    read = [(each.question, each.raw) for each in without_need if each.calls]
+    assert len(read) <= MAX_MISREAD * len(without_need), read
