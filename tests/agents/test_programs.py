@@ -99,7 +99,7 @@ def small_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPro
         yield worker.ready()
 
 
-def said(agent: Agent, worker: WorkerProcess, home: Path, prompt: str) -> Said:
+def said(agent: Agent, worker: WorkerProcess, home: Path, prompt: str, timeout_s: float = 240) -> Said:
     """The agent's output in a new home, where it is set up as `launch --write` does."""
     (home / "work").mkdir()
     (home / "work" / "note.txt").write_text(f"{NOTE}\n")
@@ -115,7 +115,7 @@ def said(agent: Agent, worker: WorkerProcess, home: Path, prompt: str) -> Said:
     variables, start = re.match(r"((?:[A-Z_]+=\S+ )*)\S+ ?(.*)", configuration.start).groups()  # type: ignore[union-attr]
     command = agent.ask.format(variables=variables, start=start, prompt=quote(prompt))
     runner: Program = program(agent.name)
-    return runner.run(command, home, dict(agent.extra))
+    return runner.run(command, home, dict(agent.extra), timeout_s)
 
 
 @every_agent
