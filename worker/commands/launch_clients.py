@@ -140,11 +140,16 @@ def pi(served: Served) -> Configuration:
 def qwen(served: Served) -> Configuration:
     """Settings of Qwen Code that rank above the user's own while the variable names them."""
     variables = {"OPENAI_API_KEY": served.key, "OPENAI_BASE_URL": served.v1, "OPENAI_MODEL": served.model}
-    sizes = {"contextWindowSize": served.context, "samplingParams": {"max_tokens": served.answer}}
+    generation = {
+        "contextWindowSize": served.context,
+        "samplingParams": {"max_tokens": served.answer},
+        # Its timer counts no comments, and its instructions take minutes to read on a CPU.
+        "streamIdleTimeoutMs": 0,
+    }
     settings = {
         "env": variables,
         "security": {"auth": {"selectedType": "openai"}},
-        "model": {"name": served.model, "generationConfig": sizes},
+        "model": {"name": served.model, "generationConfig": generation},
         "privacy": {"usageStatisticsEnabled": False},
     }
     path = ".qwen/llorch-worker.json"
