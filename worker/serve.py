@@ -31,6 +31,7 @@ from worker.front.client import ENGINE_COMMAND, EngineClient
 from worker.front.fetch_child import fetch_in_child
 from worker.front.inheritance import engine_environment, shared_memory
 from worker.front.link import EngineLink
+from worker.front.lookups import Loop
 from worker.front.pool_manager import announce, is_test_mode, shown_url
 from worker.front.progress import report_loaded
 from worker.front.state import Front
@@ -95,7 +96,8 @@ def run(
         report([*unread, *idle_before_load(settings)])
         try:
             allow_open_files()
-            return uvloop.run(_run(settings, catalog, chat_template, engine_command, writer, traces=traces))
+            service = _run(settings, catalog, chat_template, engine_command, writer, traces=traces)
+            return uvloop.run(service, loop_factory=Loop)
         except StartupError as error:
             _report(error, settings, None)
         except (OSError, MemoryError) as error:
