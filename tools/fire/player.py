@@ -8,6 +8,7 @@ import asyncio
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -103,6 +104,15 @@ def _live(trace: Trace, number: int, life: Life, flags: list[str], run: Run) -> 
             run.complaints.append(f"life {number}: exit code {code}: {' | '.join(child.stderr[-5:])}")
 
 
+def engines_of(child: Child) -> list[psutil.Process]:
+    """The worker's engine; between two engines there is none."""
+    found = []
+    for process in psutil.Process(child.process.pid).children():
+        with suppress(psutil.Error):  # one that has just ended has no command any more
+            found += [process] if "worker.process.main" in process.cmdline() else []
+    return found
+
+
 def complaints(child: Child) -> Iterator[str]:
     """Yield the faults of a worker that should be idle. It may take a while to end its jobs."""
     give_up_s = time.monotonic() + _IDLE_S
@@ -151,9 +161,9 @@ class Client:
 
     async def _kill(self, at_ms: int) -> None:
         await self._at(at_ms)
-        for process in psutil.Process(self._child.process.pid).children(recursive=True):
-            if "worker.process.main" in process.cmdline():
-                self._kills_s.append(time.perf_counter())
+        for process in engines_of(self._child):
+            self._kills_s.append(time.perf_counter())
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
 
     async def _act(self, act: Act) -> Outcome:

@@ -1,0 +1,22 @@
+"""The table of faults names tests that exist."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.faults.kinds import KINDS, UNDER
+from tests.faults.test_under_faults import FAULTS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_fault_has_a_test(kind: str) -> None:
+    path, name = KINDS[kind]
+    tree = ast.parse((ROOT / path).read_text())
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_those_that_come_and_go_under_streams_are_all_there() -> None:
+    assert {kind for kind, test in KINDS.items() if test == UNDER} == set(FAULTS)
