@@ -47,7 +47,7 @@ class Fault:
     rules: str = ""
     limits: tuple[tuple[int, int], ...] = ()
     signals: tuple[str, signal.Signals, signal.Signals] | None = None
-    """Whose signals, and those that begin and end the fault."""
+    """The process that gets signals, and those that begin and end the fault."""
     may_fail: bool = False
     """True if it may end a job, or an engine."""
     refusal: bytes = b"\0"

@@ -14,7 +14,7 @@ import rich_click as click
 
 from tools.command_line import exit_code
 from tools.fire.campaign import Campaign
-from tools.fire.models import NAMES, Name
+from tools.fire.models import ALL, NAMES, Name
 from tools.fire.trace import read, saved
 
 _folder = click.option(
@@ -40,7 +40,7 @@ def fire() -> None:
 @_folder
 @click.option("--requests", type=click.IntRange(1), default=100_000, show_default=True, help="Go on until N in all.")
 @click.option("--first-seed", type=click.IntRange(0), default=0, show_default=True, help="Begin with this trace.")
-@click.option("--model", "models", multiple=True, type=click.Choice(NAMES), help="Use this model; may be repeated.")
+@click.option("--model", "models", multiple=True, type=click.Choice(ALL), help="Use this model; may be repeated.")
 def run(folder: Path, requests: int, first_seed: int, models: tuple[str, ...]) -> None:
     """Play trace after trace; a campaign that was stopped goes on. Exit 1 if a trace has failed."""
     with closing(Campaign(folder, cast(tuple[Name, ...], models) or NAMES)) as campaign:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, get_args
 
+from tests.default_model import default_file
 from tests.gguf_files import Typed, Value
 from tests.llama.random_models import HYBRID, PLAIN, SLIDING, Kind, write_random
 from tests.llama.tiny import BYTE, CONTROL, NORMAL, UNKNOWN
@@ -15,8 +16,11 @@ from tests.llama.tiny import BYTE, CONTROL, NORMAL, UNKNOWN
 N_CTX = 2048
 """The trained length: the longest of a trace's conversations fits, and a few long answers fill it."""
 
-Name = Literal["attention", "window", "hybrid"]
-NAMES: tuple[Name, ...] = get_args(Name)
+Name = Literal["attention", "window", "hybrid", "default"]
+ALL: tuple[Name, ...] = get_args(Name)
+NAMES: tuple[Name, ...] = ("attention", "window", "hybrid")
+"""Those that a campaign takes unless it is asked for others: a token of the default model takes a hundred times as
+long."""
 _KINDS: dict[Name, Kind] = {"attention": PLAIN, "window": SLIDING, "hybrid": HYBRID}
 
 _USER_DEFINED = 4
@@ -47,7 +51,11 @@ TEMPLATE = """\
 
 
 def model(folder: Path, name: Name, *, seed: int = 1) -> Path:
-    """The file of that model in the folder, which is written if it is not there. Another seed gives other weights."""
+    """The file of that model in the folder, which is written if it is not there. Another seed gives other weights. The
+    default model lies where `make model` put it.
+    """
+    if name == "default":
+        return default_file()
     path = folder / f"{name}-{seed}.gguf"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)

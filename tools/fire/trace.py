@@ -9,7 +9,7 @@ from random import Random
 import msgspec
 
 from tools.fire.asks import Ask, Asks
-from tools.fire.models import NAMES, Name
+from tools.fire.models import N_CTX, NAMES, Name
 
 Flags = tuple[str, ...]
 
@@ -102,7 +102,7 @@ def draw(seed: int, *, n_requests: int = 250, models: tuple[Name, ...] = NAMES) 
     return Trace(
         seed=seed,
         model=model,
-        flags=_flags(rng, has_order=model != "hybrid"),
+        flags=_flags(rng, model),
         has_cache_dir=rng.random() < 0.5,
         has_draft_model=rng.random() < 0.25 and model != "hybrid",
         lives=tuple(lives),
@@ -140,9 +140,11 @@ def _fate(rng: Random) -> Fate:
     return Pause(n_pieces, rng.choice([50, 300, 900])) if roll < 0.2 else None
 
 
-def _flags(rng: Random, *, has_order: bool) -> Flags:
-    """Few cells and few slots, so that jobs wait, are paused, and lose their cached cells. Without `has_order` the law
-    holds for one job at a time only, and the worker takes no other number.
+def _flags(rng: Random, model: Name) -> Flags:
+    """Few cells and few slots, so that jobs wait, are paused, and lose their cached cells.
+
+    At a hybrid model the law holds for one job at a time only, and the worker takes no other number. The default model
+    was trained on more than the fewest cells; with more of them a job could use more.
     """
     choices: dict[str, tuple[str, ...]] = {
         "--ctx-size": ("2048", "2560", "4096", "8192"),
@@ -157,7 +159,9 @@ def _flags(rng: Random, *, has_order: bool) -> Flags:
         "--max-queue": ("32", "256", "256", "256"),
     }
     picked = {name: rng.choice(values) for name, values in choices.items()}
-    if not has_order:
+    if model == "hybrid":
         picked["--parallel"] = "1"
+    if model == "default":
+        picked["--ctx-size"] = str(N_CTX)
     picked["--ubatch-size"] = str(min(int(picked["--ubatch-size"]), int(picked["--batch-size"])))
     return tuple(word for pair in picked.items() for word in pair)
