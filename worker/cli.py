@@ -55,8 +55,9 @@ Examples:
   llorch-worker --model smollm2-135m-instruct
   llorch-worker -m ./model.gguf --port 0 -np 16 --device cuda:0
   llorch-worker -hf ORG/REPO:Q4_K_M
-  curl -N http://127.0.0.1:8080/execute -H 'content-type: application/json' \\
-    -d '{"job_id":"1","prompt":"The capital of France is","max_tokens":16}'
+  curl http://127.0.0.1:8080/v1/chat/completions \\
+    -H 'content-type: application/json' \\
+    -d '{"messages":[{"role":"user","content":"Hello"}],"max_tokens":32}'
 
 Where a value comes from:
   A flag, else the environment, else the config file, else the default.

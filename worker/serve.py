@@ -404,12 +404,15 @@ def _report_ready(front: Front, sock: socket.socket, settings: Settings) -> None
         draft_model=facts.draft.name if facts.draft is not None else None,
     )
     if logs.is_pretty(settings.log_format):
-        sys.stderr.write(_example(sock, needs_token=settings.api_key is not None))
+        sys.stderr.write(_example(sock, settings, is_chat=facts.model.chat_template is not None))
 
 
-def _example(sock: socket.socket, *, needs_token: bool) -> str:
-    """A line to paste into another terminal."""
-    body = json.dumps({"job_id": "try-1", "prompt": "The capital of France is", "max_tokens": 32, "temperature": 0})
-    token = ' -H "authorization: Bearer $LLORCH_API_TOKEN"' if needs_token else ""
+def _example(sock: socket.socket, settings: Settings, *, is_chat: bool) -> str:
+    """A line to paste into another terminal, and the address of the page."""
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    asked = {"messages": question} if is_chat else {"prompt": "The capital of France is"}
+    path, body = f"/v1/{'chat/' * is_chat}completions", json.dumps({**asked, "max_tokens": 32})
+    token = "" if settings.api_key is None else ' -H "authorization: Bearer $LLORCH_API_TOKEN"'
     url = url_of(sock).replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")  # noqa: S104 - shown, not bound
-    return f"\nTry it:\n  curl -N {url}/execute -H 'content-type: application/json'{token} -d '{body}'\n\n"
+    page = "" if settings.no_page else f"  or open {url}/ in a browser\n"
+    return f"\nTry it:\n  curl {url}{path} -H 'content-type: application/json'{token} -d '{body}'\n{page}\n"
