@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tests.llama.random_models import RECURRENT, SLIDING, Kind, write_random
+from tests.llama.random_models import SLIDING, Kind, write_random
 from tests.worker_process import Event, WorkerProcess, text_of
 
 pytestmark = pytest.mark.process
@@ -59,7 +59,7 @@ def test_jobs_that_share_and_pause_answer_as_without_company_and_cache(worker: W
 
 @pytest.mark.parametrize(
     ("kind", "flags", "reason"),
-    [(SLIDING, ("--swa-full", "off"), "use --swa-full on"), (RECURRENT, (), "mamba has recurrent state")],
+    [(SLIDING, ("--swa-full", "off"), "use --swa-full on")],
     ids=str,
 )
 def test_where_nothing_is_kept_health_and_the_log_say_why(
@@ -76,5 +76,7 @@ def test_where_nothing_is_kept_health_and_the_log_say_why(
             "off_because": told["reason"],
             "restored_tokens": 0,
             "restored_bytes": 0,
+            "checkpoint_bytes": 0,
+            "checkpoint_stride": 0,
         }
         assert [ask(worker, PROMPTS[0], 4)[0]["cached_tokens"] for _ in range(2)] == [0, 0]

@@ -11,7 +11,7 @@ from typing import Self
 from zlib import crc32
 
 from tests.engine.toy_constraint import N_VOCAB, ToyConstraint, letters_of
-from worker.engine.backend import Meanwhile, Saved, do_nothing
+from worker.engine.backend import Checkpoint, Meanwhile, Saved, do_nothing
 from worker.engine.config import EngineConfig
 from worker.engine.scheduler import MAX_FORCED
 from worker.engine.step import Aborted, BadBatch, NoRoom, Sampled, Score, Slice, Step
@@ -175,11 +175,32 @@ class Copy:
         return Copy(self.cells[:n_tokens]), Copy(self.cells[n_tokens:])
 
 
-class FakeKv:
-    """backend.py's Kv."""
+STATE_BYTES = 70
 
-    def __init__(self, *, n_slots: int, n_cells: int, can_share: bool) -> None:
+
+@dataclass(frozen=True, slots=True)
+class CopiedState:
+    """backend.py's Checkpoint: what a state has seen."""
+
+    seen: tuple[TokenId, ...]
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.seen)
+
+    @property
+    def n_bytes(self) -> int:
+        return STATE_BYTES
+
+
+class FakeKv:
+    """backend.py's Kv. With a state a slot also knows the tokens that it has seen, which cannot be cut."""
+
+    def __init__(self, *, n_slots: int, n_cells: int, can_share: bool, has_state: bool = False) -> None:
         self.n_cells = n_cells
+        self.has_state = has_state
+        self.states: list[tuple[TokenId, ...]] = [()] * n_slots
+        self.n_states_saved = 0
         self.cells: list[list[Cell]] = [[] for _ in range(n_slots)]
         self.n_saved = 0
         """Tokens whose cells were copied out."""
@@ -204,13 +225,34 @@ class FakeKv:
 
     def trim(self, slot: SlotId, n_keep: int) -> None:
         assert 0 <= n_keep <= len(self.cells[slot])
+        assert not self.has_state or n_keep in (0, len(self.cells[slot])), "a state cannot be cut"
         del self.cells[slot][n_keep:]
+        self.states[slot] = self.states[slot][:n_keep]
 
-    def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
+    def checkpoint(self, slot: SlotId, tokens: Seq[TokenId] = ()) -> CopiedState:
+        assert self._can_share
+        assert self.has_state
+        assert self.cells[slot], "an empty slot has no state"
+        assert not tokens or tuple(tokens) == self.states[slot], "what it has seen"
+        self._need_host_memory()
+        self.n_states_saved += 1
+        return CopiedState(self.states[slot])
+
+    def _begin_state(self, slot: SlotId, n_tokens: int, checkpoint: Checkpoint | None) -> None:
+        assert (checkpoint is not None) == self.has_state, "a slot begins with a state, if there are any"
+        if checkpoint is not None:
+            assert isinstance(checkpoint, CopiedState)
+            assert checkpoint.n_tokens == n_tokens, "it is the one after the cells"
+            self.states[slot] = checkpoint.seen
+
+    def share(self, source: SlotId, target: SlotId, n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
         assert self._can_share
         assert not self.cells[target], "only an empty slot is given another's cells"
         assert 0 < n_tokens <= len(self.cells[source])
         self.cells[target] = self.cells[source][:n_tokens]
+        if self.has_state and checkpoint is None and n_tokens == len(self.cells[source]):
+            checkpoint = CopiedState(self.states[source])
+        self._begin_state(target, n_tokens, checkpoint)
 
     def n_cells_of(self, slots: Collection[SlotId]) -> int:
         others = {id(cell) for slot, cells in enumerate(self.cells) if slot not in slots for cell in cells}
@@ -226,7 +268,7 @@ class FakeKv:
         self.n_saved += len(cells) - start
         return Copy(tuple((cell.token, cell.position) for cell in cells[start:]))
 
-    def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int) -> None:
+    def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
         assert self._can_share
         assert not self.cells[slot], "only an empty slot is filled"
         assert 0 < n_tokens <= self.n_free_cells
@@ -238,6 +280,7 @@ class FakeKv:
         assert len(loaded) >= n_tokens
         assert [position for _, position in loaded] == list(range(len(loaded))), "the parts follow each other"
         self.cells[slot] = [Cell(token, position) for token, position in loaded[:n_tokens]]
+        self._begin_state(slot, n_tokens, checkpoint)
 
     def _need_host_memory(self) -> None:
         if not self.has_host_memory:
@@ -249,6 +292,9 @@ class FakeKv:
     def hold(self, slot: SlotId, tokens: Seq[TokenId]) -> None:
         cells = self.cells[slot]
         cells += [Cell(token, len(cells) + i) for i, token in enumerate(tokens)]
+        if self.has_state:
+            self.states[slot] += tuple(tokens)
+            assert self.states[slot] == tuple(cell.token for cell in cells), "the state has seen what the cells hold"
 
 
 class FakeRunner:
@@ -266,6 +312,7 @@ class FakeRunner:
         chunk: int,
         widest_step: int = 0,
         can_share: bool = True,
+        has_state: bool = False,
         can_abort: bool = True,
         is_asynchronous: bool = False,
     ) -> None:
@@ -273,7 +320,7 @@ class FakeRunner:
         self.is_asynchronous = is_asynchronous
         self.is_computing = False
         """True while a step computes and its caller does something else."""
-        self.kv = FakeKv(n_slots=n_slots, n_cells=n_cells, can_share=can_share)
+        self.kv = FakeKv(n_slots=n_slots, n_cells=n_cells, can_share=can_share, has_state=has_state)
         self.chunk = chunk
         self.widest_step = max(chunk, widest_step)
         self.ran: list[tuple[StepKind, tuple[SlotId, ...]]] = []
@@ -282,7 +329,7 @@ class FakeRunner:
         """Tokens that steps have computed, all together."""
         self.before_run: Callable[[Step], None] = _look_away
         self.n_threads = 1
-        self.can_abort = can_abort
+        self.can_abort = can_abort and not has_state
         self.has_room = True
         self.n_kept_at_abort = 0
         self._is_abort_requested = False
@@ -317,7 +364,7 @@ class FakeRunner:
         return self.model.logprob(score, n_top)
 
     def request_abort(self) -> None:
-        self._is_abort_requested = True
+        self._is_abort_requested = self.can_abort
 
     def forget_abort(self) -> None:
         self._is_abort_requested = False

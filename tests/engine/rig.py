@@ -9,6 +9,7 @@ from tests.engine.fake_runner import FakeRunner, Outcome, Request, ToyModel, alo
 from tests.engine.toy_constraint import ToyConstraint
 from tests.kv_mirror import Mirror, blocks_of
 from tests.queued import queued
+from worker.engine.checkpoints import Stops
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.prefill_budget import GRAIN
@@ -57,7 +58,7 @@ class Story:
 
 
 class Rig:
-    """Job keys count up from 0 in the order of arrival."""
+    """Job keys count up from 0 in the order of arrival. With `stops` the model has recurrent state."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class Rig:
         widest_step: int = 0,
         prefix_cache_bytes: int = 0,
         can_share: bool = True,
+        stops: Stops | None = None,
         row_costs: tuple[tuple[int, float], ...] = (),
         history_bytes: int = 0,
         is_deterministic: bool = False,
@@ -98,8 +100,11 @@ class Rig:
             is_deterministic=is_deterministic,
             scheduling=scheduling,
             reports_blocks=reports_blocks,
+            stops=stops,
         )
-        self.runner = FakeRunner.of(self.model, config, can_share=can_share, is_asynchronous=is_asynchronous)
+        self.runner = FakeRunner.of(
+            self.model, config, can_share=can_share, has_state=stops is not None, is_asynchronous=is_asynchronous
+        )
         self.runner.before_run = self._at_run
         self.mirror = Mirror() if reports_blocks else None
         """The blocks that a router knows of."""
@@ -262,7 +267,7 @@ class Rig:
         assert set(jobs) <= set(self._announced)
         for slice_ in step.slices if step.kind == "prefill" else ():
             end = slice_.start + len(slice_.tokens)
-            is_last = end == len(running[slice_.slot].tokens)
+            is_last = end == len(running[slice_.slot].tokens) or end in running[slice_.slot].stops
             assert is_last or end % min(self.runner.chunk, GRAIN) == 0, "only the end stops short of an edge"
         self._let_it_happen(jobs)
 

@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 from tests.engine.fake_runner import CELL_BYTES, Request, ToyModel
 from tests.engine.rig import Rig
 from tests.engine.toy_constraint import N_VOCAB
-from worker.wire.jobs import JobKey
+from worker.engine.checkpoints import Stops
+from worker.wire.jobs import JobKey, TokenId
 
 LAW = settings(max_examples=150, stateful_step_count=40, report_multiple_bugs=False)
 
@@ -82,7 +83,10 @@ class Anything(RuleBasedStateMachine):
         widest_step=st.sampled_from((0, 32)),
         n_kept=st.sampled_from((0, 50, 500, 2000)),
         how=st.sampled_from(
-            ("as ever", "no retained slot", "on a device", "repetitive", "alike", "deterministic", "uncut")
+            (
+                *("as ever", "no retained slot", "on a device", "repetitive", "alike", "deterministic", "uncut"),
+                *("with state", "deterministic with state"),
+            )
         ),
     )
     def load(self, *, n_slots: int, n_spare_cells: int, chunk: int, widest_step: int, n_kept: int, how: str) -> None:
@@ -97,8 +101,16 @@ class Anything(RuleBasedStateMachine):
             can_share=how != "uncut",
             row_costs=CHEAP_ROWS if how in ("repetitive", "alike") else (),
             history_bytes=SMALL_HISTORY if how == "alike" else 0,
-            is_deterministic=how == "deterministic",
-            n_retained={"no retained slot": 0, "on a device": 3}.get(how, 1),
+            is_deterministic="deterministic" in how,
+            stops=Stops(
+                stride=10,
+                grain=chunk if "deterministic" in how else 1,
+                message_ends={TokenId(9), TokenId(12)},
+                min_apart=3,
+            )
+            if "state" in how
+            else None,
+            n_retained={"no retained slot": 0, "on a device": 3}.get(how, 0 if "state" in how else 1),
             max_dead_cells=60 if how == "on a device" else 0,
             reports_blocks=self.reports_blocks,
         )

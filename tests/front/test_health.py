@@ -61,7 +61,7 @@ def test_what_the_self_test_tried_is_reported_with_its_verdict() -> None:
 
 def test_the_prefix_cache_is_reported_as_the_last_step_left_it() -> None:
     body = shown(step=StepDone(prefix_tokens=300, prefix_bytes=4000))
-    none = {"restored_tokens": 0, "restored_bytes": 0}
+    none = {"restored_tokens": 0, "restored_bytes": 0, "checkpoint_bytes": 0, "checkpoint_stride": 0}
     assert body["prefix_cache"] == {"tokens": 300, "bytes": 4000, "limit_bytes": 4096, "off_because": None, **none}
 
 

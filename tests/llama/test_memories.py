@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.llama.conftest import GREEDY, LoadRandom, MakeContext
-from tests.llama.random_models import NAMED_ONLY, PLAIN, RECURRENT, SLIDING, WINDOW, Kind
+from tests.llama.random_models import HYBRID, NAMED_ONLY, PLAIN, RECURRENT, SLIDING, WINDOW, Kind
 from worker.engine.step import Slice, Step
 from worker.llama.runner import LlamaRunner
 from worker.upstream.numbers import MAX_SEQ_IDS
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.model
 ROUNDING = 1.0
 """It is that of test_sharing.py: other places of cells move a logit by 0.5 at most, another token by 3 and more."""
 
-UNCUT = pytest.mark.parametrize("kind", [SLIDING, RECURRENT], ids=str)
+UNCUT = pytest.mark.parametrize("kind", [SLIDING, RECURRENT, HYBRID], ids=str)
 """Made with `swa_full=False`, which is nothing to a recurrent one."""
 
 
@@ -29,14 +29,11 @@ def test_without_a_seq_id_left_nothing_can_be_shared(
     assert not make_context(load_random(kind), n_seq_max=n_slots, **sizes).kv.can_share
 
 
-@UNCUT
-def test_what_cannot_be_cut_is_neither_shared_nor_saved(
-    load_random: LoadRandom, make_context: MakeContext, kind: Kind
-) -> None:
+def test_what_cannot_be_cut_is_neither_shared_nor_saved(load_random: LoadRandom, make_context: MakeContext) -> None:
     plain = make_context(load_random(PLAIN))
     plain.decode([Slice(SlotId(0), 0, [TokenId(5)] * 4)])
     saved = plain.kv.save(SlotId(0), 0)
-    runner = LlamaRunner(load_random(kind), make_context(load_random(kind), swa_full=False))
+    runner = LlamaRunner(load_random(SLIDING), make_context(load_random(SLIDING), swa_full=False))
     runner.run(Step("prefill", (Slice(SlotId(0), 0, [TokenId(5)] * 4, GREEDY),)))
     assert not runner.kv.can_share
     with pytest.raises(ValueError, match="memory cannot be cut"):

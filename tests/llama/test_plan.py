@@ -8,7 +8,7 @@ import pytest
 from parity.setups import opened
 from tests.llama.conftest import MakeContext
 from tests.llama.in_main import weights_in_main
-from tests.llama.random_models import GEMMA, NAMED_ONLY, RECURRENT, SLIDING, SLIDING_ONLY, Kind, write_random
+from tests.llama.random_models import GEMMA, HYBRID, NAMED_ONLY, RECURRENT, SLIDING, SLIDING_ONLY, Kind, write_random
 from tests.llama.shapes import (
     GEMMA_1B,
     GPT_OSS,
@@ -100,13 +100,21 @@ def test_it_is_without_flash_attention_too(
     assert beside_weights(plan) - drafts_bytes == pytest.approx(context.sizes.total_bytes, rel=TOLERANCE)
 
 
+@pytest.mark.parametrize("kind", [RECURRENT, HYBRID], ids=str)
 @pytest.mark.parametrize("parallel", [1, 7])
-def test_the_states_of_a_recurrent_model_are_planned(tmp_path: Path, make_context: MakeContext, parallel: int) -> None:
-    path = write_random(tmp_path / "recurrent.gguf", RECURRENT)
+def test_the_states_of_recurrent_layers_are_planned(
+    tmp_path: Path, make_context: MakeContext, kind: Kind, parallel: int
+) -> None:
+    """One for each slot, and where there are cells, for each of the two sequence ids that copy and move them."""
+    path = write_random(tmp_path / "recurrent.gguf", kind)
     plan = plan_of(read_info(path), demand(512, parallel), 512)
     with opened(path) as model:
         context = make_context(model, n_ctx=512, n_batch=512, n_ubatch=512, n_seq_max=parallel)
-        assert plan.kv_bytes == pytest.approx(context.sizes.of_kind("RS"), abs=ROUNDED_BYTES)
+        n_bytes = context.sizes.of_kind("RS") + context.sizes.of_kind("KV")
+        assert plan.kv_bytes == pytest.approx(n_bytes, abs=2 * ROUNDED_BYTES)
+        n_headers = context.kv.n_state_bytes - plan.checkpoint_bytes
+        assert 0 < n_headers < 100
+        assert plan.checkpoint_stride > 0
 
 
 @pytest.mark.parametrize("kind", [SLIDING, SLIDING_ONLY, GEMMA, NAMED_ONLY], ids=str)

@@ -14,7 +14,7 @@ from tests.llama.in_main import weights_in_main
 from tests.llama.random_models import GEMMA, MROPE, PLAIN, RECURRENT, SLIDING, Kind
 from tests.llama.wide_models import QUANTISED, WIDE, write_wide
 from tests.on_cpu import loaded_on_cpu
-from worker.engine.backend import Meanwhile, Saved, do_nothing
+from worker.engine.backend import Checkpoint, Meanwhile, Saved, do_nothing
 from worker.engine.step import Slice
 from worker.llama.batch import RowGroups
 from worker.llama.context import Context, Logits
@@ -131,12 +131,12 @@ class TaintedKv(Kv):
         self.__dict__ = context.kv.__dict__
         self.context = context
 
-    def load(self, slot: SlotId, parts: Sequence[Saved], n_tokens: int) -> None:
-        super().load(slot, parts, n_tokens)
+    def load(self, slot: SlotId, parts: Sequence[Saved], n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
+        super().load(slot, parts, n_tokens, checkpoint)
         self.context.note(f"load {len(parts)}")
 
-    def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
-        super().share(source, target, n_tokens)
+    def share(self, source: SlotId, target: SlotId, n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
+        super().share(source, target, n_tokens, checkpoint)
         self.context.note("share")
 
     def clear(self) -> None:

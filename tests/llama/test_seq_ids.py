@@ -26,10 +26,11 @@ class Asked:
     device: Device
     can_rewind: bool = True
     n_swa: int = 0
+    is_hybrid: bool = False
 
 
-def model(backend: str = "cpu", *, can_rewind: bool = True, n_swa: int = 0) -> Model:
-    return cast(Model, Asked(Device(backend), can_rewind, n_swa))
+def model(backend: str = "cpu", *, can_rewind: bool = True, n_swa: int = 0, is_hybrid: bool = False) -> Model:
+    return cast(Model, Asked(Device(backend), can_rewind and not is_hybrid, n_swa, is_hybrid))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda", "metal", "vulkan"])
@@ -42,6 +43,16 @@ def test_on_every_device_cells_may_linger_where_the_memory_can_be_cut(backend: s
 def test_nothing_lingers_in_a_memory_that_cannot_be_cut() -> None:
     assert not n_retained_for(model(can_rewind=False), 8, swa_full=True)
     assert not n_retained_for(model(n_swa=128), 8, swa_full=False)
+
+
+def test_a_slot_with_recurrent_state_is_not_kept_but_cells_beside_it_are_copied() -> None:
+    """Each sequence id has a state of its own, if it needs one or not."""
+    for backend, n_spare in (("cpu", 2), ("cuda", 1)):
+        hybrid, recurrent = model(backend, is_hybrid=True), model(backend, can_rewind=False)
+        assert seq_ids_for(hybrid, 8, swa_full=True).n_spare == n_spare
+        assert seq_ids_for(recurrent, 8, swa_full=True).n_all == 8
+        assert not n_retained_for(hybrid, 8, swa_full=True)
+        assert not seq_ids_for(model(backend, is_hybrid=True, n_swa=128), 8, swa_full=True).n_spare
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])

@@ -161,7 +161,8 @@ def test_the_limit_of_the_prefix_cache_is_settled_by_the_load(tmp_path: Path, as
         (SLIDING, "auto", True, None),
         (SLIDING, "on", True, None),
         (SLIDING, "off", False, "1 of 2 layers keep only their sliding window of 8 tokens"),
-        (RECURRENT, "auto", None, "mamba has recurrent state"),
+        (RECURRENT, "auto", None, None),
+        (HYBRID, "auto", None, None),
         (PLAIN, "off", None, None),
     ],
     ids=str,
@@ -178,8 +179,9 @@ def test_the_load_says_whether_prefixes_are_kept_and_inspect_agrees(
     assert facts.swa_full is is_full
     assert (facts.prefix_cache_off or "").startswith(reason or "")
     assert (facts.prefix_cache_off is None) is (reason is None) is (facts.prefix_cache_bytes > 0)
-    assert (not loaded.retained_slots) is (reason is not None)
-    assert bool(facts.row_costs) is (reason is None), "guesses are cut off again"
+    has_state = kind in (RECURRENT, HYBRID)
+    assert bool(loaded.retained_slots) is bool(facts.row_costs) is (reason is None and not has_state), "they are cut"
+    assert bool(facts.checkpoint_stride) is bool(facts.checkpoint_bytes) is has_state
     if swa_full == "auto":
         memory = inspection_of(read_info(path), 0, nothing_repacked).memory
         assert (memory.prefix_cache_off, memory.prefix_cache_bytes > 0) == (facts.prefix_cache_off, reason is None)
@@ -190,7 +192,7 @@ def test_the_load_says_whether_prefixes_are_kept_and_inspect_agrees(
     [
         (PLAIN, "auto", None),
         (RECURRENT, "auto", None),
-        (HYBRID, "auto", "use --parallel 1, or remove"),
+        (HYBRID, "auto", None),
         (SLIDING, "auto", None),
         (SLIDING, "off", "use --swa-full on or --parallel 1, or remove"),
     ],

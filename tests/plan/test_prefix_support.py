@@ -22,8 +22,11 @@ SLIDING = replace(PLAIN, architecture="gemma3", windows=Windows(128, (True, Fals
         (SLIDING, True, MAX_SLOTS_OF_WINDOWS, ""),
         (SLIDING, True, MAX_SLOTS_OF_WINDOWS + 1, "--parallel 128 leaves no sequence id for sharing"),
         (SLIDING, False, 8, "2 of 4 layers keep only their sliding window of 128 tokens: use --swa-full on"),
-        (replace(PLAIN, architecture="mamba"), True, 8, "mamba has recurrent state"),
-        (replace(PLAIN, architecture="qwen3next"), True, 8, "qwen3next has recurrent state"),
+        (replace(PLAIN, architecture="mamba"), True, MAX_SLOTS + 1, ""),
+        (replace(PLAIN, architecture="qwen3next"), True, MAX_SLOTS, ""),
+        (replace(PLAIN, architecture="qwen3next"), True, MAX_SLOTS + 1, "--parallel 256 leaves no sequence id"),
+        (replace(SLIDING, architecture="lfm2"), True, 8, "lfm2 has recurrent state beside sliding windows"),
+        (replace(PLAIN, architecture="qwen4exp"), True, 8, "qwen4exp keeps an index for its KV cells"),
         (replace(PLAIN, architecture="glm-dsa"), True, 8, "glm-dsa keeps an index for its KV cells"),
     ],
 )

@@ -97,7 +97,7 @@ def test_health_keeps_its_keys_in_order_and_says_null_for_what_is_not_known_yet(
         b'"tokenizer_kind":null,"vocab_size":null,"context_length":null,"capabilities":["text-gen"],"protocol":"sse",'
         b'"uptime_seconds":3,"slots_total":8,"slots_busy":0,"queue_depth":0,"parity":null,'
         b'"prefill_chunk":null,"prefix_cache":{"tokens":0,"bytes":0,"limit_bytes":0,"off_because":null,'
-        b'"restored_tokens":0,"restored_bytes":0},"deterministic":false,'
+        b'"restored_tokens":0,"restored_bytes":0,"checkpoint_bytes":0,"checkpoint_stride":0},"deterministic":false,'
         b'"determinism":"untested","determinism_differences":[],"determinism_tried":null,"draft_model":null,"amx":null,"batch_invariant":null,"attention":null}'
     )
 

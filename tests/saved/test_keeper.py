@@ -8,16 +8,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.saved.test_copies import state_of
 from worker.engine.backend import Found
 from worker.front.inheritance import shared_memory
 from worker.saved.arena import NOTE_BYTES, Arena
-from worker.saved.copies import ORDINARY, SavedCells, chained
+from worker.saved.copies import ORDINARY, SavedCells, SavedCheckpoint, chained
 from worker.saved.directory import key_path, prepare_directory
 from worker.saved.keeper import Keeper, Keeping
 from worker.saved.records import record_of
+from worker.upstream.numbers import STATE_MAGIC
 from worker.wire.jobs import TokenId
 
 PATIENCE_S = 60.0
@@ -241,3 +244,75 @@ def test_so_is_a_state_that_the_library_would_not_have_written(keeping: Keeping)
     assert (found.parts, found.n_dropped) == ((), 1)
     assert "the saved state ends at byte" in (found.dropped_because or "")
     del copies
+
+
+# ── recurrent states ─────────────────────────────────────────────────────────────────────────────
+
+
+def recurrent_state(n_tokens: int, n_numbers: int = 9) -> NDArray[np.uint8]:
+    """A state after so many tokens, in the form of the library: one tensor of one layer."""
+    head = struct.pack("<IiIiIIIiQ", STATE_MAGIC, 0, 1, n_tokens - 1, 0, 0, 1, 0, 4 * n_numbers)
+    return np.frombuffer(head + np.arange(n_numbers, dtype="<f4").tobytes(), np.uint8)
+
+
+WITH_STATE = replace(ORDINARY, n_state_bytes=len(recurrent_state(1)))
+
+
+def checkpoint_of(keeper: Keeper, n_tokens: int, tokens: list[TokenId]) -> SavedCheckpoint:
+    saved = SavedCheckpoint(recurrent_state(n_tokens), WITH_STATE, tokens)
+    keeper.take(saved)
+    return saved
+
+
+def test_states_are_found_after_the_cells_before_them_the_shortest_first(lasting_keeping: Keeping) -> None:
+    keeping = replace(lasting_keeping, layout=WITH_STATE)
+    keeper, _ = begun(keeping)
+    copies = [checkpoint_of(keeper, 6, TOKENS), copy_of(keeper, 0, 4), copy_of(keeper, 4, 6)]
+    copies += [checkpoint_of(keeper, 4, TOKENS[:4])]
+    keeper.flush(PATIENCE_S)
+    for each in (keeping, *in_a_new_worker(keeping)):
+        _, found = begun(each)
+        assert tokens_in(found) == [TOKENS[:4], TOKENS]
+        assert [tokens for tokens, _ in found.checkpoints] == [TOKENS[:4], TOKENS]
+        states = [state for _, state in found.checkpoints if isinstance(state, SavedCheckpoint)]
+        assert [bytes(state.data) for state in states] == [recurrent_state(4).tobytes(), recurrent_state(6).tobytes()]
+
+
+def test_a_state_without_cells_comes_with_their_places(keeping: Keeping) -> None:
+    keeping = replace(keeping, layout=replace(WITH_STATE, n_caches=0))
+    keeper, _ = begun(keeping)
+    saved = checkpoint_of(keeper, 6, TOKENS)
+    keeper.flush(PATIENCE_S)
+    _, found = begun(keeping)
+    assert [(tokens, part.n_tokens) for tokens, part in found.parts] == [(TOKENS, 6)]
+    assert [tokens for tokens, _ in found.checkpoints] == [TOKENS]
+    del saved
+
+
+def test_a_state_of_other_tokens_or_another_size_is_not_trusted(keeping: Keeping) -> None:
+    keeping = replace(keeping, layout=WITH_STATE)
+    keeper, _ = begun(keeping)
+    kept_here = [checkpoint_of(keeper, 5, TOKENS)]
+    keeper.flush(PATIENCE_S)
+    _, found = begun(keeping)
+    assert (found.checkpoints, found.n_dropped) == ((), 1)
+    assert "the state after 5 tokens, not after 6" in (found.dropped_because or "")
+    with pytest.raises(ValueError, match="of this model's there are"):
+        SavedCheckpoint(recurrent_state(5, n_numbers=8), WITH_STATE)
+    with pytest.raises(ValueError, match="has no recurrent state"):
+        SavedCheckpoint(recurrent_state(5), ORDINARY)
+    spoilt = recurrent_state(5).copy()
+    spoilt[8] = 2
+    with pytest.raises(ValueError, match="not the saved recurrent state of one sequence"):
+        SavedCheckpoint(spoilt, WITH_STATE)
+    del kept_here
+
+
+def test_a_state_that_crashed_an_engine_is_dropped(keeping: Keeping) -> None:
+    keeping = replace(keeping, layout=WITH_STATE)
+    keeper, _ = begun(keeping)
+    saved = checkpoint_of(keeper, 6, TOKENS)
+    keeper.flush(PATIENCE_S)
+    keeper.mark([saved], is_in_use=True)
+    _, found = begun(keeping)
+    assert (found.checkpoints, found.dropped_because) == ((), "the previous engine crashed while loading it")

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.saved.records import Untrusted, binding_of, code_of, read_record, record_of
+from worker.saved.records import CELLS, CHECKPOINT, Untrusted, binding_of, code_of, read_record, record_of
 
 KEY, BINDING = b"k" * 32, binding_of(b"a model", b"its settings")
 TOKENS = [7, 1, 2**31 - 1, 0, 5]
 STATE = bytes(range(200))
-WHOLE = b"".join(record_of(TOKENS, STATE, key=KEY, binding=BINDING))
+KINDS = {kind: b"".join(record_of(TOKENS, STATE, key=KEY, binding=BINDING, kind=kind)) for kind in (CELLS, CHECKPOINT)}
+WHOLE = KINDS[CELLS]
 N_MUTANTS = 10_000
 
 
@@ -25,6 +26,18 @@ def test_a_record_is_read_as_it_was_made(tokens: list[int], state: bytes, key: b
     record = read_record(whole, key=key, binding=BINDING)
     assert (record.tokens, bytes(record.state)) == (tokens, state)
     assert code_of(whole) == parts[-1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_says_whether_it_is_of_cells_or_a_recurrent_state(kind: int) -> None:
+    assert read_record(KINDS[kind], key=KEY, binding=BINDING).kind == kind
+
+
+def of_another_kind(chance: random.Random) -> bytes:
+    """The state of a sequence that says to be its cells, or the other way round."""
+    n_head = 48
+    kind = KINDS[CHECKPOINT][:n_head] + WHOLE[n_head:]
+    return chance.choice((kind, WHOLE[:-32] + KINDS[CHECKPOINT][-32:]))
 
 
 def flipped(chance: random.Random) -> bytes:
@@ -81,7 +94,7 @@ def made_up(chance: random.Random) -> bytes:
 
 MUTATIONS: tuple[Callable[[random.Random], bytes], ...] = (
     *(flipped, cut, beheaded, lengthened, with_another_head, with_another_key, of_another_model),
-    *(with_parts_in_place_of_others, made_up),
+    *(with_parts_in_place_of_others, made_up, of_another_kind),
 )
 
 

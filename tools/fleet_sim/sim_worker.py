@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from tools.fleet_sim.costs import StepCosts
 from tools.fleet_sim.workloads import Ask
-from worker.engine.backend import Meanwhile, Saved, do_nothing
+from worker.engine.backend import Checkpoint, Meanwhile, Saved, do_nothing
 from worker.engine.loop import Engine
 from worker.engine.prefix_tree import n_common
 from worker.engine.sequence import Queued
@@ -64,6 +64,13 @@ class SimKv:
     def can_share(self) -> bool:
         return True
 
+    @property
+    def has_state(self) -> bool:
+        return False
+
+    def checkpoint(self, slot: SlotId, tokens: Seq[TokenId] = ()) -> Checkpoint:
+        raise AssertionError(f"slot {slot} has no recurrent state after {len(tokens)} tokens")
+
     def count_tokens(self) -> list[int]:
         return list(self._n_tokens)
 
@@ -86,7 +93,7 @@ class SimKv:
         del spans[n_spans:]
         self._n_tokens[slot] = n_keep
 
-    def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
+    def share(self, source: SlotId, target: SlotId, n_tokens: int, _: Checkpoint | None = None) -> None:
         assert not self._n_tokens[target], "only an empty slot is given another's cells"
         shared = self._spans[source][: self._cut(source, n_tokens)]
         for span in shared:
@@ -105,7 +112,7 @@ class SimKv:
         self._clock.now_s += self._costs.save_ms_per_1000 * n_tokens / 1e6
         return Copy(n_tokens)
 
-    def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int) -> None:
+    def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int, _: Checkpoint | None = None) -> None:
         assert n_tokens <= sum(part.n_tokens for part in parts)
         self._clock.now_s += self._costs.load_ms_per_1000 * n_tokens / 1e6
         self.hold(slot, n_tokens)

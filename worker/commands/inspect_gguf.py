@@ -60,6 +60,10 @@ class MemoryUse:
     """The memory for the prefix cache, beyond the total, if there is room for twice as much; 0 if nothing can be
     cached."""
     prefix_cache_off: str | None
+    checkpoint_bytes: int
+    """A copy of one job's recurrent state."""
+    checkpoint_stride: int
+    """The distance of such copies in tokens; 0 where there are none."""
     """The reason why nothing can be cached."""
     available_bytes: int
 
@@ -190,8 +194,17 @@ def _memory(info: ModelInfo, demand: Demand, layers: Layers, available_bytes: in
         total_bytes=host.total_bytes,
         prefix_cache_bytes=prefix_cache_bytes(asked_bytes, plan, _NO_LIMIT_BYTES),
         prefix_cache_off=why_off,
+        checkpoint_bytes=plan.checkpoint_bytes,
+        checkpoint_stride=plan.checkpoint_stride,
         available_bytes=available_bytes,
     )
+
+
+def _cached(memory: MemoryUse) -> str:
+    if not memory.checkpoint_stride:
+        return "at most, beyond the total"
+    state, stride = mib(memory.checkpoint_bytes), memory.checkpoint_stride
+    return f"at most, beyond the total; a recurrent state takes {state}, one each {stride} tokens of a long prompt"
 
 
 def _facts(inspection: Inspection) -> list[tuple[str, str]]:
@@ -235,6 +248,6 @@ def _memory_cells(memory: MemoryUse) -> list[tuple[str, str, str]]:
         ("KV cache", mib(memory.kv_bytes), cells),
         ("compute buffers", mib(memory.compute_bytes), "about"),
         ("total", mib(memory.total_bytes), "with the default settings"),
-        ("prefix cache", mib(memory.prefix_cache_bytes), memory.prefix_cache_off or "at most, beyond the total"),
+        ("prefix cache", mib(memory.prefix_cache_bytes), memory.prefix_cache_off or _cached(memory)),
         ("available here", mib(memory.available_bytes), "main memory, now"),
     ]

@@ -31,6 +31,16 @@ class Saved(Protocol):
         ...
 
 
+class Checkpoint(Protocol):
+    """The recurrent state of a sequence after its first `n_tokens`, copied out; it cannot be cut."""
+
+    @property
+    def n_tokens(self) -> int: ...
+
+    @property
+    def n_bytes(self) -> int: ...
+
+
 class Kv(Protocol):
     """The slots' memory of computed tokens. llama/kv.py and the tests' readable fake implement it."""
 
@@ -45,11 +55,27 @@ class Kv(Protocol):
 
     @property
     def can_share(self) -> bool:
-        """Return True if the model's memory can be cut anywhere. If not, `share`, `save` and `load` are refused."""
+        """Return True if the first cells of a slot can be another's too. If not, `share`, `save` and `load` are
+        refused."""
         ...
 
-    def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
-        """Give the empty slot `target` the first n_tokens cells of `source`; they take no room."""
+    @property
+    def has_state(self) -> bool:
+        """Return True if a slot has a recurrent state beside its cells, or instead. Then `trim` empties a slot or keeps
+        all of it, and a slot can begin only where there is a checkpoint.
+        """
+        ...
+
+    def checkpoint(self, slot: SlotId, tokens: Seq[TokenId] = ()) -> Checkpoint:
+        """Copy the slot's state, which is the one after all of its cells. `tokens` are those of the cells, if the copy
+        is to outlive this process.
+        """
+        ...
+
+    def share(self, source: SlotId, target: SlotId, n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
+        """Give the empty slot `target` the first n_tokens cells of `source`; they take no room. Its state is that of
+        the checkpoint, which is needed if `source` has more cells.
+        """
         ...
 
     def n_cells_of(self, slots: Collection[SlotId]) -> int:
@@ -62,8 +88,8 @@ class Kv(Protocol):
         """
         ...
 
-    def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int) -> None:
-        """Fill the empty slot with the first n_tokens of the parts, in order.
+    def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
+        """Fill the empty slot with the first n_tokens of the parts, in order, and with the state after them.
 
         The caller has checked `n_free_cells`. The parts stay their owner's.
         """
@@ -145,6 +171,8 @@ class Found:
     """The number of further parts that were there and cannot be trusted."""
     dropped_because: str | None = None
     """The reason for the first of these."""
+    checkpoints: Seq[tuple[list[TokenId], Checkpoint]] = ()
+    """Recurrent states, and all tokens before them; the shortest come first."""
 
 
 SelfTest = Callable[[], Generator[SelfTested | None, None, None]]
@@ -201,6 +229,8 @@ class LoadedModel:
     """It runs on the step thread while no slot holds a cell. Each `next` runs a part and gives None; the last one gives
     the result. It leaves the memory empty, even if it is closed early."""
     draft: LoadedDraft | None = None
+    message_ends: frozenset[TokenId] = frozenset()
+    """The tokens that end a message in a prompt, as they end an answer."""
     residency: Callable[[], Residency] | None = None
     """It reports where the model is now, from any thread; None on a CPU, whose memory a model cannot leave."""
     find: Callable[[Callable[[Found], None]], None] | None = None

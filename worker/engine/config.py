@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from worker.engine.backend import LoadedModel
+from worker.engine.checkpoints import Stops
 from worker.engine.drafting.history import HISTORY_BYTES
 from worker.engine.prefill_budget import PrefillBudget
 from worker.engine.shares import FairShares, FirstCome, Policy
@@ -49,6 +50,8 @@ class EngineConfig:
     """The largest number of draft tokens from a draft model for one job in a step."""
     reports_blocks: bool = False
     """True if changes of the cached blocks are sent as BlocksChanged."""
+    stops: Stops | None = None
+    """The rule for places of checkpoints; None if the model has no recurrent state."""
 
     @classmethod
     def of(cls, asked: Configure, model: LoadedModel) -> Self:
@@ -72,6 +75,7 @@ class EngineConfig:
             history_bytes=HISTORY_BYTES if asked.prompt_lookup == "on" else 0,
             draft_max=asked.draft.n_most if asked.draft is not None else MAX_DRAFTS,
             reports_blocks=asked.reports_blocks,
+            stops=_stops(asked, model),
         )
 
     def prefill_budget(self, *, can_abort: bool) -> PrefillBudget:
@@ -91,3 +95,14 @@ class EngineConfig:
         if self.scheduling == "fair" and can_keep and not self.is_deterministic:
             return FairShares()
         return FirstCome(is_reserving=self.is_deterministic)
+
+
+def _stops(asked: Configure, model: LoadedModel) -> Stops | None:
+    facts = model.facts
+    if not facts.checkpoint_stride:
+        return None
+    return Stops(
+        stride=facts.checkpoint_stride,
+        grain=facts.prefill_chunk if asked.is_deterministic else 1,
+        message_ends=model.message_ends,
+    )

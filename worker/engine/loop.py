@@ -17,9 +17,9 @@ from worker.engine.drafting.draft_model import DraftModel
 from worker.engine.drafting.drafts import N_READ, Drafts
 from worker.engine.drafting.predicted import Predicted
 from worker.engine.kv_blocks import BlockJournal
-from worker.engine.prefix_cache import PrefixCache
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Queued, Sequence, State
+from worker.engine.state_cache import prefix_cache_of
 from worker.engine.step import Aborted, BadBatch, NoRoom, Sampled, Step, Token
 from worker.limits import MAX_DRAFTS
 from worker.wire.blocks import BlocksChanged
@@ -41,9 +41,6 @@ from worker.wire.jobs import (
 )
 from worker.wire.load import PrefixCacheFound
 from worker.wire.messages import Outbound
-
-MAX_TOKENS_TO_WAIT_FOR = 256
-"""A sequence waits if another one is computing at least this many tokens of its prefix, or a chunk if that is less."""
 
 MAX_HEADROOM = 512
 """The largest number of cells that are kept free for the next step. A step that needs more gets them when it is chosen.
@@ -105,15 +102,7 @@ class Engine:
         self._n_unpromised_cells = runner.kv.n_free_cells - config.n_cells
         """Cells that the library has added because it rounds a context up; no job may use them."""
         self._journal = BlockJournal() if config.reports_blocks else None
-        self.prefix_cache = PrefixCache(
-            runner.kv,
-            limit_bytes=config.prefix_cache_bytes,
-            grain=config.chunk if config.is_deterministic else 1,
-            min_tokens_to_wait_for=min(config.chunk, MAX_TOKENS_TO_WAIT_FOR),
-            retained_slots=config.retained_slots,
-            max_dead_cells=config.max_dead_cells,
-            journal=self._journal,
-        )
+        self.prefix_cache = prefix_cache_of(runner.kv, config, self._journal)
         self.scheduler = Scheduler(
             n_slots=config.n_slots,
             n_cells=config.n_cells,
@@ -219,6 +208,7 @@ class Engine:
         index = self.prefix_cache.index
         n_tokens, n_bytes = index.n_tokens, index.n_bytes
         n_parts = sum(self.prefix_cache.restore(tokens, saved) for tokens, saved in found.parts)
+        n_parts += sum(self.prefix_cache.restore_checkpoint(*each) for each in found.checkpoints)
         self._send(
             PrefixCacheFound(
                 n_parts=n_parts,
@@ -251,9 +241,16 @@ class Engine:
         self._report(step.kind)
         if step.kind == "prefill":
             self._send_all()
+            self._take_checkpoints()
         self._tidy()
         if self.is_idle or not self._runner.is_asynchronous:
             self._drafts.learn(is_idle=self.is_idle)
+
+    def _take_checkpoints(self) -> None:
+        """Take them after the report, because a copy takes milliseconds, and before others settle."""
+        if self.prefix_cache.take_checkpoints(self.scheduler.running.values()):
+            self._report(None)
+            self._report_blocks()
 
     def tidy(self) -> bool:
         """Put away a part of the cells that finished jobs have left in the KV memory, while nothing runs.

@@ -16,6 +16,8 @@ paused sequence leaves are kept in one of two ways:
 
 If another sequence is computing the prefix of a sequence right now, this one follows it until it is computed.
 
+If the model has recurrent state, a sequence can begin at checkpoints only: state_cache.py has the rules for that.
+
 The log-probabilities of prompts (scores) go along with the cells: a sequence takes over those of its cached prefix, and
 leaves them to others, even if it wants none. A sequence that wants scores reuses only cells that have them. The row of
 logits after the last token that it has in common with another gives the score of its own next token, so this last token
@@ -27,7 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from worker.engine.backend import Kv, Saved
+from worker.engine.backend import Checkpoint, Kv, Saved
 from worker.engine.kv_blocks import BlockJournal, Held
 from worker.engine.prefix_tree import PrefixIndex, n_common
 from worker.engine.sequence import Sequence, State
@@ -48,7 +50,7 @@ Attention walks past them; copying them takes 3 ms, or 50."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class Source:
     """A slot that has cells, and the scores of its first tokens."""
 
     slot: SlotId
@@ -97,12 +99,15 @@ class PrefixCache:
         self._is_on_device = bool(self._free_slots) and max_dead_cells > 0
         self.is_keeping = kv.can_share and (limit_bytes > 0 or self._is_on_device)
         """True if cells of sequences that lose their slot are kept at all."""
-        self.index = PrefixIndex(limit_bytes, journal)
+        self.index = self._new_index(limit_bytes, journal)
         self._retained: dict[SlotId, _Retained] = {}
         """The retained cells, the longest unused first. A conversation that goes on finds its cells here, without a
         copy."""
         self._backed_up: set[SlotId] = set()
         """The retained slots that were copied once. They are not copied again, even if the index has evicted a copy."""
+
+    def _new_index(self, limit_bytes: int, journal: BlockJournal | None) -> PrefixIndex:
+        return PrefixIndex(limit_bytes, journal)
 
     @property
     def retained(self) -> list[list[TokenId]]:
@@ -177,6 +182,10 @@ class PrefixCache:
             # Draft tokens may lie after them.
             self._kv.trim(sequence.slot, len(tokens))
             self._copy_out(kept)
+
+    def take_checkpoints(self, _: Iterable[Sequence]) -> bool:
+        """Take the checkpoints that sequences have come to with the last step. Return True if there were any."""
+        return False
 
     def give_up(self, running: Iterable[Sequence]) -> bool:
         """Free retained cells because running sequences need room: on a CPU all of them, copied out first; on a GPU
@@ -280,6 +289,10 @@ class PrefixCache:
         self.index.insert(tokens, n_known, saved if n_known == start else saved.split(n_known - start)[1])
         return True
 
+    def restore_checkpoint(self, _tokens: list[TokenId], _checkpoint: Checkpoint) -> bool:
+        """Keep the state after `tokens` that an earlier engine has saved. Return False if their cells are missing."""
+        return False
+
     def _copy_out(self, kept: _Retained, n_most: int | None = None) -> bool:
         """Put a slot's cells and their scores into the index, at most n_most cells. Return True if there are more.
         Cells that there is no memory for are not copied; they can be computed again.
@@ -311,7 +324,7 @@ class PrefixCache:
         )
         return n_kept if n_kept >= MIN_KEPT else 0
 
-    def _fill(self, sequence: Sequence, source: _Source | None, n_shared: int, n_kept: int) -> None:
+    def _fill(self, sequence: Sequence, source: Source | None, n_shared: int, n_kept: int) -> None:
         """Fill the sequence's empty slot from the index, or from `source` if the index has no more tokens or
         no room."""
         assert sequence.slot is not None
@@ -322,17 +335,21 @@ class PrefixCache:
         if n_shared < n_kept <= self._kv.n_free_cells and self._load(sequence, n_kept):
             sequence.begin_at(n_kept, self.index.scores(sequence.tokens))
         elif source is not None:
-            self._kv.share(source.slot, sequence.slot, n_shared)
+            self._share(sequence, source.slot, n_shared)
             sequence.begin_at(n_shared, source.scores)
             if source.slot in self._retained:
                 self._retained[source.slot] = self._retained.pop(source.slot)
 
-    def _make_room(self, n_cells: int, source: _Source | None) -> _Source | None:
+    def _make_room(self, n_cells: int, source: Source | None) -> Source | None:
         """Give up retained cells for n_cells that are to be loaded. Return the source, if it is still there."""
         while self._kv.n_free_cells < n_cells and self.give_up(()):
             pass
         is_gone = source is not None and source.is_retained and source.slot not in self._retained
         return None if is_gone else source
+
+    def _share(self, sequence: Sequence, source: SlotId, n_tokens: int) -> None:
+        assert sequence.slot is not None
+        self._kv.share(source, sequence.slot, n_tokens)
 
     def _load(self, sequence: Sequence, n_tokens: int) -> bool:
         assert sequence.slot is not None
@@ -342,11 +359,11 @@ class PrefixCache:
             return False
         return True
 
-    def _nearest(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[_Source | None, int]:
+    def _nearest(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[Source | None, int]:
         """Return the slot that has computed most of this one's prefix, and how much; (None, 0) if none has any."""
         retained = (
             (
-                _Source(each.slot, each.scores, is_retained=True),
+                Source(each.slot, each.scores, is_retained=True),
                 each.tokens,
                 _n_usable(sequence, len(each.tokens), len(each.scores)),
             )
@@ -354,10 +371,10 @@ class PrefixCache:
         )
         return self._longest(sequence, [*self._held_by(sequence, running), *retained])
 
-    def _held_by(self, sequence: Sequence, running: Iterable[Sequence]) -> list[tuple[_Source, list[TokenId], int]]:
+    def _held_by(self, sequence: Sequence, running: Iterable[Sequence]) -> list[tuple[Source, list[TokenId], int]]:
         """Return the tokens that other running sequences have computed, in the form of `_longest`."""
         return [
-            (_Source(one.slot, one.scores), one.tokens, _n_usable(sequence, self._n_worth(one), len(one.scores)))
+            (Source(one.slot, one.scores), one.tokens, _n_usable(sequence, self._n_worth(one), len(one.scores)))
             for one in running
             if one is not sequence and one.slot is not None
         ]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import attrgetter
 
-from worker.engine.backend import Saved
+from worker.engine.backend import Checkpoint, Saved
 from worker.engine.kv_blocks import BLOCK_TOKENS, BlockJournal
 from worker.engine.step import Score
 from worker.wire.blocks import BlockHash
@@ -34,21 +34,24 @@ SCORE_BYTES = 48
 
 
 @dataclass(slots=True, eq=False)
-class _Node:
+class Node:
     edge: bytes
     saved: Saved
-    parent: "_Node | None"
+    parent: "Node | None"
     last_used: int
-    children: dict[bytes, "_Node"] = field(default_factory=dict)
+    children: dict[bytes, "Node"] = field(default_factory=dict)
     scores: list[Score] = field(default_factory=list)
     """The scores of its first tokens."""
     n_score_bytes: int = 0
     blocks: list[BlockHash] = field(default_factory=list)
     """The blocks that end among its tokens; none without a journal."""
+    checkpoint: Checkpoint | None = None
+    """The recurrent state after its last token (state_tree.py)."""
 
     @property
     def n_bytes(self) -> int:
-        return self.saved.n_bytes + self.n_score_bytes
+        n_state_bytes = 0 if self.checkpoint is None else self.checkpoint.n_bytes
+        return self.saved.n_bytes + self.n_score_bytes + n_state_bytes
 
 
 class PrefixIndex:
@@ -64,7 +67,7 @@ class PrefixIndex:
         self._n_tokens = 0
         self._n_bytes = 0
         self._now = 0
-        self._children: dict[bytes, _Node] = {}
+        self._children: dict[bytes, Node] = {}
         self._leaves = _Leaves()
 
     @property
@@ -79,20 +82,20 @@ class PrefixIndex:
 
     def match(self, tokens: Seq[TokenId]) -> int:
         """Return the length of the longest cached prefix of `tokens`. This does not count as a use: nothing changes."""
-        _, n_matched = self._walk(_packed(tokens))
+        _, n_matched = self._walk(packed(tokens))
         return n_matched
 
     def take(self, tokens: Seq[TokenId], n_tokens: int) -> list[Saved]:
         """Return the parts that hold the first n_tokens ≤ match(tokens), in order, and mark them as used. The last part
         may hold more."""
-        path, n_matched = self._walk(_packed(tokens[:n_tokens]))
+        path, n_matched = self._walk(packed(tokens[:n_tokens]))
         assert n_matched == n_tokens, "more than match() found"
         self._mark(path)
         return [node.saved for node in path]
 
     def scores(self, tokens: Seq[TokenId]) -> list[Score]:
         """Return the scores of the first of `tokens`, as far as they are kept. This does not count as a use."""
-        path, n_matched = self._walk(_packed(tokens))
+        path, n_matched = self._walk(packed(tokens))
         found: list[Score] = []
         for node in path:
             found += node.scores
@@ -106,11 +109,11 @@ class PrefixIndex:
         Other leaves are evicted to make room. If the cells do not fit even with their own prefix alone, they are
         dropped and nothing changes.
         """
-        packed = _packed(tokens)
-        path, n_matched = self._walk(packed)
+        edges = packed(tokens)
+        path, n_matched = self._walk(edges)
         assert n_known == n_matched < len(tokens), "there is nothing new, or not from n_known on"
         assert saved.n_tokens == len(tokens) - n_known
-        halves = _halves(path, n_known)
+        halves = halves_of(path, n_known)
         kept = [node.saved for node in path]
         if halves:
             kept[-1] = halves[0]
@@ -120,7 +123,7 @@ class PrefixIndex:
         if halves:
             path[-1] = self._split(path[-1], n_known, *halves)
         self._mark(path)
-        node = self._attach(packed[n_known * _WIDTH :], saved, path[-1] if path else None)
+        node = self._attach(edges[n_known * _WIDTH :], saved, path[-1] if path else None)
         if self._journal is not None:
             parent = next((above.blocks[-1] for above in reversed(path) if above.blocks), None)
             node.blocks = self._journal.store_copies(parent, tokens[n_known // BLOCK_TOKENS * BLOCK_TOKENS :])
@@ -133,7 +136,7 @@ class PrefixIndex:
         Other leaves are evicted to make room. If the scores do not fit even with their own path alone, they are dropped
         and nothing changes.
         """
-        path, n_matched = self._walk(_packed(tokens[: len(scores)]))
+        path, n_matched = self._walk(packed(tokens[: len(scores)]))
         ends = list(accumulate(node.saved.n_tokens for node in path))
         more = [
             scores[end - node.saved.n_tokens + len(node.scores) : min(end, n_matched)]
@@ -154,19 +157,19 @@ class PrefixIndex:
         self._mark(path)
         self._shrink(self.limit_bytes)
 
-    def _walk(self, packed: bytes) -> tuple[list[_Node], int]:
+    def _walk(self, edges: bytes) -> tuple[list[Node], int]:
         """Return the nodes that match, and how many tokens do; the last node's edge need not match to its end."""
-        path: list[_Node] = []
+        path: list[Node] = []
         at, children = 0, self._children
-        while (node := children.get(packed[at : at + _WIDTH])) is not None:
+        while (node := children.get(edges[at : at + _WIDTH])) is not None:
             path.append(node)
-            if not packed.startswith(node.edge, at):
-                return path, (at + n_common(node.edge, packed[at : at + len(node.edge)])) // _WIDTH
+            if not edges.startswith(node.edge, at):
+                return path, (at + n_common(node.edge, edges[at : at + len(node.edge)])) // _WIDTH
             at += len(node.edge)
             children = node.children
         return path, at // _WIDTH
 
-    def _mark(self, path: list[_Node]) -> None:
+    def _mark(self, path: list[Node]) -> None:
         """Note that the path was used now. Only its end can be a leaf."""
         self._now += 1
         is_leaf = bool(path) and not path[-1].children
@@ -177,7 +180,7 @@ class PrefixIndex:
         if is_leaf:
             self._leaves.add(path[-1])
 
-    def _split(self, node: _Node, end: int, first: Saved, rest: Saved) -> _Node:
+    def _split(self, node: Node, end: int, first: Saved, rest: Saved) -> Node:
         """Put a new node with the first cells, up to position `end`, above `node`, which keeps the rest, its children
         and its age.
         """
@@ -186,7 +189,7 @@ class PrefixIndex:
             self._leaves.remove(node)
         self._n_bytes += first.n_bytes + rest.n_bytes - node.saved.n_bytes
         cut = first.n_tokens * _WIDTH
-        upper = _Node(node.edge[:cut], first, node.parent, node.last_used)
+        upper = Node(node.edge[:cut], first, node.parent, node.last_used)
         self._siblings(node)[_key(upper)] = upper
         upper.scores, node.scores = node.scores[: first.n_tokens], node.scores[first.n_tokens :]
         upper.n_score_bytes, node.n_score_bytes = _n_score_bytes(upper.scores), _n_score_bytes(node.scores)
@@ -198,10 +201,10 @@ class PrefixIndex:
             self._leaves.add(node)
         return upper
 
-    def _attach(self, edge: bytes, saved: Saved, parent: _Node | None) -> _Node:
+    def _attach(self, edge: bytes, saved: Saved, parent: Node | None) -> Node:
         if parent is not None and not parent.children:
             self._leaves.remove(parent)
-        node = _Node(edge, saved, parent, self._now)
+        node = Node(edge, saved, parent, self._now)
         self._siblings(node)[_key(node)] = node
         self._leaves.add(node)
         self._n_tokens += saved.n_tokens
@@ -214,7 +217,7 @@ class PrefixIndex:
         while self._n_bytes > n_bytes:
             self._evict(self._leaves.first_to_go(self._now))
 
-    def _evict(self, leaf: _Node) -> None:
+    def _evict(self, leaf: Node) -> None:
         self._leaves.remove(leaf)
         del self._siblings(leaf)[_key(leaf)]
         self._n_tokens -= leaf.saved.n_tokens
@@ -224,7 +227,7 @@ class PrefixIndex:
         if leaf.parent is not None and not leaf.parent.children:
             self._leaves.add(leaf.parent)
 
-    def _siblings(self, node: _Node) -> dict[bytes, _Node]:
+    def _siblings(self, node: Node) -> dict[bytes, Node]:
         return self._children if node.parent is None else node.parent.children
 
 
@@ -238,17 +241,17 @@ class _Leaves:
     """
 
     def __init__(self) -> None:
-        self._classes: defaultdict[int, list[_Node]] = defaultdict(list)
+        self._classes: defaultdict[int, list[Node]] = defaultdict(list)
 
-    def add(self, leaf: _Node) -> None:
+    def add(self, leaf: Node) -> None:
         insort(self._classes[_size_class(leaf)], leaf, key=_last_used)
 
-    def remove(self, leaf: _Node) -> None:
+    def remove(self, leaf: Node) -> None:
         alike = self._classes[_size_class(leaf)]
         found = alike.pop(bisect_left(alike, leaf.last_used, key=_last_used))
         assert found is leaf
 
-    def first_to_go(self, now: int) -> _Node:
+    def first_to_go(self, now: int) -> Node:
         oldest = [alike[0] for alike in self._classes.values() if alike]
         return max(oldest, key=lambda leaf: (now - leaf.last_used) * leaf.n_bytes)
 
@@ -256,7 +259,7 @@ class _Leaves:
 _last_used = attrgetter("last_used")
 
 
-def _size_class(node: _Node) -> int:
+def _size_class(node: Node) -> int:
     return node.n_bytes.bit_length()
 
 
@@ -264,15 +267,15 @@ def _n_score_bytes(scores: Seq[Score]) -> int:
     return sum(map(len, scores)) + SCORE_BYTES * len(scores)
 
 
-def _key(node: _Node) -> bytes:
+def _key(node: Node) -> bytes:
     return node.edge[:_WIDTH]
 
 
-def _packed(tokens: Seq[TokenId]) -> bytes:
+def packed(tokens: Seq[TokenId]) -> bytes:
     return array("i", tokens).tobytes()
 
 
-def _halves(path: list[_Node], n_matched: int) -> tuple[Saved, Saved] | None:
+def halves_of(path: list[Node], n_matched: int) -> tuple[Saved, Saved] | None:
     """Return the cells of the path's last node on either side of the match's end, unless that is the node's end."""
     n_unmatched = sum(node.saved.n_tokens for node in path) - n_matched
     if not n_unmatched:

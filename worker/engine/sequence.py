@@ -111,6 +111,8 @@ class Sequence:
     """The sequence that is computing its prefix, while it is in FOLLOW."""
     n_awaited: int = 0
     """The number of the leader's cells that this sequence waits for."""
+    stops: tuple[int, ...] = ()
+    """The positions, ascending, where a slice ends so that a checkpoint can be taken."""
     forced: deque[Token] = field(default_factory=deque)
     """Tokens that must come next; each waits here until a step gives its log-probability."""
     unreported: list[Delta] = field(default_factory=list)
@@ -228,12 +230,16 @@ class Sequence:
 
     def prefill_slice(self, n_most: int, grain: int) -> Slice | None:
         """Return a slice of up to `n_most` of the tokens to compute. If it has all of them, the last one draws unless
-        nothing is generated. If not, it ends at an absolute multiple of `grain`, or is None if `n_most` tokens do not
-        reach one.
+        nothing is generated. If not, it ends at a stop or at an absolute multiple of `grain`, or is None if `n_most`
+        tokens do not reach one.
         """
         reach = self.n_computed + n_most
         is_last = reach >= len(self.tokens)
-        tokens = self.tokens[self.n_computed : None if is_last else reach // grain * grain]
+        edge = reach // grain * grain
+        stop = next((stop for stop in self.stops if stop > self.n_computed), None)
+        if stop is not None and stop <= reach and stop < len(self.tokens):
+            is_last, edge = False, stop
+        tokens = self.tokens[self.n_computed : None if is_last else edge]
         if not tokens:
             return None
         slice_ = self._slice(tokens, draws=is_last and self.max_tokens > 0)

@@ -23,7 +23,8 @@ from worker.llama.batch import Batch, BatchLimits, RowGroups
 from worker.llama.kv import Kv
 from worker.llama.library import library_function
 from worker.llama.model import Model
-from worker.llama.seq_ids import padded_seq_ids_for, seq_ids_for
+from worker.llama.seq_ids import SeqIds, padded_seq_ids_for, seq_ids_for
+from worker.llama.state_kv import StateKv
 from worker.llama.threads import Threads
 from worker.upstream.numbers import CACHE_TYPE_IDS, CELL_STEP, FLASH_ATTENTION, MAX_SEQ_IDS, MAX_THREADS
 from worker.wire.jobs import SlotId
@@ -91,7 +92,7 @@ class Context:
         self._threads, self._n_threads, self._n_threads_batch = threads, n_threads, n_threads_batch
         self._open(params)
         self.n_slots, self.decoding_s = n_seq_max, 0.0
-        self.kv = Kv(self._handle, n_ctx=self.n_ctx, n_slots=n_seq_max, seq_ids=seq_ids, check=self._check_caller)
+        self.kv = self._new_kv(n_seq_max, seq_ids)
         self._limits = BatchLimits(self.n_batch, n_outputs, n_seq_max, model.n_vocab, self.kv.n_cells)
         self._batch = Batch(self.n_batch, self.kv.seq_ids)
         self.row_groups = RowGroups()
@@ -111,6 +112,10 @@ class Context:
     def can_pad(self) -> bool:
         """True if `row_groups` may fill steps up."""
         return self.kv.seq_ids.n_slots > self.n_slots
+
+    def _new_kv(self, n_slots: int, seq_ids: SeqIds) -> Kv:
+        of_kind = Kv if self._model.can_rewind else StateKv
+        return of_kind(self._handle, n_ctx=self.n_ctx, n_slots=n_slots, seq_ids=seq_ids, check=self._check_caller)
 
     def _open(self, params: object) -> None:
         handle, watch = self._model.new_context(params, self.close)

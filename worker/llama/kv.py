@@ -17,6 +17,8 @@ those without. In the first llama.cpp writes over a cell that only one seq_id ha
 it would be missing when another sequence begins with the same tokens. So every cell there has two: each seq_id has a
 twin that goes along with it. And a saved state leaves out what the window has passed, so that a copy is made of parts
 no longer than a window.
+
+Models with recurrent layers have their own class, state_kv.py.
 """
 
 import ctypes
@@ -27,10 +29,10 @@ from typing import Any
 
 from llama_cpp import llama_cpp as capi
 
-from worker.engine.backend import KvMismatch, Saved
+from worker.engine.backend import Checkpoint, KvMismatch, Saved
 from worker.llama.seq_ids import SeqIds
 from worker.saved.arena import Bytes
-from worker.saved.copies import ORDINARY, Allocate, Layout, SavedCells, chained, lasting, passing
+from worker.saved.copies import ORDINARY, Allocate, Kept, Layout, SavedCells, chained, lasting, passing
 from worker.saved.keeper import Keeper
 from worker.upstream.numbers import MROPE_TYPES
 from worker.wire.jobs import SlotId, TokenId
@@ -40,10 +42,16 @@ _SPARE_CELLS = 256
 them."""
 
 _Uint8s = ctypes.POINTER(ctypes.c_uint8)
+ALL = capi.LLAMA_STATE_SEQ_FLAGS_NONE
+"""All of a sequence."""
 
 
 class Kv:
     """The engine's Kv (backend.py), made by a Context from its handle. Any: an opaque pointer of the library."""
+
+    has_state = False
+    n_state_bytes = 0
+    """The bytes of a checkpoint."""
 
     def __init__(self, handle: Any, *, n_ctx: int, n_slots: int, seq_ids: SeqIds, check: Callable[[], None]) -> None:
         """`seq_ids`: those that the context was made with; without a spare one nothing can be shared. `check`
@@ -69,7 +77,7 @@ class Kv:
         """Forgotten cells that are still occupied."""
         self.keeper: Keeper | None = None
         """The keeper of copies beyond this process."""
-        self._unproven: list[SavedCells] = []
+        self._unproven: list[Kept] = []
         """The copies that were loaded, until a decode with them has returned."""
         self._newest: tuple[SlotId, int] = (SlotId(-1), 0)
         """The slot whose cells are the last of all used ones, as far as is known, and how many of its last positions
@@ -83,6 +91,11 @@ class Kv:
     def can_share(self) -> bool:
         """True if the memory has one part and can be cut anywhere; else `share`, `save` and `load` are refused."""
         return self.seq_ids.copy_seq_id is not None
+
+    @property
+    def can_cut(self) -> bool:
+        """True if a slot may lose its last cells alone."""
+        return self.can_share
 
     @property
     def n_cells_used(self) -> int:
@@ -175,7 +188,7 @@ class Kv:
 
     # ── sharing and forgetting ───────────────────────────────────────────────────────────────────
 
-    def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
+    def share(self, source: SlotId, target: SlotId, n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
         """Give the empty slot `target` the first `n_tokens` cells of `source`; they take no room.
 
         Raises: ValueError for arguments out of range, and where the memory cannot be shared.
@@ -183,6 +196,7 @@ class Kv:
         """
         self._check_can_share()
         self._check_empty(target)
+        self._check_no_state(checkpoint)
         if not 1 <= n_tokens <= self.n_cells(source):
             raise ValueError(f"slot {source} has {self.n_cells(source)} cells; {n_tokens} cannot be shared")
         self._add_owner(source, target, 0, n_tokens)
@@ -289,7 +303,11 @@ class Kv:
         self.keeper.take(saved)
         return saved
 
-    def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int) -> None:
+    def checkpoint(self, slot: SlotId, _: Seq[TokenId] = ()) -> Checkpoint:
+        """Raises: ValueError, for this memory has no recurrent state."""
+        raise ValueError(f"slot {slot} has no recurrent state")
+
+    def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
         """Fill the empty slot with the first `n_tokens` of what the parts, one behind the other, hold.
 
         The parts were saved from this memory. They go to the first free cells, behind all others in an ordered memory,
@@ -298,18 +316,22 @@ class Kv:
         """
         self._check_can_share()
         self._check_empty(slot)
-        if not 1 <= n_tokens <= self.n_free_cells:
-            raise ValueError(f"{n_tokens} saved cells cannot be loaded into {self.n_free_cells} free ones")
+        self._check_no_state(checkpoint)
+        self._check_room(n_tokens)
         copies = [_own(part) for part in parts]
         state = chained(copies, n_tokens)
         self.make_room(n_tokens)
-        if self.keeper is not None:
-            self.keeper.mark(copies, is_in_use=True)
-            self._unproven += copies
+        self._mark_in_use(copies)
         self._write(slot, state)
         if self.seq_ids.has_twins:
             capi.llama_memory_seq_cp(self._memory, slot, self.seq_ids.twin(slot), -1, -1)
         self._count(slot, n_tokens)
+
+    def _mark_in_use(self, copies: Seq[Kept]) -> None:
+        """Have the keeper know what is about to be loaded, until a decode with it has returned."""
+        if self.keeper is not None:
+            self.keeper.mark(copies, is_in_use=True)
+            self._unproven += copies
 
     def _window_parts(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """[start, end) in the parts that a saved state can hold: cut at multiples of the window, if there is one.
@@ -325,27 +347,27 @@ class Kv:
             start = stop
 
     def _copy(self, slot: int, start: int, end: int, allocate: Allocate) -> Bytes:
-        """The state of the slot's cells [start, end), which lie in one window. Source: llama_state_seq_get_data.
-
-        Raises: RuntimeError.
-        """
+        """The state of the slot's cells [start, end), which lie in one window. Raises: RuntimeError."""
         copy_seq_id = self._copy_seq_id
         capi.llama_memory_seq_cp(self._memory, slot, copy_seq_id, start, end)
         try:
-            state = allocate(int(capi.llama_state_seq_get_size(self._handle, copy_seq_id)))
-            pointer = state.ctypes.data_as(_Uint8s)
-            n_read = int(capi.llama_state_seq_get_data(self._handle, pointer, state.nbytes, copy_seq_id))
+            return self._read(copy_seq_id, allocate)
         finally:
             capi.llama_memory_seq_rm(self._memory, copy_seq_id, -1, -1)
+
+    def _read(self, seq_id: int, allocate: Allocate, flags: int = ALL) -> Bytes:
+        """Return what the library writes of a seq_id. Source: llama_state_seq_get_data_ext. Raises: RuntimeError."""
+        state = allocate(int(capi.llama_state_seq_get_size_ext(self._handle, seq_id, flags)))
+        pointer = state.ctypes.data_as(_Uint8s)
+        n_read = int(capi.llama_state_seq_get_data_ext(self._handle, pointer, state.nbytes, seq_id, flags))
         if n_read != state.nbytes:
-            raise RuntimeError(f"slot {slot}: {n_read} of {state.nbytes} bytes of its cells could be read")
+            raise RuntimeError(f"seq_id {seq_id}: {n_read} of {state.nbytes} bytes of its cells could be read")
         return state
 
-    def _write(self, seq_id: int, state: Bytes) -> None:
-        """Into free cells, in the order of the state. Source: llama_state_seq_set_data. Raises: RuntimeError."""
-        n_written = int(
-            capi.llama_state_seq_set_data(self._handle, state.ctypes.data_as(_Uint8s), state.nbytes, seq_id)
-        )
+    def _write(self, seq_id: int, state: Bytes, flags: int = ALL) -> None:
+        """Into free cells, in the order of the state. Source: llama_state_seq_set_data_ext. Raises: RuntimeError."""
+        pointer = state.ctypes.data_as(_Uint8s)
+        n_written = int(capi.llama_state_seq_set_data_ext(self._handle, pointer, state.nbytes, seq_id, flags))
         if n_written != state.nbytes:
             raise RuntimeError(f"{n_written} of {state.nbytes} bytes of saved cells could be written")
 
@@ -375,6 +397,14 @@ class Kv:
     def _check_empty(self, slot: SlotId) -> None:
         if self.n_cells(slot):
             raise ValueError(f"slot {slot} has {self.n_cells(slot)} cells already; only an empty one can be filled")
+
+    def _check_room(self, n_tokens: int) -> None:
+        if not 1 <= n_tokens <= self.n_free_cells:
+            raise ValueError(f"{n_tokens} saved cells cannot be loaded into {self.n_free_cells} free ones")
+
+    def _check_no_state(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is not None:
+            raise ValueError("a slot of this model has no recurrent state to begin with")
 
     def _check_can_share(self) -> None:
         if not self.can_share:

@@ -171,7 +171,17 @@ class Model(Tokenizer):
     @property
     def can_rewind(self) -> bool:
         """True if the end of a sequence can be forgotten alone; recurrent state cannot be unwound."""
-        return not (capi.llama_model_is_recurrent(self.handle) or capi.llama_model_is_hybrid(self.handle))
+        return not (self.is_recurrent or self.is_hybrid)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """True if no layer has attention: a sequence has a state and no cells."""
+        return bool(capi.llama_model_is_recurrent(self.handle))
+
+    @property
+    def is_hybrid(self) -> bool:
+        """True if a sequence has a recurrent state beside its cells."""
+        return bool(capi.llama_model_is_hybrid(self.handle))
 
     @property
     def n_swa(self) -> int:

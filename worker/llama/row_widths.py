@@ -85,7 +85,7 @@ class RowWidths:
             for turn in range(self._n_rounds):
                 rows += yield from self._step([self._next(slot, number, turn)])
             self._alone.append(rows)
-            self._saved.append(self._runner.kv.save(slot, 0) if self._runner.kv.can_share else None)
+            self._saved.append(self._runner.kv.save(slot, 0) if self._runner.kv.can_cut else None)
 
     def is_same_at(self, width: int) -> Generator[None, None, bool]:
         """Return whether every row of steps of `width` rows is the one that was computed alone.

@@ -310,7 +310,7 @@ class _Variants:
         """Compute in chunks, as if others were generating. The cells are kept for other variants."""
         end = self._n_prompt + _n_after_alone(self._serving)
         rows = yield from self._compute(0, [*self._edges(0, self._chunk), *range(self._n_prompt + 1, end + 1)])
-        if self._runner.kv.can_share:
+        if self._runner.kv.can_cut:
             self._saved = self._runner.kv.save(_SUBJECT, 0)
         return rows
 

@@ -55,11 +55,19 @@ def can_be_cut(model: Model, *, swa_full: bool) -> bool:
     return model.can_rewind and (swa_full or not model.n_swa)
 
 
-def seq_ids_for(model: Model, n_slots: int, *, swa_full: bool) -> SeqIds:
-    """Spare ones where the memory can be cut; two where the order of a sequence's cells decides its last bits, on a
-    CPU. None where too few are left.
+def has_checkpoints(model: Model) -> bool:
+    """Return whether a sequence has a recurrent state, of which copies can be kept. Where layers have windows as well,
+    a state and the cells of the windows would have to be copied together.
     """
-    if not can_be_cut(model, swa_full=swa_full):
+    return not model.can_rewind and not model.n_swa
+
+
+def seq_ids_for(model: Model, n_slots: int, *, swa_full: bool) -> SeqIds:
+    """Spare ones where cells can be cut; two where the order of a sequence's cells decides its last bits, on a CPU.
+    None where too few are left, or where there are no cells.
+    """
+    has_cells = can_be_cut(model, swa_full=swa_full) or (model.is_hybrid and has_checkpoints(model))
+    if not has_cells:
         return SeqIds(n_slots)
     has_twins = model.n_swa > 0
     n_left = MAX_SEQ_IDS // (1 + has_twins) - n_slots
@@ -75,9 +83,11 @@ def has_room_for_a_slot(model: Model, n_slots: int, *, swa_full: bool) -> bool:
 
 
 def n_retained_for(model: Model, n_slots: int, *, swa_full: bool) -> int:
-    """Return how many slots can keep finished jobs' cells for later jobs to share; they take no spare's place."""
+    """Return how many slots can keep finished jobs' cells for later jobs to share; they take no spare's place. There is
+    none where each would have a recurrent state: cells and state are copied out at once.
+    """
     n_spare = seq_ids_for(model, n_slots, swa_full=swa_full).n_spare
-    if not n_spare:
+    if not n_spare or not model.can_rewind:
         return 0
     n_left = MAX_SEQ_IDS // (1 + (model.n_swa > 0)) - n_slots - n_spare
     return min(retained_slots(is_on_gpu=model.device.is_gpu), n_left)

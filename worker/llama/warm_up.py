@@ -121,13 +121,13 @@ def warm_up(
     ubatch_size = context.n_ubatch
     if is_on_gpu and not fixed:
         ubatch_size = widest_within(WIDENING * target_s, n_most, prefill_s)
-    may_draft = wants_drafts and runner.kv.can_share and not is_deterministic
+    may_draft = wants_drafts and runner.kv.can_cut and not is_deterministic
     if not row_costs and (may_draft or (is_on_gpu and not is_deterministic)):
         measured = row_costs_of(runner, chosen)
-        padded_widths = padded_widths_of(measured) if is_on_gpu and runner.kv.can_share else ()
+        padded_widths = padded_widths_of(measured) if is_on_gpu and runner.kv.can_cut else ()
         row_costs = padded_costs(measured, padded_widths)
-        switch_s = switch_s_of(runner, measured) if runner.kv.can_share else 0.0
-    has_retention = is_on_gpu and runner.kv.can_share
+        switch_s = switch_s_of(runner, measured) if runner.kv.can_cut else 0.0
+    has_retention = is_on_gpu and runner.kv.can_cut
     if has_retention and row_costs and not is_deterministic:
         # Changed there and back in `switch_s`.
         context.row_groups = RowGroups(padded=dict(padded_widths), held=HeldWidth(row_costs, switch_s / 2))

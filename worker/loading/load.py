@@ -29,6 +29,7 @@ from worker.llama.context import Context
 from worker.llama.devices import can_split_rows, devices, memory_of
 from worker.llama.gpu_attention import asked_flash, attention_at, check_cache_types, check_flash
 from worker.llama.invariance import REPEATED_PRODUCTS_OFF, check_order, has_own_products, invariance_of, type_k_of
+from worker.llama.kv import Kv
 from worker.llama.library import OnLog, build, open_library
 from worker.llama.model import Model, Split
 from worker.llama.numerics import numerics_of
@@ -53,7 +54,7 @@ from worker.plan.spread import RepackedBytes
 from worker.saved.keeper import Keeper, Keeping
 from worker.upstream.wording import FALSE_ALARM
 from worker.wire.chat_format import HERMES, ChatFormat
-from worker.wire.jobs import SlotId, Violation
+from worker.wire.jobs import SlotId, TokenId, Violation
 from worker.wire.load import Attention, Configure, DraftModelFacts, Loaded, ModelFacts, Offload, OffPlan, RowCosts
 
 log = logging.getLogger(__name__)
@@ -108,6 +109,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         constraints_of(loaded.model, marks, form).constrain,
         msgspec.structs.replace(loaded.facts, model=_model_facts(loaded, chat, form, marks)),
         marks=marks,
+        message_ends=frozenset(map(TokenId, loaded.model.ends.tolist())),
         widest_step=loaded.widest_step,
         retained_slots=tuple(map(SlotId, range(loaded.facts.parallel, runner.context.n_slots))),
         max_dead_cells=0 if shapes.retention is None else shapes.retention.max_dead_cells,
@@ -183,9 +185,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         )
         draft = _load_draft(beside, runner, on_progress) if beside is not None else None
         undo.pop_all()
-    kept = kept_of(info, placement.plan, prefix_bytes, can_share=runner.kv.can_share)
-    if shapes.retention is not None and not shapes.retention.is_copying_worthwhile and kept.limit_bytes:
-        kept = Kept(0, COPYING_IS_SLOW)
+    kept = _kept(info, placement, prefix_bytes, runner.kv, shapes)
     widest_step = _widest_step(config, shapes, runner)
     is_without_flash = runner.context.is_without_flash
     facts = msgspec.structs.replace(
@@ -221,6 +221,13 @@ def _check_cache_types(config: Configure, placement: Placement) -> None:
     type_k = type_k_of(config, is_on_gpu=placement.group.is_gpu)
     if warning := check_cache_types(config, placement.device, type_k):
         log.warning(warning)
+
+
+def _kept(info: ModelInfo, placement: Placement, limit_bytes: int, kv: Kv, shapes: Shapes) -> Kept:
+    kept = kept_of(info, placement.plan, limit_bytes, can_share=kv.can_share, state_bytes=kv.n_state_bytes)
+    if shapes.retention is not None and not shapes.retention.is_copying_worthwhile and kept.limit_bytes:
+        return Kept(0, COPYING_IS_SLOW)
+    return kept
 
 
 def _widest_step(config: Configure, shapes: Shapes, runner: LlamaRunner) -> int:
@@ -277,7 +284,7 @@ def _load_draft(beside: _Beside, served: LlamaRunner, on_progress: Callable[[int
     Raises: ModelLoadFailed where it cannot draft for it.
     """
     path = beside.config.model_path
-    if not served.kv.can_share:
+    if not served.kv.can_cut:
         raise ModelLoadFailed(
             f"--draft-model {path}: the KV cache of the model itself cannot be cut, so it cannot verify drafts: "
             "remove --draft-model"
@@ -286,7 +293,7 @@ def _load_draft(beside: _Beside, served: LlamaRunner, on_progress: Callable[[int
     served.model.close_before(model.close)
     check_same_vocabulary(path, model, served.model)
     runner = LlamaRunner(model, _context(beside.config, model, beside.placement.plan))
-    if not runner.kv.can_share:
+    if not runner.kv.can_cut:
         raise ModelLoadFailed(f"--draft-model {path}: its KV cache cannot be cut, so it cannot draft: use another one")
     return runner
 
@@ -429,6 +436,8 @@ def _facts(info: ModelInfo, placement: Placement, found: _Found, shapes: Shapes,
         batch_size=found.batch_size,
         prefix_cache_bytes=kept.limit_bytes,
         prefix_cache_off=kept.off_because,
+        checkpoint_bytes=kept.checkpoint_bytes,
+        checkpoint_stride=kept.checkpoint_stride,
         swa_full=plan.swa_full if info.windows else None,
         offload=Offload(
             gpu_layers=placement.n_gpu_layers,

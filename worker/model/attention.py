@@ -65,8 +65,8 @@ def _attention_interval(metadata: Metadata, architecture: str, n_layers: int) ->
     return metadata.number(f"{architecture}.full_attention_interval", n_layers, default=4)
 
 
-def state_length(metadata: Metadata, architecture: str, embedding_length: int) -> int:
-    """Float32 numbers that a layer without attention keeps of each job. Source: llama_hparams::n_embd_r, n_embd_s."""
+def state_length(metadata: Metadata, architecture: str, embedding_length: int, n_heads: int) -> int:
+    """Float32 numbers that a recurrent layer keeps of each sequence. Source: llama_hparams::n_embd_r, n_embd_s."""
 
     def size(name: str, default: int = 0) -> int:
         return metadata.number(f"{architecture}.{name}", MAX_STATE, low=0, default=default)
@@ -75,6 +75,8 @@ def state_length(metadata: Metadata, architecture: str, embedding_length: int) -
         return embedding_length * (size("token_shift_count", default=2) + wkv_head)
     if n_short := size("shortconv.l_cache"):
         return embedding_length * (n_short - 1)
+    if head := size("kda.head_dim"):
+        return (3 * max(0, size("ssm.conv_kernel", default=4) - 1) + head) * head * n_heads
     n_inner, n_state = size("ssm.inner_size"), size("ssm.state_size")
     n_convolved = n_inner + 2 * size("ssm.group_count") * n_state
     return max(0, size("ssm.conv_kernel") - 1) * n_convolved + n_state * n_inner

@@ -75,6 +75,10 @@ _GUESSED = 1024
 """LLAMA_FTYPE_GUESSED: the flag of a file type that was not written but inferred."""
 
 
+_RECURRENT = re.compile(r"\.(ssm_|shortconv\.|time_mix_)")
+"""The names of recurrent layers' tensors."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The checked facts that a GGUF states about itself."""
@@ -115,7 +119,7 @@ class ModelInfo:
     """The number of layers at the end of `block_count` that predict the tokens after the next. llama.cpp counts them,
     but does not load them unless it is asked to."""
     state_length: int = 0
-    """The float32 numbers that a layer without attention keeps of each job, in recurrent and hybrid models."""
+    """The float32 numbers that a recurrent layer keeps of each sequence."""
     windows: Windows | None = None
     n_layers_with_cells: int = MAX_BLOCKS
     """The layers behind these use the KV cells of earlier ones."""
@@ -136,6 +140,12 @@ class ModelInfo:
     @property
     def weights_bytes(self) -> int:
         return sum(tensor.n_bytes for tensor in self.tensors)
+
+    @property
+    def state_layers(self) -> frozenset[int]:
+        """The layers with a recurrent state, by what their tensors are called; some have attention as well."""
+        blocks = {block_of(tensor.name) for tensor in self.loaded_tensors if _RECURRENT.search(tensor.name)}
+        return frozenset(block for block in blocks if block is not None)
 
     @property
     def loaded_tensors(self) -> tuple[Tensor, ...]:
@@ -308,7 +318,7 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
         chat_template=chat_template,
         chat_template_for_tools=chat_template_for_tools,
         n_mtp_blocks=n_mtp_blocks,
-        state_length=state_length(metadata, architecture, embedding_length),
+        state_length=state_length(metadata, architecture, embedding_length, max(heads, default=0)),
         windows=windows_of(
             metadata,
             architecture,

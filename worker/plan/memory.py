@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from worker.errors import InsufficientMemory
 from worker.limits import MAX_DRAFTS, max_jobs
 from worker.model.info import ModelInfo
+from worker.upstream.architectures import ATTENTION_FREE, HYBRIDS, HYBRIDS_OF_SEVERAL_PARTS
 from worker.upstream.ggml_types import TYPES_BY_NAME
 from worker.upstream.numbers import CELL_STEP, MAX_SEQ_IDS
 from worker.wire.load import Configure
@@ -38,6 +39,11 @@ def retained_slots(*, is_on_gpu: bool) -> int:
     """The number of sequence ids for cells of finished jobs."""
     return RETAINED_ON_GPU if is_on_gpu else RETAINED_ON_CPU
 
+
+MIN_STRIDE, MAX_STRIDE = 256, 8192
+CHECKPOINTS_PER_SLOT = 4
+"""The number of recurrent states for which the prefix cache has room beside cells, for each slot, if nothing else was
+asked for: a conversation keeps the last three (engine/prefix_tree.py)."""
 
 MAX_PADDING = 3
 """The rows of a decode step that are not read, and their cells, if a step may be filled up (llama/batch.py)."""
@@ -123,6 +129,10 @@ class Plan:
     n_retained: int = 1
     ubatch_size: int = DEFAULT_UBATCH
     """The tokens of a micro-batch."""
+    checkpoint_bytes: int = 0
+    """A copy of one sequence's recurrent state; 0 where there is none."""
+    checkpoint_stride: int = 0
+    """The distance in tokens at which copies are kept of a long prompt; 0 where none can be."""
 
     @property
     def context_length(self) -> int:
@@ -204,8 +214,10 @@ def _cells_of(info: ModelInfo, demand: Demand, n_cells: int) -> Plan:
         bare,
         n_padding_cells=demand.n_padding_cells,
         n_chunk_rows=demand.n_chunk_rows,
-        n_retained=demand.n_retained,
+        n_retained=0 if has_state(info) else demand.n_retained,
         ubatch_size=demand.ubatch_size,
+        checkpoint_bytes=sum(state_layer_bytes(info)),
+        checkpoint_stride=checkpoint_stride(info, demand) if has_checkpoints(info) else 0,
     )
     bare = replace(bare, n_window_cells=_n_window_cells(info, demand, bare), n_seq_ids=_n_seq_ids(info, demand, bare))
     return replace(bare, kv_bytes=sum(layer_memory_bytes(info, demand, bare)))
@@ -264,6 +276,8 @@ def _n_window_cells(info: ModelInfo, demand: Demand, plan: Plan) -> int:
 def _n_seq_ids(info: ModelInfo, demand: Demand, plan: Plan) -> int:
     """Return how many sequence ids llama/seq_ids.py gives out."""
     n_own = plan.parallel + plan.n_retained + CELLS_SEQ_IDS + (plan.n_padding_cells > 0)
+    if has_state(info) and (info.architecture in ATTENTION_FREE or not has_checkpoints(info)):
+        return min(n_own - CELLS_SEQ_IDS, MAX_SEQ_IDS)
     if info.windows is None:
         return min(n_own, MAX_SEQ_IDS)
     return min(2 * n_own, MAX_SEQ_IDS) if demand.swa_full else plan.parallel
@@ -272,12 +286,13 @@ def _n_seq_ids(info: ModelInfo, demand: Demand, plan: Plan) -> int:
 def prefix_cache_bytes(asked: int, plan: Plan, left_bytes: int) -> int:
     """The most bytes of main memory for finished jobs' KV cells; `left_bytes` is what the plan leaves of it.
 
-    With -1 it is as much as the KV cache takes, at most half of what is left.
+    With -1 it is as much as the KV cache takes, and some recurrent states for each slot, at most half of what is left.
     Raises: InsufficientMemory for more than is left.
     """
     left_bytes = max(0, left_bytes)
     if asked < 0:
-        return min(plan.kv_bytes, left_bytes // 2)
+        n_states = CHECKPOINTS_PER_SLOT * plan.parallel if plan.checkpoint_stride else 0
+        return min(plan.kv_bytes + n_states * plan.checkpoint_bytes, left_bytes // 2)
     if asked > left_bytes:
         raise InsufficientMemory(
             f"--prefix-cache-mb {asked // 2**20} is more than the {left_bytes // 2**20} MiB of main memory that the "
@@ -302,13 +317,40 @@ def k_type(asked: str, *, needs_one_order: bool = False) -> str:
 
 
 def layer_memory_bytes(info: ModelInfo, demand: Demand, plan: Plan) -> tuple[int, ...]:
-    """The bytes of each layer: its KV cells or, where it has no attention, a state for each job."""
-    states = (0 if n_heads else 4 * info.state_length for n_heads in info.head_counts_kv)
+    """The bytes of each layer: its KV cells, and a recurrent state for each sequence id."""
     cells = kv_layer_bytes(info, demand.cache_type_k, demand.cache_type_v)
     return tuple(
-        (plan.n_window_cells if has_window else plan.n_padded_cells) * cell + plan.parallel * state
-        for cell, state, has_window in zip(cells, states, _in_layer(info), strict=True)
+        (plan.n_window_cells if has_window else plan.n_padded_cells) * cell + plan.n_seq_ids * state
+        for cell, state, has_window in zip(cells, state_layer_bytes(info), _in_layer(info), strict=True)
     )
+
+
+def has_state(info: ModelInfo) -> bool:
+    """Return whether a sequence has a recurrent state, beside its cells or instead of them."""
+    return info.architecture in (*ATTENTION_FREE, *HYBRIDS)
+
+
+def has_checkpoints(info: ModelInfo) -> bool:
+    """Return whether copies of that state can be kept: not if windows would have to be copied with it, nor an index."""
+    return has_state(info) and info.windows is None and info.architecture not in HYBRIDS_OF_SEVERAL_PARTS
+
+
+def state_layer_bytes(info: ModelInfo) -> tuple[int, ...]:
+    """Bytes of one sequence's recurrent state in each layer."""
+    if not has_state(info):
+        return (0,) * len(info.head_counts_kv)
+    return tuple(_FLOAT_BYTES * info.state_length * (layer in info.state_layers) for layer in range(info.block_count))
+
+
+def checkpoint_stride(info: ModelInfo, demand: Demand) -> int:
+    """Return the distance of checkpoints within a long prompt: a power of two by which the states take no more room
+    than the cells between them, if it can be that.
+    """
+    cell_bytes = max(1, sum(kv_layer_bytes(info, demand.cache_type_k, demand.cache_type_v)))
+    stride = MIN_STRIDE
+    while stride < MAX_STRIDE and sum(state_layer_bytes(info)) > stride * cell_bytes:
+        stride *= 2
+    return stride
 
 
 def kv_layer_bytes(info: ModelInfo, cache_type_k: str, cache_type_v: str) -> tuple[int, ...]:

@@ -8,9 +8,9 @@ what `serve` will say.
 from dataclasses import dataclass
 
 from worker.model.info import ModelInfo
-from worker.plan.memory import Plan, prefix_cache_bytes
+from worker.plan.memory import MAX_STRIDE, Plan, has_checkpoints, has_state, prefix_cache_bytes
 from worker.plan.placement import HOST_SHARE, Placement
-from worker.upstream.architectures import ATTENTION_FREE, HYBRIDS, OF_SEVERAL_PARTS
+from worker.upstream.architectures import ATTENTION_FREE, HYBRIDS_OF_SEVERAL_PARTS, OF_SEVERAL_PARTS
 from worker.upstream.numbers import MAX_SEQ_IDS
 from worker.wire.load import Configure
 
@@ -22,10 +22,12 @@ _NO_LIMIT = 2**63 - 1
 
 def obstacle(info: ModelInfo, *, swa_full: bool, parallel: int) -> str | None:
     """Return the reason why every prompt is computed from its start; None if cached prefixes are reused."""
-    if info.architecture in (*ATTENTION_FREE, *HYBRIDS):
-        return f"{info.architecture} has recurrent state, which cannot be cached by prefix"
-    if info.architecture in OF_SEVERAL_PARTS:
+    if info.architecture in (*OF_SEVERAL_PARTS, *HYBRIDS_OF_SEVERAL_PARTS):
         return f"{info.architecture} keeps an index for its KV cells, which cannot be cut"
+    if has_state(info):
+        if not has_checkpoints(info):
+            return f"{info.architecture} has recurrent state beside sliding windows, which cannot be copied together"
+        return None if info.architecture in ATTENTION_FREE else _too_many(parallel, MAX_SLOTS)
     if info.windows is None:
         return _too_many(parallel, MAX_SLOTS)
     if not swa_full:
@@ -49,20 +51,23 @@ def prefix_cache_limit(config: Configure, placement: Placement, available_bytes:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The bytes that finished jobs' cells may take; if there are none, the reason."""
+    """The bytes that finished jobs' cells may take; if there are none, the reason. And what a copy of a recurrent state
+    takes, and how many tokens lie between two; 0 where there are none.
+    """
 
     limit_bytes: int
     off_because: str | None = None
+    checkpoint_bytes: int = 0
+    checkpoint_stride: int = 0
 
 
-def kept_of(info: ModelInfo, plan: Plan, limit_bytes: int, *, can_share: bool) -> Kept:
+def kept_of(info: ModelInfo, plan: Plan, limit_bytes: int, *, can_share: bool, state_bytes: int = 0) -> Kept:
     """The limit and why it is 0. What the context says counts; the model info knows the words."""
     if not can_share:
         why = obstacle(info, swa_full=plan.swa_full, parallel=plan.parallel)
         return Kept(0, why or f"llama.cpp's memory for {info.architecture} cannot be cut")
-    if not limit_bytes:
-        return Kept(0, "--prefix-cache-mb is 0, or the model leaves no main memory for it")
-    return Kept(limit_bytes)
+    why_off = None if limit_bytes else "--prefix-cache-mb is 0, or the model leaves no main memory for it"
+    return Kept(limit_bytes, why_off, state_bytes, (plan.checkpoint_stride or MAX_STRIDE) if state_bytes else 0)
 
 
 def _too_many(parallel: int, most: int) -> str | None:

@@ -140,6 +140,12 @@ class PrefixCacheBody(_Body, frozen=True, kw_only=True):
     off_because: Annotated[str | None, doc("The reason why the cache is off, with the remedy if there is one.")]
     restored_tokens: Annotated[Count, doc("Tokens that this engine has taken over from earlier engines and workers.")]
     restored_bytes: Count
+    checkpoint_bytes: Annotated[
+        Count, doc("A copy of one job's recurrent state. 0: the model has none, or it cannot be copied.")
+    ] = 0
+    checkpoint_stride: Annotated[
+        Count, doc("Tokens between two such copies within a long prompt, where later prompts can begin; else 0.")
+    ] = 0
 
 
 class TriedBody(_Body, frozen=True, kw_only=True):

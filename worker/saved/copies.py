@@ -11,6 +11,14 @@ Source: llama_context::state_seq_write_data, llama_kv_cache::state_write, state_
     n_layer × (K type i32 · row bytes u64 · n_cells rows)
     n_layer × (V type i32 · row bytes u64 · n_cells rows)                        rows of cells, or, transposed:
     n_layer × (V type i32 · item bytes u32 · n_rows u32 · n_rows × n_cells items)
+
+A model with recurrent layers has a state for each sequence behind that, or instead. It is copied apart from the cells,
+as the library's state of one sequence without them. Source: llama_memory_recurrent::state_write.
+
+    magic u32 · seq_id i32
+    n_states u32, 1 or 0 · n_states × (pos i32 · 0 u32)
+    0 u32 · n_layer u32
+    for each tensor of a recurrent layer: type i32 · row bytes u64 · n_states rows
 """
 
 import mmap
@@ -31,8 +39,11 @@ from worker.upstream.numbers import STATE_MAGIC
 Allocate = Callable[[int], Bytes]
 """A function that returns memory for a copy: `n` bytes of any content."""
 
-_HEADER_BYTES, _CACHE_BYTES = 8, 8
+HEADER_BYTES, _CACHE_BYTES = 8, 8
 """The lengths of the headers: of the whole state, and of each cache in it before its first cell."""
+_POSITION_BYTES, _TENSOR_BYTES = 8, 12
+"""The lengths in a recurrent state: of its position, and of the header of each of its tensors, all of type _F32."""
+_F32 = 0
 
 _MIN_MAPPED_BYTES, _MIN_HUGE_BYTES = 2**17, 2**22
 """The sizes from which malloc maps memory and numpy asks for huge pages. Linux allows a process 65,530 mappings: 8 GiB
@@ -46,6 +57,8 @@ class Layout:
     is_mrope: bool = False
     """A position is several numbers."""
     n_caches: int = 1
+    n_state_bytes: int = 0
+    """The length of a copy of a sequence's recurrent state; 0 where there is none."""
 
     @property
     def cell_ints(self) -> int:
@@ -56,7 +69,7 @@ class Layout:
         """Return the length of the state of a sequence without cells; every kind of memory that we cannot read writes
         more or less.
         """
-        return _HEADER_BYTES + self.n_caches * _CACHE_BYTES
+        return HEADER_BYTES + self.n_caches * _CACHE_BYTES
 
 
 ORDINARY = Layout()
@@ -201,7 +214,71 @@ class SavedCells:
         self._data, self.state, self.room = data, state, room
 
 
-Keep = Callable[[SavedCells], None]
+class SavedCheckpoint:
+    """The engine's Checkpoint (backend.py): the recurrent state of a sequence after its first n_tokens."""
+
+    def __init__(self, data: Bytes, layout: Layout, tokens: Seq[int] = ()) -> None:
+        """`data` is the copy's own from now on. `tokens`: all that came before, if they are known.
+
+        Raises: ValueError for what is not the state of one sequence in a memory of that layout.
+        """
+        self.n_tokens = parse_checkpoint(data, layout)
+        self.tokens = array("i", tokens)
+        self.room: Room | None = None
+        self._data = data
+
+    room: "Room | None"
+    """The keeper's memory for it, which outlives this process."""
+
+    @property
+    def n_bytes(self) -> int:
+        return self._data.nbytes
+
+    @property
+    def data(self) -> memoryview:
+        """The state."""
+        return self._data.data
+
+    @property
+    def items(self) -> Bytes:
+        """The state, for this room and the library."""
+        return self._data
+
+    def move_to(self, room: "Room", data: Bytes) -> None:
+        """Read the same bytes from `data`, in the keeper's memory, from now on. May be called from any thread at any
+        time.
+        """
+        self._data, self.room = data, room
+
+
+class NoCells(SavedCells):
+    """The copy of positions where sequences have no cells: nothing but their number."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self._start, self._stop, self._keep = start, stop, None
+        self.tokens = array("i")
+        self.room = None
+
+    @property
+    def start(self) -> int:
+        return self._start
+
+    @property
+    def n_tokens(self) -> int:
+        return self._stop - self._start
+
+    @property
+    def n_bytes(self) -> int:
+        """The bytes of the tokens' ids, which stand for the place of such a copy in the prefix index."""
+        return 4 * self.n_tokens
+
+    def _part(self, begin: int, end: int) -> "NoCells":
+        return NoCells(self._start + begin, self._start + end)
+
+
+Kept = SavedCells | SavedCheckpoint
+"""A copy that the keeper can keep."""
+Keep = Callable[[Kept], None]
 
 
 def chained(parts: Seq[SavedCells], n_tokens: int) -> Bytes:
@@ -320,6 +397,34 @@ def _block(reader: _Reader, n_cells: int, *, is_transposed: bool) -> Block:
     return Block(ggml_type, reader.take(n_rows * n_cells * item_bytes).reshape(n_rows, n_cells, item_bytes))
 
 
+def parse_checkpoint(data: Bytes, layout: Layout) -> int:
+    """Return how many tokens a copy of a recurrent state has seen. Raises: ValueError for anything else."""
+    if not layout.n_state_bytes:
+        raise ValueError("this model's memory has no recurrent state")
+    if len(data) != layout.n_state_bytes:
+        raise ValueError(
+            f"the saved recurrent state has {len(data)} bytes, of this model's there are {layout.n_state_bytes}"
+        )
+    magic, _, n_states, pos, n_seq_ids = _Reader(data).numbers("IiIiI")
+    if (magic, n_states, n_seq_ids) != (STATE_MAGIC, 1, 0) or pos < 0:
+        raise ValueError("not the saved recurrent state of one sequence")
+    return int(pos) + 1
+
+
+def state_bytes(empty: Bytes) -> int | None:
+    """Return the length of a copy of a recurrent state, given that of a sequence that has none; None where its form is
+    another than this module's.
+    """
+    reader = _Reader(empty)
+    magic, _, n_states, _, _ = reader.numbers("IiIII")
+    if (magic, n_states) != (STATE_MAGIC, 0) or reader.n_left % _TENSOR_BYTES:
+        return None
+    tensors = [reader.numbers("iQ") for _ in range(reader.n_left // _TENSOR_BYTES)]
+    if any(ggml_type != _F32 for ggml_type, _ in tensors):
+        return None
+    return len(empty) + _POSITION_BYTES + sum(row_bytes for _, row_bytes in tensors)
+
+
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -349,7 +454,7 @@ def joined(states: Seq[SeqState], allocate: Allocate) -> Bytes:
     of_caches = list(zip(*(state.caches for state in states), strict=True))
     n_cells = sum(state.n_cells for state in states)
     n_bytes = sum(n_cells * caches[0].cell_bytes + caches[0].header_bytes for caches in of_caches)
-    data = allocate(_HEADER_BYTES + n_bytes)
+    data = allocate(HEADER_BYTES + n_bytes)
     writer = _Writer(data)
     writer.numbers("Ii", STATE_MAGIC, states[0].seq_id)
     for caches in of_caches:

@@ -22,12 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
-from worker.engine.backend import Found, Saved
+from worker.engine.backend import Checkpoint, Found, Saved
 from worker.host import sha256_of
 from worker.saved.arena import Arena, Bytes, Room
-from worker.saved.copies import Layout, SavedCells
+from worker.saved.copies import Kept, Layout, NoCells, SavedCells, SavedCheckpoint
 from worker.saved.directory import CacheFiles, read_key
-from worker.saved.records import CODE_BYTES, Untrusted, binding_of, code_of, read_record, record_of
+from worker.saved.records import CELLS, CHECKPOINT, CODE_BYTES, Untrusted, binding_of, code_of, read_record, record_of
 from worker.wire.jobs import TokenId
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Keeper:
         self._key, self._binding = _NO_KEY, b""
         self._files: CacheFiles | None = None
         self._has_warned = False
-        self._queue: queue.SimpleQueue[weakref.ref[SavedCells] | _Left | threading.Event] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[weakref.ref[Kept] | _Left | threading.Event] = queue.SimpleQueue()
 
     # ── the step thread ──────────────────────────────────────────────────────────────────────────
 
@@ -91,11 +91,11 @@ class Keeper:
         threading.Thread(target=self._run, args=(report, has_reported), name="keeper", daemon=True).start()
         has_reported.wait(FIND_S)
 
-    def take(self, saved: SavedCells) -> None:
+    def take(self, saved: Kept) -> None:
         """Keep a copy whose tokens are known, if it is still there when its turn comes."""
         self._queue.put(weakref.ref(saved))
 
-    def mark(self, parts: Iterable[SavedCells], *, is_in_use: bool) -> None:
+    def mark(self, parts: Iterable[Kept], *, is_in_use: bool) -> None:
         """Parts are about to be loaded, or a step with them has run."""
         for part in parts:
             if part.room is not None:
@@ -145,16 +145,24 @@ class Keeper:
     def _found(self) -> Found:
         """Return what is there, prefixes first; remove what cannot be trusted."""
         parts: list[tuple[list[TokenId], Saved]] = []
+        checkpoints: list[tuple[list[TokenId], Checkpoint]] = []
         reasons: list[str] = []
         for found in (*self._in_memory(), *(self._in_files() if self._files is not None else ())):
-            if isinstance(found, SavedCells):
-                parts.append(([TokenId(token) for token in found.tokens], found))
-            else:
+            if isinstance(found, str):
                 reasons.append(found)
+                continue
+            tokens = [TokenId(token) for token in found.tokens]
+            if isinstance(found, SavedCells):
+                parts.append((tokens, found))
+                continue
+            checkpoints.append((tokens, found))
+            if not self._keeping.layout.n_caches:
+                parts.append((tokens, NoCells(0, len(tokens))))
         parts.sort(key=lambda part: (len(part[0]) - part[1].n_tokens, -part[1].n_tokens))
-        return Found(tuple(parts), len(reasons), reasons[0] if reasons else None)
+        checkpoints.sort(key=lambda each: each[1].n_tokens)
+        return Found(tuple(parts), len(reasons), reasons[0] if reasons else None, checkpoints=tuple(checkpoints))
 
-    def _in_memory(self) -> Iterator[SavedCells | str]:
+    def _in_memory(self) -> Iterator[Kept | str]:
         """Yield what another engine of this front has left there, or why it is dropped."""
         self._codes: set[bytes] = set()
         for room, was_in_use in self._arena.found:
@@ -169,7 +177,7 @@ class Keeper:
                 self._forget(_Left(room, code))
                 yield str(error)
 
-    def _in_files(self) -> Iterator[SavedCells | str]:
+    def _in_files(self) -> Iterator[Kept | str]:
         """Yield what is only there, or why it is dropped."""
         assert self._files is not None
         known = set(map(self._files.name, self._codes))
@@ -195,21 +203,27 @@ class Keeper:
                     self._arena.free(room)
                 yield f"{name}: {error}"
 
-    def _trusted(self, view: Bytes, room: Room | None) -> SavedCells:
+    def _trusted(self, view: Bytes, room: Room | None) -> Kept:
         """Raises: Untrusted, ValueError."""
         record = read_record(view.data, key=self._key, binding=self._binding)
         end = len(view) - CODE_BYTES
         state = view[end - len(record.state) : end]
-        saved = SavedCells([state], self._keeping.layout, record.tokens, self.take)
-        if saved.start + saved.n_tokens != len(record.tokens):
-            raise Untrusted(
-                f"its {saved.n_tokens} cells from {saved.start} on are not the last of {len(record.tokens)}"
-            )
+        saved: Kept
+        if record.kind == CHECKPOINT:
+            saved = SavedCheckpoint(state, self._keeping.layout, record.tokens)
+            if saved.n_tokens != len(record.tokens):
+                raise Untrusted(f"it is the state after {saved.n_tokens} tokens, not after {len(record.tokens)}")
+        else:
+            saved = SavedCells([state], self._keeping.layout, record.tokens, self.take)
+            if saved.start + saved.n_tokens != len(record.tokens):
+                raise Untrusted(
+                    f"its {saved.n_tokens} cells from {saved.start} on are not the last of {len(record.tokens)}"
+                )
         if room is not None:
             self._settle(saved, room, state, code_of(view.data))
         return saved
 
-    def _serve(self, work: "weakref.ref[SavedCells] | _Left | threading.Event") -> None:
+    def _serve(self, work: "weakref.ref[Kept] | _Left | threading.Event") -> None:
         match work:
             case weakref.ref():
                 saved = work()
@@ -220,8 +234,9 @@ class Keeper:
             case threading.Event():
                 work.set()
 
-    def _keep(self, saved: SavedCells) -> None:
-        parts = record_of(saved.tokens, saved.data, key=self._key, binding=self._binding)
+    def _keep(self, saved: Kept) -> None:
+        kind = CHECKPOINT if isinstance(saved, SavedCheckpoint) else CELLS
+        parts = record_of(saved.tokens, saved.data, key=self._key, binding=self._binding, kind=kind)
         room = self._arena.store(parts)
         if room is None:
             return
@@ -237,7 +252,7 @@ class Keeper:
             except OSError as error:
                 self._warn_once(f"--prefix-cache-dir: a file could not be written: {error.strerror}")
 
-    def _settle(self, saved: SavedCells, room: Room, state: Bytes, code: bytes) -> None:
+    def _settle(self, saved: Kept, room: Room, state: Bytes, code: bytes) -> None:
         """Let the copy be in the room from now on, which is free again once the copy has no user."""
         saved.move_to(room, state)
         weakref.finalize(saved, self._queue.put, _Left(room, code)).atexit = False

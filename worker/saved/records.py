@@ -3,10 +3,11 @@
 Owns the form and the check, which comes before llama.cpp or anything else reads a byte of the cells. Pure: any
 thread may check bytes that it has. Little-endian, as all hosts we run on.
 
-    magic 8 · binding 32 · n_tokens u32 · 0 u32 · n_state_bytes u64 · n_tokens × token i32 · state · code 32
+    magic 8 · binding 32 · n_tokens u32 · kind u32 · n_state_bytes u64 · n_tokens × token i32 · state · code 32
 
-The tokens are the whole prefix that the state is the end of. The binding is a digest of all that decides what
-cells look like and mean; the code is BLAKE2b, with the key, of everything before it.
+The kind is 0 for cells and 1 for a recurrent state. The tokens are the whole prefix that the state is the end of. The
+binding is a digest of all that decides what cells look like and mean; the code is BLAKE2b, with the key, of everything
+before it.
 """
 
 import hashlib
@@ -23,6 +24,7 @@ Buffer = bytes | memoryview
 _MAGIC = b"LLORKV01"
 _HEAD = struct.Struct("<8s32sIIQ")
 BINDING_BYTES = CODE_BYTES = 32
+CELLS, CHECKPOINT = 0, 1
 
 
 class Untrusted(ValueError):
@@ -35,6 +37,7 @@ class Record:
 
     tokens: list[TokenId]
     state: memoryview
+    kind: int = CELLS
 
 
 def binding_of(*facts: bytes) -> bytes:
@@ -45,9 +48,9 @@ def binding_of(*facts: bytes) -> bytes:
     return digest.digest()
 
 
-def record_of(tokens: Seq[int], state: Buffer, *, key: bytes, binding: bytes) -> tuple[Buffer, ...]:
+def record_of(tokens: Seq[int], state: Buffer, *, key: bytes, binding: bytes, kind: int = CELLS) -> tuple[Buffer, ...]:
     """A record's bytes in three parts, one behind the other, so that the state need not be copied."""
-    head = _HEAD.pack(_MAGIC, binding, len(tokens), 0, len(state)) + array("i", tokens).tobytes()
+    head = _HEAD.pack(_MAGIC, binding, len(tokens), kind, len(state)) + array("i", tokens).tobytes()
     return head, state, _code(key, head, state)
 
 
@@ -62,8 +65,8 @@ def read_record(data: Buffer, *, key: bytes, binding: bytes) -> Record:
     n_most = len(whole) - _HEAD.size - CODE_BYTES
     if n_most < 0:
         raise Untrusted(f"{len(whole)} bytes are too few")
-    magic, bound_to, n_tokens, zero, n_state = _HEAD.unpack_from(whole)
-    if magic != _MAGIC or zero:
+    magic, bound_to, n_tokens, kind, n_state = _HEAD.unpack_from(whole)
+    if magic != _MAGIC or kind not in (CELLS, CHECKPOINT):
         raise Untrusted("it does not begin with the header of saved cells")
     if 4 * n_tokens + n_state != n_most:
         raise Untrusted(
@@ -75,7 +78,7 @@ def read_record(data: Buffer, *, key: bytes, binding: bytes) -> Record:
         raise Untrusted("it was made by another model or build, or with other settings")
     begin = _HEAD.size + 4 * n_tokens
     tokens = array("i", whole[_HEAD.size : begin].tobytes())
-    return Record([TokenId(token) for token in tokens], whole[begin : begin + n_state])
+    return Record([TokenId(token) for token in tokens], whole[begin : begin + n_state], kind)
 
 
 def _code(key: bytes, *parts: Buffer) -> bytes:

@@ -15,6 +15,9 @@ HYBRIDS = (
 HYBRIDS_BY_INTERVAL = ("qwen3next", "qwen35", "qwen35moe")
 """Hybrids whose head counts do not say which layers have attention; full_attention_interval does."""
 
+HYBRIDS_OF_SEVERAL_PARTS = ("deepseek4", "qwen4exp")
+"""Hybrids whose memory has a third part: llama_model::create_memory (llama-model.cpp)."""
+
 OF_SEVERAL_PARTS = ("deepseek32", "dots3note", "glm-dsa", "hy_v4", "minimax-m3")
 """Architectures whose memory has an index beside the cells: llama_model::create_memory (llama-model.cpp)."""
 

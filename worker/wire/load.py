@@ -276,6 +276,10 @@ class Loaded(Frame, frozen=True, kw_only=True):
     """The limit in force; 0 if the model's memory cannot be cut, or if the prefix cache is off."""
     prefix_cache_off: str | None = None
     """The reason why the prefix cache is off, and what to do about it; None if it is on."""
+    checkpoint_bytes: int = 0
+    """The bytes of a copy of one sequence's recurrent state; 0 if the model has none, or it cannot be copied."""
+    checkpoint_stride: int = 0
+    """The distance in tokens at which such copies are kept of a long prompt; 0 if none are."""
     swa_full: bool | None = None
     """True if layers with a sliding window have as many cells as others; None if no layer has one."""
     offload: Offload = Offload()

@@ -1,0 +1,165 @@
+"""Models with recurrent state: jobs begin at checkpoints, which lie where prompts part. The rig checks each state."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine.fake_runner import CELL_BYTES, STATE_BYTES, Request
+from tests.engine.rig import Rig
+from worker.engine.channels import ChannelText
+from worker.engine.checkpoints import MIN_APART, Stops
+from worker.engine.sequence import Sequence
+from worker.wire.jobs import JobKey, Sampling, TokenId
+
+PLENTY = 10**6
+END = TokenId(7)
+"""The token that ends a message."""
+STOPS = Stops(stride=256, message_ends={END})
+
+
+def rig_of(**changes: int | bool) -> Rig:
+    sizes = {"context_length": 2000, "n_cells": 8000, "chunk": 64, "n_retained": 0, "prefix_cache_bytes": PLENTY}
+    return Rig(stops=STOPS, **{**sizes, **changes})  # type: ignore[arg-type]  # mixed on purpose
+
+
+def words(start: int, n: int) -> tuple[int, ...]:
+    return tuple(10 + (start + i * i) % 90 for i in range(n))
+
+
+def message(start: int, n: int) -> tuple[int, ...]:
+    return (*words(start, n - 1), END)
+
+
+def said(rig: Rig, prompt: tuple[int, ...], n_tokens: int) -> tuple[int, ...]:
+    """The prompt and its answer, when all is done."""
+    job = rig.submit(Request(prompt, n_tokens))
+    rig.run_until_idle()
+    rig.check_story(job)
+    return (*prompt, *rig.model.answer_of(prompt, n_tokens))
+
+
+def test_a_conversation_computes_each_token_once() -> None:
+    rig, n_new = rig_of(), 0
+    told: tuple[int, ...] = ()
+    for turn in range(20):
+        told += message(turn, 40)
+        n_before = rig.runner.n_computed
+        told = said(rig, told, 30)
+        n_new += 70
+        assert rig.runner.n_computed - n_before <= 71, "the last token of each answer is computed with the next turn"
+    assert rig.runner.n_computed <= n_new
+
+
+def test_a_next_turn_may_leave_out_what_the_last_one_reasoned() -> None:
+    """The new prompt parts from the old one in its last tokens, behind the last message."""
+    rig = rig_of()
+    head = (*message(1, 200), *message(2, 100))
+    said(rig, (*head, 5, 5, 5), 50)
+    said(rig, (*head, 6, *message(3, 60)), 1)
+    assert rig.n_cached[JobKey(1)] == len(head)
+
+
+def test_a_prompt_again_and_one_that_parts_from_it_begin_near_where_they_can() -> None:
+    """There are no messages. The third prompt with the same beginning finds all of it."""
+    rig = rig_of()
+    common = words(1, 700)
+    said(rig, common, 1)
+    said(rig, common, 1)
+    assert len(common) - rig.n_cached[JobKey(1)] <= 8
+    for job in range(2, 5):
+        said(rig, (*common[:600], *words(job, 50)), 1)
+    assert rig.n_cached[JobKey(2)] == 512, "at the stride"
+    assert rig.n_cached[JobKey(3)] == rig.n_cached[JobKey(4)] == 600
+
+
+def test_prompts_that_come_together_compute_what_they_have_in_common_once() -> None:
+    """Eight at once: they follow the first to where they part, and the cells are shared."""
+    rig = rig_of(prefix_cache_bytes=PLENTY)
+    for i in range(8):
+        rig.submit(Request((*words(1, 500), 9 - i, *words(i, 40)), 4))
+    while len(rig.started) < 8:
+        rig.step()
+    assert rig.runner.n_computed <= 500 + 8 * 45
+    assert rig.runner.kv.n_cells_used <= 500 + 8 * 45
+    rig.run_until_idle()
+    rig.check_stories()
+
+
+def test_so_they_do_without_any_cache() -> None:
+    """The state goes from slot to slot."""
+    rig = rig_of(prefix_cache_bytes=0)
+    for _ in range(4):
+        rig.submit(Request(words(1, 500), 4))
+    rig.run_until_idle()
+    rig.check_stories()
+    assert rig.runner.n_computed <= 500 + 4 * 8
+    assert rig.runner.kv.n_states_saved == 0
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_paused_jobs_go_on_where_they_were(is_deterministic: bool) -> None:
+    """None is paused with fixed steps."""
+    rig = rig_of(n_slots=2, n_cells=4000, is_deterministic=is_deterministic)
+    prompts = [words(start, 100) for start in range(5)]
+    for i, prompt in enumerate(prompts):
+        rig.submit(Request(prompt, 1500, seed=i))
+    rig.run_until_idle()
+    rig.check_stories()
+    assert bool(rig.n_preempted) is not is_deterministic
+    assert rig.runner.n_computed <= 5 * 1600 + 20 * rig.n_preempted
+
+
+def test_a_job_that_scores_its_prompt_computes_all_of_it() -> None:
+    rig = rig_of()
+    said(rig, words(1, 300), 1)
+    rig.submit(Request(words(1, 300), 1, prompt_logprobs=2))
+    rig.run_until_idle()
+    rig.check_stories()
+    assert rig.n_cached[JobKey(1)] == 0
+
+
+def test_without_host_memory_jobs_end_all_the_same() -> None:
+    rig = rig_of(n_slots=2, n_cells=2000)
+    rig.runner.kv.has_host_memory = False
+    for i in range(4):
+        rig.submit(Request(words(i % 2, 300), 200, seed=i))
+    rig.run_until_idle()
+    rig.check_stories()
+
+
+def test_a_long_conversation_keeps_few_states() -> None:
+    rig = rig_of()
+    told: tuple[int, ...] = ()
+    for turn in range(40):
+        told = said(rig, (*told, *message(turn, 25)), 20)
+    n_cells_bytes = rig.engine.prefix_cache.index.n_tokens * CELL_BYTES
+    n_states = (rig.engine.prefix_cache.index.n_bytes - n_cells_bytes) // STATE_BYTES
+    assert 3 <= n_states <= 3 + len(told) // STOPS.stride
+
+
+@given(
+    lengths=st.lists(st.integers(1, 400), max_size=6),
+    n_rest=st.integers(1, 300),
+    n_cached=st.integers(0, 500),
+    n_alike=st.integers(0, 1500),
+    grain=st.sampled_from((1, 64)),
+)
+def test_stops_are_few_and_within_the_prompt(
+    lengths: list[int], n_rest: int, n_cached: int, n_alike: int, grain: int
+) -> None:
+    prompt = [TokenId(token) for n in lengths for token in message(0, n)] + [TokenId(9)] * n_rest
+    sequence = sequence_of(prompt)
+    sequence.n_computed = min(n_cached, len(prompt) - 1)
+    n_alike = min(n_alike, len(prompt) - 1)
+    stops = Stops(stride=256, grain=grain, message_ends={END}).of(sequence, n_alike)
+    assert list(stops) == sorted(set(stops))
+    edges = [sequence.n_computed, *stops]
+    assert all(later - earlier >= MIN_APART for earlier, later in zip(edges, stops, strict=False))
+    assert all(stop < len(prompt) and stop % grain == 0 for stop in stops)
+    assert len(stops) <= 4 + len(prompt) // 256
+    if grain == 1 and n_alike >= sequence.n_computed + MIN_APART:
+        assert n_alike in stops
+
+
+def sequence_of(prompt: list[TokenId]) -> Sequence:
+    return Sequence(JobKey(0), prompt, 1, Sampling(seed=0), ChannelText(()))

@@ -1,0 +1,272 @@
+"""Recurrent states on the real library: a slot that begins at a checkpoint goes on as one that has computed all."""
+
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+
+import numpy as np
+import pytest
+
+from tests.llama.conftest import GREEDY, LoadRandom, MakeContext
+from tests.llama.random_models import HYBRID, PLAIN
+from tests.on_cpu import loaded_on_cpu
+from tests.queued import queued
+from tools import made_architectures
+from worker.engine.checkpoints import Stops
+from worker.engine.config import EngineConfig
+from worker.engine.loop import Engine
+from worker.engine.step import Slice
+from worker.llama.context import Context
+from worker.llama.model import Model
+from worker.llama.runner import LlamaRunner
+from worker.saved.copies import SavedCheckpoint
+from worker.wire.jobs import JobKey, Logprob, Sampling, SlotId, StepDone, TokenId
+from worker.wire.messages import Outbound
+
+pytestmark = pytest.mark.model
+
+MADE = (*made_architectures.RECURRENT, *made_architectures.HYBRIDS)
+KINDS = pytest.mark.parametrize("kind", MADE, ids=str)
+NOT_REPEATABLE = "kimi-linear"
+"""llama.cpp has no flash attention for its latent cells, so that sums depend on the number of cells."""
+N_CELLS = 2048
+SIZES = {"n_ctx": N_CELLS, "n_batch": 512, "n_ubatch": 64, "n_seq_max": 3}
+PLENTY = 2**26
+ROUNDING = 0.05
+"""Answers differ by this much in a log-probability where a token was computed with others, and not alone."""
+
+Tokens = list[TokenId]
+LoadMade = Callable[[made_architectures.Kind], Model]
+
+
+@pytest.fixture(scope="module")
+def load_made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadMade]:
+    """The model of a kind, each loaded once."""
+    loaded: dict[str, Model] = {}
+
+    def load(kind: made_architectures.Kind) -> Model:
+        if kind.name not in loaded:
+            path = tmp_path_factory.mktemp("made") / "made.gguf"
+            loaded[kind.name] = loaded_on_cpu(made_architectures.write_kind(path, kind))
+        return loaded[kind.name]
+
+    yield load
+    for model in loaded.values():
+        model.close()
+
+
+def some_tokens(seed: int, n: int) -> Tokens:
+    chance = Random(seed)
+    return [TokenId(chance.randrange(3, 250)) for _ in range(n)]
+
+
+# ── the memory ───────────────────────────────────────────────────────────────────────────────────
+
+
+def computed(context: Context, slot: int, tokens: Tokens, edges: Sequence[int]) -> bytes:
+    """Compute the slot's next tokens in slices up to the edges, and return the logits after the last."""
+    rows = []
+    for end in edges:
+        held = context.kv.n_cells(SlotId(slot))
+        [index] = context.decode([Slice(SlotId(slot), held, tokens[held:end], GREEDY)])
+        rows.append(context.logits(index).tobytes())
+    return rows[-1]
+
+
+@KINDS
+def test_a_prompt_split_anywhere_goes_on_from_a_copy_bit_for_bit(
+    load_made: LoadMade, make_context: MakeContext, kind: made_architectures.Kind
+) -> None:
+    model, tokens = load_made(kind), some_tokens(1, 90)
+    for split in (1, 2, 17, 63, 64, 65, 88):
+        whole = make_context(model, **SIZES)
+        edges = [*range(split, 88, 64), 88, 89, 90]
+        expected = computed(whole, 0, tokens, edges)
+        context = make_context(model, **SIZES)
+        computed(context, 0, tokens, [split])
+        cells, state = context.kv.save(SlotId(0), 0), context.kv.checkpoint(SlotId(0))
+        computed(context, 0, tokens, edges[1:])
+        context.kv.load(SlotId(1), [cells], split, state)
+        assert computed(context, 1, tokens, edges[1:] or [90]) == expected
+        context.kv.share(SlotId(0), SlotId(2), split, state)
+        assert computed(context, 2, tokens, edges[1:] or [90]) == expected
+        assert context.kv.count_tokens() == [90, 90, 90]
+        context.close()
+        whole.close()
+
+
+@KINDS
+def test_a_slot_gives_cells_and_state_to_another_and_both_go_on_apart(
+    load_made: LoadMade, make_context: MakeContext, kind: made_architectures.Kind
+) -> None:
+    model = load_made(kind)
+    one, other = some_tokens(1, 50), [*some_tokens(1, 40), *some_tokens(2, 10)]
+    alone = make_context(model, **SIZES)
+    expected = [computed(alone, slot, tokens, [40, 50]) for slot, tokens in ((0, one), (1, other))]
+    context = make_context(model, **SIZES)
+    computed(context, 0, one, [40])
+    context.kv.share(SlotId(0), SlotId(1), 40)
+    assert context.kv.n_cells_used == 40
+    assert [computed(context, slot, tokens, [50]) for slot, tokens in ((0, one), (1, other))] == expected
+
+
+def test_cells_move_together_and_states_stay(load_random: LoadRandom, make_context: MakeContext) -> None:
+    """Slots come and go in so few cells that those of others are moved again and again."""
+    model, chance = load_random(HYBRID), Random(3)
+    context, alone = make_context(model, **{**SIZES, "n_ctx": 256}), make_context(model, **SIZES)
+    told: list[Tokens] = [[], [], []]
+    edges: list[list[int]] = [[], [], []]
+    n_moved = 0
+    for _ in range(150):
+        slot = chance.randrange(3)
+        room = context.kv.n_free_cells
+        if told[slot] and (chance.random() < 0.2 or room < 40):
+            context.kv.trim(SlotId(slot), 0)
+            told[slot], edges[slot] = [], []
+        else:
+            told[slot] = [*told[slot], *some_tokens(chance.randrange(10**6), chance.choice((1, 7, 33)))]
+            edges[slot] = [*edges[slot], len(told[slot])]
+            n_before = context.kv._n_forgotten
+            found = computed(context, slot, told[slot], edges[slot][-1:])
+            n_moved += context.kv._n_forgotten < n_before
+            alone.kv.clear()
+            assert found == computed(alone, 0, told[slot], edges[slot])
+        assert context.kv.count_tokens() == [len(tokens) for tokens in told]
+    assert n_moved > 3
+
+
+def test_what_does_not_go_together_is_refused(load_random: LoadRandom, make_context: MakeContext) -> None:
+    context, plain = make_context(load_random(HYBRID), **SIZES), make_context(load_random(PLAIN), **SIZES)
+    tokens = some_tokens(1, 30)
+    computed(context, 0, tokens, [20])
+    cells, state = context.kv.save(SlotId(0), 0), context.kv.checkpoint(SlotId(0))
+    computed(context, 0, tokens, [30])
+    with pytest.raises(RuntimeError, match="cannot keep the first 20 cells of slot 0 alone"):
+        context.kv.trim(SlotId(0), 20)
+    with pytest.raises(ValueError, match="begins with 20 tokens needs the state after them \\(got none\\)"):
+        context.kv.share(SlotId(0), SlotId(1), 20)
+    with pytest.raises(ValueError, match="begins with 10 tokens needs the state after them \\(got that after 20\\)"):
+        context.kv.load(SlotId(1), [cells], 10, state)
+    with pytest.raises(ValueError, match="slot 1 is empty: it has no recurrent state"):
+        context.kv.checkpoint(SlotId(1))
+    computed(plain, 0, tokens, [20])
+    with pytest.raises(ValueError, match="slot 0 has no recurrent state"):
+        plain.kv.checkpoint(SlotId(0))
+    with pytest.raises(ValueError, match="has no recurrent state to begin with"):
+        plain.kv.share(SlotId(0), SlotId(1), 20, state)
+    assert context.kv.count_tokens() == [30, 0, 0]
+
+
+# ── the engine ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Served:
+    """An engine over a model, and what it has answered."""
+
+    def __init__(self, context: Context, *, is_deterministic: bool, prefix_cache_bytes: int, n_slots: int = 3) -> None:
+        grain = 64 if is_deterministic else 1
+        self.config = EngineConfig(
+            n_slots=n_slots,
+            n_cells=N_CELLS,
+            context_length=N_CELLS,
+            chunk=64,
+            is_deterministic=is_deterministic,
+            prefix_cache_bytes=prefix_cache_bytes,
+            stops=Stops(stride=256, grain=grain),
+        )
+        self.runner = LlamaRunner(context._model, context)
+        self.engine = Engine(self.runner, self.config, emit=self._hear, clock=lambda: 0.0)
+        self.answers: dict[JobKey, list[Logprob]] = {}
+        self.n_cached: dict[JobKey, int] = {}
+        self.n_preempted = 0
+
+    def _hear(self, message: Outbound) -> None:
+        if isinstance(message, StepDone):
+            self.n_preempted += message.n_preempted
+            self.n_cached |= {started.job: started.n_cached for started in message.started}
+            for delta in message.deltas:
+                assert delta.logprob is not None
+                self.answers.setdefault(delta.job, []).append(delta.logprob)
+
+    def ask(self, prompts: list[Tokens], n_tokens: int, temperature: float = 0.0) -> list[list[Logprob]]:
+        """All at once, with a seed each."""
+        jobs = [JobKey(len(self.n_cached) + i) for i in range(len(prompts))]
+        for job, prompt in zip(jobs, prompts, strict=True):
+            drawn = Sampling(seed=job, logprobs=3, ignore_eos=True, temperature=temperature)
+            self.engine.submit(queued(job, prompt, n_tokens, drawn))
+        while not self.engine.is_idle:
+            self.engine.step()
+        return [self.answers[job] for job in jobs]
+
+
+def drawn(answer: list[Logprob]) -> Tokens:
+    return [each.token.id for each in answer]
+
+
+@KINDS
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_with_fixed_steps_a_conversation_from_checkpoints_is_the_same_bits(
+    load_made: LoadMade, make_context: MakeContext, kind: made_architectures.Kind, temperature: float
+) -> None:
+    model = load_made(kind)
+    kept, fresh = (
+        Served(make_context(model, **SIZES), is_deterministic=True, prefix_cache_bytes=n_bytes)
+        for n_bytes in (PLENTY, 0)
+    )
+    told: Tokens = []
+    for turn in range(6):
+        told = [*told, *some_tokens(turn, 100)]
+        ((answer,), (expected,)) = (served.ask([told], 30, temperature) for served in (kept, fresh))
+        assert answer == expected
+        told = [*told, *drawn(answer)]
+    assert kept.n_cached[JobKey(5)] >= 5 * 100
+    assert not any(fresh.n_cached.values())
+
+
+@KINDS
+def test_a_conversation_computes_only_what_is_new(
+    load_made: LoadMade, make_context: MakeContext, kind: made_architectures.Kind
+) -> None:
+    """The answers are near those from zero: a token that was drawn was computed alone."""
+    model = load_made(kind)
+    kept, fresh = (
+        Served(make_context(model, **SIZES), is_deterministic=False, prefix_cache_bytes=n_bytes)
+        for n_bytes in (PLENTY, 0)
+    )
+    told: Tokens = []
+    for turn in range(6):
+        told = [*told, *some_tokens(turn, 100)]
+        ((answer,), (expected,)) = (served.ask([told], 30) for served in (kept, fresh))
+        assert kept.n_cached[JobKey(turn)] == max(0, len(told) - 101)
+        assert answer[0].token.logprob == pytest.approx(expected[0].token.logprob, abs=ROUNDING)
+        told = [*told, *drawn(answer)]
+
+
+@KINDS
+def test_jobs_with_a_common_beginning_share_it_and_jobs_that_pause_go_on(
+    load_made: LoadMade, make_context: MakeContext, kind: made_architectures.Kind
+) -> None:
+    """Seven at once for two slots, with answers of two lengths; alone each has the same first tokens."""
+    model = load_made(kind)
+    head = some_tokens(1, 300)
+    prompts = [[*head, *some_tokens(2 + i, 20)] for i in range(7)]
+    alone = Served(make_context(model, **SIZES), is_deterministic=False, prefix_cache_bytes=0)
+    expected = [alone.ask([prompt], 120)[0] for prompt in prompts]
+    served = Served(make_context(model, **SIZES), is_deterministic=False, prefix_cache_bytes=PLENTY, n_slots=2)
+    answers = served.ask(prompts[:4], 400) + served.ask(prompts[4:], 120)
+    assert served.n_preempted > 0
+    assert sum(served.n_cached.values()) >= 5 * 300
+    for answer, alike in zip(answers, expected, strict=True):
+        assert answer[0].token.logprob == pytest.approx(alike[0].token.logprob, abs=ROUNDING)
+
+
+def test_a_state_is_a_copy_that_the_next_steps_do_not_change(
+    load_random: LoadRandom, make_context: MakeContext
+) -> None:
+    context = make_context(load_random(HYBRID), **SIZES)
+    computed(context, 0, some_tokens(1, 30), [20])
+    state = context.kv.checkpoint(SlotId(0))
+    assert isinstance(state, SavedCheckpoint)
+    before = np.frombuffer(state.data, np.uint8).copy()
+    computed(context, 0, some_tokens(1, 30), [30])
+    assert (np.frombuffer(state.data, np.uint8) == before).all()
+    assert state.n_bytes == context.kv.n_state_bytes

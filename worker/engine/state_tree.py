@@ -1,0 +1,104 @@
+"""The prefix index for models with recurrent state: a node may have a checkpoint, the state after its last token.
+
+A prompt can begin only at a checkpoint of its path. Each new one makes some of those before it superfluous: a state may
+be as large as the cells of thousands of tokens. Owns the choice of those that stay; prefix_tree.py has the tree.
+"""
+
+from collections.abc import Sequence as Seq
+
+from worker.engine.backend import Checkpoint, Saved
+from worker.engine.kv_blocks import BlockJournal
+from worker.engine.prefix_tree import Node, PrefixIndex, halves_of, packed
+from worker.wire.jobs import TokenId
+
+LAST_KEPT = 3
+"""The number of checkpoints at the end of a path that are kept however near they are: after an answer, before it, and
+before the message that it answers."""
+
+
+class StateIndex(PrefixIndex):
+    """Saved cells and checkpoints by token prefix, at most `limit_bytes` of both."""
+
+    def __init__(self, limit_bytes: int, journal: BlockJournal | None = None, *, stride: int) -> None:
+        """`stride`: checkpoints in the middle of a path are kept this far apart."""
+        super().__init__(limit_bytes, journal)
+        self._stride = stride
+
+    def checkpoint(self, tokens: Seq[TokenId]) -> Checkpoint | None:
+        """Return the last checkpoint among `tokens`, after whose tokens a sequence can begin. This does not count as
+        a use: nothing changes.
+        """
+        path, n_matched = self._walk(packed(tokens))
+        found = [node.checkpoint for node in path if node.checkpoint is not None]
+        return next((each for each in reversed(found) if each.n_tokens <= n_matched), None)
+
+    def insert(self, tokens: Seq[TokenId], n_known: int, saved: Saved) -> None:
+        """Keep cells as PrefixIndex.insert does. Checkpoints of their own path make room for them, too."""
+        path, n_matched = self._walk(packed(tokens))
+        n_more = saved.n_bytes + _n_split_bytes(path, n_matched)
+        if _n_cells_bytes(path) + n_more <= self.limit_bytes:
+            self._drop_checkpoints(path, n_more)
+            super().insert(tokens, n_known, saved)
+
+    def add_checkpoint(self, tokens: Seq[TokenId], checkpoint: Checkpoint) -> None:
+        """Keep the state after `tokens`, whose cells are all kept, and mark them as used.
+
+        Other leaves are evicted to make room, and before them the earlier checkpoints of its own path. If there is no
+        room even so, it is dropped and nothing changes.
+        """
+        assert checkpoint.n_tokens == len(tokens)
+        path, n_matched = self._walk(packed(tokens))
+        assert n_matched == len(tokens), "its cells are kept"
+        halves = halves_of(path, n_matched)
+        n_more = checkpoint.n_bytes + _n_split_bytes(path, n_matched)
+        if _n_cells_bytes(path) + n_more > self.limit_bytes:
+            return
+        if halves is not None:
+            path[-1] = self._split(path[-1], n_matched, *halves)
+        self._mark(path)
+        self._set_checkpoint(path[-1], checkpoint)
+        self._thin_out(path)
+        self._shrink(self.limit_bytes)
+
+    def _thin_out(self, path: list[Node]) -> None:
+        """Drop the checkpoints before the end of the path that are hardly worth their room: those less than a stride
+        after the last one that stays, if paths do not part there. If there is no room for all, the first go.
+        """
+        n_kept = 0
+        bearers = [(node, node.checkpoint.n_tokens) for node in path if node.checkpoint is not None]
+        for node, n_tokens in bearers[:-LAST_KEPT]:
+            if len(node.children) > 1 or n_tokens - n_kept >= self._stride:
+                n_kept = n_tokens
+            else:
+                self._set_checkpoint(node, None)
+        self._drop_checkpoints(path)
+
+    def _drop_checkpoints(self, path: list[Node], n_more: int = 0) -> None:
+        """Drop as many of the first checkpoints of a path as leave room for it with `n_more` bytes."""
+        n_bytes = sum(node.n_bytes for node in path) + n_more
+        for node in path:
+            if n_bytes <= self.limit_bytes:
+                return
+            if node.checkpoint is not None:
+                n_bytes -= node.checkpoint.n_bytes
+                self._set_checkpoint(node, None)
+
+    def _set_checkpoint(self, node: Node, checkpoint: Checkpoint | None) -> None:
+        is_leaf = not node.children
+        if is_leaf:
+            self._leaves.remove(node)
+        self._n_bytes -= node.n_bytes
+        node.checkpoint = checkpoint
+        self._n_bytes += node.n_bytes
+        if is_leaf:
+            self._leaves.add(node)
+
+
+def _n_cells_bytes(path: list[Node]) -> int:
+    return sum(node.saved.n_bytes + node.n_score_bytes for node in path)
+
+
+def _n_split_bytes(path: list[Node], n_matched: int) -> int:
+    """Return how many bytes the cells of the path's last node gain if it is split at the match's end."""
+    halves = halves_of(path, n_matched)
+    return 0 if halves is None else sum(half.n_bytes for half in halves) - path[-1].saved.n_bytes

@@ -1,0 +1,164 @@
+"""The memory of models with recurrent layers: a state for each slot, beside its cells or, without attention, instead.
+
+Owns what is different where slots have a state. It cannot be cut. It goes along whole when a seq_id is given another's
+cells, and the library copies it then only once one of the two computes; it is copied out apart from the cells, as a
+checkpoint; and a slot that is given only some of another's cells needs the checkpoint of the same tokens. kv.py has the
+rest. A seq_id that holds cells alone is given the state of an empty one.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp as capi
+
+from worker.engine.backend import Checkpoint, Saved
+from worker.llama.kv import ALL, Kv
+from worker.llama.seq_ids import SeqIds
+from worker.saved.arena import Bytes
+from worker.saved.copies import (
+    HEADER_BYTES,
+    Allocate,
+    Layout,
+    NoCells,
+    SavedCells,
+    SavedCheckpoint,
+    lasting,
+    passing,
+    state_bytes,
+)
+from worker.wire.jobs import SlotId, TokenId
+
+_STATE_ALONE = capi.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+"""A sequence's recurrent state without its cells."""
+
+
+class StateKv(Kv):
+    """The engine's Kv for a model with recurrent layers."""
+
+    has_state = True
+
+    def __init__(self, handle: Any, *, n_ctx: int, n_slots: int, seq_ids: SeqIds, check: Callable[[], None]) -> None:
+        super().__init__(handle, n_ctx=n_ctx, n_slots=n_slots, seq_ids=seq_ids, check=check)
+        self._no_state = self._read(0, passing, _STATE_ALONE)
+        """The saved state of a sequence that has none, as the empty slot 0 has."""
+        n_cells_bytes = int(capi.llama_state_seq_get_size(handle, 0)) - len(self._tail)
+        n_caches = 0 if n_cells_bytes == HEADER_BYTES else 1
+        layout = Layout(self._layout.is_mrope, n_caches, state_bytes(self._no_state) or 0)
+        can_copy = not n_caches or seq_ids.copy_seq_id is not None
+        self._is_known = layout.n_state_bytes > 0 and n_cells_bytes == layout.empty_bytes and can_copy
+        """True if the memory has cells of one kind, or none, and a state, both in the form of saved/copies.py."""
+        if self._is_known:
+            self._layout, self.seq_ids, self.n_state_bytes = layout, seq_ids, layout.n_state_bytes
+
+    @property
+    def can_share(self) -> bool:
+        return self._is_known
+
+    @property
+    def can_cut(self) -> bool:
+        return False
+
+    @property
+    def _tail(self) -> Bytes:
+        """The end of the saved cells of a seq_id that has no state."""
+        return self._no_state[HEADER_BYTES:]
+
+    # ── sharing and forgetting ───────────────────────────────────────────────────────────────────
+
+    def share(self, source: SlotId, target: SlotId, n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
+        """Give the empty slot `target` the first `n_tokens` cells of `source`, and the state after them: that of the
+        checkpoint, or of `source` itself, which must not have more cells then.
+
+        Raises: ValueError as Kv.share does, and for a checkpoint of other tokens or none.
+        """
+        self._check_can_share()
+        if checkpoint is not None or n_tokens != self.n_cells(source):
+            self._check_checkpoint(checkpoint, n_tokens)
+        super().share(source, target, n_tokens)
+        if checkpoint is not None:
+            self._set_state(target, checkpoint)
+
+    def trim(self, slot: SlotId, n_keep: int) -> None:
+        """Empty the slot with 0; keep all of it with as many as it has, or more.
+
+        Raises: ValueError for arguments out of range. RuntimeError for less than all.
+        """
+        if 0 < n_keep < self.n_cells(slot):
+            raise RuntimeError(f"this model's memory cannot keep the first {n_keep} cells of slot {slot} alone")
+        super().trim(slot, n_keep)
+
+    def _move_together(self) -> None:
+        """Move cells alone: a state would be in the way where the last of a slot's are taken from it."""
+        living = [slot for slot in range(self.seq_ids.n_slots) if self._spans.n_held(SlotId(slot))]
+        states = {slot: self._read(slot, passing, _STATE_ALONE) for slot in living}
+        for slot in living:
+            self._write(slot, self._no_state, _STATE_ALONE)
+        super()._move_together()
+        for slot, state in states.items():
+            self._write(slot, state, _STATE_ALONE)
+
+    # ── copies ───────────────────────────────────────────────────────────────────────────────────
+
+    def save(self, slot: SlotId, start: int, tokens: Seq[TokenId] = (), *, end: int | None = None) -> SavedCells:
+        """Copy cells as Kv.save does, without the state."""
+        if self._layout.n_caches:
+            return super().save(slot, start, tokens, end=end)
+        stop = self.n_cells(slot) if end is None else end
+        if not 0 <= start < stop <= self.n_cells(slot):
+            raise ValueError(f"slot {slot} has {self.n_cells(slot)} cells; [{start}, {stop}) cannot be saved")
+        return NoCells(start, stop)
+
+    def checkpoint(self, slot: SlotId, tokens: Seq[TokenId] = ()) -> SavedCheckpoint:
+        """Copy the slot's state, which is the one after all of its cells. `tokens`: what these are of; with them the
+        keeper gets the copy too. Raises: ValueError for an empty slot, and where the memory cannot be shared.
+        """
+        self._check_can_share()
+        if not self.n_cells(slot):
+            raise ValueError(f"slot {slot} is empty: it has no recurrent state")
+        saved = SavedCheckpoint(self._read(slot, lasting, _STATE_ALONE), self._layout, tokens)
+        if self.keeper is not None and tokens:
+            self.keeper.take(saved)
+        return saved
+
+    def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
+        """Fill the empty slot with the first `n_tokens` cells of the parts, and with the state after them.
+
+        Raises: as Kv.load does; ValueError for a checkpoint of other tokens or none.
+        """
+        self._check_can_share()
+        found = self._check_checkpoint(checkpoint, n_tokens)
+        if self._layout.n_caches:
+            super().load(slot, parts, n_tokens)
+        else:
+            self._check_empty(slot)
+            self._check_room(n_tokens)
+            self._count(slot, n_tokens)
+        self._set_state(slot, found)
+
+    def _copy(self, slot: int, start: int, end: int, allocate: Allocate) -> Bytes:
+        """The cells [start, end) of the slot, without a state and what the library says of it. Raises: RuntimeError."""
+        copy_seq_id = self._copy_seq_id
+        capi.llama_memory_seq_cp(self._memory, slot, copy_seq_id, start, end)
+        try:
+            self._write(copy_seq_id, self._no_state, _STATE_ALONE)
+            copy = self._read(copy_seq_id, allocate)
+        finally:
+            capi.llama_memory_seq_rm(self._memory, copy_seq_id, -1, -1)
+        return copy[: len(copy) - len(self._tail)]
+
+    def _write(self, seq_id: int, state: Bytes, flags: int = ALL) -> None:
+        """Write cells without a state, or a state alone. Raises: RuntimeError."""
+        super()._write(seq_id, np.concatenate([state, self._tail]) if flags == ALL else state, flags)
+
+    def _set_state(self, slot: SlotId, checkpoint: Checkpoint) -> None:
+        assert isinstance(checkpoint, SavedCheckpoint), "`checkpoint` makes them all"
+        self._mark_in_use([checkpoint])
+        self._write(slot, checkpoint.items, _STATE_ALONE)
+
+    def _check_checkpoint(self, checkpoint: Checkpoint | None, n_tokens: int) -> Checkpoint:
+        if checkpoint is None or checkpoint.n_tokens != n_tokens:
+            found = "none" if checkpoint is None else f"that after {checkpoint.n_tokens}"
+            raise ValueError(f"a slot that begins with {n_tokens} tokens needs the state after them (got {found})")
+        return checkpoint
