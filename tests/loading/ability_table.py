@@ -92,7 +92,7 @@ def _memory(said: dict[str, Any]) -> str:
         *(["a recurrent state"] if said["has_state"] else []),
         *(["an index"] if said["has_index"] else []),
     ]
-    return " and ".join(parts)
+    return ", ".join(parts)
 
 
 def _yes_or_no(is_so: bool) -> str:

@@ -14,8 +14,9 @@ from tools.made_architectures import WINDOW, Kind, write_kind
 from worker.errors import WorkerError
 from worker.llama.invariance import invariance_of
 from worker.llama.library import open_library
-from worker.loading.load import LoadedRunner, load_runner
-from worker.upstream.architectures import OF_SEVERAL_PARTS
+from worker.loading.load import LoadedRunner, load_runner, placed
+from worker.plan.prefix_support import obstacle
+from worker.upstream.architectures import HYBRIDS_OF_SEVERAL_PARTS, OF_SEVERAL_PARTS
 from worker.wire.load import Configure
 
 VARIANTS = {
@@ -68,15 +69,17 @@ def abilities_of(config: Configure, loaded: LoadedRunner) -> dict[str, Any]:
     return {
         "has_cells": any(info.head_counts_kv),
         "has_state": info.state_length > 0,
-        # The library also knows a length of windows that no layer has.
-        "has_windows": info.windows is not None or (runner.model.n_swa > 0 and not runner.kv.can_share),
-        "has_index": info.architecture in OF_SEVERAL_PARTS,
+        "has_windows": info.windows is not None,
+        "has_index": info.architecture in (*OF_SEVERAL_PARTS, *HYBRIDS_OF_SEVERAL_PARTS),
         "shares": runner.kv.can_share,
         "cache_off": facts.prefix_cache_off,
+        "obstacle": obstacle(info, swa_full=True, parallel=facts.parallel),
         "drafts": bool(facts.row_costs),
         "stops": runner.can_abort,
         "invariant": invariance.is_kept,
         "why": invariance.why,
+        "planned_bytes": placed(config, info).plan.kv_bytes,
+        "taken_bytes": runner.sizes.of_kind("KV") + runner.sizes.of_kind("RS"),
     }
 
 

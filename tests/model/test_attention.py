@@ -95,3 +95,17 @@ def test_layers_with_a_window_may_have_heads_of_another_size(tmp_path: Path) -> 
 def test_flags_of_another_kind_are_refused(tmp_path: Path, in_file: Value) -> None:
     with pytest.raises(BadModelFile, match="must have 8 bool or u32"):
         info_of(tmp_path, "gemma3", sliding_window=128, sliding_window_pattern=in_file)
+
+
+@pytest.mark.parametrize(("length", "in_layer"), [(64, (False, True) * 4), (0, None)])
+def test_all_attention_of_a_hybrid_may_have_windows(
+    tmp_path: Path, length: int, in_layer: tuple[bool, ...] | None
+) -> None:
+    windows = info_of(tmp_path, "lfm2", sliding_window=length, head_count_kv=[0, 2] * 4).windows
+    assert (windows.in_layer if windows else None) == in_layer
+
+
+@pytest.mark.parametrize(("architecture", "length"), [("deepseek2", 0), ("glm-dsa", 16)])
+def test_latent_attention_has_no_v_of_its_own(tmp_path: Path, architecture: str, length: int) -> None:
+    assert info_of(tmp_path, architecture, value_length=16).value_length == 16
+    assert info_of(tmp_path, architecture, value_length=16, key_length_mla=24).value_length == length

@@ -16,6 +16,7 @@ from worker.upstream.architectures import (
     EMBEDDERS,
     ENCODERS,
     HYBRIDS,
+    HYBRIDS_OF_SEVERAL_PARTS,
     NOT_COMPUTED,
     OF_SEVERAL_PARTS,
     PARTS,
@@ -32,6 +33,9 @@ WITH_WINDOWS = {*WINDOW_PATTERNS, *WINDOWS_FLAGGED_IN_THE_FILE}
 
 WINDOWS_BESIDE_AN_INDEX = {"dots3note"}
 """An architecture with windows whose memory cannot be cut in any case."""
+
+INDEXED_BY_A_KEY = {"qwen4exp"}
+"""An architecture with an index where a key asks for one."""
 
 NOT_MADE = {
     *("bert", "clip", "dflash", "eagle3", "gemma4-assistant", "gptj", "jina-bert-v2", "jina-bert-v3", "nomic-bert"),
@@ -84,6 +88,7 @@ def test_the_memories_of_several_parts_are_those_that_the_library_makes_next_to_
         for name in re.findall(r"case (LLM_ARCH_\w+):", case)
     }
     assert indexed - set(HYBRIDS) == set(OF_SEVERAL_PARTS)
+    assert indexed & set(HYBRIDS) == set(HYBRIDS_OF_SEVERAL_PARTS) - INDEXED_BY_A_KEY
 
 
 def test_what_is_refused_has_no_memory_an_encoder_or_diffusion_by_the_librarys_source() -> None:

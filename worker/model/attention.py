@@ -5,6 +5,7 @@ Owns the meaning of a GGUF's keys for these; info.py has the other keys, and ups
 patterns for files that do not say which layers have a window. Pure.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from worker.model.gguf import Metadata
@@ -13,10 +14,13 @@ from worker.upstream.architectures import (
     EXAONE_LAYERS,
     GEMMA3N_CELL_LAYERS,
     HYBRIDS_BY_INTERVAL,
+    HYBRIDS_OF_SEVERAL_PARTS,
     LLAMA_LENGTH,
+    OF_SEVERAL_PARTS,
     SMALLTHINKER_LENGTH,
     WINDOW_PATTERNS,
     WINDOWS_FLAGGED_IN_THE_FILE,
+    WINDOWS_OF_ALL_ATTENTION,
 )
 
 MAX_HEADS = 1 << 16
@@ -83,13 +87,23 @@ def state_length(metadata: Metadata, architecture: str, embedding_length: int, n
 
 
 def windows_of(
-    metadata: Metadata, architecture: str, n_layers: int, *, n_mtp_blocks: int, key_length: int, value_length: int
+    metadata: Metadata,
+    architecture: str,
+    heads_kv: Sequence[int],
+    *,
+    n_mtp_blocks: int,
+    key_length: int,
+    value_length: int,
 ) -> Windows | None:
-    """None where every layer looks back on everything."""
-    if architecture not in WINDOW_PATTERNS and architecture not in WINDOWS_FLAGGED_IN_THE_FILE:
+    """None where every layer looks back on everything. `heads_kv`: of each layer."""
+    if architecture not in (*WINDOW_PATTERNS, *WINDOWS_FLAGGED_IN_THE_FILE, *WINDOWS_OF_ALL_ATTENTION):
         return None
+    n_layers = len(heads_kv)
     length = _window_length(metadata, architecture, n_layers - n_mtp_blocks)
-    in_layer = _has_window(metadata, architecture, n_layers, n_mtp_blocks)
+    if architecture in WINDOWS_OF_ALL_ATTENTION:
+        in_layer = tuple(map(bool, heads_kv))
+    else:
+        in_layer = _has_window(metadata, architecture, n_layers, n_mtp_blocks)
     if not length or not any(in_layer):
         return None
     prefix = f"{architecture}.attention"
@@ -99,6 +113,16 @@ def windows_of(
         key_length=metadata.number(f"{prefix}.key_length_swa", MAX_HEADS, default=key_length),
         value_length=metadata.number(f"{prefix}.value_length_swa", MAX_HEADS, default=value_length),
     )
+
+
+def cached_value_length(metadata: Metadata, architecture: str, head_length: int) -> int:
+    """Numbers per head and token in the V cache. Latent attention makes V of the K cells; where there is an index, too,
+    V stands for its cells.
+    """
+    is_latent = metadata.number(f"{architecture}.attention.key_length_mla", MAX_HEADS, low=0, default=0) > 0
+    if is_latent and architecture not in (*OF_SEVERAL_PARTS, *HYBRIDS_OF_SEVERAL_PARTS):
+        return 0
+    return metadata.number(f"{architecture}.attention.value_length", MAX_HEADS, default=head_length)
 
 
 def n_layers_with_cells(metadata: Metadata, architecture: str, n_layers: int) -> int:

@@ -13,7 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from worker.errors import BadModelFile, ModelNotFound
-from worker.model.attention import MAX_HEADS, Windows, head_counts, n_layers_with_cells, state_length, windows_of
+from worker.model.attention import (
+    MAX_HEADS,
+    Windows,
+    cached_value_length,
+    head_counts,
+    n_layers_with_cells,
+    state_length,
+    windows_of,
+)
 from worker.model.computable import check_computable
 from worker.model.gguf import (
     DEFAULT_ALIGNMENT,
@@ -289,7 +297,7 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
     _check_embedding(metadata, tensors, embedding_length, vocab_size)
     key_length = metadata.number(f"{architecture}.attention.key_length", MAX_HEADS, default=head_length)
     check_computable(metadata, architecture, block_count, key_length, tensors)
-    value_length = metadata.number(f"{architecture}.attention.value_length", MAX_HEADS, default=head_length)
+    value_length = cached_value_length(metadata, architecture, head_length)
     vocabulary_remarks, gaps = check_vocabulary(metadata)
     chat_template, chat_template_for_tools = _chat_templates(metadata)
     n_mtp_blocks = metadata.number(f"{architecture}.nextn_predict_layers", block_count, low=0, default=0)
@@ -322,7 +330,7 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
         windows=windows_of(
             metadata,
             architecture,
-            block_count,
+            heads_kv,
             n_mtp_blocks=n_mtp_blocks,
             key_length=key_length,
             value_length=value_length,

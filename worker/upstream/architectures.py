@@ -15,7 +15,7 @@ HYBRIDS = (
 HYBRIDS_BY_INTERVAL = ("qwen3next", "qwen35", "qwen35moe")
 """Hybrids whose head counts do not say which layers have attention; full_attention_interval does."""
 
-HYBRIDS_OF_SEVERAL_PARTS = ("deepseek4", "qwen4exp")
+HYBRIDS_OF_SEVERAL_PARTS = ("deepseek4", "glm5-next", "qwen4exp")
 """Hybrids whose memory has a third part: llama_model::create_memory (llama-model.cpp)."""
 
 OF_SEVERAL_PARTS = ("deepseek32", "dots3note", "glm-dsa", "hy_v4", "minimax-m3")
@@ -76,6 +76,9 @@ WINDOW_PATTERNS = {
 
 WINDOWS_FLAGGED_IN_THE_FILE = ("gemma4", "granite_swa", "maple", "mimo2", "spark2_5", "step35")
 """Architectures whose files have a flag for each layer, by the same functions."""
+
+WINDOWS_OF_ALL_ATTENTION = ("lfm2",)
+"""Hybrids whose layers with attention all have a window, if the file has a length."""
 
 EXAONE_LAYERS = 64
 """EXAONE 4 has windows in its largest size only, whatever the file says."""
