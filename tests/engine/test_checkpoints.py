@@ -73,7 +73,7 @@ def test_a_prompt_again_and_one_that_parts_from_it_begin_near_where_they_can() -
 
 
 def test_prompts_that_come_together_compute_what_they_have_in_common_once() -> None:
-    """Eight at once: they follow the first to where they part, and the cells are shared."""
+    """Eight at once follow the first to where they part, and its cells are shared."""
     rig = rig_of(prefix_cache_bytes=PLENTY)
     for i in range(8):
         rig.submit(Request((*words(1, 500), 9 - i, *words(i, 40)), 4))
@@ -83,6 +83,26 @@ def test_prompts_that_come_together_compute_what_they_have_in_common_once() -> N
     assert rig.runner.kv.n_cells_used <= 500 + 8 * 45
     rig.run_until_idle()
     rig.check_stories()
+
+
+def test_one_that_has_passed_the_place_where_prompts_part_is_not_followed() -> None:
+    """One of those that come next takes its place, and the others follow that."""
+    rig = Rig(
+        stops=Stops(stride=8192),
+        context_length=2000,
+        n_cells=8000,
+        chunk=512,
+        n_retained=0,
+        prefix_cache_bytes=PLENTY,
+    )
+    prompts = [(*words(1, 400), 9 - i, *words(i, 200)) for i in range(5)]
+    rig.submit(Request(prompts[0], 4))
+    rig.step()
+    for prompt in prompts[1:]:
+        rig.submit(Request(prompt, 4))
+    rig.run_until_idle()
+    rig.check_stories()
+    assert [rig.n_cached[JobKey(job)] for job in range(5)] == [0, 0, 400, 400, 400]
 
 
 def test_so_they_do_without_any_cache() -> None:

@@ -200,10 +200,18 @@ class StateCache(PrefixCache):
         """Return the sequence that will come to the last checkpoint in this one's prefix, and where that is. It gets
         one where the two part, if that is still before it.
         """
-        coming = [(one, one.tokens, len(one.tokens)) for one in running if one.state is State.PREFILL]
-        leader, n_alike = self._longest(sequence, [] if sequence.is_scoring else coming)
-        if leader is None:
-            return None, 0
+        best: tuple[Sequence | None, int] = (None, 0)
+        for one in running if not sequence.is_scoring else ():
+            stop = self._next_stop(one, sequence) if one.state is State.PREFILL else 0
+            best = (one, stop) if stop > best[1] else best
+        leader, stop = best
+        if leader is not None:
+            leader.stops = tuple(sorted({*leader.stops, stop}))
+        return best
+
+    def _next_stop(self, leader: Sequence, sequence: Sequence) -> int:
+        """Return where a leader's last checkpoint in this one's prefix can be; 0 if it has passed all such places."""
+        n_alike = self._cut(n_common(sequence.tokens, leader.tokens), sequence)
         if n_alike >= leader.n_computed + self._stops.min_apart:
-            leader.stops = tuple(sorted({*leader.stops, n_alike}))
-        return leader, max((stop for stop in leader.stops if stop <= n_alike), default=0)
+            return n_alike
+        return max((stop for stop in leader.stops if leader.n_computed < stop <= n_alike), default=0)
