@@ -117,7 +117,7 @@ def test_under_a_fault_each_stream_gets_its_answer_and_the_worker_recovers(
             resource.prlimit(child.process.pid, limit, (most, most))
         outcomes = asyncio.run(_streams(child, scene, fault, switch))
         outcomes = [outcome for outcome in outcomes if outcome.status != 400 or fault.refusal not in outcome.body]
-        run = Run(outcomes, [*complaints(child)])
+        run = Run(outcomes, complaints=[*complaints(child)])
         assert faults(run, scene.answers) == []
         child.process.terminate()
         assert child.process.wait(60) == 0, child.stderr[-5:]

@@ -30,14 +30,15 @@ class Progress(msgspec.Struct):
     n_requests: int = 0
     n_by_status: dict[str, int] = {}
     failed_seeds: list[int] = []
-    n_engine_kills: int = 0
+    counts: dict[str, int] = {}
     busy_s: float = 0.0
 
     def __str__(self) -> str:
         statuses = ", ".join(f"{status}: {n}" for status, n in sorted(self.n_by_status.items()))
+        counts = ", ".join(f"{name}: {n}" for name, n in self.counts.items())
         return (
-            f"{self.n_requests} requests in {self.next_seed} traces, {self.n_engine_kills} engines killed, "
-            f"{len(self.failed_seeds)} traces failed, {self.busy_s:.0f} s; statuses {statuses}"
+            f"{self.n_requests} requests, next seed {self.next_seed}, {len(self.failed_seeds)} traces failed, "
+            f"{self.busy_s:.0f} s; statuses {statuses}; {counts}"
         )
 
 
@@ -118,7 +119,7 @@ class Campaign:
         progress = self.progress
         progress.next_seed = trace.seed + 1
         progress.n_requests += trace.n_requests
-        progress.n_engine_kills += sum(len(life.kills_ms) for life in trace.lives)
+        progress.counts = dict(Counter(progress.counts) + run.counts)
         progress.busy_s += took_s
         counted = Counter(str(outcome.status) for outcome in run.outcomes)
         progress.n_by_status = dict(Counter(progress.n_by_status) + counted)

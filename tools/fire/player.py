@@ -7,6 +7,7 @@ answers should be (verdicts.py).
 import asyncio
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ from tools.fire.trace import Act, Cancel, Cut, Life, Pause, Trace
 
 LAW = ("--batch-invariant", "on")
 """Under this flag an answer has one right form, in any traffic."""
-_SILENCE_S = 60.0
+_SILENCE_S = 300.0
+"""A queue that is full empties slowly at a real model."""
 _ASK_AGAIN_S = 0.1
 _NO_ROOM = 503
 """The status of a full queue, and of a worker whose engine is being replaced: the client asks again."""
@@ -33,6 +35,14 @@ _IDLE_S = 30.0
 _LOOK_AGAIN_S = 0.02
 _LONGEST_REUSE_S = 1.0
 """The worker closes a connection that is unused for longer than some seconds."""
+_COUNTED = {
+    "paused for want of cells": "worker_preemptions_total",
+    "paused for their share": "worker_yields_total",
+    "prompt tokens reused": "worker_prefix_tokens_reused_total",
+    "drafts accepted": "worker_draft_tokens_accepted_total",
+    "engines replaced": "worker_engine_restarts_total",
+}
+"""The worker's own counts of what makes an answer's computation another one."""
 _ID = re.compile(rb'"id":\s?"([\w-]+)"')
 _ALONE = {"--prefix-cache-mb": "0", "--prompt-lookup": "off", "--parallel": "1", "--threads": "1", "--ctx-size": "2048"}
 """A worker that has one job at a time and keeps nothing of it."""
@@ -58,6 +68,8 @@ class Run:
     """The outcomes of a trace."""
 
     outcomes: list[Outcome] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    """The counts of what traces are made to meet."""
     complaints: list[str] = field(default_factory=list)
     """The worker itself was not as it should be."""
 
@@ -98,10 +110,20 @@ def _live(trace: Trace, number: int, life: Life, flags: list[str], run: Run) -> 
         child.ready()
         run.outcomes += asyncio.run(Client(child, trace, number).play(life))
         run.complaints += [f"life {number}: {complaint}" for complaint in complaints(child)]
+        run.counts += _counts(child)
         child.process.terminate()
         code = child.process.wait(_IDLE_S)
         if code:
             run.complaints.append(f"life {number}: exit code {code}: {' | '.join(child.stderr[-5:])}")
+
+
+def _counts(child: Child) -> Counter[str]:
+    try:
+        metrics = asyncio.run(ask_once(Address.of(child.url), "GET", "/metrics")).body.decode()
+    except NotReached:
+        return Counter()
+    found = {name: re.search(rf"^{series}\{{.*\}} (\S+)$", metrics, re.MULTILINE) for name, series in _COUNTED.items()}
+    return Counter({name: int(float(match[1])) for name, match in found.items() if match})
 
 
 def engines_of(child: Child) -> list[psutil.Process]:
@@ -218,6 +240,9 @@ class Client:
         """An open connection: one that has been used before, if there is any."""
         while self._unused:
             since_s, connection = self._unused.pop()
+            # On a busy machine the worker may have closed it long ago; two turns of the loop hear of that.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
             if connection.is_open and time.perf_counter() - since_s < _LONGEST_REUSE_S:
                 return connection
             connection.close()
