@@ -1,7 +1,7 @@
 """The parts that all answers of `/v1` share: their heading, their usage, and how a job's events become one choice.
 
 Owns: the counts of tokens, the limit on an answer before it is sent, the frames of a stream. Refuses to know: the form
-of a choice (chat.py, completions.py), sockets. Pure; runs on the front's event loop.
+of a choice (chat_message.py, completions.py, infill.py), sockets. Pure; runs on the front's event loop.
 """
 
 from abc import ABC, abstractmethod
@@ -171,7 +171,7 @@ class CollectedChoice(Choice):
         logprobs: Sequence[Logprob] = (),
         n_sampled: int = 0,  # noqa: ARG002
         *,
-        is_reasoning: bool = False,  # noqa: ARG002 - chat.py's alone
+        is_reasoning: bool = False,  # noqa: ARG002 - chat_message.py's alone
     ) -> bytes:
         self._texts.append(text)
         self._hold(len(text))

@@ -454,7 +454,7 @@ class StreamedText(StreamedChoice):
         logprobs: Sequence[Logprob] = (),
         n_sampled: int = 0,
         *,
-        is_reasoning: bool = False,  # noqa: ARG002 - chat.py's alone
+        is_reasoning: bool = False,  # noqa: ARG002 - chat_message.py's alone
     ) -> bytes:
         return self._echoed() + self._text_chunk(text, logprobs, b"null", n_sampled)
 

@@ -276,7 +276,7 @@ class StreamedFill(_Filling):
         logprobs: Sequence[Logprob] = (),  # noqa: ARG002
         n_sampled: int = 0,
         *,
-        is_reasoning: bool = False,  # noqa: ARG002 - chat.py's alone
+        is_reasoning: bool = False,  # noqa: ARG002 - chat_message.py's alone
     ) -> bytes:
         members = b'"tokens_predicted":%d,"tokens_evaluated":%d' % (n_sampled, self.n_prompt)
         return b'data: {"index":0,"content":%b,"stop":false,"id_slot":0,%b}\n\n' % (encode(text), members)
