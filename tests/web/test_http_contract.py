@@ -121,7 +121,10 @@ def test_health_has_its_keys_in_order_and_true_values(worker: WorkerProcess, any
     health = worker.health()
     assert tuple(health) == HEALTH_KEYS
     cache = health["prefix_cache"]
-    assert tuple(cache) == ("tokens", "bytes", "limit_bytes", "off_because", "restored_tokens", "restored_bytes")
+    assert tuple(cache) == (
+        *("tokens", "bytes", "limit_bytes", "off_because", "restored_tokens", "restored_bytes"),
+        *("checkpoint_bytes", "checkpoint_stride"),
+    )
     assert cache["off_because"] is None
     assert 0 <= cache["bytes"] <= cache["limit_bytes"]
     assert health["prefill_chunk"] in {2**n for n in range(4, 10)}

@@ -12,7 +12,8 @@ from tools.fire.trace import draw, saved
 pytestmark = pytest.mark.process
 
 N_EACH = 500
-SEEDS = (0, 1, 2, 3)
+SEEDS = (21, 23, 36, 37)
+"""Attention in 8 and in 16 slots, a recurrent state, and windows in 16 slots, all with a prefix cache."""
 
 
 def quiet(_: str) -> None:
@@ -33,7 +34,7 @@ def test_2000_requests_get_the_answers_that_they_have_alone(seed: int, tmp_path:
     assert len(run.outcomes) == N_EACH
     assert {outcome.status for outcome in run.outcomes} <= {0, 200, 400, 500}
     assert sum(outcome.status == 200 for outcome in run.outcomes) > 0.8 * N_EACH
-    assert run.counts["prompt tokens reused"] or trace.model == "hybrid"
+    assert run.counts["prompt tokens reused"]
 
 
 def test_an_answer_that_differs_from_the_stored_one_is_found_and_shrunk_to_its_request(tmp_path: Path) -> None:
