@@ -87,7 +87,7 @@ constraints-test: .venv/installed-dev
 	$(BIN)/python -m tests.schema_corpus
 
 clients-test: .venv/installed-dev model
-	$(BIN)/python -m pytest -m clients -s tests/clients tests/parity/test_lm_eval.py
+	$(BIN)/python -m pytest -m clients -s tests/clients tests/parity/test_lm_eval.py tests/test_tutorials.py
 
 agents-test: .venv/installed-dev model
 	$(BIN)/python -m tests.agents.programs

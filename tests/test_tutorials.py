@@ -46,6 +46,10 @@ def blocks(page: Path) -> list[Block]:
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "<!-- tested" in page.read_text(encoding="utf-8")]
 
 
+# A page whose reader installs something is of `make clients-test`.
+CASES = [pytest.param(page, id=page.name, marks=[pytest.mark.clients] * (page.name in ENVIRONMENTS)) for page in PAGES]
+
+
 def script_of(found: list[Block], folder: Path, ports: dict[str, int]) -> str:
     """The page as one script, which says where the output of each block ends."""
     parts = ["set -eu", "trap 'kill $(jobs -p) 2>/dev/null || true; wait || true' EXIT"]
@@ -67,7 +71,7 @@ def commands_in(folder: Path, *more: Path) -> str:
     return os.pathsep.join([str(folder), *map(str, more), os.environ.get("PATH", os.defpath)])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", CASES)
 def test_the_blocks_of_a_page_work_when_pasted(page: Path, worker: WorkerProcess, tmp_path: Path) -> None:
     found = blocks(page)
     ports = {port: free_port() for block in found for port in PORT.findall(block.text)} | {"8080": worker.port}

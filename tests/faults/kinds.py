@@ -1,8 +1,9 @@
 """The kinds of faults, and the test that makes each. test_kinds.py holds the table against the tests.
 
-`UNDER` marks a fault of test_under_faults.py, twenty times under eight streams. The others have a test of their own,
-because they end a start, a worker or a connection, or because a client makes them. Kills for want of memory and full
-disks are made by SIGKILL and by the shim: a cgroup or a file system of one's own would need root.
+`UNDER` marks a fault of test_under_faults.py, under eight streams: three times in `make test`, twenty in `make soak`.
+The others have a test of their own, because they end a start, a worker or a connection, or because a client makes them.
+Kills for want of memory and full disks are made by SIGKILL and by the shim: a cgroup or a file system of its own would
+need root.
 """
 
 UNDER = (

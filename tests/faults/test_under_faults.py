@@ -35,7 +35,9 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the shim and /proc are Linux's"),
 ]
 
-N_STREAMS, N_TIMES = 8, 20
+N_STREAMS = 8
+TIMES = [3, pytest.param(20, marks=pytest.mark.soak)]
+"""The number of times that a fault comes: few in `make test`, twenty in `make soak`."""
 PERIOD_S = 0.25
 N_ASKS = 48
 
@@ -99,9 +101,10 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(tmp_path_factory.mktemp("shim"))
 
 
+@pytest.mark.parametrize("n_times", TIMES)
 @pytest.mark.parametrize("name", FAULTS)
 def test_under_a_fault_each_stream_gets_its_answer_and_the_worker_recovers(
-    name: str, scene: Scene, shim: Path, tmp_path: Path
+    name: str, n_times: int, scene: Scene, shim: Path, tmp_path: Path
 ) -> None:
     fault, folder = FAULTS[name], tmp_path / "cache"
     folder.mkdir(0o700)
@@ -115,7 +118,7 @@ def test_under_a_fault_each_stream_gets_its_answer_and_the_worker_recovers(
         child.ready()
         for limit, most in fault.limits:
             resource.prlimit(child.process.pid, limit, (most, most))
-        outcomes = asyncio.run(_streams(child, scene, fault, switch))
+        outcomes = asyncio.run(_streams(child, scene, fault, switch, n_times))
         outcomes = [outcome for outcome in outcomes if outcome.status != 400 or fault.refusal not in outcome.body]
         run = Run(outcomes, complaints=[*complaints(child)])
         assert faults(run, scene.answers) == []
@@ -123,9 +126,9 @@ def test_under_a_fault_each_stream_gets_its_answer_and_the_worker_recovers(
         assert child.process.wait(60) == 0, child.stderr[-5:]
 
 
-async def _come_and_go(fault: Fault, switch: Switch, child: Child, outcomes: list[Outcome]) -> None:
+async def _come_and_go(fault: Fault, switch: Switch, child: Child, outcomes: list[Outcome], n_times: int) -> None:
     """Each time, wait for the end of a job: five deaths of engines without one are too many."""
-    for _ in range(N_TIMES):
+    for _ in range(n_times):
         await asyncio.sleep(PERIOD_S)
         with _while(fault, switch, child):
             await asyncio.sleep(PERIOD_S)
@@ -163,10 +166,10 @@ class _while:  # noqa: N801 - reads as a word
                     process.send_signal(self._fault.signals[2])
 
 
-async def _streams(child: Child, scene: Scene, fault: Fault, switch: Switch) -> list[Outcome]:
+async def _streams(child: Child, scene: Scene, fault: Fault, switch: Switch, n_times: int) -> list[Outcome]:
     """Eight clients, each with one request after another until the fault is over."""
     outcomes: list[Outcome] = []
-    over = asyncio.ensure_future(_come_and_go(fault, switch, child, outcomes))
+    over = asyncio.ensure_future(_come_and_go(fault, switch, child, outcomes, n_times))
 
     async def stream(number: int) -> None:
         client = Client(child, scene.trace, number)
