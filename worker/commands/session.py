@@ -6,8 +6,10 @@ two answers: the engine waits. Never imports llama.cpp.
 """
 
 import asyncio
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import rich_click as click
@@ -122,17 +124,18 @@ class Session:
     async def start(self) -> None:
         """Fetch the model where that is needed, and load it. Raises: StartupError."""
         self._terminal = _Terminal()
-        info = await _model(self._settings, self._settings.model or "")
-        draft = self._settings.draft_model
-        draft_path = (await _model(self._settings, draft)).path if draft is not None else None
-        self._client = EngineClient(
-            configure(self._settings, info.path, self._chat_template, draft_path),
-            self._terminal,
-            environment=engine_environment(),
-            watchdog_s=self._settings.watchdog_sec,
-            model_bytes=info.file_bytes,
-        )
-        self._facts = await self._client.start()
+        with unwinding_by_sigterm():
+            info = await _model(self._settings, self._settings.model or "")
+            draft = self._settings.draft_model
+            draft_path = (await _model(self._settings, draft)).path if draft is not None else None
+            self._client = EngineClient(
+                configure(self._settings, info.path, self._chat_template, draft_path),
+                self._terminal,
+                environment=engine_environment(),
+                watchdog_s=self._settings.watchdog_sec,
+                model_bytes=info.file_bytes,
+            )
+            self._facts = await self._client.start()
 
     def check_template(self) -> None:
         """Raises: NotAnsweredError where no conversation can be answered, before one has been begun."""
@@ -154,11 +157,12 @@ class Session:
         Raises: NotAnsweredError; StartupError when there will be no engine any more; what `write` raises.
         """
         assert self._terminal is not None
-        async with running(self._stream(request, prompt, write)) as answering:
-            await first_of(answering, self._terminal.fatal)
-            if self._terminal.fatal.done():
-                raise self._terminal.fatal.result()
-            return answering.result()
+        with unwinding_by_sigterm():
+            async with running(self._stream(request, prompt, write)) as answering:
+                await first_of(answering, self._terminal.fatal)
+                if self._terminal.fatal.done():
+                    raise self._terminal.fatal.result()
+                return answering.result()
 
     async def _stream(self, request: ExecuteRequest, prompt: Prompt, write: Callable[[bytes], None]) -> Job:
         assert self._client is not None
@@ -186,6 +190,33 @@ class Session:
         if job.failure is not None:
             raise NotAnsweredError(f"{job.failure}: {job.failure_message}")
         return job
+
+
+@contextmanager
+def unwinding_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM cancel the current task here, and leave with the exit code that `_unwind` of __main__ gives.
+
+    That handler raises, which is right while no event loop runs. Where a loop calls back, it takes what is raised for
+    the failure of a connection, and the engine at its other end for one that has crashed.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    outside, is_asked = signal.getsignal(signal.SIGTERM), asyncio.Event()
+
+    def ask() -> None:
+        is_asked.set()
+        task.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, ask)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if is_asked.is_set():
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, outside)
 
 
 def summary(job: Job) -> str:
