@@ -88,6 +88,7 @@ class PrefixCache:
         retained_slots: Collection[SlotId],
         max_dead_cells: int = 0,
         journal: BlockJournal | None = None,
+        index: PrefixIndex | None = None,
     ) -> None:
         self._kv = kv
         self._grain = grain
@@ -99,15 +100,12 @@ class PrefixCache:
         self._is_on_device = bool(self._free_slots) and max_dead_cells > 0
         self.is_keeping = kv.can_share and (limit_bytes > 0 or self._is_on_device)
         """True if cells of sequences that lose their slot are kept at all."""
-        self.index = self._new_index(limit_bytes, journal)
+        self.index = PrefixIndex(limit_bytes, journal) if index is None else index
         self._retained: dict[SlotId, _Retained] = {}
         """The retained cells, the longest unused first. A conversation that goes on finds its cells here, without a
         copy."""
         self._backed_up: set[SlotId] = set()
         """The retained slots that were copied once. They are not copied again, even if the index has evicted a copy."""
-
-    def _new_index(self, limit_bytes: int, journal: BlockJournal | None) -> PrefixIndex:
-        return PrefixIndex(limit_bytes, journal)
 
     @property
     def retained(self) -> list[list[TokenId]]:

@@ -114,11 +114,7 @@ class PrefixIndex:
         assert n_known == n_matched < len(tokens), "there is nothing new, or not from n_known on"
         assert saved.n_tokens == len(tokens) - n_known
         halves = halves_of(path, n_known)
-        kept = [node.saved for node in path]
-        if halves:
-            kept[-1] = halves[0]
-        n_score_bytes = sum(node.n_score_bytes for node in path)
-        if sum(part.n_bytes for part in kept) + saved.n_bytes + n_score_bytes > self.limit_bytes:
+        if not self._make_room(path, halves, saved.n_bytes):
             return
         if halves:
             path[-1] = self._split(path[-1], n_known, *halves)
@@ -128,6 +124,14 @@ class PrefixIndex:
             parent = next((above.blocks[-1] for above in reversed(path) if above.blocks), None)
             node.blocks = self._journal.store_copies(parent, tokens[n_known // BLOCK_TOKENS * BLOCK_TOKENS :])
         self._shrink(self.limit_bytes)
+
+    def _make_room(self, path: list[Node], halves: tuple[Saved, Saved] | None, n_more: int) -> bool:
+        """Return False if `n_more` bytes do not fit beside their prefix, to which the first half of a node belongs."""
+        kept = [node.saved for node in path]
+        if halves:
+            kept[-1] = halves[0]
+        n_kept = sum(part.n_bytes for part in kept) + sum(node.n_score_bytes for node in path)
+        return n_kept + n_more <= self.limit_bytes
 
     def add_scores(self, tokens: Seq[TokenId], scores: Seq[Score]) -> None:
         """Keep the scores of the first of `tokens` with their cells, as far as these are kept, and mark the path as

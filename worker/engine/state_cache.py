@@ -71,10 +71,8 @@ class StateCache(PrefixCache):
             min_tokens_to_wait_for=min_tokens_to_wait_for,
             retained_slots=(),
             journal=journal,
+            index=self._states,
         )
-
-    def _new_index(self, _limit_bytes: int, _journal: BlockJournal | None) -> StateIndex:
-        return self._states
 
     def n_shared(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
         """Return how many of its first tokens it can share with running sequences."""

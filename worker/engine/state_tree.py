@@ -32,14 +32,6 @@ class StateIndex(PrefixIndex):
         found = [node.checkpoint for node in path if node.checkpoint is not None]
         return next((each for each in reversed(found) if each.n_tokens <= n_matched), None)
 
-    def insert(self, tokens: Seq[TokenId], n_known: int, saved: Saved) -> None:
-        """Keep cells as PrefixIndex.insert does. Checkpoints of their own path make room for them, too."""
-        path, n_matched = self._walk(packed(tokens))
-        n_more = saved.n_bytes + _n_split_bytes(path, n_matched)
-        if _n_cells_bytes(path) + n_more <= self.limit_bytes:
-            self._drop_checkpoints(path, n_more)
-            super().insert(tokens, n_known, saved)
-
     def add_checkpoint(self, tokens: Seq[TokenId], checkpoint: Checkpoint) -> None:
         """Keep the state after `tokens`, whose cells are all kept, and mark them as used.
 
@@ -50,8 +42,7 @@ class StateIndex(PrefixIndex):
         path, n_matched = self._walk(packed(tokens))
         assert n_matched == len(tokens), "its cells are kept"
         halves = halves_of(path, n_matched)
-        n_more = checkpoint.n_bytes + _n_split_bytes(path, n_matched)
-        if _n_cells_bytes(path) + n_more > self.limit_bytes:
+        if _n_cells_bytes(path) + checkpoint.n_bytes + _n_split_bytes(path, halves) > self.limit_bytes:
             return
         if halves is not None:
             path[-1] = self._split(path[-1], n_matched, *halves)
@@ -59,6 +50,14 @@ class StateIndex(PrefixIndex):
         self._set_checkpoint(path[-1], checkpoint)
         self._thin_out(path)
         self._shrink(self.limit_bytes)
+
+    def _make_room(self, path: list[Node], halves: tuple[Saved, Saved] | None, n_more: int) -> bool:
+        """Drop checkpoints of the path for `n_more` bytes. Return False if they do not fit beside its cells even so."""
+        n_more += _n_split_bytes(path, halves)
+        if _n_cells_bytes(path) + n_more > self.limit_bytes:
+            return False
+        self._drop_checkpoints(path, n_more)
+        return True
 
     def _thin_out(self, path: list[Node]) -> None:
         """Drop the checkpoints before the end of the path that are hardly worth their room: those less than a stride
@@ -98,7 +97,6 @@ def _n_cells_bytes(path: list[Node]) -> int:
     return sum(node.saved.n_bytes + node.n_score_bytes for node in path)
 
 
-def _n_split_bytes(path: list[Node], n_matched: int) -> int:
-    """Return how many bytes the cells of the path's last node gain if it is split at the match's end."""
-    halves = halves_of(path, n_matched)
+def _n_split_bytes(path: list[Node], halves: tuple[Saved, Saved] | None) -> int:
+    """Return how many bytes the cells of the path's last node gain if it is split into these halves."""
     return 0 if halves is None else sum(half.n_bytes for half in halves) - path[-1].saved.n_bytes
