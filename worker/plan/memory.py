@@ -43,7 +43,7 @@ def retained_slots(*, is_on_gpu: bool) -> int:
 MIN_STRIDE, MAX_STRIDE = 256, 8192
 CHECKPOINTS_PER_SLOT = 4
 """The number of recurrent states for which the prefix cache has room beside cells, for each slot, if nothing else was
-asked for: a conversation keeps the last three (engine/prefix_tree.py)."""
+asked for: a conversation keeps the last three (engine/state_tree.py)."""
 
 MAX_PADDING = 3
 """The rows of a decode step that are not read, and their cells, if a step may be filled up (llama/batch.py)."""
@@ -339,7 +339,8 @@ def state_layer_bytes(info: ModelInfo) -> tuple[int, ...]:
     """Bytes of one sequence's recurrent state in each layer."""
     if not has_state(info):
         return (0,) * len(info.head_counts_kv)
-    return tuple(_FLOAT_BYTES * info.state_length * (layer in info.state_layers) for layer in range(info.block_count))
+    with_state = info.state_layers
+    return tuple(_FLOAT_BYTES * info.state_length * (layer in with_state) for layer in range(info.block_count))
 
 
 def checkpoint_stride(info: ModelInfo, demand: Demand) -> int:
@@ -347,8 +348,8 @@ def checkpoint_stride(info: ModelInfo, demand: Demand) -> int:
     than the cells between them, if it can be that.
     """
     cell_bytes = max(1, sum(kv_layer_bytes(info, demand.cache_type_k, demand.cache_type_v)))
-    stride = MIN_STRIDE
-    while stride < MAX_STRIDE and sum(state_layer_bytes(info)) > stride * cell_bytes:
+    state_bytes, stride = sum(state_layer_bytes(info)), MIN_STRIDE
+    while stride < MAX_STRIDE and state_bytes > stride * cell_bytes:
         stride *= 2
     return stride
 
