@@ -122,8 +122,13 @@ def _counts(child: Child) -> Counter[str]:
         metrics = asyncio.run(ask_once(Address.of(child.url), "GET", "/metrics")).body.decode()
     except NotReached:
         return Counter()
-    found = {name: re.search(rf"^{series}\{{.*\}} (\S+)$", metrics, re.MULTILINE) for name, series in _COUNTED.items()}
-    return Counter({name: int(float(match[1])) for name, match in found.items() if match})
+    return Counter({name: int(_sample(metrics, series)) for name, series in _COUNTED.items()})
+
+
+def _sample(metrics: str, series: str) -> float:
+    """The value of a series in the text of `/metrics`; 0 if it is not there."""
+    found = re.search(rf"^{series}\{{.*\}} (\S+)$", metrics, re.MULTILINE)
+    return float(found[1]) if found else 0.0
 
 
 def engines_of(child: Child) -> list[psutil.Process]:
@@ -146,9 +151,8 @@ def complaints(child: Child) -> Iterator[str]:
         except (NotReached, msgspec.DecodeError) as error:
             yield f"it does not answer: {error}"
             return
-        cells = re.search(r"^worker_kv_cells_used\{.*\} (\S+)$", metrics, re.MULTILINE)
         busy = {name: health[name] for name in ("slots_busy", "queue_depth")}
-        busy["cells"] = float(cells[1]) if cells else 0
+        busy["cells"] = _sample(metrics, "worker_kv_cells_used")
         if health["state"] == "ready" and not any(busy.values()):
             return
         if time.monotonic() > give_up_s:

@@ -60,11 +60,11 @@ class MemoryUse:
     """The memory for the prefix cache, beyond the total, if there is room for twice as much; 0 if nothing can be
     cached."""
     prefix_cache_off: str | None
-    checkpoint_bytes: int
-    """A copy of one job's recurrent state."""
-    checkpoint_stride: int
-    """The distance of such copies in tokens; 0 where there are none."""
     """The reason why nothing can be cached."""
+    checkpoint_bytes: int
+    """The bytes of a copy of one job's recurrent state."""
+    checkpoint_stride: int
+    """The distance of such copies in tokens; 0 if there are none."""
     available_bytes: int
 
 

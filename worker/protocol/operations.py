@@ -215,12 +215,7 @@ _LOADING = HealthBody(
     parity=None,
     prefill_chunk=None,
     prefix_cache=PrefixCacheBody(
-        tokens=0,
-        bytes=0,
-        limit_bytes=0,
-        off_because=None,
-        restored_tokens=0,
-        restored_bytes=0,
+        tokens=0, bytes=0, limit_bytes=0, off_because=None, restored_tokens=0, restored_bytes=0
     ),
     deterministic=False,
     determinism="untested",
