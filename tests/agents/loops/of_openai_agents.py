@@ -1,12 +1,10 @@
 """Two tools in a loop of `openai-agents`: `python of_openai_agents.py URL` prints a JSON object for each way to run it.
 
-Alone in its file, as it runs in an environment that has nothing but the package.
+Runs in an environment that has nothing but the package and the files beside it.
 """
 
 import asyncio
-import json
 import sys
-from typing import Any
 
 from agents import (
     Agent,
@@ -18,24 +16,10 @@ from agents import (
     set_tracing_disabled,
 )
 from openai import AsyncOpenAI
-
-ASKED = "What will the weather be where Ada Lovelace was born?"
-called: list[Any] = []
+from two_tools import ASKED, find_city, forecast, report
 
 
-def find_city(person: str) -> str:
-    """Find the city in which a person was born."""
-    called.append(["find_city", {"person": person}])
-    return "London"
-
-
-def forecast(city: str, days: int) -> str:
-    """Forecast the weather of a city."""
-    called.append(["forecast", {"city": city, "days": days}])
-    return f"Rain in {city} for {days} days"
-
-
-async def answered(model: Model, *, is_streamed: bool) -> str:
+async def answered(model: Model, is_streamed: bool) -> str:
     agent = Agent(
         name="guide", instructions="Be brief.", tools=[function_tool(find_city), function_tool(forecast)], model=model
     )
@@ -54,12 +38,7 @@ async def main(url: str) -> None:
         "chat completions": OpenAIChatCompletionsModel(model="m", openai_client=client),
         "Responses": OpenAIResponsesModel(model="m", openai_client=client),
     }
-    for name, model in models.items():
-        for is_streamed in (False, True):
-            called.clear()
-            text = await answered(model, is_streamed=is_streamed)
-            way = f"{name}, {'streamed' if is_streamed else 'whole'}"
-            print(json.dumps({"way": way, "called": called, "text": text}))
+    await report(models, answered)
 
 
 if __name__ == "__main__":
