@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.engine.fake_runner import CELL_BYTES, STATE_BYTES, Request
 from tests.engine.rig import Rig
 from worker.engine.channels import ChannelText
-from worker.engine.checkpoints import MIN_APART, Stops
+from worker.engine.checkpoints import GRAIN, MIN_APART, NEAR, Stops
 from worker.engine.sequence import Sequence
 from worker.wire.jobs import JobKey, Sampling, TokenId
 
@@ -105,6 +105,42 @@ def test_one_that_has_passed_the_place_where_prompts_part_is_not_followed() -> N
     assert [rig.n_cached[JobKey(job)] for job in range(5)] == [0, 0, 400, 400, 400]
 
 
+@pytest.mark.parametrize("n_common", range(600, 600 + GRAIN - 1))
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 3, 0, 2), (2, 3, 1, 0), (3, 0, 2, 1)])
+def test_two_that_have_a_token_more_in_common_help_the_others(n_common: int, order: tuple[int, ...]) -> None:
+    """After two prompts with one beginning each further one finds nearly all of it, whatever else two of them share."""
+    rig = rig_of()
+    ends = ((1,), (2,), (3, 3), (3, 4))
+    for i in order:
+        said(rig, (*words(1, n_common), *ends[i], *words(50 + i, 60)), 1)
+    assert min(rig.n_cached[JobKey(job)] for job in (2, 3)) > n_common - GRAIN
+
+
+def test_where_messages_part_prompts_begin_at_the_end_of_the_one_before() -> None:
+    """The last messages of the first two prompts begin alike, and those of the others do not."""
+    rig = rig_of()
+    head = (*message(1, 200), *message(2, 240))
+    for i, start in enumerate((1, 1, 2, 3)):
+        said(rig, (*head, 8, 8, *words(start, 20), *words(40 + i, 60), END, 8, 8), 1)
+    assert [rig.n_cached[JobKey(job)] for job in (2, 3)] == [len(head)] * 2
+
+
+@pytest.mark.parametrize("n_tokens", range(2, 16))
+def test_a_place_where_prompts_part_outlives_the_end_of_the_one_that_came_to_it_first(n_tokens: int) -> None:
+    """The first job ends while the second reads what its prompt has of its own, of which the index knows nothing."""
+    rig, common = rig_of(), words(1, 400)
+    rig.submit(Request((*common, 1, *words(2, 200)), n_tokens))
+    while not rig.started:
+        rig.step()
+    rig.submit(Request((*common, 2, *words(3, 1200)), 2))
+    while rig.engine.scheduler.find(JobKey(0)) is not None:
+        rig.step()
+    rig.submit(Request((*common, 3, *words(4, 50)), 2))
+    rig.run_until_idle()
+    rig.check_stories()
+    assert rig.n_cached[JobKey(2)] == len(common)
+
+
 def test_so_they_do_without_any_cache() -> None:
     """The state goes from slot to slot."""
     rig = rig_of(prefix_cache_bytes=0)
@@ -177,8 +213,8 @@ def test_stops_are_few_and_within_the_prompt(
     assert all(later - earlier >= MIN_APART for earlier, later in zip(edges, stops, strict=False))
     assert all(stop < len(prompt) and stop % grain == 0 for stop in stops)
     assert len(stops) <= 4 + len(prompt) // 256
-    if grain == 1 and n_alike >= sequence.n_computed + MIN_APART:
-        assert n_alike in stops
+    if grain == 1 and n_alike >= sequence.n_computed + MIN_APART + NEAR:
+        assert any(n_alike - NEAR < stop <= n_alike for stop in stops)
 
 
 def sequence_of(prompt: list[TokenId]) -> Sequence:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.fake_cells import PLENTY, Memory, Tokens, ids
+from worker.engine.checkpoints import NEAR
 from worker.engine.state_tree import LAST_KEPT, StateIndex
 from worker.wire.jobs import TokenId
 
@@ -100,6 +101,16 @@ def test_where_paths_part_a_checkpoint_stays() -> None:
     for n in range(20, 100, 10):
         keep(index, memory, states, ids(range(n)))
     assert index.checkpoint(ids([*range(10), 98])) is not None
+
+
+@pytest.mark.parametrize(("n_behind", "stays"), [(0, True), (NEAR - 1, True), (NEAR, False)])
+def test_so_does_one_shortly_before(n_behind: int, stays: bool) -> None:
+    index, memory, states = StateIndex(PLENTY, stride=PLENTY), Memory(), States(1)
+    keep(index, memory, states, ids(range(10)))
+    keep(index, memory, states, ids([*range(10 + n_behind), 99]))
+    for n in range(100, 150, 10):
+        keep(index, memory, states, ids(range(n)))
+    assert (index.checkpoint(ids(range(11))) is not None) == stays
 
 
 def test_earlier_checkpoints_of_a_path_make_room_for_its_end() -> None:

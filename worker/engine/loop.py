@@ -375,7 +375,7 @@ class Engine:
     def _pause(self, sequence: Sequence) -> None:
         """Pause a sequence and its stream. Its computed cells are kept, so that it can continue cheaply."""
         assert sequence.slot is not None
-        self.prefix_cache.keep(sequence)
+        self.prefix_cache.keep(sequence, self.scheduler.running.values())
         self._runner.kv.trim(sequence.slot, 0)
         self.scheduler.pause(sequence)
 
@@ -542,7 +542,7 @@ class Engine:
 
     def _leave(self, sequence: Sequence) -> None:
         """End a sequence and keep its computed cells for later prompts."""
-        self.prefix_cache.keep(sequence)
+        self.prefix_cache.keep(sequence, self.scheduler.running.values())
         self._drafts.remember(sequence)
         self._release(sequence)
 

@@ -166,7 +166,7 @@ class PrefixCache:
             return None
         return max(1, len(prompt) - n_found)
 
-    def keep(self, sequence: Sequence) -> None:
+    def keep(self, sequence: Sequence, _: Collection[Sequence]) -> None:
         """Keep the computed cells of a sequence that is about to lose its slot, in a retained slot. If there is none,
         copy out the cells that the index lacks.
         """
@@ -181,7 +181,7 @@ class PrefixCache:
             self._kv.trim(sequence.slot, len(tokens))
             self._copy_out(kept)
 
-    def take_checkpoints(self, _: Iterable[Sequence]) -> bool:
+    def take_checkpoints(self, _: Collection[Sequence]) -> bool:
         """Take the checkpoints that sequences have come to with the last step. Return True if there were any."""
         return False
 

@@ -5,8 +5,8 @@ loses its slot. There are no retained slots, because each would have a state of 
 are shared where another slot has them; the state comes from the index. A slot that has computed just the beginning of a
 sequence, and no more, gives it cells and state without any copy.
 
-A sequence that follows another waits for a checkpoint; the leader gets one where the two prompts part. One that wants
-log-probabilities of its prompt computes all of it.
+A sequence that follows another waits for a checkpoint; the leader gets one shortly before the two prompts part. One
+that wants log-probabilities of its prompt computes all of it.
 """
 
 from collections.abc import Collection, Iterable
@@ -90,19 +90,19 @@ class StateCache(PrefixCache):
         checkpoint = self._states.checkpoint(prompt[:-1])
         return len(prompt) - (0 if checkpoint is None else checkpoint.n_tokens)
 
-    def keep(self, sequence: Sequence) -> None:
+    def keep(self, sequence: Sequence, running: Collection[Sequence]) -> None:
         """Copy out the cells of a sequence that is about to lose its slot, and its state."""
         if sequence.slot is not None and self.is_keeping and sequence.n_computed >= MIN_KEPT:
-            self._copy_out_all(sequence)
+            self._copy_out_all(sequence, running)
 
-    def take_checkpoints(self, running: Iterable[Sequence]) -> bool:
+    def take_checkpoints(self, running: Collection[Sequence]) -> bool:
         """Take the checkpoints that sequences have come to with the last step. Return True if there were any."""
         due = [one for one in running if one.stops and one.n_computed >= one.stops[0]]
         for sequence in due:
             is_there = sequence.n_computed in sequence.stops
             sequence.stops = tuple(stop for stop in sequence.stops if stop > sequence.n_computed)
             if is_there and self.is_keeping:
-                self._copy_out_all(sequence)
+                self._copy_out_all(sequence, running)
         return bool(due)
 
     def restore_checkpoint(self, tokens: list[TokenId], checkpoint: Checkpoint) -> bool:
@@ -112,7 +112,7 @@ class StateCache(PrefixCache):
         self._states.add_checkpoint(tokens, checkpoint)
         return True
 
-    def _copy_out_all(self, sequence: Sequence) -> None:
+    def _copy_out_all(self, sequence: Sequence, running: Collection[Sequence]) -> None:
         """Put all of a sequence's cells that the index lacks into it, and the state after them. With a grain nothing is
         copied behind the prompt. What there is no memory for is not copied; it can be computed again.
         """
@@ -129,7 +129,8 @@ class StateCache(PrefixCache):
             if n_known < len(tokens):
                 self.index.insert(tokens, n_known, self._kv.save(sequence.slot, n_known, tokens))
             if self.index.match(tokens) == len(tokens):
-                self._states.add_checkpoint(tokens, self._kv.checkpoint(sequence.slot, tokens))
+                partings = [self._stops.near(tokens, n_common(tokens, one.tokens)) for one in running]
+                self._states.add_checkpoint(tokens, self._kv.checkpoint(sequence.slot, tokens), partings)
         except MemoryError:
             return
 
@@ -210,6 +211,7 @@ class StateCache(PrefixCache):
     def _next_stop(self, leader: Sequence, sequence: Sequence) -> int:
         """Return where a leader's last checkpoint in this one's prefix can be; 0 if it has passed all such places."""
         n_alike = self._cut(n_common(sequence.tokens, leader.tokens), sequence)
-        if n_alike >= leader.n_computed + self._stops.min_apart:
-            return n_alike
+        place = self._stops.near(leader.tokens, n_alike)
+        if place >= leader.n_computed + self._stops.min_apart:
+            return place
         return max((stop for stop in leader.stops if leader.n_computed < stop <= n_alike), default=0)

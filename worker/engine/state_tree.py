@@ -4,9 +4,12 @@ A prompt can begin only at a checkpoint of its path. Each new one makes some of 
 be as large as the cells of thousands of tokens. Owns the choice of those that stay; prefix_tree.py has the tree.
 """
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
+from itertools import accumulate, pairwise
 
 from worker.engine.backend import Checkpoint, Saved
+from worker.engine.checkpoints import NEAR
 from worker.engine.kv_blocks import BlockJournal
 from worker.engine.prefix_tree import Node, PrefixIndex, halves_of, packed
 from worker.wire.jobs import TokenId
@@ -32,8 +35,9 @@ class StateIndex(PrefixIndex):
         found = [node.checkpoint for node in path if node.checkpoint is not None]
         return next((each for each in reversed(found) if each.n_tokens <= n_matched), None)
 
-    def add_checkpoint(self, tokens: Seq[TokenId], checkpoint: Checkpoint) -> None:
-        """Keep the state after `tokens`, whose cells are all kept, and mark them as used.
+    def add_checkpoint(self, tokens: Seq[TokenId], checkpoint: Checkpoint, partings: Collection[int] = ()) -> None:
+        """Keep the state after `tokens`, whose cells are all kept, and mark them as used. `partings`: the places where
+        prompts that are being computed begin, of which the tree knows nothing yet.
 
         Other leaves are evicted to make room, and before them the earlier checkpoints of its own path. If there is no
         room even so, it is dropped and nothing changes.
@@ -48,7 +52,7 @@ class StateIndex(PrefixIndex):
             path[-1] = self._split(path[-1], n_matched, *halves)
         self._mark(path)
         self._set_checkpoint(path[-1], checkpoint)
-        self._thin_out(path)
+        self._thin_out(path, partings)
         self._shrink(self.limit_bytes)
 
     def _make_room(self, path: list[Node], halves: tuple[Saved, Saved] | None, n_more: int) -> bool:
@@ -59,17 +63,22 @@ class StateIndex(PrefixIndex):
         self._drop_checkpoints(path, n_more)
         return True
 
-    def _thin_out(self, path: list[Node]) -> None:
+    def _thin_out(self, path: list[Node], partings: Collection[int]) -> None:
         """Drop the checkpoints before the end of the path that are hardly worth their room: those less than a stride
-        after the last one that stays, if paths do not part there. If there is no room for all, the first go.
+        after the last one that stays, if prompts do not part there. If there is no room for all, the first go.
         """
         n_kept = 0
-        bearers = [(node, node.checkpoint.n_tokens) for node in path if node.checkpoint is not None]
-        for node, n_tokens in bearers[:-LAST_KEPT]:
-            if len(node.children) > 1 or n_tokens - n_kept >= self._stride:
-                n_kept = n_tokens
+        bearers = [at for at, node in enumerate(path) if node.checkpoint is not None]
+        ends = list(accumulate(node.saved.n_tokens for node in path))
+        for at, following in [*pairwise(bearers)][: -LAST_KEPT + 1]:
+            parts = ends[at] in partings or any(
+                len(node.children) > 1 and end - ends[at] < NEAR
+                for node, end in zip(path[at:following], ends[at:following], strict=True)
+            )
+            if parts or ends[at] - n_kept >= self._stride:
+                n_kept = ends[at]
             else:
-                self._set_checkpoint(node, None)
+                self._set_checkpoint(path[at], None)
         self._drop_checkpoints(path)
 
     def _drop_checkpoints(self, path: list[Node], n_more: int = 0) -> None:
