@@ -1,4 +1,5 @@
-"""Step 0 of the process: standard descriptors and signal handlers before anything heavy is imported, then the command.
+"""Step 0 of the process: standard descriptors, signal handlers and secrets before anything heavy is imported, then the
+command.
 
 Owns: what SIGTERM and SIGINT do until a command installs its own handling. As PID 1 a signal without a handler is
 ignored, so a container could not be stopped while it starts. Runs on the main thread; imports nothing heavy at the top.
@@ -13,6 +14,7 @@ from types import FrameType
 from typing import NoReturn
 
 from worker.argv import means_serve
+from worker.exposure import cover_secrets, leave_no_core
 
 MIN_ADDRESS_SPACE_BYTES = 56 * 1024 * 1024
 """A command's imports do not fit into less; Python then fails with some error, or hangs within an import."""
@@ -25,6 +27,8 @@ def main() -> None:
         _refuse_address_space(f"at least {MIN_ADDRESS_SPACE_BYTES // 1024} KiB are needed")
     arguments = sys.argv[1:]
     _handle_signals(is_serving=means_serve(arguments))
+    cover_secrets()
+    leave_no_core()
     try:
         from worker.cli import run  # noqa: PLC0415 - the handlers come first
 

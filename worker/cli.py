@@ -28,6 +28,7 @@ from worker.config.option import Panel, SettingOption, Text, shown
 from worker.config.settings import Settings, environment, options
 from worker.config.spellings import flag_hint, unread
 from worker.errors import UsageError, WorkerError
+from worker.exposure import shows_secrets
 
 PROGRAM = "llorch-worker"
 MODEL_FILE = "model_file"
@@ -262,7 +263,14 @@ def _serve(ctx: click.Context, /, **params: Any) -> None:
     settings = read_settings(ctx)
     from worker.serve import run as serve  # noqa: PLC0415 - heavy; help and usage errors come before it
 
-    raise SystemExit(serve(settings, ignored_flags=legacy.ignored(params), unread=unread(environment())))
+    raise SystemExit(
+        serve(
+            settings,
+            ignored_flags=legacy.ignored(params),
+            unread=unread(environment()),
+            shows_secrets=shows_secrets(sys.argv),
+        )
+    )
 
 
 def _invoke(argv: Sequence[str]) -> int:

@@ -58,6 +58,9 @@ FAREWELL_S = 5.0
 """The time that clients have to read their last event, once the last job has its own."""
 
 
+_SHOWN = "other users can read a secret among the flags in the list of processes: give it as LLORCH_API_TOKEN"
+
+
 class Stopped(Exception):
     """A signal or /shutdown came before the worker was ready. Nothing was promised, so it exits with 0."""
 
@@ -67,11 +70,13 @@ def run(
     *,
     ignored_flags: tuple[str, ...] = (),
     unread: Sequence[tuple[str, str]] = (),
+    shows_secrets: bool = False,
     engine_command: Sequence[str] = ENGINE_COMMAND,
 ) -> int:
     """Serve until a signal or /shutdown. Returns the exit code: 0 after a graceful end, 1 after an error.
 
     `unread`: environment variables that were meant for this worker and are no settings, each with its explanation.
+    `shows_secrets`: other users can read a secret in the list of processes.
     Raises: UsageError for a catalogue or a chat template that cannot be read, for traces that are asked for and cannot
     be sent, for a flag whose package is not installed, and for a directory that is not fit to keep prompts in, before
     anything is logged.
@@ -87,12 +92,14 @@ def run(
             settings.worker_id,
             writer,
             level=settings.log_level,
-            secrets=Secrets(settings.api_key),
+            secrets=Secrets(settings.api_key, environment().get("HF_TOKEN")),
         )
         traces = _traces(settings)
         log.info("startup", model_ref=settings.reported_model_ref, device=settings.device_or_auto)
         if ignored_flags:
             log.warning("startup", ignored_flags=list(ignored_flags))
+        if shows_secrets:
+            log.warning("startup", message=_SHOWN)
         report([*unread, *idle_before_load(settings)])
         try:
             allow_open_files()

@@ -57,6 +57,9 @@ _MAX_TEMPLATE_BYTES = 2**20
 """The largest chat template; the longest that a model is known to have is forty times shorter. A user who gives the
 model file by mistake gets an error."""
 
+_API_TOKEN = ("LLORCH_API_TOKEN", "LLORCH_API_KEY")
+"""The variables that may hold the token of clients."""
+
 _WORKER_IDS = uuid.UUID("6d1f9d0c-3a5e-4a1c-9a3e-0c1f4d2b7e55")
 """The namespace of ids made from names (RFC 9562, version 5); any fixed one."""
 
@@ -392,11 +395,12 @@ class Settings:
     )
     api_key: str | None = setting(
         None,
-        "Require this bearer token from clients. Prefer LLORCH_API_TOKEN or LLORCH_API_KEY: process lists show flags.",
+        "Require this bearer token from clients. Prefer LLORCH_API_TOKEN or LLORCH_API_KEY: process lists show a flag "
+        "until the worker has overwritten it.",
         "Network",
         Token(),
-        envvar="LLORCH_API_TOKEN",
-        other_envvar="LLORCH_API_KEY",
+        envvar=_API_TOKEN[0],
+        other_envvar=_API_TOKEN[1],
         show_default="none: open",
     )
     cors_origin: tuple[str, ...] = setting(
@@ -588,3 +592,8 @@ def read_chat_template(settings: Settings) -> str | None:
 def environment() -> dict[str, str]:
     """The process's environment; kept here so that no other module reads it."""
     return dict(os.environ)
+
+
+def environment_for_downloads() -> dict[str, str]:
+    """The environment of a program that fetches a model: this process's, without the token of its clients."""
+    return {name: value for name, value in environment().items() if name not in _API_TOKEN}

@@ -27,7 +27,7 @@ from typing import IO, Literal, assert_never
 import httpx2
 from filelock import FileLock, Timeout
 
-from worker.config.settings import environment
+from worker.config.settings import environment_for_downloads
 from worker.downloads import hub
 from worker.downloads.catalog import (
     CatalogEntry,
@@ -352,7 +352,7 @@ def _pip_download(requirement: str, staging: Path, on_bytes: Callable[[int], Non
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**environment(), "TMPDIR": str(staging)},
+            env={**environment_for_downloads(), "TMPDIR": str(staging)},
         )
         try:
             while _is_running(process):

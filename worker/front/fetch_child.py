@@ -6,7 +6,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
 
-from worker.config.settings import Settings
+from worker.config.settings import Settings, environment_for_downloads
 from worker.errors import DownloadFailed
 from worker.observe.log_lines import escape, get_logger
 
@@ -30,6 +30,7 @@ async def fetch_in_child(settings: Settings, reference: str) -> Path:
         stdout=PIPE,
         stderr=None if sys.stderr.isatty() else PIPE,
         limit=_LONGEST_LINE,
+        env=environment_for_downloads(),
     )
     try:
         path, last_line = await asyncio.gather(_path_of(child), _relay(child))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from worker.config.settings import environment
 from worker.host import cpu_quota
+from worker.observe.covering import without_secrets
 
 WAITING = {"GOMP_SPINCOUNT": "30000"}
 """The number of times that libgomp's threads look for work before they sleep; docs/performance.md has the costs of
@@ -33,7 +34,7 @@ def shared_memory() -> Iterator[int]:
 
 
 def engine_environment() -> dict[str, str]:
-    """Return the environment of an engine: ours with its own defaults, and without the API token and variables that may
+    """Return the environment of an engine: ours with its own defaults, and without secrets and variables that may
     belong to a trace collector.
 
     ggml must not start a debugger for a backtrace when it aborts. Threads of libgomp that wait for each other spin for
@@ -44,10 +45,6 @@ def engine_environment() -> dict[str, str]:
     that the intake thread has freed (tests/test_hostile_jobs.py grew the engine by 81 MiB with two arenas, by 51 with
     one).
     """
-    kept = {
-        name: value
-        for name, value in environment().items()
-        if name not in {"LLORCH_API_TOKEN", "LLORCH_API_KEY"} and not name.startswith("OTEL_")
-    }
+    kept = {name: value for name, value in without_secrets(environment()).items() if not name.startswith("OTEL_")}
     waiting = {} if "OMP_WAIT_POLICY" in kept else WAITING
     return {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": str(cpu_quota())} | waiting | kept | {"GGML_NO_BACKTRACE": "1"}

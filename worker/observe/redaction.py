@@ -12,14 +12,14 @@ SHORTEST_INSIDE_A_TEXT: Final = 6
 """The length that a known secret must have to be looked for inside texts. A shorter one, such as "a", would mask half
 of every line and show by that what it is; it is masked if it is a whole value."""
 
-_SECRET_KEY = re.compile(
-    r"(^|[_-])(api[_-]?key|token|secret|password|passwd|authorization|cookie|credentials?)$", re.IGNORECASE
+SECRET_KEY = re.compile(
+    r"(^|[_-])((api|access|private)[_-]?key|token|secret|password|passwd|authorization|cookie|credentials?)$", re.I
 )
 
 _NAMED_SECRET = r"(?<![a-z0-9])(?:api[_-]?key|token|secret|password|passwd|authorization)"  # noqa: S105 - a pattern
 _ASSIGNED = r"[\"']?\s*[=:]\s*[\"']?(?:(?:basic|bearer)\s+)?"
 
-_SECRETS_IN_TEXT = (
+SECRETS_IN_TEXT = (
     (re.compile(rf"({_NAMED_SECRET}{_ASSIGNED})[^\s\"'&,;]+", re.IGNORECASE), rf"\1{MASK}"),
     (re.compile(r"\b(bearer\s+)(?!\[REDACTED)[^\s\"',]+", re.IGNORECASE), rf"\1{MASK}"),
     (re.compile(r"://[^/\s@]+@"), f"://{MASK}@"),
@@ -45,7 +45,7 @@ class Secrets:
         """
         if value is None or isinstance(value, bool | int | float):
             return value
-        if _SECRET_KEY.search(key):
+        if SECRET_KEY.search(key):
             return MASK
         if isinstance(value, dict):
             return {self.redact_text(str(name)): self.redact(str(name), inner) for name, inner in value.items()}
@@ -55,7 +55,7 @@ class Secrets:
 
     def redact_text(self, text: str) -> str:
         text = self.mask_known(text)
-        for pattern, replacement in _SECRETS_IN_TEXT:
+        for pattern, replacement in SECRETS_IN_TEXT:
             text = pattern.sub(replacement, text)
         # Lone surrogates, as in a file name that is not UTF-8, cannot be encoded.
         return text.encode(errors="backslashreplace").decode()
