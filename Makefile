@@ -20,6 +20,7 @@
 #   make soak          send 1,000 jobs to both APIs of one worker, and compile 1,000 JSON schemas; a quarter of an hour
 #   make fire          send workers 100,000 requests in traces of many at once, and compare each answer with the one alone;
 #                      an hour of both cores; it goes on where it was stopped
+#   make soak-day      send one worker mixed traffic until Ctrl-C, with figures each minute; ARGS="--model default --hours 2"
 #   make parity        compare the default model with its reference in PyTorch at all levels, find errors planted in it,
 #                      and make the committed reference logits again; a quarter of an hour
 #   make parity-matrix measure what each quantisation type costs in quality, next to its size and speed
@@ -53,7 +54,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test wheel wheel-test images-test formats-test constraints-test clients-test agents-test fleet-test soak fire parity parity-matrix parity-peer originals models-test bench bench-sizes bench-steps bench-sampling docs docs-serve reference model vocabularies newest-llama format clean
+.PHONY: run check test wheel wheel-test images-test formats-test constraints-test clients-test agents-test fleet-test soak fire soak-day parity parity-matrix parity-peer originals models-test bench bench-sizes bench-steps bench-sampling docs docs-serve reference model vocabularies newest-llama format clean
 
 # A wheel of `make wheel` in dist/ that is this checkout's saves compiling, until something else is installed.
 FITTING := $(if $(wildcard .venv/installed),,$(if $(wildcard dist/*.whl),$(shell $(PYTHON) scripts/fitting_wheel.py $(BACKEND))))
@@ -101,6 +102,9 @@ soak: .venv/installed-dev model
 
 fire: .venv/installed-dev
 	$(BIN)/python -m tools.fire run $(ARGS)
+
+soak-day: .venv/installed-dev model
+	$(BIN)/python -m tools.fire day $(ARGS)
 
 # Given by its path, the model is compared with its own weights. By its name, it would be compared with the original
 # weights from the hub.

@@ -69,10 +69,14 @@ class Child:
         *arguments: str,
         command: Sequence[str] = COMMAND,
         environment: Mapping[str, str] | None = None,
+        has_own_session: bool = False,
     ) -> None:
-        """`environment` is added to this process's, without its LLORCH_*."""
+        """`environment` is added to this process's, without its LLORCH_*. With a session of its own the child does not
+        get a terminal's Ctrl-C.
+        """
         self._argv = [*command, *arguments, "--log-format", "json"]
         self._environment = {**without_settings(), **(environment or {})}
+        self._has_own_session = has_own_session
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.log: list[Event] = []
         """The lines that were read; one that is no JSON is `{"event": "", "line": …}`."""
@@ -85,6 +89,7 @@ class Child:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=self._environment,
+            start_new_session=self._has_own_session,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -123,6 +128,13 @@ class Child:
         self.listening()
         self.wait_for("ready")
         return self
+
+    def drain_log(self) -> None:
+        """Forget the lines that were written so far: a child that runs for days writes many."""
+        while not self._lines.empty() and (line := self._lines.get()) is not None:
+            self._note(line)
+        self.log.clear()
+        self.stderr.clear()
 
     @property
     def port(self) -> int:

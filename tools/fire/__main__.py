@@ -1,19 +1,24 @@
-"""`python -m tools.fire run|replay|shrink`: traces of concurrent requests against the law that answers do not depend on
-traffic.
+"""`python -m tools.fire run|replay|shrink|day`: traces of concurrent requests against the law that answers do not
+depend on traffic.
 
 Owns the command line.
 """
 
+import math
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import cast
 
 import rich_click as click
 
 from tools.command_line import exit_code
 from tools.fire.campaign import Campaign
+from tools.fire.day import Day
 from tools.fire.models import ALL, NAMES, Name
 from tools.fire.trace import read, saved
 
@@ -74,6 +79,42 @@ def shrink(folder: Path, trace: Path) -> None:
         _say(f"{saved(smaller, trace.with_suffix('.small.json'))}: {smaller.n_requests} requests")
         if differing := campaign.alone_afresh(smaller):
             _say(f"alone on a worker of their own these have another answer than the stored one: {differing}")
+
+
+@fire.command
+@_folder
+@click.option("--model", "name", type=click.Choice(ALL), default="attention", show_default=True, help="Use this model.")
+@click.option("--hours", type=click.FloatRange(0, min_open=True), help="Stop after N hours.  [default: never]")
+def day(folder: Path, name: Name, hours: float | None) -> None:
+    """Send one worker mixed traffic until Ctrl-C, with figures each minute.
+
+    Exit 1 if an answer was lost or wrong, or if a process grew by more than 5 MB after the first tenth of the time.
+    The figures are in DIR/day-MODEL.jsonl. A second Ctrl-C ends at once.
+    """
+    end_s = math.inf if hours is None else time.monotonic() + hours * 3600
+    with _asked_to_stop() as is_asked:
+        found = Day(folder, name).run(lambda: is_asked() or time.monotonic() >= end_s, _say)
+    _say("\n".join(found) or "nothing was lost, and nothing grew")
+    if found:
+        sys.exit(1)
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """Yield whether SIGINT or SIGTERM has come. The second one does what it does elsewhere."""
+    asked = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
+        signal.signal(number, before[signal.Signals(number)])
+        _say("stopping after the burst at hand")
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def main(argv: Sequence[str]) -> int:

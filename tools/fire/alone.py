@@ -66,7 +66,7 @@ def alone(store: Store, models: Path, name: Name, asks: Iterable[Ask]) -> dict[s
 
 def ask_alone(models: Path, name: Name, asks: list[Ask]) -> dict[str, Answer]:
     """Ask a fresh worker, one request after another. Raises: NotServed."""
-    with Child(*alone_flags(models, name)) as child:
+    with Child(*alone_flags(models, name), has_own_session=True) as child:
         child.ready()
         return asyncio.run(_ask_each(Address.of(child.url), asks))
 

@@ -75,7 +75,7 @@ class Run:
 
 
 def flags_of(trace: Trace, models: Path, cache: Path) -> list[str]:
-    flags = [*_where(models, trace.model), *trace.flags]
+    flags = [*base_flags(models, trace.model), *trace.flags]
     if trace.has_cache_dir:
         flags += ["--prefix-cache-dir", str(cache)]
     if trace.has_draft_model:
@@ -85,10 +85,11 @@ def flags_of(trace: Trace, models: Path, cache: Path) -> list[str]:
 
 def alone_flags(models: Path, name: Name) -> list[str]:
     """The flags of the worker that gives each request its right answer."""
-    return [*_where(models, name), *(word for pair in _ALONE.items() for word in pair)]
+    return [*base_flags(models, name), *(word for pair in _ALONE.items() for word in pair)]
 
 
-def _where(models: Path, name: Name) -> list[str]:
+def base_flags(models: Path, name: Name) -> list[str]:
+    """The flags of every worker that the law is tried at."""
     return ["--model", str(model(models, name)), "--device", "cpu", "--port", "0", *LAW]
 
 
@@ -122,10 +123,10 @@ def _counts(child: Child) -> Counter[str]:
         metrics = asyncio.run(ask_once(Address.of(child.url), "GET", "/metrics")).body.decode()
     except NotReached:
         return Counter()
-    return Counter({name: int(_sample(metrics, series)) for name, series in _COUNTED.items()})
+    return Counter({name: int(sample_of(metrics, series)) for name, series in _COUNTED.items()})
 
 
-def _sample(metrics: str, series: str) -> float:
+def sample_of(metrics: str, series: str) -> float:
     """The value of a series in the text of `/metrics`; 0 if it is not there."""
     found = re.search(rf"^{series}\{{.*\}} (\S+)$", metrics, re.MULTILINE)
     return float(found[1]) if found else 0.0
@@ -152,7 +153,7 @@ def complaints(child: Child) -> Iterator[str]:
             yield f"it does not answer: {error}"
             return
         busy = {name: health[name] for name in ("slots_busy", "queue_depth")}
-        busy["cells"] = _sample(metrics, "worker_kv_cells_used")
+        busy["cells"] = sample_of(metrics, "worker_kv_cells_used")
         if health["state"] == "ready" and not any(busy.values()):
             return
         if time.monotonic() > give_up_s:

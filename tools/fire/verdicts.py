@@ -32,6 +32,32 @@ def faults(run: Run, alone: Mapping[str, Answer]) -> list[str]:
     return found
 
 
+def unanswered(run: Run) -> list[str]:
+    """One line for each request without a whole answer that ends once, at a worker whose engine is not killed."""
+    found = list(run.complaints)
+    for outcome in run.outcomes:
+        if fault := _lack(outcome):
+            found.append(f"ask {outcome.act.ask} at {outcome.act.at_ms} ms ({outcome.ask.path}): {fault}")
+    return found
+
+
+def _lack(outcome: Outcome) -> str:
+    if outcome.broken:
+        has_left = isinstance(outcome.act.fate, Cut)
+        return "" if has_left else f"the answer is not whole: {outcome.broken}; status {outcome.status}"
+    if outcome.status >= _FAILED:
+        return f"status {outcome.status}: {outcome.body[-200:]!r}"
+    try:
+        answer = answer_of(outcome.ask, outcome.status, outcome.body)
+    except (ValueError, KeyError, msgspec.DecodeError) as error:
+        return f"no answer: {error!r}: {outcome.body[-200:]!r}"
+    if outcome.ask.is_stream and outcome.status == OK and answer.n_endings != 1:
+        return f"{answer.n_endings} ends"
+    if answer.error in _CANCELLED | _CRASHED and not isinstance(outcome.act.fate, Cancel):
+        return f"it ended with {answer.error}"
+    return ""
+
+
 def _fault(outcome: Outcome, alone: Answer) -> str:
     if outcome.broken and not isinstance(outcome.act.fate, Cut):
         return f"the answer is not whole: {outcome.broken}; status {outcome.status}"

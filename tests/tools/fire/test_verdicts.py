@@ -8,7 +8,7 @@ from tools.fire.answers import Answer, answer_of
 from tools.fire.asks import EXECUTE, Ask
 from tools.fire.player import Outcome, Run
 from tools.fire.trace import Act, Cancel, Cut, Fate, Pause
-from tools.fire.verdicts import faults
+from tools.fire.verdicts import faults, unanswered
 
 ASK = Ask(EXECUTE, {"prompt": "a"})
 EVENTS = execute(["ab", "cd", "e"], "x")
@@ -81,3 +81,29 @@ def test_a_request_that_fails_alone_fails_in_traffic() -> None:
     assert found([*WRONG[:3], error("INFERENCE_FAILED")], alone=failing)
     assert found([*EVENTS[:2], error("TIMEOUT")], alone=failing)
     assert found(EVENTS, alone=failing)
+
+
+# ── without the answer alone ─────────────────────────────────────────────────────────────────────
+
+
+def lacking(events: list[dict[str, object]], fate: Fate = None, *, broken: str = "", status: int = 200) -> list[str]:
+    whole = body(EXECUTE, events) if status == 200 else msgspec.json.encode({"code": "x"})
+    return unanswered(Run([Outcome(0, Act(0, 0, fate), ASK, status, whole, broken)]))
+
+
+def test_any_whole_answer_with_one_end_will_do_and_so_does_a_refusal() -> None:
+    for events in (EVENTS, WRONG):
+        assert not lacking(events)
+    assert not lacking([], status=400)
+    assert not lacking(EVENTS[:2], Cut(1), broken="left")
+    assert not lacking([*EVENTS[:2], error("CANCELLED")], Cancel(1))
+
+
+def test_what_breaks_off_fails_or_ends_twice_or_never_is_lost() -> None:
+    assert lacking(EVENTS[:2], broken="the connection was lost")
+    assert lacking([], status=500)
+    assert lacking(EVENTS[:2])
+    assert lacking([*EVENTS, EVENTS[-1]])
+    for code in ("CANCELLED", "ENGINE_RESTARTED"):
+        assert lacking([*EVENTS[:2], error(code)])
+    assert unanswered(Run([], complaints=["it is not idle"])) == ["it is not idle"]
