@@ -34,6 +34,8 @@
 #                      (BENCH_MODELS); two to three hours on an idle machine
 #   make bench-sizes   measure models of common sizes, made first, next to llama-server and llama-bench; over an hour
 #   make bench-steps   measure what the engine adds to llama_decode
+#   make audit         look for known vulnerabilities in the packages of constraints.txt; needs the network
+#   make bill          write the bill of materials of this checkout's packages into dist/, in CycloneDX
 #   make docs          build the documentation site into site/, strictly; make docs-serve shows it at 127.0.0.1:8000
 #   make reference     write the reference pages of the documentation from the code again
 #   make bench-sampling  measure what drawing a token costs, next to llama.cpp's own sampler chains
@@ -54,7 +56,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test wheel wheel-test images-test formats-test constraints-test clients-test agents-test fleet-test soak fire soak-day parity parity-matrix parity-peer originals models-test bench bench-sizes bench-steps bench-sampling docs docs-serve reference model vocabularies newest-llama format clean
+.PHONY: run check test wheel wheel-test images-test formats-test constraints-test clients-test agents-test fleet-test soak fire soak-day parity parity-matrix parity-peer originals models-test bench bench-sizes bench-steps bench-sampling audit bill docs docs-serve reference model vocabularies newest-llama format clean
 
 # A wheel of `make wheel` in dist/ that is this checkout's saves compiling, until something else is installed.
 FITTING := $(if $(wildcard .venv/installed),,$(if $(wildcard dist/*.whl),$(shell $(PYTHON) scripts/fitting_wheel.py $(BACKEND))))
@@ -139,6 +141,13 @@ bench-steps: .venv/installed-dev model
 bench-sampling: .venv/installed-dev model
 	$(BIN)/python -m tools.bench sampling $(ARGS)
 
+audit: .venv-audit/installed
+	.venv-audit/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
+
+bill: .venv/installed
+	@mkdir -p dist
+	@$(BIN)/python scripts/bill_of_materials.py >dist/bill-of-materials.cdx.json
+
 docs: .venv-docs/installed
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
@@ -192,5 +201,11 @@ format: .venv/installed-dev
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt mkdocs-material
 	@touch $@
 
+# The newest one: what is audited must not decide which version looks at it.
+.venv-audit/installed:
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-docs site .vocabularies .schemas .clients .fire .proof_bundle .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis build dist
+	rm -rf .venv .venv-audit .venv-docs site .vocabularies .schemas .clients .fire .proof_bundle .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis build dist

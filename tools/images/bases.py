@@ -20,6 +20,7 @@ _FROM = re.compile(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?", re.IGNORECASE
 _COPY = re.compile(r"COPY\s+(?:--\S+\s+)*--from=(\S+)", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 _DEBIAN = re.compile(r"debian:(?P<suite>[a-z]+)(?:-slim)?")
+_DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 _SLIM_EXCLUDES = ("doc", "man", "info", "locale", "groff", "lintian", "linda")
 """Folders of /usr/share; the licences in doc stay."""
 
@@ -36,6 +37,8 @@ class Stages:
     """A stage → what it begins with: a stage before it, or an image."""
     copied: dict[str, list[str]] = field(default_factory=dict)
     """A stage → the stages that it copies files from."""
+    arguments: dict[str, str] = field(default_factory=dict)
+    """The build arguments before the first stage, with their values."""
 
     @property
     def images(self) -> list[str]:
@@ -61,8 +64,8 @@ class Stages:
 
 def stages(dockerfile: str, arguments: Mapping[str, str]) -> Stages:
     """Read a Dockerfile's text. Raises: KeyError for a variable in FROM that has neither a default nor an argument."""
-    values: dict[str, str] = {}
     found = Stages()
+    values = found.arguments
     for line in dockerfile.splitlines():
         if (argument := _ARGUMENT.match(line)) and not found.parents:
             values[argument[1]] = arguments.get(argument[1], argument[2])
@@ -76,19 +79,25 @@ def stages(dockerfile: str, arguments: Mapping[str, str]) -> Stages:
 
 
 def provide(store: Store, name: str) -> str:
-    """Make the image `name` be in the store; how it came there. Raises: NoBase."""
+    """Make the image `name` be in the store, and return the name that it has there. Raises: NoBase.
+
+    An image that is made here cannot have the digest of the published one, so its name has none.
+    """
+    bare = _DIGEST.sub("", name)
     if store.has(name):
-        return "was there"
+        return name
     pulled = store.run("podman", "pull", "--quiet", name, timeout_s=PULL_TIMEOUT_S)
     if pulled.returncode == 0:
-        return "pulled"
-    debian = _DEBIAN.fullmatch(name)
+        return name
+    if store.has(bare):
+        return bare
+    debian = _DEBIAN.fullmatch(bare)
     if debian is None:
         raise NoBase(f"{name} cannot be pulled ({last_lines(pulled.stderr, 1)}) and is not Debian's own")
     if missing := missing_programs(["debootstrap"]):
         raise NoBase(f"{name} cannot be pulled, and {missing[0]} is not installed to make it")
-    _bootstrap(store, debian["suite"], name)
-    return "made by debootstrap"
+    _bootstrap(store, debian["suite"], bare)
+    return bare
 
 
 def _bootstrap(store: Store, suite: str, name: str) -> None:

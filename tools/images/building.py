@@ -76,8 +76,8 @@ def build(store: Store, image: Image) -> Built:
     _place_wheel(image)
     arguments = image.all_arguments
     file = stages(image.dockerfile.read_text(encoding="utf-8"), arguments)
-    for name in file.images:
-        provide(store, name)
+    provided = {name: provide(store, name) for name in file.images}
+    arguments |= {name: provided[value] for name, value in file.arguments.items() if value in provided}
     options = [f"--build-arg={name}={value}" for name, value in arguments.items()]
     options += pip_mounts(store)
     began_s = time.monotonic()
@@ -85,7 +85,7 @@ def build(store: Store, image: Image) -> Built:
         *("buildah", "build", "--format=docker", "--layers", "--pull-never", *options),
         *(f"--tag={image.tag}", f"--file={image.dockerfile}", str(CHECKOUT)),
     )
-    return Built(image, store, time.monotonic() - began_s, file.last_base)
+    return Built(image, store, time.monotonic() - began_s, provided[file.last_base])
 
 
 def _place_wheel(image: Image) -> None:

@@ -68,6 +68,12 @@ def every_module_can_be_imported(built: Built) -> str:
     return f"{python(built, _IMPORT_ALL)} modules"
 
 
+def its_bill_of_materials_names_every_package(built: Built) -> str:
+    listed, there = json.loads(python(built, _BILL))
+    assert set(there) <= set(listed), sorted(set(there) - set(listed))
+    return f"{len(listed)} packages, of which {len(there)} are Python's"
+
+
 def its_backends_are_there(built: Built) -> str:
     code, out, err = once(built, "devices", "--json")
     assert code == 0, err
@@ -118,6 +124,16 @@ for folder, folders, files in os.walk("/"):
             print(path)
 """
 
+_BILL = """
+import json
+from importlib.metadata import distributions
+with open("/opt/llorch-worker/bill-of-materials.cdx.json", encoding="utf-8") as file:
+    bill = json.load(file)
+listed = [one["purl"] for one in [bill["metadata"]["component"], *bill["components"]]]
+there = {one.metadata["Name"].lower().replace("_", "-").replace(".", "-"): one.version for one in distributions()}
+print(json.dumps([listed, [f"pkg:pypi/{name}@{version}" for name, version in there.items()]]))
+"""
+
 OF_EXTRAS = ("opentelemetry", "zmq")
 """The packages of the optional parts, without which the image is built."""
 
@@ -141,6 +157,7 @@ CHECKS: tuple[Check[Built], ...] = (
     it_has_no_compiler_and_no_installer,
     its_user_may_write_into_the_folder_of_models_alone,
     every_module_can_be_imported,
+    its_bill_of_materials_names_every_package,
     its_backends_are_there,
     its_code_for_amx_is_there_and_taken_by_a_processor_that_has_it,
 )

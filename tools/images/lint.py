@@ -1,4 +1,4 @@
-"""The Dockerfiles and the scripts that they run, read by hadolint and shellcheck."""
+"""The Dockerfiles and the scripts that they run, read by hadolint and shellcheck; and the digests of their bases."""
 
 import subprocess
 import sys
@@ -30,6 +30,14 @@ def shellcheck_finds_nothing_in_the_scripts(store: Store) -> str:
     return f"{len(scripts)} scripts"
 
 
+def every_base_is_pinned_by_its_digest(store: Store) -> str:
+    """The workflow of a release demands it; a checkout may have none yet."""
+    checked = store.run(sys.executable, str(CHECKOUT / "scripts" / "pin_bases.py"), "check")
+    if checked.returncode != 0:
+        raise Skipped(" | ".join(checked.stderr.splitlines()))
+    return "all have one"
+
+
 def _must_be_silent(store: Store, *command: str) -> None:
     done = store.run(*command)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,4 +58,5 @@ def _hadolint(folder: Path) -> Path:
 CHECKS: tuple[Check[Store], ...] = (
     hadolint_finds_nothing_in_the_dockerfiles,
     shellcheck_finds_nothing_in_the_scripts,
+    every_base_is_pinned_by_its_digest,
 )

@@ -86,6 +86,20 @@ def test_only_the_images_that_the_last_stage_comes_from_are_needed() -> None:
     assert set(stages(DOCKERFILE, {"WHEEL": "prebuilt"}).images) == {"debian:trixie-slim", "tool:2"}
 
 
+def test_a_base_keeps_its_digest_as_an_argument() -> None:
+    pinned = f"debian:trixie-slim@sha256:{'0a' * 32}"
+    read = stages(DOCKERFILE.replace("debian:trixie-slim", pinned), {})
+    assert read.last_base == pinned
+    assert read.arguments == {"BASE": pinned, "KIT": "kit:1", "WHEEL": "build"}
+
+
+@each_image
+def test_an_image_has_the_bill_of_what_lies_in_it(image: Image) -> None:
+    last = text(image).rpartition("\nFROM ")[2]
+    assert "bill.py /opt/llorch-worker/lib/python3*/site-packages" in last
+    assert last.index("COPY --from=worker") < last.index(">/opt/llorch-worker/bill-of-materials.cdx.json")
+
+
 def test_the_last_stage_stands_on_an_image_however_many_stages_are_between() -> None:
     assert stages(DOCKERFILE, {"BASE": "debian:forky"}).last_base == "debian:forky"
 
