@@ -21,8 +21,12 @@ NEAR = 64
 """A checkpoint lies at the end of a message if there is one among this many tokens before its place."""
 
 GRAIN = 8
-"""Otherwise it lies at a multiple of this number of tokens: three prompts with one beginning seldom part at one token,
-because two of them often have a word more in common."""
+"""Otherwise it lies at a multiple of this number of tokens where prompts part: of three with one beginning two often
+have a word more in common."""
+
+LAST = 3
+"""It lies this many tokens before the end of a prompt without messages: a longer prompt may cut the last word into
+other tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class Stops:
         """
         start, tokens, end = sequence.n_computed, sequence.tokens, len(sequence.tokens)
         first_end = next((at + 1 for at, token in enumerate(tokens) if token in self.message_ends), end)
-        wanted = [self.near(tokens, n_alike), self.near(tokens, end - 1), first_end]
+        wanted = [self.near(tokens, n_alike), self._near(tokens, end - 1, end - LAST), first_end]
         chosen: list[int] = []
         for at in (*wanted, *range(start // self.stride * self.stride, end, self.stride)):
             stop = at // self.grain * self.grain
@@ -48,7 +52,11 @@ class Stops:
                 chosen.append(stop)
         return tuple(sorted(chosen))
 
-    def near(self, tokens: Seq[TokenId], place: int) -> int:
-        """Return the best position for a checkpoint that is not behind a place among tokens."""
-        ends = (at for at in range(place, max(place - NEAR, 0), -1) if tokens[at - 1] in self.message_ends)
-        return next(ends, place // GRAIN * GRAIN) // self.grain * self.grain
+    def near(self, tokens: Seq[TokenId], parting: int) -> int:
+        """Return the position of the checkpoint for prompts that part at a place among tokens; it is not behind it."""
+        return self._near(tokens, parting, parting // GRAIN * GRAIN)
+
+    def _near(self, tokens: Seq[TokenId], last: int, otherwise: int) -> int:
+        """Return the end of a message up to a position, if there is one near it."""
+        ends = (at for at in range(last, max(last - NEAR, 0), -1) if tokens[at - 1] in self.message_ends)
+        return next(ends, otherwise) // self.grain * self.grain
