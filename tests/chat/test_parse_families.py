@@ -352,6 +352,18 @@ CASES = (
     Case("minimax-m3", "a union", m3("~<limit>~<max>10~</max>~</limit>"), calls=(("weather", {"limit": {"max": 10}}),)),
     Case(
         "minimax-m3",
+        "an end in JSON",
+        m3('~<limit>{"max": "a~</limit>"}~</limit>~<days>2~</days>'),
+        calls=(("weather", {"limit": {"max": "a]<]minimax[>[</limit>"}, "days": 2}),),
+    ),
+    Case(
+        "minimax-m3",
+        "nothing in an object and in a list",
+        m3("~<place>~</place>~<hours>~</hours>"),
+        calls=(("weather", {"place": {}, "hours": []}),),
+    ),
+    Case(
+        "minimax-m3",
         "elements in a text",
         m3("~<city>~<a>b~</a>~</city>"),
         calls=(("weather", {"city": "]<]minimax[>[<a>b]<]minimax[>[</a>"}),),

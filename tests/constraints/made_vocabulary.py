@@ -28,7 +28,7 @@ _WORDS = (
     "é",
     "世界",
 )
-_MARKER = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
+_MARKER = re.compile(r"\]<\]\w+\[>\[|<[^<>\s]+>|\[[A-Z_/]+\]")
 
 
 class MadeVocabulary:
@@ -90,4 +90,6 @@ def markers_of(form: ChatFormat) -> list[str]:
     assert calls is not None
     texts = [getattr(calls, name) for name in calls.__struct_fields__ if isinstance(getattr(calls, name), str)]
     harmony = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"] if calls.form == "harmony" else []
+    if calls.form == "harmony" and calls.parameter_begin:
+        harmony = ["<|start|>", "<|message|>", "<|eom|>"]
     return list(dict.fromkeys([*(found for text in texts for found in _MARKER.findall(text)), *harmony]))

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.constraints.made_vocabulary import END, MadeVocabulary
+from tests.chat.writing import FORMATS
+from tests.constraints.made_vocabulary import END, MadeVocabulary, markers_of
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
 from worker.engine.channels import CONTENT, Channel, Marks, Place
@@ -243,6 +244,32 @@ def test_the_reasoning_is_closed_when_its_budget_is_used_up(
     assert [each.id for each in constraint.take_forced(9)] == [CLOSE]
     go_on(constraint, SPELLED.spell(b"abc"))
     assert not constraint.is_masking
+
+
+MUSE = FORMATS["muse"]
+TO_MUSE = MadeVocabulary([*markers_of(MUSE), "<|eot|>"])
+MUSE_CALL = '<|message|><atem:function_calls>\n<atem:invoke name="get">\n<atem:parameter name="n">'
+
+
+@pytest.mark.parametrize("is_required", [False, True])
+def test_in_the_form_of_muse_calls_follow_reasoning_that_has_its_budget(is_required: bool) -> None:
+    constraint = constraint_of(
+        TO_MUSE, form=MUSE, tools=Tools(tools=(TOOL,), is_required=is_required), budget=3, place=Place(Channel.ROLE)
+    )
+    go_on(constraint, TO_MUSE.tokens(" to=self<|message|>get"))
+    go_on(constraint, TO_MUSE.spell(b"ab"))
+    assert TO_MUSE.shown(each.id for each in constraint.take_forced(1)) == b"<|eom|>"
+    go_on(constraint, TO_MUSE.tokens("<|start|>assistant to=get")[len(constraint.take_forced(99)) :])
+    said = TO_MUSE.shown(each.id for each in constraint.take_forced(99)).decode()
+    assert said.startswith(MUSE_CALL)
+
+
+def test_the_prompt_may_begin_a_call() -> None:
+    form = FORMATS["functionary-v3.2"]
+    for text, is_call in (("get\n", True), ("all\n>>> get\n", False), ("all\nSo:\n>>>get\n", True), ("get it", False)):
+        constraint = constraint_of(SPELLED, form=form)
+        go_on(constraint, SPELLED.spell(text.encode()))
+        assert constraint.is_masking is is_call, text
 
 
 def test_a_whole_answer_is_constrained_behind_its_reasoning() -> None:

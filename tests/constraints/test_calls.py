@@ -18,9 +18,9 @@ from tests.chat.writing import CALLING
 from tests.chat.writing import call as call_of
 from tests.constraints.made_vocabulary import MadeVocabulary, markers_of
 from tests.llama.test_vocabularies import load_vocabulary
+from tests.random_schemas import NAMES, random_schema
 from tests.vocabularies import VOCABULARIES
 from worker.chat.parse import Message, Reader, message_of
-from worker.chat.tool_grammar import constrainable
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
 from worker.engine.channels import CONTENT, Channel, Marks, Place
@@ -31,9 +31,10 @@ from worker.wire.jobs import JobKey, OfferedTool, Sampling, Submit, TokenId, Too
 
 LAW = settings(max_examples=12)
 MAX_TOKENS = 2000
+MEMBERS = ("city", "unit", "n", "a_b")
+THOUGHT_ENDS = ("<|end|>", "<|eom|>")
 N_LLAMA_2 = 32_000
 """The tokens of the SentencePiece vocabulary among the real ones."""
-FORMS = {name: form for name, form in CALLING.items() if constrainable(form)}
 
 Schema = dict[str, Any]
 
@@ -65,7 +66,7 @@ def offers(draw: st.DrawFn) -> list[OfferedTool]:
     )
     made = []
     for place, name in enumerate(names):
-        properties = draw(st.dictionaries(st.sampled_from(["city", "unit", "n", "a_b"]), leaves, max_size=3))
+        properties = draw(st.dictionaries(st.sampled_from(MEMBERS), leaves, max_size=3))
         required = draw(st.lists(st.sampled_from(sorted(properties)), unique=True)) if properties else []
         schema: Schema = {"type": "object", "properties": properties, "required": required}
         if any("$ref" in each for each in properties.values()):
@@ -115,7 +116,11 @@ def constrained(
 
 
 def walk(
-    constraint: AnswerConstraint, made: MadeVocabulary | RealVocabulary, form: ChatFormat, rng: np.random.Generator
+    constraint: AnswerConstraint,
+    made: MadeVocabulary | RealVocabulary,
+    form: ChatFormat,
+    rng: np.random.Generator,
+    names: Iterable[str] = MEMBERS,
 ) -> list[int] | None:
     """Go on by random tokens until the text is over or may end; what has become long is led to its end. Return None if
     it does not end within MAX_TOKENS."""
@@ -123,8 +128,11 @@ def walk(
     assert form.calls is not None
     end, section_end = form.calls.parameter_end, form.calls.section_end
     quote = '<|"|>' if form.calls.form == "gemma" else '"'
-    words = (end, end.strip(), quote, "}", "]", section_end.strip(), section_end, "<|end|>", ",")
-    known = [each for each in dict.fromkeys(words) if each != "<|end|>" or each in made.controls]
+    words = [end, end.strip(), quote, "}", "]", section_end.strip(), section_end, ","]
+    words += [name for name in THOUGHT_ENDS if name in made.controls]
+    if form.calls.form == "nested":
+        words += [f"{end}{name}>" for name in (*names, "x", "y", "item")]
+    known = dict.fromkeys(words)
     # A vocabulary may have no spelling of some of them.
     closers = [tokens for each in known if (tokens := made.tokens(each))]
     while len(said) < MAX_TOKENS and not constraint.is_over:
@@ -174,7 +182,7 @@ def check(message: Message, tools: list[OfferedTool], text: str) -> None:
 
 
 @pytest.mark.parametrize("has_controls", [False, True], ids=["spelled", "control tokens"])
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", CALLING)
 @LAW
 @given(
     tools=offers(),
@@ -185,7 +193,7 @@ def test_an_answer_of_required_calls_reads_as_calls_with_valid_arguments(
     name: str, has_controls: bool, tools: list[OfferedTool], walked: tuple[int, bool], cuts: list[int]
 ) -> None:
     seed, is_parallel = walked
-    form = FORMS[name]
+    form = CALLING[name]
     made = MadeVocabulary(markers_of(form) if has_controls else ())
     constraint = constraint_of(made, form, tools, is_parallel=is_parallel)
     constraint.begin(MAX_TOKENS, place_of(form))
@@ -202,6 +210,22 @@ def test_an_answer_of_required_calls_reads_as_calls_with_valid_arguments(
     for whole, part in zip(message.calls, cut.calls, strict=False):
         assert whole.name == part.name
         assert whole.arguments.startswith(part.arguments)
+
+
+@pytest.mark.parametrize("seed", [seed for seed in range(60) if random_schema(seed).get("type") == "object"][:20])
+def test_elements_in_elements_read_as_what_their_schema_says(seed: int) -> None:
+    """What the notation cannot say, as objects of any names, is JSON."""
+    form, tool = CALLING["minimax-m3"], OfferedTool(name="get", place=0, parameters=json.dumps(random_schema(seed)))
+    made = MadeVocabulary(markers_of(form))
+    constraint = constraint_of(made, form, [tool])
+    constraint.begin(MAX_TOKENS, CONTENT)
+    said = walk(constraint, made, form, np.random.default_rng(seed), NAMES)
+    assert said is not None
+    text = made.shown(said).decode(errors="replace")
+    message = read(form, [tool], text, [])
+    assert message.calls
+    assert not message.content.strip()
+    check(message, [tool], text)
 
 
 @dataclass(frozen=True)
@@ -226,7 +250,7 @@ def real_model(request: pytest.FixtureRequest) -> Iterator[Model]:
 
 @pytest.fixture(scope="module", params=REAL_FORMS)
 def real(request: pytest.FixtureRequest, real_model: Model) -> Real:
-    form = FORMS[request.param]
+    form = CALLING[request.param]
     if real_model.n_vocab == N_LLAMA_2 and request.param == "deepseek-v3":
         pytest.skip("the vocabulary cannot spell the form's markers")
     constraints = constraints_of(real_model, Marks.of(real_model.controls, real_model.words), form)
@@ -280,9 +304,10 @@ TEXT_TOOL = OfferedTool(name="apply_patch", place=0, is_text=True, grammar=PATCH
 def written_call(form: ChatFormat, name: str, arguments: dict[str, Any]) -> str:
     """The call as the model writes it."""
     assert form.calls is not None
-    if form.calls.form == "harmony":
+    if form.calls.form == "harmony" and not form.calls.parameter_begin:
         return f"{form.calls.call_begin}{name}{form.calls.name_end}{json.dumps(arguments, ensure_ascii=False)}"
-    return form.calls.section_begin + call_of(form.calls, name, arguments, 0) + form.calls.section_end
+    call = form.calls.section_begin + call_of(form.calls, name, arguments, 0) + form.calls.section_end
+    return f" to={name}<|message|>{call}" if form.calls.form == "harmony" else call.removeprefix(form.opening)
 
 
 def is_call(form: ChatFormat, tool: OfferedTool, text: str) -> bool:
@@ -292,7 +317,7 @@ def is_call(form: ChatFormat, tool: OfferedTool, text: str) -> bool:
     constraint.begin(MAX_TOKENS, place_of(form))
     assert form.calls is not None
     call = written_call(form, tool.name, {"input": text})
-    for token in made.tokens(call.removesuffix(form.calls.call_end) if form.calls.form == "harmony" else call):
+    for token in made.tokens(call.removesuffix("<|call|>")):
         if not constraint.n_allowed([TokenId(token)]):
             return False
         constraint.accept(TokenId(token))
@@ -303,14 +328,14 @@ def is_call(form: ChatFormat, tool: OfferedTool, text: str) -> bool:
     "name", ["hermes", "harmony", "qwen3-coder", "deepseek-v3", "deepseek-v3.2", "gemma-4", "llama-3"]
 )
 def test_a_text_follows_its_grammar_in_every_form(name: str) -> None:
-    form = FORMS[name]
+    form = CALLING[name]
     assert [is_call(form, TEXT_TOOL, text) for text in PATCHES] == [True] * len(PATCHES)
     assert [is_call(form, TEXT_TOOL, text) for text in NO_PATCHES] == [False] * len(NO_PATCHES)
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3-coder"])
 def test_a_text_may_be_anything_or_follow_a_regular_expression(name: str) -> None:
-    form = FORMS[name]
+    form = CALLING[name]
     free = OfferedTool(name="say", place=0, is_text=True)
     assert all(is_call(form, free, text) for text in (*PATCHES, *NO_PATCHES, "é"))
     dated = OfferedTool(name="say", place=0, is_text=True, regex="[0-9]{2}:[0-9]{2}")
@@ -325,7 +350,7 @@ REGEXES = ("a+b?", "[^x]{1,3}", "(ab|c.)*", r"[\"\\\\]+", r"\d\.\w?", "x|[a-c\\n
 @given(regex=st.sampled_from(REGEXES), text=st.text('abcxAB1.,"\\\n\té', max_size=4))
 def test_a_json_string_carries_exactly_the_texts_of_a_regular_expression(regex: str, text: str) -> None:
     tool = OfferedTool(name="say", place=0, is_text=True, grammar=f"start: /{regex}/")
-    assert is_call(FORMS["hermes"], tool, text) == (re.fullmatch(regex, text) is not None)
+    assert is_call(CALLING["hermes"], tool, text) == (re.fullmatch(regex, text) is not None)
 
 
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────
@@ -393,9 +418,9 @@ def is_free_call(constraint: AnswerConstraint, made: MadeVocabulary, form: ChatF
     return True
 
 
-@pytest.mark.parametrize("name", [name for name in FORMS if name != "gemma-4"])
+@pytest.mark.parametrize("name", [name for name in CALLING if name != "gemma-4"])
 def test_in_a_free_answer_only_the_tool_whose_schema_cannot_be_enforced_is_free(name: str) -> None:
-    form = FORMS[name]
+    form = CALLING[name]
     made = MadeVocabulary(markers_of(form))
     for tool, arguments, expected in (
         (ODD, {"city": "Oslo", "n": 1}, True),
@@ -411,7 +436,7 @@ def test_in_a_free_answer_only_the_tool_whose_schema_cannot_be_enforced_is_free(
 
 
 def test_where_no_object_can_be_written_freely_no_call_is_constrained_and_all_tools_are_named() -> None:
-    form = FORMS["gemma-4"]
+    form = CALLING["gemma-4"]
     made = MadeVocabulary(markers_of(form))
     constraint = constraint_of(made, form, [NUMBER, ODD], is_required=False)
     assert constraint.loose_tools == (NUMBER.place, ODD.place)
@@ -419,15 +444,29 @@ def test_where_no_object_can_be_written_freely_no_call_is_constrained_and_all_to
 
 
 def test_what_can_be_enforced_is_enforced_with_auto() -> None:
-    made = MadeVocabulary(markers_of(FORMS["hermes"]))
-    assert constraint_of(made, FORMS["hermes"], [NUMBER], is_required=False).loose_tools == ()
+    made = MadeVocabulary(markers_of(CALLING["hermes"]))
+    assert constraint_of(made, CALLING["hermes"], [NUMBER], is_required=False).loose_tools == ()
 
 
-@pytest.mark.parametrize("name", [name for name in CALLING if name not in FORMS])
-def test_where_calls_have_no_grammar_they_cannot_be_required_and_are_free(name: str) -> None:
-    constraints = Constraints(MadeVocabulary().vocabulary(), give_back=lambda: None, form=CALLING[name])
+def test_where_calls_have_no_form_they_cannot_be_required_and_are_free() -> None:
+    constraints = Constraints(MadeVocabulary().vocabulary(), give_back=lambda: None, form=ChatFormat())
     submit = Submit(job=JobKey(1), prompt="", max_tokens=9, sampling=Sampling(seed=0), marks="split")
     for is_required in (True, False):
         tools = Tools(tools=(OfferedTool(name="get", place=0),), is_required=is_required)
         found = constraints.constrain(msgspec.structs.replace(submit, tools=tools))
         assert isinstance(found, Violation) is is_required
+
+
+@pytest.mark.parametrize("name", [name for name, form in CALLING.items() if form.calls and form.calls.reserved])
+def test_a_tool_cannot_have_the_name_of_another_receiver(name: str) -> None:
+    form = CALLING[name]
+    assert form.calls is not None
+    constraints = Constraints(MadeVocabulary().vocabulary(), give_back=lambda: None, form=form)
+    submit = Submit(job=JobKey(1), prompt="", max_tokens=9, sampling=Sampling(seed=0), marks="split")
+    for reserved in form.calls.reserved:
+        tools = (OfferedTool(name="get", place=0), OfferedTool(name=reserved, place=1))
+        found = constraints.constrain(msgspec.structs.replace(submit, tools=Tools(tools=tools, is_required=True)))
+        assert isinstance(found, Violation)
+        assert found.message == "tools[1]: a tool cannot have this name in this model's form of calls"
+        assert not read(form, list(tools), written_call(form, reserved, {"a": 1}), []).calls
+        assert constraint_of(MadeVocabulary(), form, list(tools), is_required=False).loose_tools == (1,)

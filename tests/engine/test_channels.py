@@ -96,6 +96,30 @@ def test_what_is_between_a_pair_is_reasoning(
     assert content(parts) == "".join(answer for _, answer in turns)
 
 
+def muse(recipient: str, text: str, cuts: Sequence[int] = ()) -> list[Drawn]:
+    head = [*letters(f" to={recipient}", cuts), *mark("<|message|>")]
+    return [*head, *letters(text, cuts), *mark("<|eom|>"), *mark("<|start|>"), *letters("assistant")]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(("self", "user", "weather")), TEXTS), max_size=5),
+    st.lists(st.integers(0, 50), max_size=4),
+    st.booleans(),
+)
+def test_in_the_form_of_muse_the_recipient_says_what_a_message_is(
+    messages: list[tuple[str, str]], cuts: list[int], reads_calls: bool
+) -> None:
+    text = ChannelText((), MARKS, "split", Place(Channel.ROLE), reads_calls=reads_calls)
+    parts = shown([each for recipient, body in messages for each in muse(recipient, body, cuts)], text)
+    hidden = ("self",) if reads_calls else ("self", "weather")
+    bodies = [(recipient, body) for recipient, body in messages if body or recipient == "weather"]
+    assert reasoning(parts) == "".join(body for recipient, body in bodies if recipient in hidden)
+    heads = {"weather": "<|channel|>commentary to=weather<|message|>"}
+    assert content(parts).replace("<|eom|>", "") == "".join(
+        heads.get(recipient, "") + body for recipient, body in bodies if recipient not in hidden
+    )
+
+
 def test_a_header_may_end_with_its_line() -> None:
     drawn = [*mark("<|channel>"), *letters("thought\nHm.", [3, 9]), *mark("<channel|>"), *letters("Yes.")]
     parts = shown(drawn)

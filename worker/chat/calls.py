@@ -425,6 +425,17 @@ class CallReader:
         types = types_of(schema, root)
         opening = yield from after_token(self._scan, 0, mark)
         closing = yield from after_token(self._scan, 0, self._form.parameter_end)
+        empty = "" if "string" in types else "{}" if "object" in types else "[]" if "array" in types else ""
+        if empty and closing >= 0 and (end := (yield from after_token(self._scan, 0, stop))) >= 0:
+            self._scan.take(end)
+            self._deltas.argue(empty)
+            return
+        if types != STRING and (k := (yield from self._json_end())) >= 0:
+            end = yield from after_token(self._scan, k, stop)
+            if end >= 0:
+                self._deltas.argue(json_of(self._scan.take(k), types))
+                self._scan.take(end - k)
+                return
         if types == STRING or opening < 0 or closing >= 0 or depth > MAX_ELEMENTS:
             yield from self._text(types, stop, is_plain=True)
             return
@@ -442,6 +453,15 @@ class CallReader:
         else:
             self._deltas.argue("]" if is_list else "}")
         self._scan.take((yield from after_present(self._scan, 0, (stop,))))
+
+    def _json_end(self) -> Steps[int]:
+        """Return the offset after the JSON text that begins here, or -1. A text in it may have any marker."""
+        if (yield from char_at(self._scan, 0)) not in {'"', "{", "["}:
+            return -1
+        try:
+            return (yield from after_value(self._scan, 0))
+        except NotACallError:
+            return -1
 
     # Python's and Gemma's notation
 

@@ -150,6 +150,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
                 parameter_begin='<atem:parameter name="',
                 parameter_name_end='">',
                 parameter_end="</atem:parameter>\n",
+                reserved=("self", "user", "assistant"),
             ),
             reasoning=ReasoningFormat(begin=" to=self<|message|>", end="<|eom|>"),
             opening="<|start|>assistant",
@@ -293,7 +294,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         ChatFormat(
             name="functionary-v3.2",
             source="declared",
-            calls=CallFormat(form="named", call_begin=">>>", name_end="\n"),
+            calls=CallFormat(form="named", call_begin=">>>", name_end="\n", is_begun=True, reserved=("all",)),
             opening=">>>",
             content_begin=">>>all\n",
         ),

@@ -14,7 +14,7 @@ from typing import Any, Final, assert_never
 
 from worker.chat.text_grammar import UnreadableGrammar, rules_of
 from worker.chat.values import STRING, resolved, types_of
-from worker.wire.chat_format import GEMMA_QUOTE, CallFormat, ChatFormat
+from worker.wire.chat_format import GEMMA_QUOTE, CallFormat
 
 Schema = Mapping[str, Any]
 
@@ -22,6 +22,9 @@ HEAD: Final = "%llguidance {}\n"
 _ID: Final = "/[a-zA-Z0-9]{9}/"
 """Mistral's ids have nine letters and digits; no other form asks for less."""
 _NUMBER: Final = "/[0-9]{1,3}/"
+_HARMONY_THOUGHT: Final = "<|channel|>analysis<|message|>"
+_MUSE_THOUGHT: Final = " to=self<|message|>"
+_MUSE_BETWEEN: Final = "<|eom|><|start|>assistant"
 _NOTES: Final = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$comment", "$id"}
 )
@@ -32,7 +35,12 @@ OPTIONS: Final = "x-guidance"
 _TEXT: Final = "/(?s:.*)/"
 _NOTHING: Final = '""'
 _NOT_IN_THIS_FORM: Final = "its arguments cannot be enforced in this model's form of calls"
+_RESERVED: Final = "a tool cannot have this name in this model's form of calls"
 _MAX_DEPTH: Final = 16
+_MAX_ELEMENTS: Final = 400
+"""The most rules of a grammar whose values are elements. Further values are JSON, which readers read as well."""
+_ELEMENT: Final = re.compile(r"[^\s<>/](?:[^<>\n]*[^\s<>])?")
+"""The names that an element can have."""
 
 
 class Inexpressible(ValueError):
@@ -46,6 +54,17 @@ class Markers:
     controls: Mapping[str, int]
     ends: Collection[int]
     """The tokens that end an answer. A call that such a token closes is the last one."""
+
+    @property
+    def thoughts(self) -> str:
+        """The markers of a message of reasoning, without its text and the marker behind it, and of the next one's role.
+        There may be several such messages."""
+        return f"{_HARMONY_THOUGHT if '<|channel|>' in self.controls else _MUSE_THOUGHT}<|start|>assistant"
+
+    @property
+    def final(self) -> str:
+        """The markers before the text of a message that is the answer."""
+        return "<|channel|>final<|message|>" if "<|channel|>" in self.controls else " to=user<|message|>"
 
     def parts(self, text: str) -> Iterator[str | int]:
         """Yield the texts and the control tokens of a marker, in order."""
@@ -85,10 +104,11 @@ def grammar_of_answer(
     rule. Reasoning is not part of it. Raises: Inexpressible.
     """
     writer = _Writer(form, markers)
-    calls = writer.calls(tools, is_parallel=is_parallel)
-    if form.form == "harmony" and "<|channel|>" in markers.controls:
-        calls = _joined(writer.often(HARMONY_THOUGHTS), f"({calls})")
-    return writer.grammar(calls if otherwise is None else f"{calls} | {otherwise}")
+    answer = writer.calls(tools, is_parallel=is_parallel)
+    has_heads = form.form == "harmony" and "<|message|>" in markers.controls
+    if otherwise is not None:
+        answer = f"{answer} | {_joined(writer.marker(markers.final) if has_heads else '', otherwise)}"
+    return writer.grammar(_joined(writer.often(markers.thoughts), f"({answer})") if has_heads else answer)
 
 
 def grammar_of_call(form: CallFormat, tools: Seq[Tool], markers: Markers, *, is_parallel: bool) -> str:
@@ -98,10 +118,10 @@ def grammar_of_call(form: CallFormat, tools: Seq[Tool], markers: Markers, *, is_
     return writer.grammar(writer.begun_calls(tools, is_parallel=is_parallel))
 
 
-def grammar_of_marker(before: str, marker: str, markers: Markers) -> str:
-    """The grammar of a marker, and of another one before it, which may be repeated or missing."""
+def grammar_of_head(markers: Markers) -> str:
+    """The grammar of the markers before an answer's text, in a form with headers."""
     writer = _Writer(CallFormat(form="harmony"), markers)
-    return writer.grammar(_joined(writer.often(before), writer.marker(marker)))
+    return writer.grammar(_joined(writer.often(markers.thoughts), writer.marker(markers.final)))
 
 
 def begins_of(form: CallFormat, tools: Seq[Tool], markers: Markers) -> tuple[str, ...]:
@@ -110,20 +130,14 @@ def begins_of(form: CallFormat, tools: Seq[Tool], markers: Markers) -> tuple[str
     If calls have no marker, they begin with the name of an offered tool in its place.
     """
     if form.form == "harmony":
+        if has_own_headers(form):
+            return tuple(_recipient(form, tool.name) for tool in tools)
         return tuple(header + _recipient(form, "") for header in _HARMONY_HEADERS)
+    if form.is_begun:
+        return tuple(f"{form.call_begin}{tool.name}{form.name_end}" for tool in tools)
     wholes = [form.section_begin, form.call_begin, *_shortened(form)]
     begins = [_first_part(whole.strip(), markers) for whole in wholes if whole.strip()]
     return tuple(dict.fromkeys(begins)) or tuple(begin for tool in tools for begin in _bare_begins(form, tool.name))
-
-
-def constrainable(form: ChatFormat) -> CallFormat | None:
-    """The form of calls, if there is one and it has a grammar."""
-    calls = form.calls
-    if calls is None or calls.form == "nested":
-        return None
-    has_own_headers = calls.form == "harmony" and bool(calls.parameter_begin)
-    is_begun_by_prompt = calls.form != "harmony" and bool(form.opening)
-    return None if has_own_headers or is_begun_by_prompt else calls
 
 
 def has_marker(form: CallFormat) -> bool:
@@ -131,15 +145,18 @@ def has_marker(form: CallFormat) -> bool:
     return form.form == "harmony" or bool((form.section_begin or form.call_begin).strip())
 
 
-HARMONY_THOUGHTS: Final = "<|channel|>analysis<|message|><|start|>assistant"
-"""The markers of a message before the one that is wanted, without its text and the marker behind it. There may be
-several."""
+def has_own_headers(form: CallFormat) -> bool:
+    """True if a message's header has the name alone, and its body is a call between markers (Muse)."""
+    return form.form == "harmony" and bool(form.parameter_begin)
+
+
 _MAX_THOUGHTS: Final = 3
 _HARMONY_HEADERS: Final = ("<|channel|>commentary", "<|channel|>analysis", "<|start|>assistant", "")
 
 
 def _recipient(form: CallFormat, name: str) -> str:
-    return f" to={form.name_prefix or 'functions.'}{name}"
+    prefix = "" if has_own_headers(form) else form.name_prefix or "functions."
+    return f" to={prefix}{name}"
 
 
 def _shortened(form: CallFormat) -> list[str]:
@@ -214,9 +231,13 @@ class _Writer:
         section_end, _ = self._markers.before_end(form.section_end)
         between, is_split = self._markers.before_end(form.between)
         one = self._one(tools, form.call_begin, call_end)
-        if is_parallel and not is_last and not is_split and form.form != "harmony":
-            one = _joined(one, f"({_joined(self.marker(between), one)})*")
-        return _joined(self.marker(form.section_begin.lstrip()), one, "" if is_last else self.marker(section_end))
+        first = self._one(tools, "", call_end) if form.is_begun and not self._is_begun else one
+        if form.form == "harmony":
+            again = f"({_joined(self.marker(_MUSE_BETWEEN), one)})*" if has_own_headers(form) and is_parallel else ""
+            return _joined(one, again)
+        if is_parallel and not is_last and not is_split:
+            first = _joined(first, f"({_joined(self.marker(between), one)})*")
+        return _joined(self.marker(form.section_begin.lstrip()), first, "" if is_last else self.marker(section_end))
 
     def begun_calls(self, tools: Seq[Tool], *, is_parallel: bool) -> str:
         """One call in each of the ways in which it may begin, or all calls in their section."""
@@ -224,7 +245,7 @@ class _Writer:
         form = self._form
         call_end, _ = self._markers.before_end(form.call_end)
         ways = [self._one(tools, begin.lstrip(), call_end) for begin in (form.call_begin, *_shortened(form))]
-        if form.section_begin:
+        if form.section_begin and form.form != "harmony":
             ways.append(self.calls(tools, is_parallel=is_parallel))
         return f"({' | '.join(ways)})"
 
@@ -237,21 +258,21 @@ class _Writer:
 
     def _body(self, tool: Tool) -> str:
         """A call between its markers."""
+        if tool.name in self._form.reserved:
+            raise Inexpressible(_RESERVED)
         match self._form.form:
             case "object":
                 return self._object(tool)
             case "named":
                 return _joined(self._name(tool), self._json_of(tool))
-            case "tagged":
+            case "tagged" | "nested":
                 return _joined(self._name(tool), self._parameters(tool))
             case "harmony":
-                return self._harmony(tool)
+                return self._message(tool) if has_own_headers(self._form) else self._harmony(tool)
             case "python":
                 return self._python(tool)
             case "gemma":
                 return _joined(self.marker(tool.name), self._gemma(tool))
-            case "nested":
-                raise Inexpressible(_NOT_IN_THIS_FORM)
             case _:
                 assert_never(self._form.form)
 
@@ -294,6 +315,13 @@ class _Writer:
         in_header = _joined(channel, '("commentary" | "analysis")', recipient)
         in_role = _joined(f"({role})?", recipient, channel, literal("commentary"))
         return _joined(f"({in_header} | {in_role})", after)
+
+    def _message(self, tool: Tool) -> str:
+        """A message to a tool in Muse's form: its body has the name again."""
+        form = self._form
+        header = _joined(literal(_recipient(form, tool.name)), self.marker("<|message|>"))
+        begin, end = form.section_begin + form.call_begin, form.call_end + form.section_end
+        return _joined(header, self.marker(begin + tool.name + form.name_end), self._parameters(tool), self.marker(end))
 
     def _json_of(self, tool: Tool) -> str:
         """The arguments as a JSON object."""
@@ -383,6 +411,8 @@ class _Writer:
     # ── tagged arguments ─────────────────────────────────────────────────────────────────────────
 
     def _parameters(self, tool: Tool) -> str:
+        if self._form.form == "nested":
+            return self._elements(tool)
         properties, required = _members(tool.schema)
         if tool.text is not None:
             (name,) = properties
@@ -408,8 +438,10 @@ class _Writer:
         return _joined(begin, f"({' | '.join(values)})" if len(values) > 1 else values[0])
 
     def _json_value(self, kind: str, schema: object, root: Schema) -> str:
-        value = self.rule("value", f"%json {json.dumps(_alone(schema, root))}")
-        return _joined(self._mark(kind), value, self.marker(self._form.parameter_end))
+        return _joined(self._mark(kind), self._json(schema, root), self.marker(self._form.parameter_end))
+
+    def _json(self, schema: object, root: Schema) -> str:
+        return self.rule("value", f"%json {json.dumps(_alone(schema, root))}")
 
     def _kinds(self, schema: object, root: Schema) -> Iterator[tuple[str, object]]:
         """Yield the parts of a schema that have different marks, each with its type."""
@@ -435,6 +467,52 @@ class _Writer:
                 return self.marker(("true" if kind == "string" else "false") + self._form.mark_end)
             case _:
                 return self.marker(kind + self._form.mark_end)
+
+    # ── elements in elements ─────────────────────────────────────────────────────────────────────
+
+    def _elements(self, tool: Tool) -> str:
+        """Arguments as elements. Their values are elements again where the schema says enough, else JSON."""
+        members, required = _members(tool.schema)
+        if not all(map(_ELEMENT.fullmatch, members)):
+            raise Inexpressible(_NOT_IN_THIS_FORM)
+        if tool.text is not None:
+            (name,) = members
+            return _joined(self._tag(name), self._text_of(tool.text, in_json=False), self.marker(self._end_tag(name)))
+        return self._children(members, required, tool.schema, ())
+
+    def _tag(self, name: str) -> str:
+        return self.marker(self._form.parameter_begin + name + self._form.parameter_name_end)
+
+    def _end_tag(self, name: str) -> str:
+        return self._form.parameter_end + name + self._form.parameter_name_end
+
+    def _children(
+        self, members: Mapping[str, Any], required: Collection[str], root: Schema, path: tuple[object, ...]
+    ) -> str:
+        elements = [(self._element(name, part, root, path), name in required) for name, part in members.items()]
+        return _joined(*(rule if is_needed else f"{rule}?" for rule, is_needed in elements))
+
+    def _element(self, name: str, schema: object, root: Schema, path: tuple[object, ...]) -> str:
+        """An element with its value. `path` are the schemas of the elements around it: one in itself is JSON."""
+        end = self._end_tag(name)
+        if (texts := texts_of(schema, root)) is not None:
+            values = [self._text(text, end) for text in texts]
+        else:
+            values = [_joined(self._inner(schema, root, path), self.marker(end))]
+        return self.rule("element", _joined(self._tag(name), f"({' | '.join(values)})"))
+
+    def _inner(self, schema: object, root: Schema, path: tuple[object, ...]) -> str:
+        """A value that is no text."""
+        found = resolved(schema, root)
+        is_too_much = found in path or len(path) >= _MAX_DEPTH or len(self._rules) > _MAX_ELEMENTS
+        if isinstance(found, dict) and not is_too_much:
+            kinds, path = types_of(found, root), (*path, found)
+            if kinds == {"object"} and (members := _elements_of(found)) is not None:
+                return self._children(members, found.get("required", []), root, path)
+            if kinds == {"array"} and not found.keys() - {"type", "items", "minItems", "maxItems", *_NOTES}:
+                item = self._element("item", found.get("items", {}), root, path)
+                return _repeated(item, found, "")
+        return self._json(schema, root)
 
     def _text(self, text: "Text", end: str) -> str:
         """A text up to the marker behind it."""
@@ -466,12 +544,12 @@ def _joined(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _repeated(item: str, schema: Schema) -> str:
+def _repeated(item: str, schema: Schema, separator: str = '","') -> str:
     """Items of a list with commas between them."""
     least, most = schema.get("minItems", 0), schema.get("maxItems")
     if most == 0:
         return ""
-    further = f'("," {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
+    further = f"({_joined(separator, item)}){{{max(0, least - 1)},{'' if most is None else most - 1}}}"
     whole = item if most == 1 else f"{item} {further}"
     return whole if least else f"({whole})?"
 
@@ -489,6 +567,16 @@ def _members(schema: Schema) -> tuple[Mapping[str, Any], Collection[str]]:
     properties = schema.get("properties", {})
     required = schema.get("required", [])
     return {**properties, **{name: {} for name in required if name not in properties}}, required
+
+
+def _elements_of(schema: Schema) -> Mapping[str, Any] | None:
+    """The properties of an object that can be written as elements; None if it has others, or none."""
+    try:
+        members, _ = _members(schema)
+    except Inexpressible:
+        return None
+    is_closed = schema.get("additionalProperties") is False or OPTIONS in schema
+    return members if members and is_closed and all(map(_ELEMENT.fullmatch, members)) else None
 
 
 def _alone(schema: object, root: Schema) -> Any:

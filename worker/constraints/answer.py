@@ -57,6 +57,8 @@ class Calls:
     """False if a call can only begin the answer."""
     is_headed: bool = False
     """True if a call begins in a header or a role."""
+    before: bytes = b""
+    """The end of the prompt, if a call begins there."""
 
 
 class _Point(NamedTuple):
@@ -113,7 +115,8 @@ class AnswerConstraint:
     def begin(self, n_tokens: int, place: Place) -> None:
         """Begin at a place, with at most `n_tokens` to come. This is called once, before the first token."""
         self._n_most = n_tokens
-        self._points = [_Point(place, current=0 if self._is_whole else None, n_made=len(self._followed))]
+        tail = b"" if self._calls is None else self._calls.before
+        self._points = [_Point(place, current=0 if self._is_whole else None, n_made=len(self._followed), tail=tail)]
 
     # ── the next token ───────────────────────────────────────────────────────────────────────────
 

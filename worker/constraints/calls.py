@@ -12,7 +12,6 @@ from typing import Any, Final
 import llguidance
 
 from worker.chat.tool_grammar import (
-    HARMONY_THOUGHTS,
     OPTIONS,
     Inexpressible,
     Markers,
@@ -20,8 +19,9 @@ from worker.chat.tool_grammar import (
     begins_of,
     grammar_of_answer,
     grammar_of_call,
-    grammar_of_marker,
+    grammar_of_head,
     has_marker,
+    has_own_headers,
 )
 from worker.chat.values import loaded, types_of
 from worker.constraints.answer import Begin, Calls
@@ -36,8 +36,6 @@ from worker.wire.jobs import OfferedTool, Tools
 TEXT_ARGUMENT: Final = "input"
 """The member that has the text of a tool whose argument is one text."""
 _COMBINING: Final = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "additionalProperties")
-_NAMING_EACH: Final = ("tagged", "python")
-"""The forms of calls in which each argument's name is written apart from its value."""
 _TYPES: Final = ("array", "boolean", "null", "number", "object", "string")
 _NOT_IN_THIS_FORM: Final = "its schema cannot be enforced in this model's form of calls, nor can the others without it"
 _PLAIN_ESCAPES: Final = 'nrbtf\\"'
@@ -61,8 +59,7 @@ class CallCompiler:
         """The constraint of the markers before an answer's text in a form with headers; None in others."""
         if Turn.BODY not in self.marks.turns.values():
             return None
-        lark = grammar_of_marker(HARMONY_THOUGHTS, "<|channel|>final<|message|>", self._markers)
-        return self._constraint(calls_matcher(self.tokenizer, lark, str))
+        return self._constraint(calls_matcher(self.tokenizer, grammar_of_head(self._markers), str))
 
     def whole(self, asked: Tools, schema: str | None) -> Constraint:
         """The constraint of an answer that is calls and nothing else, or an instance of the schema. Raises: BadTool,
@@ -80,7 +77,8 @@ class CallCompiler:
         )
 
     def sleeping(self, asked: Tools) -> tuple[Calls | None, tuple[int, ...]]:
-        """The constraint of calls in a free answer, and the places of tools whose schemas it does not enforce.
+        """The constraint of calls in a free answer, and the places of tools whose schemas it does not enforce, or whose
+        names no call can have.
 
         Such a tool's arguments are any object, unless the client insists on its schema. There is no constraint if the
         form has no grammar, or cannot write any object. Raises: BadTool.
@@ -92,24 +90,32 @@ class CallCompiler:
         def lark_of(tools: Seq[Tool]) -> str:
             return grammar_of_call(form, tools, self._markers, is_parallel=asked.is_parallel)
 
-        offers = [self._offer(offered, may_be_loose=True) for offered in asked.tools]
+        reserved = [each for each in asked.tools if each.name in form.reserved and not each.is_strict]
+        not_called = tuple(each.place for each in reserved)
+        offers = [self._offer(each, may_be_loose=True) for each in asked.tools if each not in reserved]
+        if not offers:
+            return None, not_called
         try:
             call = self._call(form, offers, lark_of)
         except BadTool:
             offers = [self._loosened(each, lark_of) for each in offers]
             call = self._call(form, offers, lark_of)
         if call is None:
-            return None, tuple(each.offered.place for each in offers)
-        loose = tuple(each.offered.place for each in offers if each.is_loose)
+            return None, tuple(each.place for each in asked.tools)
+        loose = tuple(sorted([*not_called, *(each.offered.place for each in offers if each.is_loose)]))
         begins = begins_of(form, [each.tool for each in offers], self._markers)
         is_headed = form.form == "harmony"
         return Calls(
             call,
-            tuple(Begin(tuple(self._markers.parts(begin))) for begin in begins),
-            is_parallel=asked.is_parallel and not is_headed,
+            tuple(map(self._begin, begins)),
+            is_parallel=asked.is_parallel and (not is_headed or has_own_headers(form)),
             is_anywhere=has_marker(form),
             is_headed=is_headed,
+            before=self._begin(form.call_begin).encoded(self.tokens) if form.is_begun else b"",
         ), loose
+
+    def _begin(self, text: str) -> Begin:
+        return Begin(tuple(self._markers.parts(text)))
 
     # ── compiling ────────────────────────────────────────────────────────────────────────────────
 
@@ -171,7 +177,8 @@ class CallCompiler:
 
     def _loose(self, offered: OfferedTool) -> "_Offer":
         assert self.form is not None
-        names_each = self.form.form in _NAMING_EACH
+        # In these forms each argument's name is written apart from its value.
+        names_each = self.form.form == "python" or bool(self.form.parameter_begin)
         return _Offer(offered, self._with_options(offered, _any_object(offered, names_each=names_each)), is_loose=True)
 
     def _tool(self, offered: OfferedTool) -> Tool:

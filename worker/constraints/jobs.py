@@ -8,7 +8,6 @@ from collections.abc import Sequence as Seq
 
 import llguidance
 
-from worker.chat.tool_grammar import constrainable
 from worker.constraints.answer import AnswerConstraint, Calls
 from worker.constraints.calls import BadTool, CallCompiler
 from worker.constraints.closing import Closing
@@ -41,7 +40,7 @@ class Constraints:
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(self._tokens), n_vocab=len(self._tokens.tokens), eos_token=self._tokens.ends
         )
-        self._calls = CallCompiler(self._tokenizer, self._tokens, marks, constrainable(form))
+        self._calls = CallCompiler(self._tokenizer, self._tokens, marks, form.calls)
 
     def constrain(self, submit: Submit) -> AnyConstraint | Violation | None:
         """The job's constraint, which is the caller's to close, or what is wrong with the one it asks for."""

@@ -58,6 +58,7 @@ FAMILIES: tuple[Mapping[str, Turn], ...] = (
         "<|end|>": Turn.ANSWER,
         "<|call|>": Turn.ANSWER,
     },
+    {"<|message|>": Turn.BODY, "<|eom|>": Turn.ANSWER, "<|start|>": Turn.SPEAK, "<|eot|>": Turn.ANSWER},  # Muse
     {"[THINK]": Turn.THINK, "[/THINK]": Turn.ANSWER},  # Magistral, Ministral 3
     {"<|channel>": Turn.NAME_LINE, "<channel|>": Turn.ANSWER},  # Gemma 4
     {  # Command R7B, Command A
@@ -77,6 +78,7 @@ tokens or as words of its own; names that are spelled by several tokens, or by o
 
 _TO: Final = re.compile(rb"(?:^|\s)(to=\S*?)(?=$|\s|<)")
 """The recipient in a header or a role."""
+_TO_ITSELF, _TO_THE_USER = b"to=self", b"to=user"
 _FIRST_WORD: Final = re.compile(rb"\s*([^\s<]*)")
 
 
@@ -203,8 +205,12 @@ class Marks:
 
 def _body_of(place: Place, closer: TokenId | None) -> Place:
     """Return the beginning of the text behind a header, or behind a role alone."""
-    if _TO.search(place.header) or _TO.search(place.role):
-        return Place(Channel.CALL, place.header, place.role)
+    if place.channel is Channel.ROLE:
+        place = replace(place, header=b"", role=place.header)
+    if recipient := _TO.search(place.header) or _TO.search(place.role):
+        if recipient[1] == _TO_ITSELF:
+            return Place(Channel.REASONING, closer=closer)
+        return CONTENT if recipient[1] == _TO_THE_USER else Place(Channel.CALL, place.header, place.role)
     if place.channel is not Channel.HEADER:
         return CONTENT
     named = _FIRST_WORD.match(place.header)

@@ -45,6 +45,11 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True):
     call_end: str = ""
     between: str = ""
     """The text between two calls."""
+    is_begun: bool = False
+    """True if the prompt ends in the first call's call_begin (Functionary's `>>>`)."""
+    reserved: tuple[str, ...] = ()
+    """The names that stand for other receivers than tools (Functionary's `all`). A tool with such a name cannot be
+    called."""
     skippable: tuple[str, ...] = ()
     """Beginnings of call_begin that models leave out; its rest begins a call, too (Qwen3-Coder's `<tool_call>`)."""
     name_key: str = "name"
