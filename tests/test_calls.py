@@ -14,6 +14,7 @@ from worker.chat.parse import Message, Reader, message_of
 from worker.constraints.jobs import Constraints
 from worker.engine.channels import Marks
 from worker.engine.config import EngineConfig
+from worker.engine.dividers import marks_among
 from worker.engine.loop import Engine
 from worker.engine.sequence import Queued
 from worker.llama.constrained import constraints_of
@@ -137,7 +138,7 @@ def read(form: ChatFormat, tools: tuple[OfferedTool, ...], text: str, *, is_cut:
 
 
 def check(runner: LlamaRunner, form: ChatFormat, seeds: range) -> None:
-    marks = Marks.of(runner.model.controls, runner.model.words)
+    marks = marks_among(runner.model.controls, runner.model.words)
     constraints = constraints_of(runner.model, marks, form)
     sets = {seed: tools_of(seed) for seed in seeds}
     asked = [submit_of(seed, Tools(tools=tools, is_required=True, is_parallel=False)) for seed, tools in sets.items()]
@@ -169,7 +170,7 @@ def test_a_thousand_required_calls_read_as_valid_calls(runner: LlamaRunner) -> N
 
 def test_a_token_of_a_required_call_takes_no_longer_than_one_of_free_text(runner: LlamaRunner) -> None:
     """Tokens that are forced are not drawn, and several of them are computed in one step."""
-    marks = Marks.of(runner.model.controls, runner.model.words)
+    marks = marks_among(runner.model.controls, runner.model.words)
     constraints = constraints_of(runner.model, marks)
     schema = {
         "type": "object",

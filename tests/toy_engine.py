@@ -31,7 +31,7 @@ from tests.engine.toy_constraint import N_VOCAB
 from tests.front.rehearsal import FACTS
 from tests.hostile_texts import TEXTS
 from worker.engine.backend import Found, LoadedModel, Meanwhile, Read, do_nothing
-from worker.engine.channels import Marks
+from worker.engine.dividers import marks_among
 from worker.engine.step import Constraint, Sampled, Step
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.process.main import main
@@ -99,7 +99,7 @@ class TalkativeRunner(FakeRunner):
         return super().run(step, meanwhile)
 
 
-MARKS = Marks.of(
+MARKS = marks_among(
     {name: TokenId(40 + at) for at, name in enumerate(("<|channel|>", "<|message|>", "<|start|>", "<|end|>"))}
 )
 _IDS = {name: token for token, name in MARKS.names.items()}

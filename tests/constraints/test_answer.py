@@ -13,7 +13,8 @@ from tests.chat.writing import FORMATS
 from tests.constraints.made_vocabulary import END, MadeVocabulary, markers_of
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
-from worker.engine.channels import CONTENT, Channel, Marks, Place
+from worker.engine.channels import CONTENT, Channel, Place
+from worker.engine.dividers import marks_among
 from worker.wire.chat_format import HERMES, CallFormat, ChatFormat
 from worker.wire.jobs import JobKey, OfferedTool, Sampling, Submit, TokenId, Tools, Violation
 
@@ -50,7 +51,7 @@ def constraint_of(
     budget: int | None = None,
     place: Place = CONTENT,
 ) -> AnswerConstraint:
-    marks = Marks.of(made.controls, made.words)
+    marks = marks_among(made.controls, made.words)
     constraints = Constraints(made.vocabulary(), give_back=lambda: None, marks=marks, form=form)
     found = constraints.constrain(
         Submit(
@@ -204,7 +205,7 @@ def test_what_is_taken_back_was_never_said(text: list[str], n_kept: int) -> None
 
 @pytest.mark.parametrize("is_required", [False, True])
 def test_a_call_may_end_the_reasoning(is_required: bool) -> None:
-    marks = Marks.of({}, SPELLED.words, None, (), ["<tool_call>\n"])
+    marks = marks_among({}, SPELLED.words, None, (), ["<tool_call>\n"])
     constraints = Constraints(SPELLED.vocabulary(), give_back=lambda: None, marks=marks)
     tools = Tools(tools=(TOOL,), is_required=is_required)
     found = constraints.constrain(
@@ -306,6 +307,6 @@ def test_beside_a_schema_an_answer_is_an_instance_or_calls(text: str) -> None:
 
 
 def test_without_tools_schema_or_budget_there_is_no_constraint() -> None:
-    constraints = Constraints(SPELLED.vocabulary(), give_back=lambda: None, marks=Marks.of({}, SPELLED.words))
+    constraints = Constraints(SPELLED.vocabulary(), give_back=lambda: None, marks=marks_among({}, SPELLED.words))
     submit = Submit(job=JobKey(1), prompt="", max_tokens=9, sampling=Sampling(seed=0), marks="split")
     assert constraints.constrain(submit) is None

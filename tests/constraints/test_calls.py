@@ -23,7 +23,8 @@ from tests.vocabularies import VOCABULARIES
 from worker.chat.parse import Message, Reader, message_of
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
-from worker.engine.channels import CONTENT, Channel, Marks, Place
+from worker.engine.channels import CONTENT, Channel, Place
+from worker.engine.dividers import marks_among
 from worker.llama.constrained import constraints_of
 from worker.llama.model import Model
 from worker.wire.chat_format import ChatFormat
@@ -98,7 +99,7 @@ def constraint_of(
     is_parallel: bool = True,
 ) -> AnswerConstraint:
     constraints = Constraints(
-        made.vocabulary(), give_back=lambda: None, marks=Marks.of(made.controls, made.words), form=form
+        made.vocabulary(), give_back=lambda: None, marks=marks_among(made.controls, made.words), form=form
     )
     return constrained(constraints, tools, is_required=is_required, is_parallel=is_parallel)
 
@@ -214,7 +215,7 @@ def test_an_answer_of_required_calls_reads_as_calls_with_valid_arguments(
 
 @pytest.mark.parametrize("seed", [seed for seed in range(60) if random_schema(seed).get("type") == "object"][:20])
 def test_elements_in_elements_read_as_what_their_schema_says(seed: int) -> None:
-    """What the notation cannot say, as objects of any names, is JSON."""
+    """The values that elements cannot say are JSON, such as objects with any names."""
     form, tool = CALLING["minimax-m3"], OfferedTool(name="get", place=0, parameters=json.dumps(random_schema(seed)))
     made = MadeVocabulary(markers_of(form))
     constraint = constraint_of(made, form, [tool])
@@ -253,7 +254,7 @@ def real(request: pytest.FixtureRequest, real_model: Model) -> Real:
     form = CALLING[request.param]
     if real_model.n_vocab == N_LLAMA_2 and request.param == "deepseek-v3":
         pytest.skip("the vocabulary cannot spell the form's markers")
-    constraints = constraints_of(real_model, Marks.of(real_model.controls, real_model.words), form)
+    constraints = constraints_of(real_model, marks_among(real_model.controls, real_model.words), form)
     return Real(RealVocabulary(real_model), constraints, form)
 
 

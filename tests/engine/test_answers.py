@@ -17,8 +17,8 @@ from tests.constraints.made_vocabulary import END, MadeVocabulary
 from tests.engine.fake_runner import FakeRunner, ToyModel
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
-from worker.engine.channels import Marks
 from worker.engine.config import EngineConfig
+from worker.engine.dividers import marks_among
 from worker.engine.loop import Engine
 from worker.engine.sequence import Queued
 from worker.engine.step import Sampled, Slice
@@ -36,7 +36,7 @@ from worker.wire.jobs import (
 from worker.wire.messages import Outbound
 
 VOCABULARY = MadeVocabulary((), ["<think>", "</think>", "<tool_call>", "\n\n", '{"', '"}'])
-MARKS = Marks.of(VOCABULARY.controls, VOCABULARY.words)
+MARKS = marks_among(VOCABULARY.controls, VOCABULARY.words)
 THINK, CLOSE, CALL = (VOCABULARY.words[word] for word in ("<think>", "</think>", "<tool_call>"))
 LIKED = [THINK, CLOSE, CALL, *map(TokenId, b'ab1"}')]
 """The tokens that the model prefers."""

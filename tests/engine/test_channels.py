@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.channels import FAMILIES, NO_MARKS, Channel, ChannelText, Marks, Place, Turn
+from worker.engine.channels import NO_MARKS, Channel, ChannelText, Place, Turn
+from worker.engine.dividers import FAMILIES, marks_among
 from worker.engine.text import TextStream
 from worker.wire.jobs import TokenId
 
@@ -15,7 +16,7 @@ CONTROLS = {
     name: TokenId(1000 + number)
     for number, name in enumerate(dict.fromkeys([*(name for family in FAMILIES for name in family), "<|other|>"]))
 }
-MARKS = Marks.of(CONTROLS)
+MARKS = marks_among(CONTROLS)
 LETTERS = TokenId(1)
 """Any token that is no control token."""
 
@@ -188,7 +189,7 @@ def test_marks_are_shown_by_their_names_or_not_at_all(names: list[str]) -> None:
 
 
 def test_names_that_are_ordinary_tokens_divide_nothing() -> None:
-    marks = Marks.of({"[THINK]": TokenId(5), "<|channel|>": TokenId(6)})
+    marks = marks_among({"[THINK]": TokenId(5), "<|channel|>": TokenId(6)})
     assert not marks.turns
     text = ChannelText((), marks, "split")
     assert shown([(TokenId(5), b""), (LETTERS, b"[/THINK]x")], text) == [(False, "[/THINK]x")]

@@ -1,15 +1,15 @@
 """Drawn tokens become a text in channels: some tokens divide reasoning from content.
 
-This module owns which tokens divide an answer in which model families, the place of each token (`Place`), and the
-channel of each piece of text (`ChannelText`). It knows nothing of templates or of how text may be shown (text.py). It
-is pure and runs on the step thread.
+This module owns the place of each token (`Place`), and the channel of each piece of text (`ChannelText`). It knows
+nothing of templates, of model families (dividers.py) or of how text may be shown (text.py). It is pure and runs on the
+step thread.
 
     <|channel|> analysis <|message|> The user greets. <|end|> <|start|> assistant <|channel|> final <|message|> Hello!
     └ header ──────────┘             └ reasoning ───┘         └ role ─────────────────────┘             └ content ───┘
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -49,33 +49,6 @@ class Turn(Enum):
 FINAL: Final = frozenset({"final", "response"})
 """The names of channels whose text is the answer. The text of a message without a name is the answer, too."""
 
-FAMILIES: tuple[Mapping[str, Turn], ...] = (
-    # gpt-oss (harmony).
-    {
-        "<|channel|>": Turn.NAME,
-        "<|message|>": Turn.BODY,
-        "<|start|>": Turn.SPEAK,
-        "<|end|>": Turn.ANSWER,
-        "<|call|>": Turn.ANSWER,
-    },
-    {"<|message|>": Turn.BODY, "<|eom|>": Turn.ANSWER, "<|start|>": Turn.SPEAK, "<|eot|>": Turn.ANSWER},  # Muse
-    {"[THINK]": Turn.THINK, "[/THINK]": Turn.ANSWER},  # Magistral, Ministral 3
-    {"<|channel>": Turn.NAME_LINE, "<channel|>": Turn.ANSWER},  # Gemma 4
-    {  # Command R7B, Command A
-        "<|START_THINKING|>": Turn.THINK,
-        "<|END_THINKING|>": Turn.ANSWER,
-        "<|START_RESPONSE|>": Turn.ANSWER,
-        "<|START_TEXT|>": Turn.ANSWER,
-    },
-    {"<think>": Turn.THINK, "</think>": Turn.ANSWER},
-    {"<seed:think>": Turn.THINK, "</seed:think>": Turn.ANSWER},
-    {"<mm:think>": Turn.THINK, "</mm:think>": Turn.ANSWER},
-    {"<|begin_of_thought|>": Turn.THINK, "<|end_of_thought|>": Turn.ANSWER},
-)
-"""The tokens that divide an answer, by their names. A family counts if the vocabulary has its first two as control
-tokens or as words of its own; names that are spelled by several tokens, or by ordinary ones, are text, and are shown.
-"""
-
 _TO: Final = re.compile(rb"(?:^|\s)(to=\S*?)(?=$|\s|<)")
 """The recipient in a header or a role."""
 _TO_ITSELF, _TO_THE_USER = b"to=self", b"to=user"
@@ -113,41 +86,6 @@ class Marks:
     """The control tokens that belong to calls."""
     enders: frozenset[TokenId] = frozenset()
     """The tokens with which a call begins, if a call ends the reasoning."""
-
-    @classmethod
-    def of(
-        cls,
-        controls: Mapping[str, TokenId],
-        words: Mapping[str, TokenId] | None = None,
-        pair: tuple[str, str] | None = None,
-        calls: Collection[str] = (),
-        enders: Collection[str] = (),
-    ) -> "Marks":
-        """Make the marks of a vocabulary. `controls` are its control tokens by their names, `words` the texts that have
-        a token of their own by definition. `pair` are the markers around the reasoning, if they are known. `calls` are
-        the markers of calls, `enders` those with which a call ends the reasoning.
-        """
-        tokens = {**(words or {}), **controls}
-        families = [*FAMILIES, *([{pair[0]: Turn.THINK, pair[1]: Turn.ANSWER}] if pair is not None else [])]
-        turns: dict[TokenId, Turn] = {}
-        closers: dict[TokenId, TokenId] = {}
-        for family in families:
-            if all(name in tokens for name in list(family)[:2]):
-                made = {tokens[name]: turn for name, turn in family.items() if name in tokens}
-                closer = next(token for token, turn in made.items() if turn is Turn.ANSWER)
-                closers = {token: closer for token, turn in made.items() if turn is not Turn.ANSWER} | closers
-                turns = made | turns
-        return cls(
-            {token: name for name, token in controls.items()},
-            turns,
-            closers,
-            frozenset(token for name, token in controls.items() if any(name in marker for marker in calls)),
-            frozenset(
-                tokens[max(names, key=len)]
-                for marker in enders
-                if (names := [name for name in tokens if name.strip() and marker.strip().startswith(name)])
-            ),
-        )
 
     def after(self, place: Place, token: TokenId, piece: bytes) -> Place:
         """Return the place after a token."""

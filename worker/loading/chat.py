@@ -12,6 +12,7 @@ from worker.chat.marks import Json, Names
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates
 from worker.engine.channels import Marks
+from worker.engine.dividers import marks_among
 from worker.errors import ModelLoadFailed
 from worker.llama.model import TOKEN_KINDS, Model
 from worker.model.info import ModelInfo
@@ -73,7 +74,7 @@ def marks_of(model: Model, form: ChatFormat) -> Marks:
     enders = []
     if calls is not None and form.reasoning is not None and form.reasoning.is_ended_by_call:
         enders = [marker for marker in (calls.section_begin, calls.call_begin) if marker]
-    return Marks.of(model.controls, model.words, pair, markers, enders)
+    return marks_among(model.controls, model.words, pair, markers, enders)
 
 
 _MARKERS = (
