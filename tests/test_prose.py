@@ -129,7 +129,11 @@ FIRST_READ = (
 
 EXPLANATIONS = (
     *(f"docs/{name}.md" for name in ("architecture", "chat", "decisions", "determinism", "performance", "scaling")),
-    *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs" / "measurements").glob("*.md")),
+    *sorted(
+        str(page.relative_to(ROOT))
+        for folder in ("measurements", "device-checks")
+        for page in (ROOT / "docs" / folder).glob("*.md")
+    ),
 )
 """The pages with reasons and numbers."""
 

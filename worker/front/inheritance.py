@@ -10,8 +10,9 @@ from worker.host import cpu_quota
 from worker.observe.covering import without_secrets
 
 WAITING = {"GOMP_SPINCOUNT": "30000"}
-"""The number of times that libgomp's threads look for work before they sleep; docs/measurements/2026-11-steps.md#threads has the
-costs of other numbers. clang's libomp ignores it: its threads give the processor up while they wait, which is best."""
+"""The number of times that libgomp's threads look for work before they sleep; the costs of other numbers are in
+docs/measurements/2026-11-steps.md#threads. clang's libomp ignores it: its threads give the processor up while they
+wait, which is best."""
 
 
 @contextlib.contextmanager
