@@ -3,12 +3,14 @@
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import jsonschema
+import msgspec
 import pytest
 
+from tests.chat.writing import FORMATS
 from tests.random_schemas import Schema, random_schema
 from worker.chat.parse import Message, Reader, message_of
 from worker.constraints.jobs import Constraints
@@ -113,7 +115,9 @@ def submit_of(seed: int, tools: Tools | None, max_tokens: int = MAX_TOKENS) -> S
     return Submit(job=JobKey(seed), prompt="", max_tokens=max_tokens, sampling=sampling, marks="split", tools=tools)
 
 
-def answer_all(runner: LlamaRunner, constraints: Constraints, submits: list[Submit], marks: Marks) -> Answers:
+def answer_all(
+    runner: LlamaRunner, constraints: Constraints, submits: list[Submit], marks: Marks, text: str = PROMPT
+) -> Answers:
     answers = Answers()
     engine = Engine(
         runner,
@@ -122,7 +126,7 @@ def answer_all(runner: LlamaRunner, constraints: Constraints, submits: list[Subm
         clock=time.monotonic,
         marks=marks,
     )
-    prompt = runner.model.tokenize(PROMPT)
+    prompt = runner.model.tokenize(text)
     for submit in submits:
         constraint = constraints.constrain(submit)
         assert not isinstance(constraint, Violation), constraint.message
@@ -160,6 +164,28 @@ def check(runner: LlamaRunner, form: ChatFormat, seeds: range) -> None:
 
 def test_required_calls_of_random_tools_read_as_valid_calls(runner: LlamaRunner) -> None:
     check(runner, HERMES, range(40))
+
+
+def test_a_reasoning_that_the_prompt_has_opened_in_text_keeps_its_budget(runner: LlamaRunner) -> None:
+    """The default model's vocabulary has no tokens for these markers, and it has not learned to write their end."""
+    opened, form = "Question: 1+1?\n<think>\n", FORMATS["qwen3"]
+    piece = runner.model.piece
+    marks = replace(marks_among(runner.model.controls), spoken=("<think>\n", "\n</think>\n\n"), piece=piece)
+    constraints = constraints_of(runner.model, marks, form)
+    tools = tools_of(0)
+    asked = [
+        msgspec.structs.replace(submit_of(seed, each, max_tokens), reasoning_budget=5)
+        for seed, each, max_tokens in ((0, None, 30), (1, Tools(tools=tools, is_required=True, is_parallel=False), 200))
+    ]
+    answers = answer_all(runner, constraints, asked, marks, opened)
+    free, call = (read(form, tools, answers.texts[submit.job], is_cut=False) for submit in asked)
+    assert free.reasoning
+    assert free.content
+    assert call.reasoning
+    assert call.calls
+    assert not call.content
+    for message in (free, call):
+        assert len(runner.model.tokenize(message.reasoning)) <= 8, "5 tokens, spelled again"
 
 
 @pytest.mark.soak

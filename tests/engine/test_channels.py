@@ -1,6 +1,7 @@
 """Control tokens divide reasoning from content, however the text is cut into tokens."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from worker.engine.channels import NO_MARKS, Channel, ChannelText, Place, Turn
 from worker.engine.dividers import FAMILIES, marks_among
 from worker.engine.text import TextStream
-from worker.wire.jobs import TokenId
+from worker.wire.jobs import MarkUse, TokenId
 
 CONTROLS = {
     name: TokenId(1000 + number)
@@ -119,6 +120,21 @@ def test_in_the_form_of_muse_the_recipient_says_what_a_message_is(
     assert content(parts).replace("<|eom|>", "") == "".join(
         heads.get(recipient, "") + body for recipient, body in bodies if recipient not in hidden
     )
+
+
+def test_a_reasoning_that_a_prompt_has_opened_in_text_has_its_marker() -> None:
+    prompt = b"ab Thoughts:\n"
+    marks = replace(NO_MARKS, spoken=("Thoughts:\n", "\nAnswer:"), piece=lambda token: prompt[token : token + 1])
+    tokens = [TokenId(place) for place in range(len(prompt))]
+    opened, other = marks.place_after(tokens), marks.place_after(tokens[:11])
+    assert (opened.is_opened, other.is_opened) == (True, False)
+    uses: list[tuple[Place, MarkUse, str]] = [
+        (opened, "split", "Thoughts:\nHm."),
+        (other, "split", "Hm."),
+        (opened, "shown", "Hm."),
+    ]
+    for place, use, expected in uses:
+        assert content(shown(letters("Hm.", [1]), ChannelText((), marks, use, place))) == expected
 
 
 def test_a_header_may_end_with_its_line() -> None:

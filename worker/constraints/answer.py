@@ -13,35 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from worker.constraints.constraint import Constraint, Mask
+from worker.constraints.spoken import Begin, SpokenReasoning
 from worker.constraints.vocabulary import SPECIAL, Tokens
 from worker.engine.channels import CONTENT, Channel, Marks, Place, Turn
 from worker.engine.step import Token
 from worker.wire.jobs import TokenId
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """A text that begins a call: control tokens, and texts between them."""
-
-    parts: tuple[str | int, ...]
-
-    def encoded(self, tokens: Tokens) -> bytes:
-        """The bytes that are looked for. A control token's name stands behind a byte that no text has."""
-        return b"".join(part.encode() if isinstance(part, str) else SPECIAL + tokens.name(part) for part in self.parts)
-
-    def spelled(self, rest: bytes, tokens: Tokens) -> list[int]:
-        """The tokens of the text and the bytes behind it; empty if they cannot be spelled."""
-        found: list[int] = []
-        for place, part in enumerate(self.parts):
-            if isinstance(part, int):
-                found.append(part)
-                continue
-            data = part.encode() + (rest if place == len(self.parts) - 1 else b"")
-            spelled = tokens.spelled(data)
-            if not spelled:
-                return []
-            found += spelled
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +51,10 @@ class _Point(NamedTuple):
     """The last bytes of free text, in which a call may have begun; None if none can begin any more."""
     n_reasoning: int = 0
     has_reasoned: bool = False
+    is_thinking: bool = False
+    """True in a reasoning whose markers are text."""
+    heard: bytes = b""
+    """The last bytes of text, in which a marker of such a reasoning may have begun."""
     is_over: bool = False
 
 
@@ -89,11 +69,12 @@ class AnswerConstraint:
         whole: Seq[Constraint] = (),
         calls: Calls | None = None,
         loose_tools: tuple[int, ...] = (),
+        spoken: SpokenReasoning | None = None,
         budget: int | None = None,
     ) -> None:
         """`whole` are the constraints of the answer without its reasoning, one after the other; `calls` those of calls
-        in a free answer. `loose_tools` are the places of tools whose schemas are not enforced. `budget` is the most
-        tokens of reasoning.
+        in a free answer. `loose_tools` are the places of tools whose schemas are not enforced. `spoken` are the
+        markers of the reasoning if they are text. `budget` is the most tokens of reasoning.
         """
         self.loose_tools = loose_tools
         self._tokens = tokens
@@ -105,6 +86,7 @@ class AnswerConstraint:
         self._calls = calls
         self._begins = [(each, each.encoded(tokens)) for each in calls.begins] if calls is not None else []
         self._n_tail = max((len(data) - 1 for _, data in self._begins), default=0)
+        self._spoken = spoken
         self._budget = budget
         self._openers = [token for token, turn in marks.turns.items() if turn in {Turn.THINK, Turn.NAME_LINE}]
         self._n_most = 0
@@ -116,7 +98,15 @@ class AnswerConstraint:
         """Begin at a place, with at most `n_tokens` to come. This is called once, before the first token."""
         self._n_most = n_tokens
         tail = b"" if self._calls is None else self._calls.before
-        self._points = [_Point(place, current=0 if self._is_whole else None, n_made=len(self._followed), tail=tail)]
+        self._points = [
+            _Point(
+                place,
+                current=0 if self._is_whole else None,
+                n_made=len(self._followed),
+                tail=tail,
+                is_thinking=place.is_opened and self._spoken is not None,
+            )
+        ]
 
     # ── the next token ───────────────────────────────────────────────────────────────────────────
 
@@ -124,7 +114,7 @@ class AnswerConstraint:
     def is_masking(self) -> bool:
         """True if the next token is drawn under a mask."""
         point = self._points[-1]
-        return point.is_over or (point.current is not None and not _is_free(point.place))
+        return point.is_over or (point.current is not None and not _is_free(point))
 
     def allowed(self) -> Mask | None:
         """bool[n_vocab], as `Constraint.allowed`; None if any token may come. Raises: ValueError as there."""
@@ -152,7 +142,9 @@ class AnswerConstraint:
         ends in time.
         """
         point = self._points[-1]
-        if _is_free(point.place):
+        if point.is_thinking:
+            return self._settled_in_text(point, token)
+        if _is_free(point):
             must_go_on = self._is_whole and token in self._tokens.own_ends
             return point.place.closer if must_go_on and point.place.closer is not None else token
         if point.current is None or token in self._openers_at(point):
@@ -162,7 +154,7 @@ class AnswerConstraint:
     def forced(self) -> list[int]:
         """The tokens that must come next, as `Constraint.forced`."""
         point = self._points[-1]
-        if _is_free(point.place):
+        if _is_free(point):
             return self._closing(point)
         if point.current is None or self._openers_at(point):
             return []
@@ -207,7 +199,7 @@ class AnswerConstraint:
         point = self._points[-1]
         if point.is_over:
             return False
-        if _is_free(point.place):
+        if _is_free(point):
             closing = self._closing(point)
             return not closing or closing[0] == token
         if point.current is None or token in self._openers_at(point):
@@ -215,8 +207,10 @@ class AnswerConstraint:
         return self._followed[point.current].n_allowed([token]) == 1
 
     def _closing(self, point: _Point) -> list[int]:
-        """The token that closes the reasoning, if it is used up."""
+        """The tokens that close the reasoning, if it is used up."""
         is_used_up = self._budget is not None and point.n_reasoning >= self._budget
+        if point.is_thinking and self._spoken is not None:
+            return self._spoken.closing(point.heard) if is_used_up else []
         is_reasoning = point.place.channel is Channel.REASONING
         return [point.place.closer] if is_used_up and is_reasoning and point.place.closer is not None else []
 
@@ -257,18 +251,19 @@ class AnswerConstraint:
 
     def _after(self, point: _Point, token: TokenId) -> _Point:
         piece = self._tokens.piece(token)
+        if point.is_thinking:
+            return self._thought(point, piece or SPECIAL + self._tokens.name(token))
         place = self._marks.after(point.place, token, piece)
-        is_ended = _is_free(point.place) and token in self._marks.enders
+        is_ended = _is_free(point) and token in self._marks.enders
         if is_ended and point.current is not None and not self._followed[point.current].n_allowed([token]):
             is_ended, place = False, point.place
-        if _is_free(point.place) and not is_ended:
+        if _is_free(point) and not is_ended:
             is_still = place.channel is Channel.REASONING and point.place.channel is Channel.REASONING
             return point._replace(place=place, tail=b"", n_reasoning=point.n_reasoning + is_still, has_reasoned=True)
         if point.current is not None and token not in self._openers_at(point):
             return self._followed_by(point._replace(place=place), [token])
-        if self._begins and point.tail is not None and not self._is_given_up and not _is_free(place):
-            return self._watched(point._replace(place=place), piece or SPECIAL + self._tokens.name(token))
-        return point._replace(place=place)
+        point = point._replace(place=place)
+        return point if _is_free(point) else self._listened(point, piece or SPECIAL + self._tokens.name(token))
 
     def _followed_by(self, point: _Point, tokens: list[int]) -> _Point:
         number = point.current
@@ -284,6 +279,41 @@ class AnswerConstraint:
             return point._replace(current=number + 1, n_followed=0)
         is_over = self._is_whole or (self._calls is not None and not self._calls.is_parallel)
         return point._replace(current=None, n_followed=0, is_over=is_over)
+
+    # ── reasoning between texts ──────────────────────────────────────────────────────────────────
+
+    def _listened(self, point: _Point, data: bytes) -> _Point:
+        """Look for the beginning of a reasoning, and of a call, at the end of the free text."""
+        if self._spoken is not None and not self._is_whole:
+            text = point.heard + data
+            if (rest := self._spoken.after_begin(text)) is not None:
+                return self._thought(point._replace(is_thinking=True, has_reasoned=True, heard=b"", tail=b""), rest)
+            point = point._replace(heard=self._spoken.heard(text))
+        can_begin = self._begins and point.tail is not None and not self._is_given_up
+        return self._watched(point, data) if can_begin else point
+
+    def _thought(self, point: _Point, data: bytes) -> _Point:
+        """Go on in the reasoning; behind its end the answer follows."""
+        assert self._spoken is not None
+        text = point.heard + data
+        if (rest := self._spoken.after_end(text)) is not None:
+            point = point._replace(is_thinking=False, heard=b"", tail=b"")
+            return point if point.current is not None else self._listened(point, rest)
+        point = point._replace(heard=self._spoken.heard(text), n_reasoning=point.n_reasoning + bool(data))
+        if not self._begins or not self._spoken.is_ended_by_call or point.tail is None:
+            return point
+        point = self._watched(point, data)
+        return point._replace(is_thinking=point.current is None)
+
+    def _settled_in_text(self, point: _Point, token: TokenId) -> TokenId:
+        """The token to go on by in a reasoning: a whole answer does not end there, nor begin in the token that closes
+        it."""
+        assert self._spoken is not None
+        rest = self._spoken.after_end(point.heard + self._tokens.piece(token))
+        if not self._is_whole or (token not in self._tokens.own_ends and not (rest or b"").strip()):
+            return token
+        closing = self._spoken.closing(point.heard)
+        return TokenId(closing[0]) if closing else token
 
     # ── the beginning of a call ──────────────────────────────────────────────────────────────────
 
@@ -327,6 +357,8 @@ class _NoCall(Exception):
     """The text behind a beginning does not fit any call."""
 
 
-def _is_free(place: Place) -> bool:
-    """True if no constraint holds at a place: in the reasoning, and in a line that names it."""
-    return place.channel is Channel.REASONING or (place.channel is Channel.HEADER and place.is_line)
+def _is_free(point: _Point) -> bool:
+    """True if no constraint holds at a point: in the reasoning, and in a line that names it."""
+    place = point.place
+    is_reasoning = point.is_thinking or place.channel is Channel.REASONING
+    return is_reasoning or (place.channel is Channel.HEADER and place.is_line)

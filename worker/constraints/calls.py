@@ -24,10 +24,11 @@ from worker.chat.tool_grammar import (
     has_own_headers,
 )
 from worker.chat.values import loaded, types_of
-from worker.constraints.answer import Begin, Calls
+from worker.constraints.answer import Calls
 from worker.constraints.constraint import Constraint, Unsupported, calls_matcher, enforceable, json_options
 from worker.constraints.gbnf import BadGrammar, check_lark
 from worker.constraints.schema_gaps import plain
+from worker.constraints.spoken import Begin
 from worker.constraints.vocabulary import Tokens
 from worker.engine.channels import Marks, Turn
 from worker.wire.chat_format import CallFormat
@@ -121,8 +122,7 @@ class CallCompiler:
 
     @property
     def _markers(self) -> Markers:
-        controls = {name: int(token) for token, name in self.marks.names.items()}
-        return Markers(controls, frozenset(map(int, self.tokens.own_ends)))
+        return markers_of(self.marks, self.tokens)
 
     def _constraint(self, matcher: llguidance.LLMatcher) -> Constraint:
         return Constraint(matcher, self.tokens, None)
@@ -205,6 +205,12 @@ class CallCompiler:
             # The readers of this notation know other escapes otherwise.
             options = {**options, "json_allowed_escapes": _PLAIN_ESCAPES, "json_allow_general_unicode_escapes": False}
         return Tool(offered.name, {**schema, OPTIONS: options})
+
+
+def markers_of(marks: Marks, tokens: Tokens) -> Markers:
+    """The markers of a vocabulary that are control tokens."""
+    controls = {name: int(token) for token, name in marks.names.items()}
+    return Markers(controls, frozenset(map(int, tokens.own_ends)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ from collections.abc import Sequence as Seq
 import llguidance
 
 from worker.constraints.answer import AnswerConstraint, Calls
-from worker.constraints.calls import BadTool, CallCompiler
+from worker.constraints.calls import BadTool, CallCompiler, markers_of
 from worker.constraints.closing import Closing
 from worker.constraints.constraint import UNTRIED_BYTES, Constraint, Field, Unsupported, compiled
+from worker.constraints.spoken import Begin, SpokenReasoning
 from worker.constraints.vocabulary import Tokens, Vocabulary
 from worker.engine.channels import NO_MARKS, Marks
 from worker.wire.chat_format import HERMES, ChatFormat
@@ -40,6 +41,7 @@ class Constraints:
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(self._tokens), n_vocab=len(self._tokens.tokens), eos_token=self._tokens.ends
         )
+        self._spoken = _spoken(marks, form, self._tokens)
         self._calls = CallCompiler(self._tokenizer, self._tokens, marks, form.calls)
 
     def constrain(self, submit: Submit) -> AnyConstraint | Violation | None:
@@ -56,7 +58,8 @@ class Constraints:
                 found = self._of_text(field, text)
                 return found if isinstance(found, Violation) else self._behind_reasoning(found, submit)
         is_budgeted = submit.reasoning_budget is not None and submit.marks == "split"
-        return self._answer(submit) if is_budgeted and self._marks.closers else None
+        can_close = self._marks.closers or self._marks.spoken
+        return self._answer(submit) if is_budgeted and can_close else None
 
     def _of_text(self, field: Field, text: str) -> Constraint | Violation:
         tokens = self._tokens
@@ -73,7 +76,7 @@ class Constraints:
 
     def _behind_reasoning(self, constraint: Constraint, submit: Submit) -> AnyConstraint:
         """The reasoning of a divided answer is free."""
-        if submit.marks != "split" or not self._marks.turns:
+        if submit.marks != "split" or not (self._marks.turns or self._marks.spoken):
             return constraint
         head = self._calls.head()
         return self._answer(submit, whole=[constraint] if head is None else [head, constraint])
@@ -105,5 +108,21 @@ class Constraints:
     ) -> AnswerConstraint:
         budget = submit.reasoning_budget if submit.marks == "split" else None
         return AnswerConstraint(
-            self._tokens, self._marks, whole=whole, calls=calls, loose_tools=loose_tools, budget=budget
+            self._tokens,
+            self._marks,
+            whole=whole,
+            calls=calls,
+            loose_tools=loose_tools,
+            spoken=self._spoken,
+            budget=budget,
         )
+
+
+def _spoken(marks: Marks, form: ChatFormat, tokens: Tokens) -> SpokenReasoning | None:
+    """The markers of reasoning that are text; None if there are none."""
+    if marks.spoken is None:
+        return None
+    markers = markers_of(marks, tokens)
+    begin, end = (Begin(tuple(markers.parts(text))) for text in (marks.spoken[0], marks.spoken[1].rstrip()))
+    is_ended_by_call = form.reasoning is not None and form.reasoning.is_ended_by_call
+    return SpokenReasoning(begin, end, tokens, is_ended_by_call=is_ended_by_call)

@@ -9,7 +9,7 @@ step thread.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -52,6 +52,8 @@ FINAL: Final = frozenset({"final", "response"})
 _TO: Final = re.compile(rb"(?:^|\s)(to=\S*?)(?=$|\s|<)")
 """The recipient in a header or a role."""
 _TO_ITSELF, _TO_THE_USER = b"to=self", b"to=user"
+_N_COMPARED: Final = 64
+"""The number of a prompt's last tokens in which a marker is looked for."""
 _FIRST_WORD: Final = re.compile(rb"\s*([^\s<]*)")
 
 
@@ -68,6 +70,8 @@ class Place:
     """True if the end of the line ends the header."""
     closer: TokenId | None = None
     """The token that closes the reasoning."""
+    is_opened: bool = False
+    """True if the prompt has opened a reasoning whose markers are text."""
 
 
 CONTENT: Final = Place(Channel.CONTENT)
@@ -86,6 +90,10 @@ class Marks:
     """The control tokens that belong to calls."""
     enders: frozenset[TokenId] = frozenset()
     """The tokens with which a call begins, if a call ends the reasoning."""
+    spoken: tuple[str, str] | None = None
+    """The markers around the reasoning if they are text, which no token divides."""
+    piece: Callable[[TokenId], bytes] = lambda _: b""
+    """The bytes of a token, with which a prompt's end is compared with such a marker."""
 
     def after(self, place: Place, token: TokenId, piece: bytes) -> Place:
         """Return the place after a token."""
@@ -124,6 +132,10 @@ class Marks:
         A prompt that ends in a header names its channel in a text that is not read here, so its answer counts as
         content.
         """
+        if self.spoken is not None:
+            end = b"".join(self.names.get(token, "").encode() or self.piece(token) for token in prompt[-_N_COMPARED:])
+            is_opened = end.rstrip().endswith(self.spoken[0].strip().encode())
+            return replace(CONTENT, is_opened=True) if is_opened else CONTENT
         last = self._last_turn(prompt)
         if last is None or self.turns[last] not in {Turn.THINK, Turn.SPEAK, Turn.NAME}:
             return CONTENT
@@ -187,6 +199,9 @@ class ChannelText:
         """The text so far of an answer that has begun in a role or a header; None once a control token has come."""
         self._due = b""
         """Text that belongs before the next token's."""
+        if self._place.is_opened and marks.spoken is not None:
+            # Who reads the text has not seen the prompt.
+            self._due = marks.spoken[0].encode()
         self._n_head = 0
         """The number of tokens of the current role and header."""
         self.is_reasoning = False

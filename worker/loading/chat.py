@@ -4,6 +4,7 @@ Owns the choice and its refusals; the room worker/chat reads templates.
 """
 
 import logging
+from dataclasses import replace
 from typing import cast
 
 import msgspec
@@ -74,7 +75,10 @@ def marks_of(model: Model, form: ChatFormat) -> Marks:
     enders = []
     if calls is not None and form.reasoning is not None and form.reasoning.is_ended_by_call:
         enders = [marker for marker in (calls.section_begin, calls.call_begin) if marker]
-    return marks_among(model.controls, model.words, pair, markers, enders)
+    marks = marks_among(model.controls, model.words, pair, markers, enders)
+    if form.reasoning is None or marks.turns or (calls is not None and calls.form == "harmony"):
+        return marks
+    return replace(marks, spoken=(form.reasoning.begin, form.reasoning.end), piece=model.piece)
 
 
 _MARKERS = (

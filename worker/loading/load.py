@@ -328,7 +328,7 @@ def _model_facts(loaded: LoadedRunner, chat: ChatTemplates | Violation, form: Ch
         chat_template=templates.default.source if templates else None,
         chat_template_caps=templates.caps if templates else (),
         chat_format=form,
-        can_limit_reasoning=bool(marks.closers),
+        can_limit_reasoning=bool(marks.closers or marks.spoken),
     )
 
 
