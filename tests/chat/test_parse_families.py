@@ -22,8 +22,12 @@ TOOLS: dict[str, object] = {
             "limit": {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "object"}]},
             "unit": {"enum": ["kelvin", "celsius"]},
             "stations": {"$ref": "#/$defs/stations"},
+            "point": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/point"}]},
         },
-        "$defs": {"stations": {"type": "array", "items": {"type": "object", "properties": {"id": {"type": "string"}}}}},
+        "$defs": {
+            "point": {"type": "object", "properties": {"name": {"type": "string"}}},
+            "stations": {"type": "array", "items": {"type": "object", "properties": {"id": {"type": "string"}}}},
+        },
     },
     "save": {"type": "object", "properties": {"path": {"type": "string"}, "text": {"type": "string"}}},
     "stop": {"type": "object", "properties": {}},
@@ -350,6 +354,12 @@ CASES = (
         calls=(("weather", {"place": {"lat": 1.5, "lon": -2}, "hours": [1, 2], "stations": [{"id": "7"}]}),),
     ),
     Case("minimax-m3", "a union", m3("~<limit>~<max>10~</max>~</limit>"), calls=(("weather", {"limit": {"max": 10}}),)),
+    Case(
+        "minimax-m3",
+        "text in an object that may be null",
+        m3("~<point>~<name>12~</name>~</point>"),
+        calls=(("weather", {"point": {"name": "12"}}),),
+    ),
     Case(
         "minimax-m3",
         "an end in JSON",

@@ -55,9 +55,13 @@ leaves: st.SearchStrategy[Schema] = st.sampled_from(
         {"type": ["integer", "null"]},
         {"type": "object", "properties": {"x": {"type": "number"}, "y": {"type": "boolean"}}, "required": ["y"]},
         {"$ref": "#/$defs/level"},
+        {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/point"}]},
     ]
 )
-DEFINITIONS = {"level": {"enum": ["low", "high"]}}
+DEFINITIONS = {
+    "level": {"enum": ["low", "high"]},
+    "point": {"type": "object", "properties": {"x": {"type": "string", "maxLength": 3}}, "required": ["x"]},
+}
 
 
 @st.composite
@@ -70,7 +74,7 @@ def offers(draw: st.DrawFn) -> list[OfferedTool]:
         properties = draw(st.dictionaries(st.sampled_from(MEMBERS), leaves, max_size=3))
         required = draw(st.lists(st.sampled_from(sorted(properties)), unique=True)) if properties else []
         schema: Schema = {"type": "object", "properties": properties, "required": required}
-        if any("$ref" in each for each in properties.values()):
+        if any("$ref" in json.dumps(each) for each in properties.values()):
             schema["$defs"] = DEFINITIONS
         made.append(OfferedTool(name=name, place=place, parameters=json.dumps(schema)))
     return made

@@ -512,6 +512,10 @@ class _Writer:
             if kinds == {"array"} and not found.keys() - {"type", "items", "minItems", "maxItems", *_NOTES}:
                 item = self._element("item", found.get("items", {}), root, path)
                 return _repeated(item, found, "")
+            rich = [part for part in _branches(found) if types_of(part, root) & {"object", "array"}]
+            if len(rich) == 1 and len(types_of(rich[0], root)) == 1 and kinds:
+                plain = {"anyOf": [part for part in _branches(found) if part is not rich[0]]}
+                return f"({self._inner(rich[0], root, path)} | {self._json(plain, root)})"
         return self._json(schema, root)
 
     def _text(self, text: "Text", end: str) -> str:

@@ -6,7 +6,7 @@ types is a string. Pure.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 JsonType = str
@@ -14,6 +14,8 @@ ANY: Final[frozenset[JsonType]] = frozenset()
 """The types of a schema that does not say."""
 STRING: Final[frozenset[JsonType]] = frozenset({"string"})
 _MAX_REFERENCES: Final = 8
+_MAX_SCHEMAS: Final = 200
+"""The most choices of one schema that are looked at."""
 _WORDS: Final = {"True": "true", "False": "false", "None": "null"}
 """Python's words, which templates write that do not use tojson."""
 _NUMBER_TYPES: Final = frozenset({"integer", "number"})
@@ -23,16 +25,32 @@ _SPACE: Final = " \t\r\n"
 
 
 def member(schema: object, root: object, name: str) -> object:
-    """Return the schema of an object's member, or None."""
-    found = resolved(schema, root)
-    properties = found.get("properties") if isinstance(found, Mapping) else None
-    return resolved(properties.get(name), root) if isinstance(properties, Mapping) else None
+    """Return the schema of an object's member, or None. The object may be one of several choices."""
+    for found in _choices(schema, root):
+        properties = found.get("properties")
+        if isinstance(properties, Mapping) and name in properties:
+            return resolved(properties[name], root)
+    return None
 
 
 def items(schema: object, root: object) -> object:
-    """Return the schema of the elements of a list, or None."""
-    found = resolved(schema, root)
-    return resolved(found.get("items"), root) if isinstance(found, Mapping) else None
+    """Return the schema of the elements of a list, or None. The list may be one of several choices."""
+    listed = (found["items"] for found in _choices(schema, root) if "items" in found)
+    return resolved(next(listed, None), root)
+
+
+def _choices(schema: object, root: object) -> Iterator[Mapping[str, object]]:
+    """Yield a schema, and those that its instances may or must fit, each once."""
+    waiting, seen = [schema], set[int]()
+    while waiting and len(seen) < _MAX_SCHEMAS:
+        found = resolved(waiting.pop(0), root)
+        if not isinstance(found, Mapping) or id(found) in seen:
+            continue
+        seen.add(id(found))
+        yield found
+        for key in ("anyOf", "oneOf", "allOf"):
+            parts = found.get(key)
+            waiting += parts if isinstance(parts, list | tuple) else []
 
 
 def resolved(schema: object, root: object) -> object:
@@ -47,11 +65,27 @@ def resolved(schema: object, root: object) -> object:
     return None
 
 
-def types_of(schema: object, root: object, depth: int = 0) -> frozenset[JsonType]:
+def types_of(schema: object, root: object) -> frozenset[JsonType]:
     """Return the types that a schema allows, or none if it does not say."""
+    return _types_of(schema, root, {})
+
+
+def _types_of(schema: object, root: object, known: dict[int, frozenset[JsonType]]) -> frozenset[JsonType]:
+    """The same; `known` are the types of schemas that were met already, none for those that are not read to their end.
+    Without it, choices among choices would take a time that their number raised to their depth is."""
     schema = resolved(schema, root)
-    if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
+    if not isinstance(schema, Mapping):
         return ANY
+    if id(schema) not in known:
+        known[id(schema)] = ANY
+        if len(known) < _MAX_SCHEMAS:
+            known[id(schema)] = _types_named(schema, root, known)
+    return known[id(schema)]
+
+
+def _types_named(
+    schema: Mapping[str, object], root: object, known: dict[int, frozenset[JsonType]]
+) -> frozenset[JsonType]:
     declared = schema.get("type")
     if isinstance(declared, str):
         return frozenset({declared.lower()})
@@ -60,16 +94,18 @@ def types_of(schema: object, root: object, depth: int = 0) -> frozenset[JsonType
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list | tuple):
         return frozenset(type_of(one) for one in values)
-    return _types_of_parts(schema, root, depth + 1)
+    return _types_of_parts(schema, root, known)
 
 
-def _types_of_parts(schema: Mapping[str, object], root: object, depth: int) -> frozenset[JsonType]:
+def _types_of_parts(
+    schema: Mapping[str, object], root: object, known: dict[int, frozenset[JsonType]]
+) -> frozenset[JsonType]:
     for key in ("anyOf", "oneOf"):
         if isinstance(choices := schema.get(key), list | tuple):
-            found = [types_of(one, root, depth) for one in choices]
+            found = [_types_of(one, root, known) for one in choices]
             return frozenset().union(*found) if all(found) else ANY
     if isinstance(parts := schema.get("allOf"), list | tuple):
-        return next(filter(None, (types_of(one, root, depth) for one in parts)), ANY)
+        return next(filter(None, (_types_of(one, root, known) for one in parts)), ANY)
     return frozenset({"object"}) if "properties" in schema else ANY
 
 
