@@ -160,13 +160,19 @@ def test_a_worker_that_loads_or_downloads_shows_none_either(tmp_path: Path) -> N
             other.exit_code()
 
 
+CLIENTS = ((*COMMAND, "launch", "codex"), (sys.executable, "-m", "tools.bench", "load", "--out", "{folder}"))
+
+
 @on_linux
 @pytest.mark.process
-def test_a_client_command_covers_its_token_while_it_waits() -> None:
-    """`launch` asks a server that does not answer, so that it can be looked at meanwhile."""
+@pytest.mark.parametrize("command", CLIENTS, ids=["launch", "bench"])
+def test_a_client_command_covers_its_token_while_it_waits(command: tuple[str, ...], tmp_path: Path) -> None:
+    """It asks a server that does not answer, so that it can be looked at meanwhile."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        launch = subprocess.Popen([*COMMAND, "launch", "codex", "--url", url, "--api-key", TOKEN])
+        launch = subprocess.Popen(
+            [*(word.format(folder=tmp_path) for word in command), "--url", url, "--api-key", TOKEN]
+        )
         try:
             with silent.accept()[0]:
                 assert secrets_in(shown(psutil.Process(launch.pid), "cmdline")) == []

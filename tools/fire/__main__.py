@@ -88,7 +88,8 @@ def shrink(folder: Path, trace: Path) -> None:
 def day(folder: Path, name: Name, hours: float | None) -> None:
     """Send one worker mixed traffic until Ctrl-C, with figures each minute.
 
-    Exit 1 if an answer was lost or wrong, or if a process grew by more than 5 MB after the first tenth of the time.
+    Exit 1 if an answer was lost or wrong, or if a process grew by more than 5 MB after the first tenth of the time;
+    in a run of a few minutes it does anyway.
     The figures are in DIR/day-MODEL.jsonl. A second Ctrl-C ends at once.
     """
     end_s = math.inf if hours is None else time.monotonic() + hours * 3600
