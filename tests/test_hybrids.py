@@ -4,11 +4,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from tests.llama.random_models import HYBRID, RECURRENT, Kind, write_random
 from tests.worker_process import Event, WorkerProcess, eventually, text_of
+from tools.made_architectures import KINDS as KINDS_MADE
+from tools.made_architectures import Kind as MadeKind
+from tools.made_architectures import write_kind
 from worker.engine.checkpoints import GRAIN
 
 pytestmark = pytest.mark.process
@@ -108,3 +112,54 @@ def test_with_deterministic_a_cached_prompt_has_the_bits_of_one_from_zero(model:
                 each for each in expected if each["type"] == "token"
             ]
         assert n_cached(kept, PROMPTS[0]) >= len(COMMON)
+
+
+# ── drafts ───────────────────────────────────────────────────────────────────────────────────────
+
+REPEATS = "one two three four five six seven " * 12
+DRAFTING = [KINDS_MADE[name] for name in ("lfm2", "qwen35")]
+
+
+def told(model: Path, *flags: str) -> tuple[list[str], dict[str, Any], int]:
+    """The answers of a worker, the health that it reports, and how many draft tokens it has accepted."""
+    with serve(model, *flags) as worker:
+        worker.ready()
+        requests = [
+            {"prompt": f"{i} {REPEATS}", "max_tokens": 160, "ignore_eos": True, "temperature": temperature, "seed": i}
+            for i in range(3)
+            for temperature in (0, 0.4)
+        ]
+        answers = [text_of(worker.run(**request)) for request in [*requests, *requests]]
+        with ThreadPoolExecutor(len(requests)) as pool:
+            answers += pool.map(lambda request: text_of(worker.run(**request)), requests)
+        return answers, worker.health(), int(worker.metrics()["worker_draft_tokens_accepted_total"])
+
+
+@pytest.mark.parametrize("kind", DRAFTING, ids=str)
+def test_drafts_change_no_answer(kind: MadeKind, tmp_path: Path) -> None:
+    """They come from texts and from a draft model, which is the model itself here."""
+    model = write_kind(tmp_path / "made.gguf", kind)
+    expected, health, n_accepted = told(model, "--prompt-lookup", "off")
+    assert health["drafts"] == {
+        "off_because": "--prompt-lookup is off, and there is no --draft-model",
+        "snapshots": 0,
+        "snapshot_bytes": 0,
+    }
+    assert n_accepted == 0
+    for flags in ((), ("--draft-model", str(model), "--prompt-lookup", "off")):
+        answers, health, n_accepted = told(model, *flags)
+        assert health["drafts"]["off_because"] is None
+        assert health["drafts"]["snapshots"] > 0
+        assert answers == expected
+        assert flags or n_accepted > 0, "a draft model that takes as long as the model itself need not pay"
+
+
+def test_a_model_without_snapshots_says_why_it_drafts_nothing(tmp_path: Path) -> None:
+    model = write_kind(tmp_path / "made.gguf", KINDS_MADE["mamba2"])
+    why = "llama.cpp keeps no snapshots of mamba2's recurrent state, and without them it cannot be cut"
+    with serve(model) as worker:
+        assert worker.listening().wait_for("drafts_off")["reason"] == why
+        assert worker.ready().health()["drafts"]["off_because"] == why
+    with serve(model, "--draft-model", str(model)) as worker:
+        assert worker.exit_code() == 1
+        assert any(why in line.get("message", "") for line in worker.log)

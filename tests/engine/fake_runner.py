@@ -198,6 +198,9 @@ class FakeKv:
 
     def __init__(self, *, n_slots: int, n_cells: int, can_share: bool, has_state: bool = False) -> None:
         self.n_cells = n_cells
+        self.max_undone = MAX_DRAFTS
+        self.newest: dict[SlotId, int] = {}
+        """The slices of the last step that are of the last one's length, and that length."""
         self.has_state = has_state
         self.states: list[tuple[TokenId, ...]] = [()] * n_slots
         self.n_states_saved = 0
@@ -225,7 +228,10 @@ class FakeKv:
 
     def trim(self, slot: SlotId, n_keep: int) -> None:
         assert 0 <= n_keep <= len(self.cells[slot])
-        assert not self.has_state or n_keep in (0, len(self.cells[slot])), "a state cannot be cut"
+        n_undone = len(self.cells[slot]) - n_keep
+        if self.has_state and n_keep and n_undone:
+            assert n_undone <= self.max_undone, "no more than there are snapshots"
+            assert n_undone < self.newest.pop(slot), "none of what was there before the last step"
         del self.cells[slot][n_keep:]
         self.states[slot] = self.states[slot][:n_keep]
 
@@ -290,6 +296,9 @@ class FakeKv:
         return [len(cells) for cells in self.cells]
 
     def hold(self, slot: SlotId, tokens: Seq[TokenId]) -> None:
+        if len(tokens) not in self.newest.values():
+            self.newest.clear()
+        self.newest[slot] = len(tokens)
         cells = self.cells[slot]
         cells += [Cell(token, len(cells) + i) for i, token in enumerate(tokens)]
         if self.has_state:
@@ -355,6 +364,7 @@ class FakeRunner:
             self.is_computing = True
             meanwhile()
             self.is_computing = False
+        self.kv.newest.clear()
         for slice_ in step.slices:
             self.kv.hold(slice_.slot, slice_.tokens)
         self.n_computed += step.n_tokens

@@ -17,6 +17,7 @@ from worker.engine.scheduler import PASSES
 from worker.engine.sequence import Sequence, State
 from worker.engine.shares import FairShares, FirstCome
 from worker.engine.step import Step
+from worker.limits import MAX_DRAFTS
 from worker.wire.blocks import BlocksChanged
 from worker.wire.jobs import (
     Failed,
@@ -72,6 +73,7 @@ class Rig:
         prefix_cache_bytes: int = 0,
         can_share: bool = True,
         stops: Stops | None = None,
+        max_undone: int = MAX_DRAFTS,
         row_costs: tuple[tuple[int, float], ...] = (),
         history_bytes: int = 0,
         is_deterministic: bool = False,
@@ -105,6 +107,7 @@ class Rig:
         self.runner = FakeRunner.of(
             self.model, config, can_share=can_share, has_state=stops is not None, is_asynchronous=is_asynchronous
         )
+        self.runner.kv.max_undone = max_undone
         self.runner.before_run = self._at_run
         self.mirror = Mirror() if reports_blocks else None
         """The blocks that a router knows of."""

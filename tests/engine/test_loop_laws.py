@@ -21,6 +21,7 @@ from tests.engine.fake_runner import CELL_BYTES, Request, ToyModel
 from tests.engine.rig import Rig
 from tests.engine.toy_constraint import N_VOCAB
 from worker.engine.checkpoints import Stops
+from worker.limits import MAX_DRAFTS
 from worker.wire.jobs import JobKey, TokenId
 
 LAW = settings(max_examples=150, stateful_step_count=40, report_multiple_bugs=False)
@@ -38,6 +39,7 @@ ALIKE = replace(TROUBLED, n_seen=4, poison=frozenset())
 CHUNKS = (2, 4, 8)
 CHEAP_ROWS = ((1, 1.0), (32, 1.1))
 """Drafts nearly always pay."""
+N_SNAPSHOTS = 3
 SMALL_HISTORY = 16 * 100
 """Bytes for a few answers."""
 STOPS: tuple[tuple[str, ...], ...] = ((), (), ("bb",), ("cab", "a"), ("dda", "aab"))
@@ -85,13 +87,13 @@ class Anything(RuleBasedStateMachine):
         how=st.sampled_from(
             (
                 *("as ever", "no retained slot", "on a device", "repetitive", "alike", "deterministic", "uncut"),
-                *("with state", "deterministic with state"),
+                *("with state", "deterministic with state", "repetitive with state", "alike with state"),
             )
         ),
     )
     def load(self, *, n_slots: int, n_spare_cells: int, chunk: int, widest_step: int, n_kept: int, how: str) -> None:
         self.rig = Rig(
-            ALIKE if how == "alike" else replace(TROUBLED, n_seen=1 if how == "repetitive" else 0),
+            ALIKE if "alike" in how else replace(TROUBLED, n_seen=1 if "repetitive" in how else 0),
             n_slots=n_slots,
             chunk=chunk,
             context_length=self.context_length,
@@ -99,8 +101,9 @@ class Anything(RuleBasedStateMachine):
             widest_step=widest_step,
             prefix_cache_bytes=n_kept * CELL_BYTES,
             can_share=how != "uncut",
-            row_costs=CHEAP_ROWS if how in ("repetitive", "alike") else (),
-            history_bytes=SMALL_HISTORY if how == "alike" else 0,
+            row_costs=CHEAP_ROWS if "repetitive" in how or "alike" in how else (),
+            history_bytes=SMALL_HISTORY if "alike" in how else 0,
+            max_undone=N_SNAPSHOTS if "state" in how else MAX_DRAFTS,
             is_deterministic="deterministic" in how,
             stops=Stops(
                 stride=10,

@@ -1,6 +1,7 @@
 """The plan is what the library takes: on the default model, and on the shapes of well-known ones without weights."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,11 @@ from tests.llama.shapes import (
     dry_sizes,
     write_shape,
 )
+from tools import made_architectures
 from worker.limits import MAX_DRAFTS
 from worker.llama.model import Model
 from worker.model.info import read_info
-from worker.plan.memory import Demand, Plan, logits_bytes, plan_of
+from worker.plan.memory import Demand, Plan, logits_bytes, plan_of, state_layer_bytes
 
 TOLERANCE = 0.1
 """The tolerated share of the allocated bytes. The graph is estimated; the rest is exact but for rows of logits, which
@@ -115,6 +117,29 @@ def test_the_states_of_recurrent_layers_are_planned(
         n_headers = context.kv.n_state_bytes - plan.checkpoint_bytes
         assert 0 < n_headers < 100
         assert plan.checkpoint_stride > 0
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["lfm2", "nemotron_h", "qwen35"])
+def test_their_snapshots_are_planned(tmp_path: Path, make_context: MakeContext, name: str) -> None:
+    """They take the states themselves and, at most, what a layer gives of them while it computes. In so small a graph
+    where buffers begin decides as much as three layers' states.
+    """
+    path = made_architectures.write_kind(tmp_path / "made.gguf", made_architectures.KINDS[name])
+    sizes: dict[int, tuple[int, int]] = {}
+    loose_bytes = 0
+    with opened(path) as model:
+        for n_snapshots in (0, 1, 3, 7):
+            plan = plan_of(read_info(path), replace(demand(512, 4), n_snapshots=n_snapshots), 512)
+            context = make_context(
+                model, n_ctx=512, n_batch=512, n_ubatch=512, n_seq_max=4, n_snapshots=n_snapshots, flash_attn="on"
+            )
+            n_bytes = context.sizes.of_kind("RS") + context.sizes.of_kind("KV")
+            assert plan.kv_bytes == pytest.approx(n_bytes, abs=3 * ROUNDED_BYTES)
+            loose_bytes = 3 * plan.n_seq_ids * max(state_layer_bytes(read_info(path)))
+            sizes[n_snapshots] = plan.compute_bytes, context.sizes.of_kind("compute")
+    for n_snapshots, (planned, taken) in sizes.items():
+        assert taken - sizes[0][1] <= planned - sizes[0][0] + loose_bytes, n_snapshots
 
 
 @pytest.mark.parametrize("kind", [SLIDING, SLIDING_ONLY, GEMMA, NAMED_ONLY], ids=str)

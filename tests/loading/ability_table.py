@@ -6,6 +6,7 @@ which it refuses and why.
 A tiny model of each architecture is loaded by the worker's own code (ability_words.py), which says it.
 """
 
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -80,7 +81,7 @@ def _row_of(name: str, said: dict[str, Any]) -> Row:
     return (
         _memory(said),
         prefixes,
-        _yes_or_no(said["drafts"]),
+        _drafts(name, said["drafts_off"]),
         _yes_or_no(said["stops"]),
         "yes" if said["invariant"] else f"no: {said['why']}",
     )
@@ -93,6 +94,14 @@ def _memory(said: dict[str, Any]) -> str:
         *(["an index"] if said["has_index"] else []),
     ]
     return ", ".join(parts)
+
+
+def _drafts(name: str, why_off: str | None) -> str:
+    if why_off is None:
+        return "yes"
+    own = name.split(maxsplit=1)[0]
+    words = re.sub(f"^{own} ", "it ", why_off).replace(f"{own}'s", "its")
+    return f"no: {words}"
 
 
 def _yes_or_no(is_so: bool) -> str:

@@ -38,6 +38,12 @@ def test_what_is_said_of_the_cache_is_what_the_memory_can_do() -> None:
     }
 
 
+@pytest.mark.model
+def test_what_is_said_of_drafts_is_what_the_memory_can_do() -> None:
+    said: dict[str, dict[str, Any]] = {name: said for name, said in found().items() if said}
+    assert {name for name, each in said.items() if (each["drafts_off"] is None) != each["has_row_costs"]} == set()
+
+
 PLANNED_OTHERWISE = {
     *("deepseek4", "dots3note", "glm-dsa", "glm5-next", "hy_v4", "minimax-m3", "qwen4exp"),  # an index beside the cells
     "graniteswitch",  # one more layer, which routes

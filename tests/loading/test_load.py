@@ -21,6 +21,7 @@ from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import _to_stderr, load_model, load_runner
 from worker.model.info import read_info
+from worker.plan.snapshots import MAX_SNAPSHOTS
 from worker.plan.spread import nothing_repacked
 from worker.upstream.wording import FALSE_ALARM
 from worker.wire.jobs import SlotId
@@ -180,11 +181,14 @@ def test_the_load_says_whether_prefixes_are_kept_and_inspect_agrees(
     assert (facts.prefix_cache_off or "").startswith(reason or "")
     assert (facts.prefix_cache_off is None) is (reason is None) is (facts.prefix_cache_bytes > 0)
     has_state = kind in (RECURRENT, HYBRID)
-    assert bool(loaded.retained_slots) is bool(facts.row_costs) is (reason is None and not has_state), "they are cut"
+    assert bool(loaded.retained_slots) is (reason is None and not has_state), "they are cut"
+    assert bool(facts.row_costs) is (facts.drafts_off is None) is (reason is None and kind != RECURRENT)
+    assert facts.n_snapshots == (MAX_SNAPSHOTS if kind == HYBRID else 0)
     assert bool(facts.checkpoint_stride) is bool(facts.checkpoint_bytes) is has_state
     if swa_full == "auto":
         memory = inspection_of(read_info(path), 0, nothing_repacked).memory
         assert (memory.prefix_cache_off, memory.prefix_cache_bytes > 0) == (facts.prefix_cache_off, reason is None)
+        assert (memory.drafts_off, memory.snapshots) == (facts.drafts_off, facts.n_snapshots)
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,10 @@ from worker.observe.redaction import MASK
 def test_events_are_the_words_of_the_protocol() -> None:
     assert get_args(logs.LogEvent) == (
         "startup", "listening", "kv_events_listening", "model_load_start", "model_load_progress",
-        "model_load_complete", "memory_off_plan", "amx_left_out", "prefix_cache_off", "prefix_cache_restored",
-        "prefix_cache_dropped", "ready", "callback_sent", "execute_start", "execute_end", "refused", "access", "engine",
-        "engine_restarted", "residency_changed", "parity_differs", "threads_changed", "no_effect", "log_lines_dropped",
-        "error", "shutdown",
+        "model_load_complete", "memory_off_plan", "amx_left_out", "prefix_cache_off", "drafts_off",
+        "prefix_cache_restored", "prefix_cache_dropped", "ready", "callback_sent", "execute_start", "execute_end",
+        "refused", "access", "engine", "engine_restarted", "residency_changed", "parity_differs", "threads_changed",
+        "no_effect", "log_lines_dropped", "error", "shutdown",
     )  # fmt: skip
 
 

@@ -62,6 +62,7 @@ def health(status: Literal["healthy", "unhealthy"], vram_bytes: int) -> bytes:
         determinism="untested",
         determinism_differences=(),
         determinism_tried=None,
+        drafts=None,
         draft_model=None,
         amx=None,
         batch_invariant=None,
@@ -98,7 +99,8 @@ def test_health_keeps_its_keys_in_order_and_says_null_for_what_is_not_known_yet(
         b'"uptime_seconds":3,"slots_total":8,"slots_busy":0,"queue_depth":0,"parity":null,'
         b'"prefill_chunk":null,"prefix_cache":{"tokens":0,"bytes":0,"limit_bytes":0,"off_because":null,'
         b'"restored_tokens":0,"restored_bytes":0,"checkpoint_bytes":0,"checkpoint_stride":0},"deterministic":false,'
-        b'"determinism":"untested","determinism_differences":[],"determinism_tried":null,"draft_model":null,"amx":null,"batch_invariant":null,"attention":null}'
+        b'"determinism":"untested","determinism_differences":[],"determinism_tried":null,"drafts":null,"draft_model":null,'
+        b'"amx":null,"batch_invariant":null,"attention":null}'
     )
 
 

@@ -11,6 +11,7 @@ from tests.upstream.every_architecture import architectures, reported
 from worker.model.info import OTHER_SHAPES
 from worker.upstream.architectures import (
     ATTENTION_FREE,
+    COPYING_EACH_SNAPSHOT,
     DIFFUSERS,
     DRAFTERS,
     EMBEDDERS,
@@ -23,6 +24,7 @@ from worker.upstream.architectures import (
     SPEAKERS,
     WINDOW_PATTERNS,
     WINDOWS_FLAGGED_IN_THE_FILE,
+    WITH_SNAPSHOTS,
 )
 
 pytestmark = pytest.mark.model
@@ -99,6 +101,20 @@ def test_what_is_refused_has_no_memory_an_encoder_or_diffusion_by_the_librarys_s
     assert named_in("llama-arch.cpp", "bool llm_arch_is_diffusion") == set(DIFFUSERS)
     with_encoder = named_in("llama-model.cpp", "bool llama_model_has_encoder")
     assert set(ENCODERS) <= with_encoder <= {*ENCODERS, *DRAFTERS}
+
+
+def test_the_hybrids_with_snapshots_are_those_of_the_librarys_source() -> None:
+    """The number that a context reports is compared in tests/loading/test_architecture_abilities.py."""
+    assert named_in("llama-arch.cpp", "bool llm_arch_supports_rs_rollback") == set(WITH_SNAPSHOTS) <= set(HYBRIDS)
+
+
+def test_those_that_copy_each_snapshot_in_every_step_are_those_that_call_its_function() -> None:
+    calling = {name for name in WITH_SNAPSHOTS if "= build_conv_state(" in source(f"{file_of(name)}.cpp")}
+    assert calling == set(COPYING_EACH_SNAPSHOT)
+
+
+def file_of(name: str) -> str:
+    return {"lfm2moe": "lfm2", "nemotron_h": "nemotron-h", "nemotron_h_moe": "nemotron-h"}.get(name, name)
 
 
 def named_in(file: str, function: str, until: str = "\n}\n") -> set[str]:

@@ -53,7 +53,7 @@ HEALTH_KEYS = (
     *("vram_bytes_used", "memory_bytes", "tokenizer_kind", "vocab_size", "context_length", "capabilities"),
     *("protocol", "uptime_seconds", "slots_total", "slots_busy", "queue_depth", "parity"),
     *("prefill_chunk", "prefix_cache", "deterministic", "determinism", "determinism_differences"),
-    *("determinism_tried", "draft_model", "amx", "batch_invariant", "attention"),
+    *("determinism_tried", "drafts", "draft_model", "amx", "batch_invariant", "attention"),
 )
 
 
@@ -156,6 +156,7 @@ def test_health_has_its_keys_in_order_and_true_values(worker: WorkerProcess, any
         "parity": None,
         "deterministic": False,
         "determinism_differences": [],
+        "drafts": {"off_because": None, "snapshots": 0, "snapshot_bytes": 0},
         "draft_model": None,
         "attention": "cpu",
         **measured,

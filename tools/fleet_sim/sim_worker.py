@@ -15,6 +15,7 @@ from worker.engine.loop import Engine
 from worker.engine.prefix_tree import n_common
 from worker.engine.sequence import Queued
 from worker.engine.step import Sampled, Score, Step
+from worker.limits import MAX_DRAFTS
 from worker.wire.jobs import JobKey, Logprob, SlotId, StepDone, Submit, TokenId
 from worker.wire.messages import Outbound
 
@@ -67,6 +68,10 @@ class SimKv:
     @property
     def has_state(self) -> bool:
         return False
+
+    @property
+    def max_undone(self) -> int:
+        return MAX_DRAFTS
 
     def checkpoint(self, slot: SlotId, tokens: Seq[TokenId] = ()) -> Checkpoint:
         raise AssertionError(f"slot {slot} has no recurrent state after {len(tokens)} tokens")

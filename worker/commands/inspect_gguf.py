@@ -23,6 +23,7 @@ from worker.host import available_memory_bytes
 from worker.model.info import ModelInfo, read_info
 from worker.plan.memory import Demand, demand_of, plan_of, prefix_cache_bytes, wanted_cells
 from worker.plan.prefix_support import obstacle
+from worker.plan.snapshots import drafts_off, with_snapshots
 from worker.plan.spread import Layers, RepackedBytes, layers_of, spread
 
 _NO_LIMIT_BYTES = 2**63
@@ -65,6 +66,12 @@ class MemoryUse:
     """The bytes of a copy of one job's recurrent state."""
     checkpoint_stride: int
     """The distance of such copies in tokens; 0 if there are none."""
+    drafts_off: str | None
+    """The reason why no tokens are drafted."""
+    snapshots: int
+    """The number of a job's last tokens that can be taken from its recurrent state."""
+    snapshot_bytes: int
+    """The part of `kv_bytes` that the states after these tokens take."""
     available_bytes: int
 
 
@@ -177,7 +184,9 @@ def _default_demand(info: ModelInfo, available_bytes: int) -> Demand:
 
 
 def _memory(info: ModelInfo, demand: Demand, layers: Layers, available_bytes: int) -> MemoryUse:
+    config = configure(Settings(), info.path)
     plan = plan_of(info, demand, wanted_cells(info, demand))
+    plan = with_snapshots(info, config, demand, plan, lambda _: True)
     host, _ = spread(info, layers, demand, plan, n_gpu_layers=0, shares=())
     weights = layers.weights_in_main(0)
     why_off = obstacle(info, swa_full=plan.swa_full, parallel=plan.parallel)
@@ -196,6 +205,9 @@ def _memory(info: ModelInfo, demand: Demand, layers: Layers, available_bytes: in
         prefix_cache_off=why_off,
         checkpoint_bytes=plan.checkpoint_bytes,
         checkpoint_stride=plan.checkpoint_stride,
+        drafts_off=drafts_off(info, config, plan),
+        snapshots=plan.n_snapshots,
+        snapshot_bytes=plan.snapshot_bytes,
         available_bytes=available_bytes,
     )
 
@@ -237,6 +249,8 @@ def _type_cells(row: TypeRow) -> tuple[str, str, str, str]:
 def _memory_cells(memory: MemoryUse) -> list[tuple[str, str, str]]:
     repacked = f"{mib(memory.repacked_bytes)} repacked for this processor, " if memory.repacked_bytes else ""
     cells = f"{memory.kv_cells} cells"
+    if memory.snapshots:
+        cells += f"; {mib(memory.snapshot_bytes)} to take back up to {memory.snapshots} draft tokens of a job"
     if memory.kv_small_windows_bytes is not None:
         cells += f"; {mib(memory.kv_small_windows_bytes)} with --swa-full off"
     return [
@@ -249,5 +263,6 @@ def _memory_cells(memory: MemoryUse) -> list[tuple[str, str, str]]:
         ("compute buffers", mib(memory.compute_bytes), "about"),
         ("total", mib(memory.total_bytes), "with the default settings"),
         ("prefix cache", mib(memory.prefix_cache_bytes), memory.prefix_cache_off or _cached(memory)),
+        *([("drafts", "0", memory.drafts_off)] if memory.drafts_off else []),
         ("available here", mib(memory.available_bytes), "main memory, now"),
     ]

@@ -78,6 +78,7 @@ def successor_of(config: Configure, facts: Loaded) -> Configure:
         row_costs=facts.row_costs,
         switch_s=facts.switch_s,
         padded_widths=facts.padded_widths,
+        n_snapshots=facts.n_snapshots,
         ubatch_size=facts.ubatch_size,
         prefix_cache_bytes=facts.prefix_cache_bytes,
         swa_full="off" if facts.swa_full is False else "on",

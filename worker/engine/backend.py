@@ -62,7 +62,15 @@ class Kv(Protocol):
     @property
     def has_state(self) -> bool:
         """Return True if a slot has a recurrent state beside its cells, or instead. Then `trim` empties a slot or keeps
-        all of it, and a slot can begin only where there is a checkpoint.
+        all of it but `max_undone` tokens, and a slot can begin only where there is a checkpoint.
+        """
+        ...
+
+    @property
+    def max_undone(self) -> int:
+        """The most tokens that `trim` can take from a slice that a step has just computed, but for its first, even if
+        the memory cannot be cut elsewhere; 0 if none. With a state, only from the last slices, if they are of one
+        length.
         """
         ...
 

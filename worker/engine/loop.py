@@ -64,6 +64,7 @@ def _draft_model(
     return DraftModel(
         draft.runner,
         draft.row_costs,
+        n_slots=config.n_slots,
         n_most=config.draft_max,
         itl_target_s=config.itl_target_s,
         clock=clock,
@@ -110,9 +111,10 @@ class Engine:
             policy=config.policy(can_keep=self.prefix_cache.is_keeping),
         )
         self._drafts = Drafts(
-            config.row_costs,
+            config.row_costs if runner.kv.max_undone else (),
             config.history_bytes,
             switch_s=config.switch_s,
+            n_even=runner.kv.max_undone if runner.kv.has_state else 0,
             has_own_text=config.has_own_text,
             model=_draft_model(draft, config, clock, warn),
             clock=clock,

@@ -116,6 +116,9 @@ class StateCache(PrefixCache):
         """Put all of a sequence's cells that the index lacks into it, and the state after them. With a grain nothing is
         copied behind the prompt. What there is no memory for is not copied; it can be computed again.
         """
+        assert sequence.slot is not None
+        # The state must be that after the sequence's own tokens; a job may end before its wrong drafts are taken back.
+        self._kv.trim(sequence.slot, sequence.n_computed)
         tokens = sequence.tokens[: sequence.n_computed]
         if self._n_worth(sequence) < len(tokens) or len(tokens) % self._grain:
             return
@@ -123,7 +126,6 @@ class StateCache(PrefixCache):
         if known is not None and known.n_tokens == len(tokens):
             self.index.take(tokens, len(tokens))
             return
-        assert sequence.slot is not None
         n_known = self.index.match(tokens)
         try:
             if n_known < len(tokens):

@@ -17,6 +17,7 @@ from worker.protocol.bodies import (
     AmxBody,
     BatchInvariantBody,
     DraftModelBody,
+    DraftsBody,
     HealthBody,
     ParityBody,
     PrefixCacheBody,
@@ -132,6 +133,7 @@ def health_body(settings: Settings, facts: Loaded | None, engine: EngineStatus, 
         determinism_differences=tested.differences if tested else (),
         determinism_tried=_tried(tested) if tested else None,
         parity=front.parity,
+        drafts=_drafts(facts) if facts else None,
         draft_model=_draft_model(facts.draft) if facts and facts.draft else None,
         amx=_amx(facts.amx) if facts else None,
         batch_invariant=_batch_invariant(facts.batch_invariance) if facts else None,
@@ -145,6 +147,10 @@ def _batch_invariant(invariance: BatchInvariance) -> BatchInvariantBody:
 
 def _amx(amx: Amx) -> AmxBody:
     return AmxBody(processor=amx.processor, build=amx.build, tile_bytes=amx.tile_bytes)
+
+
+def _drafts(facts: Loaded) -> DraftsBody:
+    return DraftsBody(off_because=facts.drafts_off, snapshots=facts.n_snapshots, snapshot_bytes=facts.snapshot_bytes)
 
 
 def _draft_model(draft: DraftModelFacts) -> DraftModelBody:

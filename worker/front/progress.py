@@ -72,5 +72,7 @@ def report_loaded(facts: Loaded, settings: Settings) -> None:
         log.warning("amx_left_out", remedy=AMX_REMEDY)
     if facts.prefix_cache_off is not None and settings.prefix_cache_bytes:
         log.warning("prefix_cache_off", reason=facts.prefix_cache_off)
+    if facts.drafts_off is not None and settings.prompt_lookup != "off" and not settings.deterministic:
+        log.warning("drafts_off", reason=facts.drafts_off)
     for difference in facts.offload.off_plan:
         log.warning("memory_off_plan", **msgspec.structs.asdict(difference))

@@ -59,10 +59,12 @@ class Context:
         threads: Threads | None = None,
         has_padding: bool = False,
         n_rows: int = 0,
+        n_snapshots: int = 0,
     ) -> None:
         """`n_ctx` in cells, padded to CELL_STEP; `n_batch` is raised to `n_seq_max` where it is less. `has_padding`:
         rows of `row_groups` that are not read get a seq_id if one is left; their cells are the caller's to add.
         `n_rows`: the rows of logits that a batch may have, where these are more than the slots and drafts have.
+        `n_snapshots`: the earlier recurrent states of a sequence, where the library keeps them (state_kv.py).
 
         `swa_full`: layers with a sliding window have as many cells as others, so that their memory can be cut.
         Raises: ModelLoadFailed, InsufficientMemory, with the library's last error. Source: llama_init_from_model.
@@ -82,12 +84,11 @@ class Context:
         self.n_outputs = n_outputs = max(n_seq_max + MAX_DRAFTS, n_rows)
         params.n_outputs_max = max(n_outputs, seq_ids.n_all)
         params.n_batch = max(n_batch, params.n_outputs_max)
-        params.n_ubatch = n_ubatch
-        params.n_seq_max = seq_ids.n_all
+        params.n_ubatch, params.n_seq_max = n_ubatch, seq_ids.n_all
         params.n_threads, params.n_threads_batch = n_threads, n_threads_batch
         params.type_k, params.type_v = CACHE_TYPE_IDS[type_k], CACHE_TYPE_IDS[type_v]
         params.flash_attn_type = FLASH_ATTENTION[flash_attn]
-        params.kv_unified, params.swa_full = True, swa_full
+        params.kv_unified, params.swa_full, params.n_rs_seq = True, swa_full, n_snapshots
         self._model = model
         self._threads, self._n_threads, self._n_threads_batch = threads, n_threads, n_threads_batch
         self._open(params)
@@ -95,11 +96,10 @@ class Context:
         self.kv = self._new_kv(n_seq_max, seq_ids)
         self._limits = BatchLimits(self.n_batch, n_outputs, n_seq_max, model.n_vocab, self.kv.n_cells)
         self._batch = Batch(self.n_batch, self.kv.seq_ids)
-        self.row_groups = RowGroups()
+        self.row_groups, self._abort_flag = RowGroups(), AbortFlag()
         self._row_of: dict[int, int] = {}
         """The batch indexes of the last decode → rows of its logits."""
         self._rows, self._logits_address = _NO_ROWS, 0
-        self._abort_flag = AbortFlag()
         if self.can_abort:
             self._abort_flag.watched_by(self._handle)
 

@@ -30,6 +30,7 @@ from typing import Any
 from llama_cpp import llama_cpp as capi
 
 from worker.engine.backend import Checkpoint, KvMismatch, Saved
+from worker.limits import MAX_DRAFTS
 from worker.llama.seq_ids import SeqIds
 from worker.saved.arena import Bytes
 from worker.saved.copies import ORDINARY, Allocate, Kept, Layout, SavedCells, chained, lasting, passing
@@ -96,6 +97,10 @@ class Kv:
     def can_cut(self) -> bool:
         """True if a slot may lose its last cells alone."""
         return self.can_share
+
+    @property
+    def max_undone(self) -> int:
+        return MAX_DRAFTS if self.can_cut else 0
 
     @property
     def n_cells_used(self) -> int:

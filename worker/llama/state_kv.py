@@ -4,6 +4,12 @@ Owns what is different where slots have a state. It cannot be cut. It goes along
 cells, and the library copies it then only once one of the two computes; it is copied out apart from the cells, as a
 checkpoint; and a slot that is given only some of another's cells needs the checkpoint of the same tokens. kv.py has the
 rest. A seq_id that holds cells alone is given the state of an empty one.
+
+With snapshots the library keeps the state after each of the last tokens of a decode, so that right after it some can be
+taken back. What it has of other slots may be lost when it computes the next micro-batch: it moves states to make those
+of a micro-batch neighbours, and leaves their snapshots where they were. It computes slices of one length together, in
+their order, so only the slices of the last length of a decode can lose tokens. The state that is then a slot's is a
+snapshot until the slot computes again; the library forgets that when it gives the state to another seq_id.
 """
 
 from collections.abc import Callable
@@ -51,6 +57,14 @@ class StateKv(Kv):
         """True if the memory has cells of one kind, or none, and a state, both in the form of saved/copies.py."""
         if self._is_known:
             self._layout, self.seq_ids, self.n_state_bytes = layout, seq_ids, layout.n_state_bytes
+        self.n_snapshots = int(capi.llama_n_rs_seq(handle)) if self._is_known else 0
+        """The library's own number: 0 for architectures of which it keeps none."""
+        self._newest_slots: set[SlotId] = set()
+        """The slots that may lose tokens: those of the last slices of one length."""
+        self._n_newest_tokens = 0
+        """The tokens of each of these slices."""
+        self._in_snapshots: set[SlotId] = set()
+        """The slots that have lost tokens and not computed since."""
 
     @property
     def can_share(self) -> bool:
@@ -59,6 +73,10 @@ class StateKv(Kv):
     @property
     def can_cut(self) -> bool:
         return False
+
+    @property
+    def max_undone(self) -> int:
+        return self.n_snapshots
 
     @property
     def _tail(self) -> Bytes:
@@ -76,18 +94,49 @@ class StateKv(Kv):
         self._check_can_share()
         if checkpoint is not None or n_tokens != self.n_cells(source):
             self._check_checkpoint(checkpoint, n_tokens)
+        elif source in self._in_snapshots:
+            self._write(source, self._read(source, passing, _STATE_ALONE), _STATE_ALONE)
+            self._in_snapshots.discard(source)
         super().share(source, target, n_tokens)
+        self._newest_slots.discard(source)
         if checkpoint is not None:
             self._set_state(target, checkpoint)
 
     def trim(self, slot: SlotId, n_keep: int) -> None:
-        """Empty the slot with 0; keep all of it with as many as it has, or more.
+        """Empty the slot with 0; keep all of it with as many as it has, or more. What the last decode computed for it
+        can be taken back, but for the first token, as far as there are snapshots.
 
-        Raises: ValueError for arguments out of range. RuntimeError for less than all.
+        Raises: ValueError for arguments out of range. RuntimeError for less.
         """
-        if 0 < n_keep < self.n_cells(slot):
+        n_undone = max(0, self.n_cells(slot) - n_keep)
+        if n_keep > 0 and n_undone > self._n_undoable(slot):
             raise RuntimeError(f"this model's memory cannot keep the first {n_keep} cells of slot {slot} alone")
         super().trim(slot, n_keep)
+        if n_undone:
+            self._newest_slots.discard(slot)
+            self._in_snapshots.discard(slot)
+        if n_undone and n_keep:
+            self._in_snapshots.add(slot)
+
+    def _n_undoable(self, slot: SlotId) -> int:
+        return min(self.n_snapshots, self._n_newest_tokens - 1) if slot in self._newest_slots else 0
+
+    def make_room(self, n_tokens: int) -> None:
+        self._newest_slots.clear()
+        super().make_room(n_tokens)
+
+    def add(self, slot: SlotId, n_tokens: int) -> None:
+        super().add(slot, n_tokens)
+        if n_tokens != self._n_newest_tokens:
+            self._newest_slots.clear()
+        self._newest_slots.add(slot)
+        self._n_newest_tokens = n_tokens
+        self._in_snapshots.discard(slot)
+
+    def clear(self) -> None:
+        super().clear()
+        self._newest_slots.clear()
+        self._in_snapshots.clear()
 
     def _move_together(self) -> None:
         """Move cells alone: a state would be in the way where the last of a slot's are taken from it."""
@@ -98,6 +147,7 @@ class StateKv(Kv):
         super()._move_together()
         for slot, state in states.items():
             self._write(slot, state, _STATE_ALONE)
+        self._in_snapshots.clear()
 
     # ── copies ───────────────────────────────────────────────────────────────────────────────────
 

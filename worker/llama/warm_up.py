@@ -107,7 +107,7 @@ def warm_up(
     padded_widths: PaddedWidths = (),
 ) -> Shapes:
     """Choose the shapes; a `chunk` other than 0 is kept, and so are `row_costs` with `switch_s` and `padded_widths`
-    where there are some. Wrong drafts need a memory that can be cut anywhere."""
+    where there are some. Wrong drafts need a memory from which they can be taken."""
     _time_step(runner, "prefill", MIN_CHUNK)
     is_on_gpu, context = runner.model.device.is_gpu, runner.context
     fixed = chunk or (min(DETERMINISTIC_CHUNK, context.n_ubatch) if is_deterministic else 0)
@@ -121,12 +121,12 @@ def warm_up(
     ubatch_size = context.n_ubatch
     if is_on_gpu and not fixed:
         ubatch_size = widest_within(WIDENING * target_s, n_most, prefill_s)
-    may_draft = wants_drafts and runner.kv.can_cut and not is_deterministic
+    may_draft = wants_drafts and runner.kv.max_undone > 0 and not is_deterministic
     if not row_costs and (may_draft or (is_on_gpu and not is_deterministic)):
         measured = row_costs_of(runner, chosen)
         padded_widths = padded_widths_of(measured) if is_on_gpu and runner.kv.can_cut else ()
         row_costs = padded_costs(measured, padded_widths)
-        switch_s = switch_s_of(runner, measured) if runner.kv.can_cut else 0.0
+        switch_s = switch_s_of(runner, measured) if runner.kv.max_undone else 0.0
     has_retention = is_on_gpu and runner.kv.can_cut
     if has_retention and row_costs and not is_deterministic:
         # Changed there and back in `switch_s`.

@@ -50,6 +50,7 @@ from worker.plan.pair import asked_of, left_in_main, place_pair
 from worker.plan.placement import Placement, place
 from worker.plan.prefix_support import Kept, kept_of, prefix_cache_limit
 from worker.plan.residency import Holding, is_resident, off_plan, residency_on
+from worker.plan.snapshots import drafts_off
 from worker.plan.spread import RepackedBytes
 from worker.saved.keeper import Keeper, Keeping
 from worker.upstream.wording import FALSE_ALARM
@@ -134,6 +135,7 @@ def _keeper(config: Configure, loaded: LoadedRunner) -> Keeper | None:
         *(facts.offload.tensor_split, config.split_mode, config.cache_type_k, config.cache_type_v, config.flash_attn),
         *(facts.swa_full, context.n_ctx, context.n_batch, context.n_ubatch, context.n_slots, config.threads),
         *(config.threads_batch, cpu_quota(), config.is_deterministic, config.must_be_invariant, kv.layout),
+        facts.n_snapshots,
     )
     keeping = Keeping(
         arena_fd=config.arena_fd,
@@ -183,13 +185,15 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
             is_deterministic=config.is_deterministic,
             wants_drafts=config.prompt_lookup != "off" or beside is not None,
         )
-        draft = _load_draft(beside, runner, on_progress) if beside is not None else None
+        why_no_drafts = _drafts_off(config, info, placement.plan, runner.kv)
+        draft = _load_draft(beside, runner, on_progress, why_no_drafts) if beside is not None else None
         undo.pop_all()
     kept = _kept(info, placement, prefix_bytes, runner.kv, shapes)
     widest_step = _widest_step(config, shapes, runner)
     is_without_flash = runner.context.is_without_flash
     facts = msgspec.structs.replace(
         _facts(info, placement, found, shapes, kept),
+        drafts_off=why_no_drafts,
         amx=amx_of(model.sizes),
         step_s=shapes.chunk_s * widest_step / shapes.chunk,
         batch_invariance=invariance_of(
@@ -228,6 +232,12 @@ def _kept(info: ModelInfo, placement: Placement, limit_bytes: int, kv: Kv, shape
     if shapes.retention is not None and not shapes.retention.is_copying_worthwhile and kept.limit_bytes:
         return Kept(0, COPYING_IS_SLOW)
     return kept
+
+
+def _drafts_off(config: Configure, info: ModelInfo, plan: Plan, kv: Kv) -> str | None:
+    """Return the reason why nothing is drafted: the context decides that, and the model info knows the words."""
+    unknown = None if kv.max_undone else f"llama.cpp's memory for {info.architecture} cannot be cut"
+    return drafts_off(info, config, plan) or unknown
 
 
 def _widest_step(config: Configure, shapes: Shapes, runner: LlamaRunner) -> int:
@@ -273,27 +283,28 @@ def _places(config: Configure, info: ModelInfo, available_bytes: int) -> tuple[P
         return place(config, info, devices(), available_bytes, _repacking(config, info)), None
     draft_info = read_info(Path(config.draft.path))
     pair = place_pair(config, (info, draft_info), devices(), available_bytes, _repacking(config, info, draft_info))
-    plan = pair.draft.plan
-    asked = asked_of(config, config.draft, plan.n_cells, plan.parallel)
+    asked = asked_of(config, config.draft, draft_info, pair.draft.plan.n_cells, pair.served.plan.parallel)
     return pair.served, _Beside(asked, draft_info, pair.draft)
 
 
-def _load_draft(beside: _Beside, served: LlamaRunner, on_progress: Callable[[int], None]) -> LlamaRunner:
+def _load_draft(
+    beside: _Beside, served: LlamaRunner, on_progress: Callable[[int], None], why_off: str | None
+) -> LlamaRunner:
     """The draft model, which is closed with the served one. The load goes on at 100 percent meanwhile.
 
     Raises: ModelLoadFailed where it cannot draft for it.
     """
     path = beside.config.model_path
-    if not served.kv.can_cut:
+    if why_off is not None:
         raise ModelLoadFailed(
-            f"--draft-model {path}: the KV cache of the model itself cannot be cut, so it cannot verify drafts: "
+            f"--draft-model {path}: wrong drafts could not be taken from the memory of the model itself: {why_off}; or "
             "remove --draft-model"
         )
     model = load_weights(beside.config, beside.info, beside.placement, lambda _: on_progress(100))
     served.model.close_before(model.close)
     check_same_vocabulary(path, model, served.model)
     runner = LlamaRunner(model, _context(beside.config, model, beside.placement.plan))
-    if not runner.kv.can_cut:
+    if not runner.kv.can_share:
         raise ModelLoadFailed(f"--draft-model {path}: its KV cache cannot be cut, so it cannot draft: use another one")
     return runner
 
@@ -380,6 +391,7 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
         threads=Threads(n_threads, clocks) if may_yield else None,
         has_padding=config.is_deterministic,
         n_rows=plan.n_chunk_rows,
+        n_snapshots=plan.n_snapshots,
     )
 
 
@@ -438,6 +450,8 @@ def _facts(info: ModelInfo, placement: Placement, found: _Found, shapes: Shapes,
         prefix_cache_off=kept.off_because,
         checkpoint_bytes=kept.checkpoint_bytes,
         checkpoint_stride=kept.checkpoint_stride,
+        n_snapshots=plan.n_snapshots,
+        snapshot_bytes=plan.snapshot_bytes,
         swa_full=plan.swa_full if info.windows else None,
         offload=Offload(
             gpu_layers=placement.n_gpu_layers,

@@ -35,6 +35,7 @@ LogEvent = Literal[
     "memory_off_plan",
     "amx_left_out",
     "prefix_cache_off",
+    "drafts_off",
     "prefix_cache_restored",
     "prefix_cache_dropped",
     "ready",

@@ -82,6 +82,8 @@ class Demand:
     """The memory that is free where the cells go, of which the default number takes a part; None: no limit."""
     n_retained: int = 1
     """Sequence ids for cells of finished jobs."""
+    n_snapshots: int = 0
+    """The number of Plan.n_snapshots."""
 
 
 def demand_of(config: Configure, *, is_on_gpu: bool, free_bytes: int | None = None) -> Demand:
@@ -133,6 +135,12 @@ class Plan:
     """A copy of one sequence's recurrent state; 0 where there is none."""
     checkpoint_stride: int = 0
     """The distance in tokens at which copies are kept of a long prompt; 0 where none can be."""
+    n_snapshots: int = 0
+    """The earlier recurrent states that each sequence id has beside its last one (plan/snapshots.py)."""
+
+    @property
+    def snapshot_bytes(self) -> int:
+        return self.n_snapshots * self.n_seq_ids * self.checkpoint_bytes
 
     @property
     def context_length(self) -> int:
@@ -157,6 +165,8 @@ class Graph:
     n_outputs: int
     """Rows of logits."""
     has_flash_attention: bool
+    n_snapshots: int = 0
+    """The earlier states of all sequences that a recurrent layer gives with its last ones."""
 
 
 Fits = Callable[[Plan], bool]
@@ -217,6 +227,7 @@ def _cells_of(info: ModelInfo, demand: Demand, n_cells: int) -> Plan:
         n_retained=0 if has_state(info) else demand.n_retained,
         ubatch_size=demand.ubatch_size,
         checkpoint_bytes=sum(state_layer_bytes(info)),
+        n_snapshots=demand.n_snapshots,
         checkpoint_stride=checkpoint_stride(info, demand) if has_checkpoints(info) else 0,
     )
     bare = replace(bare, n_window_cells=_n_window_cells(info, demand, bare), n_seq_ids=_n_seq_ids(info, demand, bare))
@@ -245,7 +256,7 @@ def planned_graph(demand: Demand, plan: Plan) -> Graph:
     """The largest step of a plan's slots; a slot draws once a step, and once for each draft token. Log-probabilities of
     prompts take the rows of drafts, or those of a fixed chunk.
     """
-    return graph_of(
+    graph = graph_of(
         plan.n_padded_cells,
         n_window_cells=plan.n_window_cells,
         n_seqs=plan.n_seq_ids,
@@ -253,6 +264,7 @@ def planned_graph(demand: Demand, plan: Plan) -> Graph:
         ubatch_size=demand.ubatch_size,
         has_flash_attention=demand.has_flash_attention,
     )
+    return replace(graph, n_snapshots=plan.n_snapshots * plan.n_seq_ids)
 
 
 def _slots(demand: Demand) -> int:
@@ -292,7 +304,8 @@ def prefix_cache_bytes(asked: int, plan: Plan, left_bytes: int) -> int:
     left_bytes = max(0, left_bytes)
     if asked < 0:
         n_states = CHECKPOINTS_PER_SLOT * plan.parallel if plan.checkpoint_stride else 0
-        return min(plan.kv_bytes + n_states * plan.checkpoint_bytes, left_bytes // 2)
+        kept_bytes = plan.kv_bytes - plan.snapshot_bytes + n_states * plan.checkpoint_bytes
+        return min(kept_bytes, left_bytes // 2)
     if asked > left_bytes:
         raise InsufficientMemory(
             f"--prefix-cache-mb {asked // 2**20} is more than the {left_bytes // 2**20} MiB of main memory that the "
@@ -317,10 +330,11 @@ def k_type(asked: str, *, needs_one_order: bool = False) -> str:
 
 
 def layer_memory_bytes(info: ModelInfo, demand: Demand, plan: Plan) -> tuple[int, ...]:
-    """The bytes of each layer: its KV cells, and a recurrent state for each sequence id."""
+    """The bytes of each layer: its KV cells, and the recurrent states of each sequence id."""
     cells = kv_layer_bytes(info, demand.cache_type_k, demand.cache_type_v)
     return tuple(
-        (plan.n_window_cells if has_window else plan.n_padded_cells) * cell + plan.n_seq_ids * state
+        (plan.n_window_cells if has_window else plan.n_padded_cells) * cell
+        + plan.n_seq_ids * (1 + plan.n_snapshots) * state
         for cell, state, has_window in zip(cells, state_layer_bytes(info), _in_layer(info), strict=True)
     )
 
@@ -392,9 +406,12 @@ def graph_of(
 
 
 def graph_bytes(info: ModelInfo, graph: Graph) -> int:
-    """Return what the computing device needs: a layer with its masks, or the last one's logits if they are more."""
+    """Return what the computing device needs: a layer with its masks, or the last one's logits if they are more; and
+    the states that a recurrent layer gives.
+    """
     last = logits_bytes(info, graph.n_outputs) + _rows_bytes(graph, info.embedding_length)
-    return max(_attention_bytes(info, graph), _feed_forward_bytes(info, graph), last)
+    states = graph.n_snapshots * max(state_layer_bytes(info), default=0)
+    return max(_attention_bytes(info, graph), _feed_forward_bytes(info, graph), last) + states
 
 
 def graph_input_bytes(info: ModelInfo, graph: Graph) -> int:

@@ -11,7 +11,7 @@ import msgspec
 from worker.errors import InsufficientMemory
 from worker.model.info import ModelInfo
 from worker.plan.devices import Device
-from worker.plan.memory import demand_of, wanted_cells
+from worker.plan.memory import DEFAULT_PARALLEL, demand_of, has_state, wanted_cells
 from worker.plan.placement import HOST_SHARE, Placement, place
 from worker.plan.spread import RepackedBytes
 from worker.upstream.numbers import CELL_STEP
@@ -26,9 +26,9 @@ class Pair:
     draft: Placement
 
 
-def asked_of(config: Configure, draft: DraftModelAsked, n_cells: int, parallel: int) -> Configure:
-    """Return the configuration of a draft model: a slot for each of the served model's, and else the served model's
-    settings.
+def asked_of(config: Configure, draft: DraftModelAsked, info: ModelInfo, n_cells: int, parallel: int) -> Configure:
+    """Return the configuration of a draft model: a slot for each of the served model's, and a spare one for each if it
+    has recurrent state (engine/drafting/draft_model.py); and else the served model's settings.
     """
     return msgspec.structs.replace(
         config,
@@ -40,8 +40,9 @@ def asked_of(config: Configure, draft: DraftModelAsked, n_cells: int, parallel: 
         tensor_split=(),
         main_gpu=-1,
         ctx_size=n_cells,
-        parallel=parallel,
+        parallel=2 * (parallel or DEFAULT_PARALLEL) if has_state(info) else parallel,
         draft=None,
+        prompt_lookup="off",
     )
 
 
@@ -61,7 +62,7 @@ def place_pair(
     served_info, draft_info = infos
     n_cells = config.draft.n_cells or wanted_cells(served_info, demand_of(config, is_on_gpu=False))
     while True:
-        asked = asked_of(config, config.draft, n_cells, config.parallel)
+        asked = asked_of(config, config.draft, draft_info, n_cells, config.parallel)
         draft = place(asked, draft_info, available, main_memory_bytes, repacked_bytes)
         is_least = n_cells <= CELL_STEP or config.is_successor
         n_served = 0
@@ -75,7 +76,7 @@ def place_pair(
         else:
             n_served = served.plan.n_cells
             if is_least or n_served >= n_cells:
-                asked = asked_of(config, config.draft, n_cells, served.plan.parallel)
+                asked = asked_of(config, config.draft, draft_info, n_cells, served.plan.parallel)
                 return Pair(served, place(asked, draft_info, available, main_memory_bytes, repacked_bytes))
         n_cells = max(CELL_STEP, n_cells // 2 // CELL_STEP * CELL_STEP, n_served)
 

@@ -14,6 +14,7 @@ from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.model.info import ModelInfo
 from worker.plan.devices import Device, candidates
 from worker.plan.memory import WIDER_UBATCHES, Demand, Plan, demand_of, max_cells, plan_memory, plan_of, wanted_cells
+from worker.plan.snapshots import with_snapshots
 from worker.plan.spread import InMain, Layers, Part, RepackedBytes, layers_of, nothing_repacked, spread
 from worker.upstream.numbers import CELL_STEP
 from worker.wire.load import Configure, SwaFull
@@ -250,7 +251,16 @@ class Trial:
         """The plan with the asked layers, where there is room for them; without a number, with all of them."""
         n_gpu_layers = self._asked_layers()
         plan = plan_memory(self._info, self._demand, lambda plan: self._fits(plan, n_gpu_layers), min_cells=min_cells)
-        return self._placement(self._widened(plan, n_gpu_layers), n_gpu_layers) if plan is not None else None
+        if plan is None:
+            return None
+        wide = self._widened(plan, n_gpu_layers)
+        return self._placement(self._with_snapshots(wide, n_gpu_layers), n_gpu_layers)
+
+    def _with_snapshots(self, plan: Plan, n_gpu_layers: int) -> Plan:
+        """The plan with as many snapshots of recurrent states as it leaves room for, if there are to be drafts."""
+        return with_snapshots(
+            self._info, self._config, self._demand, plan, lambda larger: self._fits(larger, n_gpu_layers)
+        )
 
     def _widened(self, plan: Plan, n_gpu_layers: int) -> Plan:
         """The plan with the widest micro-batch that leaves as many cells and jobs, where none was asked for."""
@@ -268,7 +278,7 @@ class Trial:
         n_cells = self._demand.ctx_size or min(MIN_AUTO_CELLS, wanted_cells(self._info, self._demand))
         plan = plan_of(self._info, self._demand, n_cells)
         n_gpu_layers = self._most_layers(plan, self._layers.n_layers)
-        return self._placement(plan, n_gpu_layers) if n_gpu_layers else None
+        return self._placement(self._with_snapshots(plan, n_gpu_layers), n_gpu_layers) if n_gpu_layers else None
 
     def check_full_offload(self) -> None:
         """Raises: ModelLoadFailed where a number of layers contradicts --require-full-offload."""

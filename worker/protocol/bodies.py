@@ -165,6 +165,16 @@ class TriedBody(_Body, frozen=True, kw_only=True):
     ]
 
 
+class DraftsBody(_Body, frozen=True, kw_only=True):
+    """Draft tokens, which a step verifies together with the next token."""
+
+    off_because: Annotated[str | None, doc("The reason why there are none, with the remedy if there is one.")]
+    snapshots: Annotated[
+        Count, doc("Last tokens of a job that can be taken from its recurrent state; 0 if the model has none.")
+    ] = 0
+    snapshot_bytes: Annotated[Count, doc("Memory of the states after these tokens, of all jobs together.")] = 0
+
+
 class DraftModelBody(_Body, frozen=True, kw_only=True):
     """The model of `--draft-model`. It drafts tokens, and the served model checks them."""
 
@@ -228,6 +238,7 @@ class HealthBody(_Body, frozen=True, kw_only=True):
         tuple[str, ...], doc("The runs that gave other bits, e.g. `beside 7 others`: beside seven other jobs.")
     ]
     determinism_tried: Annotated[TriedBody | None, doc("The runs that were compared; null before the self-test.")]
+    drafts: Annotated[DraftsBody | None, doc("Draft tokens; null until the model is loaded.")]
     draft_model: Annotated[DraftModelBody | None, doc("The draft model; null without `--draft-model`.")]
     amx: AmxBody | None
     batch_invariant: Annotated[

@@ -26,6 +26,7 @@ from worker.errors import (
 from worker.protocol.bodies import (
     AmxBody,
     CancelBody,
+    DraftsBody,
     FieldErrors,
     HealthBody,
     PrefixCacheBody,
@@ -221,6 +222,7 @@ _LOADING = HealthBody(
     determinism="untested",
     determinism_differences=(),
     determinism_tried=None,
+    drafts=None,
     draft_model=None,
     amx=None,
     batch_invariant=None,
@@ -256,6 +258,7 @@ _IDLE = msgspec.structs.replace(
         row_multiple=1,
         most_rows=0,
     ),
+    drafts=DraftsBody(off_because=None),
     amx=AmxBody(processor=True, build=True, tile_bytes=73_400_320),
     attention="cpu",
 )

@@ -18,6 +18,17 @@ HYBRIDS_BY_INTERVAL = ("qwen3next", "qwen35", "qwen35moe")
 HYBRIDS_OF_SEVERAL_PARTS = ("deepseek4", "glm5-next", "qwen4exp")
 """Hybrids whose memory has a third part: llama_model::create_memory (llama-model.cpp)."""
 
+WITH_SNAPSHOTS = (
+    *("bailingmoe3", "deepseek4", "glm5-next", "kimi-k3", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35"),
+    *("qwen35moe", "qwen4exp"),
+)
+"""Hybrids whose state after each of a sequence's last tokens can be kept, so that these can be taken back:
+llm_arch_supports_rs_rollback (llama-arch.cpp)."""
+
+COPYING_EACH_SNAPSHOT = ("qwen35", "qwen35moe")
+"""Those of them whose every step copies a part of the state for each snapshot, however few tokens the step has: they
+call llm_build_delta_net_base::build_conv_state (models/delta-net-base.cpp)."""
+
 OF_SEVERAL_PARTS = ("deepseek32", "dots3note", "glm-dsa", "hy_v4", "minimax-m3")
 """Architectures whose memory has an index beside the cells: llama_model::create_memory (llama-model.cpp)."""
 

@@ -81,6 +81,8 @@ class Configure(Frame, frozen=True, kw_only=True):
     """Loaded.switch_s of the predecessor."""
     padded_widths: PaddedWidths = ()
     """Loaded.padded_widths of the predecessor."""
+    n_snapshots: int | None = None
+    """Loaded.n_snapshots of the predecessor; None means that the plan decides."""
     itl_target_ms: int = 150
     """The milliseconds that a prefill step may delay generating jobs; 0 means as long as it takes."""
     is_deterministic: bool = False
@@ -280,6 +282,12 @@ class Loaded(Frame, frozen=True, kw_only=True):
     """The bytes of a copy of one sequence's recurrent state; 0 if the model has none, or it cannot be copied."""
     checkpoint_stride: int = 0
     """The distance in tokens at which such copies are kept of a long prompt; 0 if none are."""
+    drafts_off: str | None = None
+    """The reason why there are no drafts, and what to do about it; None if there are."""
+    n_snapshots: int = 0
+    """The number of a sequence's last tokens that can be taken from its recurrent state; 0 if it has none."""
+    snapshot_bytes: int = 0
+    """The bytes that all snapshots take."""
     swa_full: bool | None = None
     """True if layers with a sliding window have as many cells as others; None if no layer has one."""
     offload: Offload = Offload()

@@ -42,7 +42,8 @@ class Guesser(ToyModel):
 
 
 class DraftRig:
-    """`costs`: of the model's steps; `draft_costs`: of the draft model's, None for an engine without one."""
+    """`costs`: of the model's steps; `draft_costs`: of the draft model's, None for an engine without one. `has_state`:
+    the draft model has recurrent state."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class DraftRig:
         n_slots: int = 4,
         n_cells: int = 4_000,
         n_draft_cells: int = 4_000,
+        has_state: bool = False,
     ) -> None:
         self.now_s = 0.0
         self.model = guesser.of
@@ -74,7 +76,9 @@ class DraftRig:
             prefix_cache_bytes=1 << 20,
         )
         runner = FakeRunner.of(self.model, config)
-        self.draft = FakeRunner.of(guesser, replace(config, n_cells=n_draft_cells))
+        n_draft_slots = 2 * n_slots if has_state else n_slots
+        draft_config = replace(config, n_slots=n_draft_slots, n_cells=n_draft_cells)
+        self.draft = FakeRunner.of(guesser, draft_config, has_state=has_state)
         runner.before_run = lambda step: self._compute(step, costs, self.steps_s)
         self.draft.before_run = lambda step: self._compute(step, draft_costs or (), self.draft_steps)
         self.engine = Engine(

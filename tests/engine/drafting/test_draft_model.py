@@ -11,7 +11,7 @@ from tests.engine.drafting.draft_rig import ITL_TARGET_S, DraftRig, Guesser
 from tests.engine.drafting.step_costs import CPU, GPU, Costs, cost
 from tests.engine.fake_runner import Request
 from worker.engine.drafting.draft_model import CATCH_UP_SHARE
-from worker.engine.drafting.drafts import MAX_LOST, N_INVESTED
+from worker.engine.drafting.speculation import MAX_LOST, N_INVESTED
 from worker.limits import MAX_DRAFTS
 from worker.wire.jobs import JobKey
 
@@ -38,6 +38,21 @@ def test_drafts_that_are_nearly_always_right_make_a_job_faster(share: float, lea
     """No draft, however good, makes a job more than 1.36 times as fast on two cores at these costs."""
     plain_s = seconds(share, CPU, None, jobs(1, 300))
     assert plain_s / seconds(share, CPU, QUICK, jobs(1, 300)) >= least
+
+
+def test_a_draft_model_with_recurrent_state_drafts_as_much_as_another() -> None:
+    """It goes back without a copy, and computes the right tokens again with the next draft."""
+    cheap = tuple((n, one / 20) for n, one in GPU)
+    rigs = [DraftRig(Guesser(share=0.9), GPU, cheap, has_state=has_state) for has_state in (False, True)]
+    for rig in rigs:
+        for request in jobs(3, 200):
+            rig.submit(request)
+        rig.run()
+        rig.check()
+        assert not rig.warnings
+    cut, stateful = (sum(step.n_accepted for step in rig.steps) for rig in rigs)
+    assert stateful > 0.9 * cut > 0
+    assert not any(rigs[1].draft.kv.held[4:]), "spare slots are empty between two steps"
 
 
 def test_drafts_pay_for_many_jobs_where_rows_are_nearly_free() -> None:
@@ -137,11 +152,13 @@ OPERATIONS = st.lists(
 
 @pytest.mark.long
 @LAW
-@given(OPERATIONS, st.integers(100, 300), st.integers(60, 400))
-def test_every_job_has_the_tokens_that_it_has_alone(operations: list[Any], n_cells: int, n_draft_cells: int) -> None:
+@given(OPERATIONS, st.integers(100, 300), st.integers(60, 400), st.booleans())
+def test_every_job_has_the_tokens_that_it_has_alone(
+    operations: list[Any], n_cells: int, n_draft_cells: int, has_state: bool
+) -> None:
     """While others come, pause and are cancelled, and however few cells the draft model has."""
     cheap = tuple((n, one / 20) for n, one in GPU)
-    rig = DraftRig(Guesser(share=0.8), GPU, cheap, n_cells=n_cells, n_draft_cells=n_draft_cells)
+    rig = DraftRig(Guesser(share=0.8), GPU, cheap, n_cells=n_cells, n_draft_cells=n_draft_cells, has_state=has_state)
     for operation in operations:
         match operation:
             case Request():

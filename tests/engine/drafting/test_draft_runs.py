@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.engine.drafting.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
 from worker.engine.drafting.acceptance import Acceptance, Account
-from worker.engine.drafting.drafts import MAX_LOST, Proposal, Speculation
 from worker.engine.drafting.history import HISTORY_BYTES, History, Match
 from worker.engine.drafting.ngram import NgramLookup
+from worker.engine.drafting.speculation import MAX_LOST, Proposal, Speculation
 from worker.wire.jobs import TokenId
 
 LAW = settings(max_examples=200)

@@ -1,7 +1,7 @@
 """Drafts, how often those of one source were right, and how much time they have cost a job.
 
-This module knows neither the model, nor the sources of drafts, nor how many draft tokens pay (drafts.py). It is pure
-and runs on the step thread.
+This module knows neither the model, nor the sources of drafts, nor how many draft tokens pay (speculation.py). It is
+pure and runs on the step thread.
 
 A token is the same whether there was a draft or not, so every draw judges the draft tokens that any source proposed for
 it, even those that the step did not take.

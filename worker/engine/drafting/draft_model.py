@@ -3,7 +3,10 @@
 This module owns the draft model's computed cells of each slot, and how much asking it has been worth. Its cells follow
 a job lazily: before it drafts it computes the tokens that it lacks, and after a rejection or a pause it drops cells
 that are not the job's text. Any of them may be dropped at any time; no answer depends on them. It knows neither how
-many draft tokens pay (drafts.py) nor the device (`Runner`). It is pure and runs on the step thread.
+many draft tokens pay (speculation.py) nor the device (`Runner`). It is pure and runs on the step thread.
+
+A draft model with recurrent state computes drafts in a spare slot, which begins with the cells and the state of the
+job's own; a state cannot be cut, so a job's own slot has only tokens of the job.
 """
 
 from collections.abc import Callable, Collection
@@ -76,6 +79,8 @@ class Followed:
 
     sequence: Sequence
     slot: SlotId
+    spare: SlotId
+    """The slot for its drafts, if the draft model has recurrent state."""
     worth: Worth
     held: list[TokenId]
     """The tokens whose cells it has, those of drafts included."""
@@ -112,15 +117,25 @@ class _Growing:
     n_most: int
     tokens: list[TokenId] = field(default_factory=list)
 
+    n_spare: int = 0
+    """The number of tokens that its spare slot holds; 0 if it has none."""
+
     def next_slice(self) -> Slice:
         """Return the tokens to compute before the next token of the draft can be drawn."""
         followed = self.followed
         return Slice(
-            followed.slot,
-            len(followed.held),
+            followed.slot if not self.n_spare else followed.spare,
+            self.n_spare or len(followed.held),
             self.tokens[-1:] or followed.sequence.tokens[len(followed.held) :],
             _GREEDY,
         )
+
+    def computed(self, slice_: Slice) -> None:
+        """Count the tokens of a slice that was computed."""
+        if self.n_spare:
+            self.n_spare += len(slice_.tokens)
+        else:
+            self.followed.held += slice_.tokens
 
     def take(self, drawn: Sampled) -> bool:
         """Append a token if it is likely enough. Return True if another one may follow."""
@@ -131,12 +146,13 @@ class _Growing:
 
 
 class DraftModel:
-    """The maker of drafts that take time (`Maker` in drafts.py). It is no DraftSource: only sequences for which it is
-    expected to pay are drafted for and judged.
+    """The maker of drafts that take time (`Maker` in speculation.py). It is no DraftSource: only sequences for which it
+    is expected to pay are drafted for and judged.
 
-    `runner` is the draft model, with a slot for each slot of jobs. `row_costs` are the costs of its decode steps,
-    ascending from 1 token. `n_most` is the largest number of draft tokens for a job in a step. If the draft model
-    fails, `on_lost` gets the reason, once, and the jobs go on without it.
+    `runner` is the draft model, with a slot for each of the n_slots slots of jobs, and as many spare ones behind them
+    if it has recurrent state. `row_costs` are the costs of its decode steps, ascending from 1 token. `n_most` is the
+    largest number of draft tokens for a job in a step. If the draft model fails, `on_lost` gets the reason, once, and
+    the jobs go on without it.
     """
 
     def __init__(
@@ -144,6 +160,7 @@ class DraftModel:
         runner: Runner,
         row_costs: RowCosts,
         *,
+        n_slots: int,
         n_most: int,
         itl_target_s: float,
         clock: Callable[[], float],
@@ -151,6 +168,8 @@ class DraftModel:
     ) -> None:
         assert row_costs
         self._runner = runner
+        self._has_state = runner.kv.has_state
+        self._n_slots = n_slots
         self._costs = StepCosts(row_costs)
         self.n_most = n_most
         self._max_s = CATCH_UP_SHARE * itl_target_s
@@ -184,7 +203,8 @@ class DraftModel:
         followed = self._followed.get(slot)
         if followed is None or followed.sequence is not sequence:
             held = [] if followed is None else followed.held
-            followed = self._followed[slot] = Followed(sequence, slot, self._worth.copy(), held)
+            spare = SlotId(slot + self._n_slots)
+            followed = self._followed[slot] = Followed(sequence, slot, spare, self._worth.copy(), held)
             self._worth.fade(HALF_LIFE_JOBS)
         followed.asked = NO_DRAFT
         if followed.agree():
@@ -192,6 +212,7 @@ class DraftModel:
         return followed
 
     def _forget(self, followed: Followed, n_keep: int) -> None:
+        n_keep = 0 if self._has_state else n_keep
         self._runner.kv.trim(followed.slot, n_keep)
         del followed.held[n_keep:]
         followed.n_agreed = min(followed.n_agreed, n_keep)
@@ -240,8 +261,21 @@ class DraftModel:
             sampled = self._runner.run(step)
             self._costs.took(step.n_tokens, self._clock() - began_s)
             for each, slice_ in zip(growing, step.slices, strict=True):
-                each.followed.held += slice_.tokens
+                each.computed(slice_)
+            all_grown = growing
             growing = [each for each, drawn in zip(growing, sampled, strict=True) if each.take(drawn)]
+            if self._has_state:
+                self._change_slots(all_grown, growing)
+
+    def _change_slots(self, grown: list[_Growing], growing: list[_Growing]) -> None:
+        """Go on in the spare slots with those that still grow, and empty those of the others."""
+        kv = self._runner.kv
+        for each in grown:
+            if each not in growing and each.n_spare:
+                kv.trim(each.followed.spare, 0)
+            if each in growing and not each.n_spare:
+                each.n_spare = len(each.followed.held)
+                kv.share(each.followed.slot, each.followed.spare, each.n_spare)
 
     def acceptance(self, sequence: Sequence) -> Acceptance:
         assert sequence.slot is not None

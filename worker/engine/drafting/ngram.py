@@ -1,7 +1,7 @@
 """N-gram lookup: drafts of a job's next tokens, read from an earlier place with the same last tokens.
 
-This module owns the index over one job's tokens. It knows neither the model nor how many draft tokens pay (drafts.py).
-It is pure and runs on the step thread.
+This module owns the index over one job's tokens. It knows neither the model nor how many draft tokens pay
+(speculation.py). It is pure and runs on the step thread.
 """
 
 from collections.abc import Sequence as Seq

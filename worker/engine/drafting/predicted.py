@@ -1,7 +1,7 @@
 """Drafts from a text that the client expects its answer to repeat: OpenAI's `prediction`.
 
 This module owns the index over one such text, and the place that the answer has reached in it. It knows neither the
-model nor how many draft tokens pay (drafts.py). It is pure and runs on the step thread.
+model nor how many draft tokens pay (speculation.py). It is pure and runs on the step thread.
 """
 
 from bisect import bisect_left

@@ -1,0 +1,102 @@
+"""Snapshots of recurrent state take only what a plan leaves, and whoever has none is told why there are no drafts."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.plan.test_memory import MIB, demand, info
+from worker.config.engine import configure
+from worker.config.settings import Settings
+from worker.model.attention import Windows
+from worker.model.gguf import Tensor
+from worker.model.info import ModelInfo
+from worker.plan.memory import Plan, plan_of
+from worker.plan.snapshots import MAX_COPIED, MAX_SNAPSHOTS, MIN_UBATCH, drafts_off, with_snapshots
+from worker.upstream.architectures import COPYING_EACH_SNAPSHOT, WITH_SNAPSHOTS
+from worker.wire.load import Configure, DraftModelAsked
+
+PLAIN = info()
+SLIDING = replace(PLAIN, architecture="gemma3", windows=Windows(128, (True, False) * 2, 64, 64))
+DRAFT = DraftModelAsked("d.gguf", "cpu", 8)
+
+
+def hybrid(architecture: str = "lfm2", state_length: int = 1000) -> ModelInfo:
+    layers = [Tensor(f"blk.{layer}.ssm_a.weight", (1,), "I8", 1) for layer in (0, 2)]
+    return replace(PLAIN, architecture=architecture, state_length=state_length, tensors=(*PLAIN.tensors, *layers))
+
+
+def config(**changes: Any) -> Configure:
+    return msgspec.structs.replace(configure(Settings(), Path("m.gguf")), **changes)
+
+
+def planned(model: ModelInfo, asked: Configure, room_bytes: int = 1 << 40, n_cells: int = 4096) -> Plan:
+    sizes = replace(demand(n_cells), ubatch_size=asked.ubatch_size or 512)
+    plan = plan_of(model, sizes, n_cells)
+    return with_snapshots(
+        model, asked, sizes, plan, lambda larger: larger.kv_bytes + larger.compute_bytes <= room_bytes
+    )
+
+
+@given(
+    st.sampled_from(WITH_SNAPSHOTS[:1] + WITH_SNAPSHOTS[3:10]),
+    st.integers(1, 10**6),
+    st.integers(0, 1000 * MIB),
+    st.integers(1, 64),
+)
+def test_they_cost_neither_cells_nor_jobs_and_fit(architecture: str, length: int, room_bytes: int, steps: int) -> None:
+    model = hybrid(architecture, length)
+    plain, plan = planned(model, config(), 0, 256 * steps), planned(model, config(), room_bytes, 256 * steps)
+    assert not plain.n_snapshots
+    assert (plan.n_cells, plan.parallel, plan.n_seq_ids) == (plain.n_cells, plain.parallel, plain.n_seq_ids)
+    assert plan.kv_bytes - plain.kv_bytes == plan.snapshot_bytes <= plain.kv_bytes
+    assert plan.n_snapshots <= (MAX_COPIED if architecture in COPYING_EACH_SNAPSHOT else MAX_SNAPSHOTS)
+    assert plan == plain or plan.kv_bytes + plan.compute_bytes <= room_bytes
+    assert bool(plan.n_snapshots) is (drafts_off(model, config(), plan) is None)
+
+
+def test_a_successor_has_its_predecessors_whatever_room_there_is() -> None:
+    for n_snapshots in (0, 2):
+        assert planned(hybrid(), config(n_snapshots=n_snapshots), 0).n_snapshots == n_snapshots
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "expected"),
+    [
+        (PLAIN, {}, ""),
+        (PLAIN, {"prompt_lookup": "off"}, "--prompt-lookup is off, and there is no --draft-model"),
+        (PLAIN, {"prompt_lookup": "off", "draft": DRAFT}, ""),
+        (PLAIN, {"is_deterministic": True}, "with --deterministic there are none"),
+        (PLAIN, {"batch_invariant": "on"}, ""),
+        (SLIDING, {}, ""),
+        (hybrid(), {}, ""),
+        (hybrid(), {"prompt_lookup": "off", "draft": DRAFT}, ""),
+        (hybrid(), {"batch_invariant": "on"}, "with --batch-invariant on there are none: recurrent layers compute"),
+        (hybrid(), {"ubatch_size": MIN_UBATCH - 1}, "snapshots of recurrent state need --ubatch-size 64 or more"),
+        (hybrid(), {"batch_size": MIN_UBATCH}, "snapshots of recurrent state need --batch-size 72 or more (got 64)"),
+        (hybrid("qwen3next"), {}, "llama.cpp keeps no snapshots of qwen3next's recurrent state"),
+        (hybrid("mamba"), {}, "llama.cpp keeps no snapshots of mamba's recurrent state"),
+        (hybrid("qwen4exp"), {}, "qwen4exp keeps an index for its KV cells, which cannot be cut"),
+        (replace(PLAIN, architecture="glm-dsa"), {}, "glm-dsa keeps an index for its KV cells, which cannot be cut"),
+        (replace(SLIDING, architecture="lfm2"), {}, "lfm2 has recurrent state beside sliding windows"),
+    ],
+)
+def test_the_reason_is_given(model: ModelInfo, changes: dict[str, Any], expected: str) -> None:
+    found = drafts_off(model, config(**changes), planned(model, config(**changes)))
+    assert (found or "").startswith(expected)
+    assert bool(found) is bool(expected)
+
+
+def test_so_is_a_lack_of_memory() -> None:
+    assert drafts_off(hybrid(), config(), planned(hybrid(), config(), 0)) == (
+        "snapshots of recurrent state have no room: use a smaller --parallel or --ctx-size, or free memory"
+    )
+
+
+def test_small_windows_are_a_reason() -> None:
+    plan = plan_of(SLIDING, replace(demand(4096), swa_full=False), 4096)
+    assert drafts_off(SLIDING, config(), plan) == "small sliding windows cannot be cut: use --swa-full on"
