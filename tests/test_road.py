@@ -162,6 +162,7 @@ BESIDE = frozenset(
         "worker.saved.arena",
         "worker.saved.copies",
         "worker.saved.keeper",
+        "worker.upstream.architectures",
         "worker.upstream.numbers",
         "worker.web.chat_page",
         "worker.web.described",

@@ -80,7 +80,9 @@ def abilities_of(config: Configure, loaded: LoadedRunner) -> dict[str, Any]:
         "invariant": invariance.is_kept,
         "why": invariance.why,
         "planned_bytes": placed(config, info).plan.kv_bytes,
-        "taken_bytes": runner.sizes.of_kind("KV") + runner.sizes.of_kind("RS"),
+        "taken_bytes": sum(
+            each.size_bytes for each in runner.sizes.buffers if each.kind.endswith(("KV", "RS", "state"))
+        ),
     }
 
 

@@ -44,19 +44,12 @@ def test_what_is_said_of_drafts_is_what_the_memory_can_do() -> None:
     assert {name for name, each in said.items() if (each["drafts_off"] is None) != each["has_row_costs"]} == set()
 
 
-PLANNED_OTHERWISE = {
-    *("deepseek4", "dots3note", "glm-dsa", "glm5-next", "hy_v4", "minimax-m3", "qwen4exp"),  # an index beside the cells
-    "graniteswitch",  # one more layer, which routes
-    "minimax-01",  # layers without attention, which the head counts do not say
-}
-
-
 @pytest.mark.model
 def test_cells_and_states_take_what_is_planned() -> None:
-    """Within a tenth; the rest is more or less than that, and `/health` says what was measured."""
+    """Within 4 %; llama.cpp says the taken bytes in hundredths of a MiB."""
     said: dict[str, dict[str, Any]] = {name: said for name, said in found().items() if said}
-    off = {name for name, each in said.items() if abs(each["planned_bytes"] / each["taken_bytes"] - 1) > 0.1}
-    assert off == PLANNED_OTHERWISE
+    off = {name: each for name, each in said.items() if abs(each["planned_bytes"] / each["taken_bytes"] - 1) > 0.04}
+    assert not off
 
 
 def test_the_page_has_what_is_refused_and_why() -> None:

@@ -1,4 +1,4 @@
-"""The layers with a sliding window: as the file says, else as llama.cpp has it for the architecture."""
+"""The layers with attention and what each caches: as the file says, else as llama.cpp has it for the architecture."""
 
 from pathlib import Path
 
@@ -8,11 +8,13 @@ from tests.gguf_files import Typed, Value, tiny_model
 from worker.errors import BadModelFile
 from worker.model.info import ModelInfo, read_info
 
+NO_SIZES: dict[str, Value] = {}
 
-def info_of(tmp_path: Path, architecture: str, **keys: Value) -> ModelInfo:
+
+def info_of(tmp_path: Path, architecture: str, own_sizes: dict[str, Value] = NO_SIZES, /, **keys: Value) -> ModelInfo:
     """The tiny model under another name, with eight layers."""
     changes: dict[str, Value | None] = {"general.architecture": architecture}
-    sizes: dict[str, Value] = {"block_count": 8, "context_length": 512, "embedding_length": 32}
+    sizes: dict[str, Value] = {"block_count": 8, "context_length": 512, "embedding_length": 32, **own_sizes}
     heads: dict[str, Value] = {"attention.head_count": 4, "attention.head_count_kv": 2}
     named = {f"attention.{key}": value for key, value in keys.items()}
     changes |= {f"{architecture}.{key}": value for key, value in {**sizes, **heads, **named}.items()}
@@ -105,7 +107,70 @@ def test_all_attention_of_a_hybrid_may_have_windows(
     assert (windows.in_layer if windows else None) == in_layer
 
 
-@pytest.mark.parametrize(("architecture", "length"), [("deepseek2", 0), ("glm-dsa", 16)])
-def test_latent_attention_has_no_v_of_its_own(tmp_path: Path, architecture: str, length: int) -> None:
-    assert info_of(tmp_path, architecture, value_length=16).value_length == 16
-    assert info_of(tmp_path, architecture, value_length=16, key_length_mla=24).value_length == length
+@pytest.mark.parametrize("architecture", ["deepseek2", "glm-dsa", "deepseek4"])
+def test_latent_attention_has_no_v_of_its_own(tmp_path: Path, architecture: str) -> None:
+    keys: dict[str, Value] = {} if architecture == "deepseek4" else {"key_length_mla": 24}
+    assert info_of(tmp_path, "deepseek2", value_length=16).value_length == 16
+    assert info_of(tmp_path, architecture, value_length=16, **keys).value_length == 0
+
+
+INDEX: dict[str, Value] = {"indexer.key_length": 16}
+SOME: dict[str, Value] = {**INDEX, "indexer.types": [1, 0, 0, 0] * 2}
+BY_TURNS: dict[str, Value] = {"head_count_kv": [0, 1] * 4}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "expected"),
+    [
+        ("llama", INDEX, [0] * 8),
+        ("deepseek32", SOME, [16] * 8),
+        ("glm-dsa", {}, [0] * 8),
+        ("glm-dsa", INDEX, [16] * 8),
+        ("glm-dsa", SOME, [16, 0, 0, 0] * 2),
+        ("hy_v4", SOME, [16, 0, 0, 0] * 2),
+        ("glm5-next", INDEX | BY_TURNS, [0, 48] * 4),
+        ("qwen4exp", INDEX, [0, 0, 0, 16] * 2),
+        ("minimax-m3", INDEX, [24] * 8),
+        ("graniteswitch", {"key_length": 8, "value_length": 8}, [0] * 7 + [16]),
+    ],
+)
+def test_an_index_or_a_router_has_cells_beside_the_heads(
+    tmp_path: Path, architecture: str, keys: dict[str, Value], expected: list[int]
+) -> None:
+    """K and V together."""
+    info = info_of(tmp_path, architecture, **keys)
+    assert [each.key_length + each.value_length for each in info.beside_heads] == expected
+
+
+def test_an_index_for_long_texts_is_in_every_fourth_layer(tmp_path: Path) -> None:
+    info = info_of(tmp_path, "glm-dsa", {"context_length": 1 << 20}, **INDEX)
+    assert [each.key_length for each in info.beside_heads] == [16, 16, 16, 0, 0, 0, 16, 0]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "expected"),
+    [
+        ("qwen3next", {}, [0, 0, 0, 2] * 2),
+        ("minimax-01", {}, [0] * 7 + [2]),
+        ("minimax-01", {"recurrent_layers": Typed("bool", [True, False] * 4)}, [0, 2] * 4),
+    ],
+)
+def test_layers_without_attention_are_those_that_the_file_names_or_all_but_one_of_some(
+    tmp_path: Path, architecture: str, keys: dict[str, Value], expected: list[int]
+) -> None:
+    assert list(info_of(tmp_path, architecture, **keys).head_counts_kv) == expected
+
+
+def test_compressed_cells_stand_for_as_many_tokens_as_the_file_says(tmp_path: Path) -> None:
+    def found(architecture: str, *ratios: int) -> list[int]:
+        info = info_of(tmp_path, architecture, compress_ratios=ratios, **INDEX)
+        return [each.compress_ratio for each in info.beside_heads]
+
+    assert found("deepseek4", 0, 4, 128, 4, 4, 4, 4, 4, 0) == [0, 4, 128, 4, 4, 4, 4, 4]
+    assert found("deepseek4", 4) == [4, *[0] * 7]
+    assert found("llama", 4) == [0] * 8
+
+
+def test_layers_that_predict_the_tokens_after_the_next_have_no_cells(tmp_path: Path) -> None:
+    info = info_of(tmp_path, "glm4moe", {"nextn_predict_layers": 1})
+    assert (info.block_count, info.n_layers_with_cells) == (8, 7)

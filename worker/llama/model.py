@@ -59,6 +59,10 @@ class InfillMarks:
     file: TokenId | None
 
 
+MAX_NAME = 64
+"""The bytes of an architecture's name, with a zero byte at the end."""
+
+
 class Model(Tokenizer):
     """Made by `Model.load`. After `close` every method raises ValueError."""
 
@@ -172,6 +176,12 @@ class Model(Tokenizer):
     def can_rewind(self) -> bool:
         """True if the end of a sequence can be forgotten alone; recurrent state cannot be unwound."""
         return not (self.is_recurrent or self.is_hybrid)
+
+    @property
+    def architecture(self) -> str:
+        value = ctypes.create_string_buffer(MAX_NAME)
+        capi.llama_model_meta_val_str(self.handle, b"general.architecture", value, MAX_NAME)
+        return value.value.decode()
 
     @property
     def is_recurrent(self) -> bool:

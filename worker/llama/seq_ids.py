@@ -11,6 +11,7 @@ from typing import Self
 
 from worker.llama.model import Model
 from worker.plan.memory import CELLS_SEQ_IDS, retained_slots
+from worker.upstream.architectures import HYBRIDS_OF_SEVERAL_PARTS
 from worker.upstream.numbers import MAX_SEQ_IDS
 
 
@@ -57,9 +58,9 @@ def can_be_cut(model: Model, *, swa_full: bool) -> bool:
 
 def has_checkpoints(model: Model) -> bool:
     """Return whether a sequence has a recurrent state, of which copies can be kept. Where layers have windows as well,
-    a state and the cells of the windows would have to be copied together.
+    a state and the cells of the windows would have to be copied together; or the cells of an index.
     """
-    return not model.can_rewind and not model.n_swa
+    return not model.can_rewind and not model.n_swa and model.architecture not in HYBRIDS_OF_SEVERAL_PARTS
 
 
 def seq_ids_for(model: Model, n_slots: int, *, swa_full: bool) -> SeqIds:

@@ -14,8 +14,11 @@ from pathlib import Path
 
 from worker.errors import BadModelFile, ModelNotFound
 from worker.model.attention import (
+    MAX_CONTEXT,
     MAX_HEADS,
+    Beside,
     Windows,
+    beside_heads,
     cached_value_length,
     head_counts,
     n_layers_with_cells,
@@ -39,6 +42,7 @@ from worker.upstream.architectures import (
     DRAFTERS,
     EMBEDDERS,
     ENCODERS,
+    HYBRIDS_OF_PLAIN_NAMES,
     NOT_COMPUTED,
     PARTS,
     SPEAKERS,
@@ -47,7 +51,6 @@ from worker.upstream.ggml_types import FILE_TYPES
 from worker.upstream.numbers import MAX_EXPERTS
 
 MAX_BLOCKS = 1_000
-MAX_CONTEXT = 2**31 - 1
 MAX_EMBEDDING = 1 << 20
 MAX_PARTS = 1_000
 """Files of one model; opening each takes some 100 µs. Those of the largest models are some hundred."""
@@ -126,6 +129,8 @@ class ModelInfo:
     n_mtp_blocks: int = 0
     """The number of layers at the end of `block_count` that predict the tokens after the next. llama.cpp counts them,
     but does not load them unless it is asked to."""
+    beside_heads: tuple[Beside, ...] = ()
+    """The cache of each layer beside its heads; empty if there is none."""
     state_length: int = 0
     """The float32 numbers that a recurrent layer keeps of each sequence."""
     windows: Windows | None = None
@@ -152,6 +157,8 @@ class ModelInfo:
     @property
     def state_layers(self) -> frozenset[int]:
         """The layers with a recurrent state, by what their tensors are called; some have attention as well."""
+        if self.architecture in HYBRIDS_OF_PLAIN_NAMES:
+            return frozenset(layer for layer, n_heads in enumerate(self.head_counts_kv) if not n_heads)
         blocks = {block_of(tensor.name) for tensor in self.loaded_tensors if _RECURRENT.search(tensor.name)}
         return frozenset(block for block in blocks if block is not None)
 
@@ -326,7 +333,8 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
         chat_template=chat_template,
         chat_template_for_tools=chat_template_for_tools,
         n_mtp_blocks=n_mtp_blocks,
-        state_length=state_length(metadata, architecture, embedding_length, max(heads, default=0)),
+        state_length=state_length(metadata, architecture, embedding_length, max(heads, default=0), key_length),
+        beside_heads=beside_heads(metadata, architecture, heads_kv, key_length, value_length),
         windows=windows_of(
             metadata,
             architecture,
@@ -335,7 +343,7 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
             key_length=key_length,
             value_length=value_length,
         ),
-        n_layers_with_cells=n_layers_with_cells(metadata, architecture, block_count),
+        n_layers_with_cells=n_layers_with_cells(metadata, architecture, block_count, n_mtp_blocks),
         vocabulary_remarks=vocabulary_remarks,
         gaps=gaps,
     )

@@ -13,8 +13,15 @@ from dataclasses import dataclass, replace
 
 from worker.errors import InsufficientMemory
 from worker.limits import MAX_DRAFTS, max_jobs
+from worker.model.attention import Beside
 from worker.model.info import ModelInfo
-from worker.upstream.architectures import ATTENTION_FREE, HYBRIDS, HYBRIDS_OF_SEVERAL_PARTS
+from worker.upstream.architectures import (
+    ATTENTION_FREE,
+    CELLS_BY_SEQUENCE,
+    HYBRIDS,
+    HYBRIDS_OF_SEVERAL_PARTS,
+    INDEXED_RATIO,
+)
 from worker.upstream.ggml_types import TYPES_BY_NAME
 from worker.upstream.numbers import CELL_STEP, MAX_SEQ_IDS
 from worker.wire.load import Configure
@@ -332,11 +339,32 @@ def k_type(asked: str, *, needs_one_order: bool = False) -> str:
 def layer_memory_bytes(info: ModelInfo, demand: Demand, plan: Plan) -> tuple[int, ...]:
     """The bytes of each layer: its KV cells, and the recurrent states of each sequence id."""
     cells = kv_layer_bytes(info, demand.cache_type_k, demand.cache_type_v)
+    if info.architecture in CELLS_BY_SEQUENCE:
+        return compressed_layer_bytes(info, demand, plan)
     return tuple(
         (plan.n_window_cells if has_window else plan.n_padded_cells) * cell
         + plan.n_seq_ids * (1 + plan.n_snapshots) * state
         for cell, state, has_window in zip(cells, state_layer_bytes(info), _in_layer(info), strict=True)
     )
+
+
+def compressed_layer_bytes(info: ModelInfo, demand: Demand, plan: Plan) -> tuple[int, ...]:
+    """The same where each sequence has all cells, in some layers compressed ones beside them, and what it needs to make
+    these. Source: llama_kv_cache_dsv4.
+    """
+    type_k = TYPES_BY_NAME[demand.cache_type_k.upper()]
+
+    def bytes_of(beside: Beside) -> int:
+        n_bytes, ratio = plan.n_padded_cells * type_k.n_bytes(info.key_length), beside.compress_ratio
+        if not ratio:
+            return n_bytes
+        has_index = ratio == INDEXED_RATIO
+        lengths = [info.key_length, beside.key_length] if has_index else [info.key_length]
+        n_cells = -(-max(1, plan.n_padded_cells // ratio) // CELL_STEP) * CELL_STEP
+        n_kept = 2 * ratio * 2 if has_index else ratio
+        return n_bytes + sum(n_cells * type_k.n_bytes(n) + 2 * _FLOAT_BYTES * n_kept * n for n in lengths)
+
+    return tuple(plan.n_seq_ids * bytes_of(beside) for beside in info.beside_heads)
 
 
 def has_state(info: ModelInfo) -> bool:
@@ -376,7 +404,9 @@ def kv_layer_bytes(info: ModelInfo, cache_type_k: str, cache_type_v: str) -> tup
         if layer >= info.n_layers_with_cells:
             return 0
         of = info.windows if info.windows and info.windows.in_layer[layer] else info
-        return type_k.n_bytes(n_heads * of.key_length) + type_v.n_bytes(n_heads * of.value_length)
+        beside = info.beside_heads[layer] if info.beside_heads else Beside()
+        n_keys, n_values = n_heads * of.key_length, n_heads * of.value_length
+        return type_k.n_bytes(n_keys + beside.key_length) + type_v.n_bytes(n_values + beside.value_length)
 
     return tuple(cell_bytes(layer, n_heads) for layer, n_heads in enumerate(info.head_counts_kv))
 

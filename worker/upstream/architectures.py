@@ -12,8 +12,12 @@ HYBRIDS = (
 )
 """Architectures with recurrent state beside attention: llm_arch_is_hybrid (llama-arch.cpp)."""
 
-HYBRIDS_BY_INTERVAL = ("qwen3next", "qwen35", "qwen35moe")
-"""Hybrids whose head counts do not say which layers have attention; full_attention_interval does."""
+HYBRIDS_BY_INTERVAL = {"minimax-01": 8, "qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4}
+"""Hybrids whose head counts do not say which layers have attention, and the distance of these where the file does not
+say it: load_arch_hparams (models/*.cpp)."""
+
+HYBRIDS_OF_PLAIN_NAMES = ("minimax-01",)
+"""Hybrids whose recurrent layers have tensors of the names that attention has."""
 
 HYBRIDS_OF_SEVERAL_PARTS = ("deepseek4", "glm5-next", "qwen4exp")
 """Hybrids whose memory has a third part: llama_model::create_memory (llama-model.cpp)."""
@@ -28,6 +32,21 @@ llm_arch_supports_rs_rollback (llama-arch.cpp)."""
 COPYING_EACH_SNAPSHOT = ("qwen35", "qwen35moe")
 """Those of them whose every step copies a part of the state for each snapshot, however few tokens the step has: they
 call llm_build_delta_net_base::build_conv_state (models/delta-net-base.cpp)."""
+
+WITH_A_ROUTER = ("graniteswitch",)
+"""Architectures with one more layer than the file says, whose one head chooses among adapters."""
+
+INDEXED_THROUGHOUT = ("deepseek32", "qwen4exp")
+"""Architectures that have an index in each layer with attention, whatever the file says."""
+
+GLM_SPARSE_INDEX_LENGTH = 1 << 20
+"""The trained length from which on GLM has an index in every fourth layer, if the file does not say it: glm-dsa.cpp."""
+
+CELLS_BY_SEQUENCE = ("deepseek4",)
+"""Architectures that have all cells for each sequence: llama_kv_cache_dsv4."""
+
+INDEXED_RATIO = 4
+"""The ratio of compressed cells that have an index: DSV4_CSA_RATIO (llama-kv-cache-dsv4.cpp)."""
 
 OF_SEVERAL_PARTS = ("deepseek32", "dots3note", "glm-dsa", "hy_v4", "minimax-m3")
 """Architectures whose memory has an index beside the cells: llama_model::create_memory (llama-model.cpp)."""
