@@ -34,7 +34,7 @@ from worker.errors import UsageError
 from worker.host import sha256_of
 from worker.llama.model import TOKEN_KINDS, Model
 from worker.model.info import ModelInfo
-from worker.wire.jobs import Conversation
+from worker.wire.prompts import Conversation
 
 UNSEEN: Final = {
     "weights": "a server does not expose its weights",

@@ -24,8 +24,10 @@ from tests.front.rehearsal import FACTS
 from worker.engine.backend import LoadedModel, Meanwhile, Read, do_nothing
 from worker.engine.step import Sampled, Step
 from worker.process.main import main
-from worker.wire.jobs import Conversation, Prompt, SlotId, TokenId, Violation
+from worker.wire.jobs import Prompt, SlotId, TokenId
 from worker.wire.load import Configure
+from worker.wire.prompts import Conversation
+from worker.wire.refusals import Violation
 
 COMMAND = "cat note.txt"
 CRASH = "crash in mid-answer"

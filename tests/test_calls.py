@@ -26,18 +26,10 @@ from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.plan.devices import choose_device
 from worker.wire.chat_format import HERMES, CallFormat, ChatFormat
-from worker.wire.jobs import (
-    Failed,
-    Finished,
-    JobKey,
-    OfferedTool,
-    Sampling,
-    StepDone,
-    Submit,
-    Tools,
-    Violation,
-)
+from worker.wire.jobs import Failed, Finished, JobKey, Sampling, StepDone, Submit
 from worker.wire.messages import Outbound
+from worker.wire.refusals import Violation
+from worker.wire.tools import OfferedTool, Tools
 
 pytestmark = pytest.mark.model
 

@@ -25,8 +25,9 @@ from worker.engine.step import Slice, Step
 from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
 from worker.llama.runner import LlamaRunner
-from worker.wire.jobs import Failed, Finished, JobKey, Sampling, SlotId, StepDone, Submit, Violation
+from worker.wire.jobs import Failed, Finished, JobKey, Sampling, SlotId, StepDone, Submit
 from worker.wire.messages import Outbound
+from worker.wire.refusals import Violation
 
 pytestmark = pytest.mark.model
 

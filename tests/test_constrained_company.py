@@ -23,9 +23,10 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
-from worker.wire.jobs import Failed, Finished, JobKey, Sampling, StepDone, Submit, TokenId, Violation
+from worker.wire.jobs import Failed, Finished, JobKey, Sampling, StepDone, Submit, TokenId
 from worker.wire.load import Scheduling
 from worker.wire.messages import Outbound
+from worker.wire.refusals import Violation
 
 pytestmark = pytest.mark.model
 

@@ -21,6 +21,7 @@ ROADS: dict[str, dict[str, int]] = {
         "worker.engine.prefill_budget": 239,
         "worker.engine.prefix_cache": 414,
         "worker.engine.prefix_tree": 299,
+        "worker.engine.salt": 39,
         "worker.engine.scheduler": 274,
         "worker.engine.sequence": 259,
         "worker.engine.shares": 133,
@@ -171,7 +172,10 @@ BESIDE = frozenset(
         "worker.wire.chat_format",
         "worker.wire.messages",
         "worker.wire.numerics",
+        "worker.wire.prompts",
         "worker.wire.questions",
+        "worker.wire.refusals",
+        "worker.wire.tools",
     }
 )
 """Modules that the road imports for a type, an error, a constant, or work at the start, at the end or while idle."""

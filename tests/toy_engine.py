@@ -35,8 +35,10 @@ from worker.engine.dividers import marks_among
 from worker.engine.step import Constraint, Sampled, Step
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.process.main import main
-from worker.wire.jobs import Conversation, Infill, Prompt, SlotId, Submit, TokenId, Violation
+from worker.wire.jobs import Prompt, SlotId, Submit, TokenId
 from worker.wire.load import Configure, Residency, SelfTested
+from worker.wire.prompts import Conversation, Infill
+from worker.wire.refusals import Violation
 
 TOY, LOUD, BROKEN, LEAVING, UNLOADABLE, TOO_BIG = "toy", "loud", "broken", "leaving", "unloadable", "too big"
 STARVED, DIFFERING, UNTESTABLE, KEEPING, SLOW = "starved", "differing", "untestable", "keeping", "slow"

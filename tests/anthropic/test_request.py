@@ -13,7 +13,7 @@ from worker.anthropic.errors import error_detail
 from worker.anthropic.request import MessageAsked, read_counted, read_messages
 from worker.openai.fields import Terms
 from worker.protocol.bodies import FieldError, FieldsRefused
-from worker.wire.jobs import Overflow
+from worker.wire.refusals import Overflow
 
 BILL: dict[str, Any] = {
     "type": "text",

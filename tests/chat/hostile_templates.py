@@ -11,7 +11,8 @@ import msgspec
 from worker.chat.marks import Names
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates
-from worker.wire.jobs import Conversation, Violation
+from worker.wire.prompts import Conversation
+from worker.wire.refusals import Violation
 
 MAX_CPU_S, MAX_BYTES = 20, 2 << 30
 

@@ -12,7 +12,8 @@ from tests.chat.conversations import CALL, REPLY, RESULT, SYSTEM, TIME, USER, WE
 from worker.chat.marks import Json, Names
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates, Rendered
-from worker.wire.jobs import Conversation, Violation
+from worker.wire.prompts import Conversation
+from worker.wire.refusals import Violation
 
 LAW = settings(max_examples=200)
 

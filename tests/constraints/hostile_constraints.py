@@ -23,7 +23,8 @@ from tests.on_cpu import loaded_on_cpu
 from worker.constraints.constraint import Constraint
 from worker.constraints.jobs import Constraints
 from worker.llama.constrained import constraints_of
-from worker.wire.jobs import TokenId, Violation
+from worker.wire.jobs import TokenId
+from worker.wire.refusals import Violation
 
 Kind = Literal["json_schema", "regex"]
 

@@ -16,7 +16,9 @@ from worker.constraints.jobs import Constraints
 from worker.engine.channels import CONTENT, Channel, Place
 from worker.engine.dividers import marks_among
 from worker.wire.chat_format import HERMES, CallFormat, ChatFormat
-from worker.wire.jobs import JobKey, OfferedTool, Sampling, Submit, TokenId, Tools, Violation
+from worker.wire.jobs import JobKey, Sampling, Submit, TokenId
+from worker.wire.refusals import Violation
+from worker.wire.tools import OfferedTool, Tools
 
 LAW = settings(max_examples=60)
 

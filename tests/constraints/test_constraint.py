@@ -26,7 +26,8 @@ from worker.engine.step import Token
 from worker.llama.constrained import constraints_of
 from worker.llama.model import Model
 from worker.openai.completions import read_completion
-from worker.wire.jobs import TokenId, Violation
+from worker.wire.jobs import TokenId
+from worker.wire.refusals import Violation
 
 LAW = settings(max_examples=60)
 

@@ -22,18 +22,9 @@ from worker.engine.dividers import marks_among
 from worker.engine.loop import Engine
 from worker.engine.sequence import Queued
 from worker.engine.step import Sampled, Slice
-from worker.wire.jobs import (
-    Finished,
-    JobKey,
-    OfferedTool,
-    Sampling,
-    SlotId,
-    StepDone,
-    Submit,
-    TokenId,
-    Tools,
-)
+from worker.wire.jobs import Finished, JobKey, Sampling, SlotId, StepDone, Submit, TokenId
 from worker.wire.messages import Outbound
+from worker.wire.tools import OfferedTool, Tools
 
 VOCABULARY = MadeVocabulary((), ["<think>", "</think>", "<tool_call>", "\n\n", '{"', '"}'])
 MARKS = marks_among(VOCABULARY.controls, VOCABULARY.words)

@@ -15,9 +15,10 @@ from worker.errors import EngineCrashed, InsufficientMemory, InternalFailure, Mo
 from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState
 from worker.front.link import LinkOwner
 from worker.front.watchdog import LOAD_SILENCE_S, STEPS_OF_SILENCE
-from worker.wire.jobs import Cancel, Delta, Failed, Finished, Refused, Started, StepDone, Violation
+from worker.wire.jobs import Cancel, Delta, Failed, Finished, Started, StepDone
 from worker.wire.load import AskResidency, Configure, LoadFailed, Progress, Residency, SelfTested
 from worker.wire.messages import Inbound, Outbound
+from worker.wire.refusals import Refused, Violation
 
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────
 

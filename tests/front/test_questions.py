@@ -21,8 +21,9 @@ from worker.front.questions import MAX_QUESTIONS
 from worker.front.state import Front
 from worker.observe.metrics import Metrics
 from worker.protocol.bodies import FieldsRefused
-from worker.wire.jobs import TokenId, Violation
+from worker.wire.jobs import TokenId
 from worker.wire.questions import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized, Untokenized
+from worker.wire.refusals import Violation
 
 TOKENS = (TokenId(7), TokenId(8))
 N_POISONOUS = 4 * MAX_DEATHS

@@ -18,7 +18,8 @@ from worker.front.job import Job, JobState
 from worker.front.state import Front
 from worker.observe.metrics import Metrics
 from worker.protocol.events import TEXT_ONLY
-from worker.wire.jobs import Finished, Refused, Violation
+from worker.wire.jobs import Finished
+from worker.wire.refusals import Refused, Violation
 
 State = TypeVar("State", bound=Enum)
 

@@ -12,7 +12,9 @@ from tests.vocabularies import VOCABULARIES
 from worker.engine.backend import Read
 from worker.llama.model import InfillMarks, Model
 from worker.llama.prompts import Prompts
-from worker.wire.jobs import Infill, TokenId, Violation
+from worker.wire.jobs import TokenId
+from worker.wire.prompts import Infill
+from worker.wire.refusals import Violation
 
 pytestmark = pytest.mark.model
 

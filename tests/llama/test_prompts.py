@@ -23,7 +23,9 @@ from worker.llama.prompts import Prompts
 from worker.loading.load import load_model
 from worker.model.info import read_info
 from worker.wire.chat_format import HERMES, CallFormat
-from worker.wire.jobs import Conversation, TokenId, Violation
+from worker.wire.jobs import TokenId
+from worker.wire.prompts import Conversation
+from worker.wire.refusals import Violation
 
 pytestmark = pytest.mark.model
 

@@ -16,7 +16,7 @@ from worker.openai.completions import read_completion
 from worker.openai.errors import NotAnObject, UnknownModel, error_detail
 from worker.openai.fields import MAX_IGNORED, MAX_PREDICTION_CHARS, SHARED
 from worker.protocol.bodies import FieldError, FieldsRefused
-from worker.wire.jobs import Overflow
+from worker.wire.refusals import Overflow
 
 
 def read(**fields: Any) -> ChatAsked:

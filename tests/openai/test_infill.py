@@ -13,7 +13,7 @@ from worker.openai.completions import read_completion
 from worker.openai.errors import error_detail
 from worker.openai.infill import InfillAsked, read_infill
 from worker.protocol.bodies import FieldsRefused
-from worker.wire.jobs import Infill
+from worker.wire.prompts import Infill
 
 TERMS = replace(NO_GAPS, can_infill=True)
 GAP = {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n"}

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.process.intake import prompt_violation
-from worker.wire.jobs import Overflow
+from worker.wire.refusals import Overflow
 
 LAW = settings(max_examples=200)
 

@@ -37,18 +37,7 @@ from tests.toy_engine import (
 )
 from worker.process.outbox import MAX_OUTSTANDING_BYTES
 from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
-from worker.wire.jobs import (
-    Accepted,
-    Cancel,
-    Finished,
-    JobKey,
-    Refused,
-    Sampling,
-    Started,
-    StepBegun,
-    StepDone,
-    Submit,
-)
+from worker.wire.jobs import Accepted, Cancel, Finished, JobKey, Sampling, Started, StepBegun, StepDone, Submit
 from worker.wire.load import (
     AskResidency,
     Loaded,
@@ -60,6 +49,7 @@ from worker.wire.load import (
     Warned,
 )
 from worker.wire.messages import Inbound, Outbound
+from worker.wire.refusals import Refused
 
 pytestmark = pytest.mark.process
 

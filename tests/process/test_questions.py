@@ -7,21 +7,11 @@ from tests.engine.fake_runner import ToyModel
 from tests.engine.toy_constraint import N_VOCAB
 from tests.process.test_main import toy_engine
 from tests.toy_engine import TOY
-from worker.wire.jobs import (
-    Accepted,
-    Conversation,
-    JobKey,
-    Prompt,
-    Refused,
-    Sampling,
-    SlotId,
-    StepDone,
-    Submit,
-    TokenId,
-    Violation,
-)
+from worker.wire.jobs import Accepted, JobKey, Prompt, Sampling, SlotId, StepDone, Submit, TokenId
 from worker.wire.load import Loaded
+from worker.wire.prompts import Conversation
 from worker.wire.questions import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized, Untokenized
+from worker.wire.refusals import Refused, Violation
 
 pytestmark = pytest.mark.process
 

@@ -32,7 +32,7 @@ from worker.protocol.bodies import (
     field_error,
     shutdown_body,
 )
-from worker.wire.jobs import Violation
+from worker.wire.refusals import Violation
 
 
 def health(status: Literal["healthy", "unhealthy"], vram_bytes: int) -> bytes:

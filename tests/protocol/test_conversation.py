@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from worker.protocol.bodies import MAX_ERRORS, FieldsRefused
 from worker.protocol.constraints import MAX_BYTES, MAX_DEPTH
 from worker.protocol.conversation import MAX_CALLS, MAX_MESSAGES, ROLES, conversation
-from worker.wire.jobs import Conversation
+from worker.wire.prompts import Conversation
 
 MAX_CHARS = 1000
 HI = {"role": "user", "content": "hi"}

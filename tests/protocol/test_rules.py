@@ -11,7 +11,7 @@ from tests.protocol.vectors import R0, body_of, without
 from worker.protocol.bodies import MAX_ERRORS, FieldError, encode_violations
 from worker.protocol.execute import ExecuteRequest, parse_execute
 from worker.protocol.rules import checked_prompt, violations
-from worker.wire.jobs import Conversation
+from worker.wire.prompts import Conversation
 
 MAX_TOKENS_OUT = 2048
 MAX_PROMPT_CHARS = 32_768

@@ -11,7 +11,7 @@ from worker.errors import Unauthorized, WorkerBusy, WorkerDraining, WorkerError,
 from worker.openai.errors import UnknownModel, failure
 from worker.protocol.bodies import FieldsRefused, doc
 from worker.protocol.events import ErrorEvent
-from worker.wire.jobs import Overflow
+from worker.wire.refusals import Overflow
 
 ErrorType = Literal[
     "invalid_request_error",

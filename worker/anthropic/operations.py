@@ -19,7 +19,7 @@ from worker.openai.operations import TOP_K, documented
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.events import SSE_TYPE
 from worker.protocol.operations import JSON, NOT_NOW, TEXT, Answer, Content, Operation, ServerSentChunk
-from worker.wire.jobs import Overflow
+from worker.wire.refusals import Overflow
 
 _BODY = documented(
     MessagesRequest,

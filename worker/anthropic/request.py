@@ -33,7 +33,8 @@ from worker.openai.tools import constraint_errors, without_schema
 from worker.openai.turns import Turns
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.rules import int_range
-from worker.wire.jobs import Conversation, MarkUse
+from worker.wire.jobs import MarkUse
+from worker.wire.prompts import Conversation
 from worker.wire.questions import Tokenized
 
 _KINDS = ("enabled", "adaptive", "disabled")

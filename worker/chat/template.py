@@ -19,7 +19,8 @@ from worker.chat.probes import contents_known, forms_known
 from worker.chat.sandbox import Runaway, Sandbox, Unrendered
 from worker.chat.tool_words import with_tools
 from worker.chat.witnesses import Found, Witnesses
-from worker.wire.jobs import Conversation, Violation
+from worker.wire.prompts import Conversation
+from worker.wire.refusals import Violation
 
 _MIN_FUEL, _FUEL_PER_CHAR, _MAX_FUEL = 2_000_000, 200, 10_000_000
 """The instructions of one rendering: 10 million take 0.3 s. A conversation needs two or three renderings, up to twelve

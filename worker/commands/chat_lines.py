@@ -25,7 +25,8 @@ from worker.model.info import Words, read_words
 from worker.protocol.bodies import FieldsRefused
 from worker.protocol.conversation import conversation
 from worker.wire.chat_format import ChatFormat
-from worker.wire.jobs import TokenId, Violation
+from worker.wire.jobs import TokenId
+from worker.wire.refusals import Violation
 
 if TYPE_CHECKING:
     from worker.llama.model import Model

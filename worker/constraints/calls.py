@@ -32,7 +32,7 @@ from worker.constraints.spoken import Begin
 from worker.constraints.vocabulary import Tokens
 from worker.engine.channels import Marks, Turn
 from worker.wire.chat_format import CallFormat
-from worker.wire.jobs import OfferedTool, Tools
+from worker.wire.tools import OfferedTool, Tools
 
 TEXT_ARGUMENT: Final = "input"
 """The member that has the text of a tool whose argument is one text."""

@@ -16,7 +16,9 @@ from worker.constraints.spoken import Begin, SpokenReasoning
 from worker.constraints.vocabulary import Tokens, Vocabulary
 from worker.engine.channels import NO_MARKS, Marks
 from worker.wire.chat_format import HERMES, ChatFormat
-from worker.wire.jobs import Submit, Tools, Violation
+from worker.wire.jobs import Submit
+from worker.wire.refusals import Violation
+from worker.wire.tools import Tools
 
 AnyConstraint = Constraint | AnswerConstraint
 

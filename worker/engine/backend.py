@@ -13,8 +13,9 @@ import msgspec
 
 from worker.engine.channels import NO_MARKS, Marks
 from worker.engine.step import Constraint, Sampled, Score, Step
-from worker.wire.jobs import Logprob, Prompt, SlotId, Submit, TokenId, Violation
+from worker.wire.jobs import Logprob, Prompt, SlotId, Submit, TokenId
 from worker.wire.load import Configure, Loaded, Residency, RowCosts, SelfTested
+from worker.wire.refusals import Violation
 
 
 class Saved(Protocol):

@@ -4,8 +4,8 @@ This module owns the blocks' hashes, and the count of the slots that hold a bloc
 evictions: the prefix index reports what it keeps, and the engine reports after each step what its slots hold. It runs
 on the step thread, and only if blocks are reported at all.
 
-A block stands for its tokens and all before them, so that sequences with the same prefix have the same blocks. Tokens
-after the last whole block are not reported.
+A block stands for its tokens, all before them and the prompt's salt (salt.py), so that sequences with the same prefix
+have the same blocks. Tokens after the last whole block are not reported.
 """
 
 from collections import Counter
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from struct import Struct
 
+from worker.engine.salt import salt_of
 from worker.wire.blocks import BlockHash, BlocksRemoved, BlocksStored, Medium
 from worker.wire.jobs import SlotId, TokenId
 
@@ -31,12 +32,13 @@ is another sequence."""
 def block_hashes(parent: BlockHash | None, tokens: Seq[TokenId]) -> list[BlockHash]:
     """Return the hashes of the whole blocks at the start of `tokens`, which follow the block `parent`.
 
-    A hash is BLAKE2b, cut to 8 bytes, of the parent's hash (big-endian; 0 for none) and of the 16 tokens (i32,
-    little-endian), so that every process of every release has the same.
+    A hash is BLAKE2b, cut to 8 bytes, of the parent's hash (big-endian; 0 for none), of the 16 tokens (i32,
+    little-endian), and in the first block of the salt, so that every process of every release has the same.
     """
     hashes: list[BlockHash] = []
     for start in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         block = (parent or 0).to_bytes(8, "big") + _PACKED.pack(*tokens[start : start + BLOCK_TOKENS])
+        block += b"" if start else salt_of(tokens)
         parent = BlockHash(int.from_bytes(blake2b(block, digest_size=8).digest(), "big"))
         hashes.append(parent)
     return hashes
@@ -116,7 +118,7 @@ class BlockJournal:
 
     def _store(self, medium: Medium, parent: BlockHash | None, blocks: Seq[BlockHash], tokens: Seq[TokenId]) -> None:
         if blocks:
-            whole = tuple(tokens[: len(blocks) * BLOCK_TOKENS])
+            whole = tuple(TokenId(int(token)) for token in tokens[: len(blocks) * BLOCK_TOKENS])
             self._changes.append(BlocksStored(medium, parent, tuple(blocks), whole))
 
     def _remove(self, medium: Medium, blocks: Seq[BlockHash]) -> None:

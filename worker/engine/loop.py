@@ -17,6 +17,7 @@ from worker.engine.drafting.draft_model import DraftModel
 from worker.engine.drafting.drafts import N_READ, Drafts
 from worker.engine.drafting.predicted import Predicted
 from worker.engine.kv_blocks import BlockJournal
+from worker.engine.salt import salted
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Queued, Sequence, State
 from worker.engine.state_cache import prefix_cache_of
@@ -157,7 +158,7 @@ class Engine:
         reads_calls = submit.tools is not None
         sequence = Sequence(
             submit.job,
-            prompt,
+            salted(prompt, submit.salt),
             min(submit.max_tokens, room),
             submit.sampling,
             ChannelText(submit.stop, self._marks, submit.marks, place, reads_calls=reads_calls),

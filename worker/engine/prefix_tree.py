@@ -9,7 +9,7 @@ runs on the engine's step thread.
 
 Every node has cells, so the root is none. A child's first token is its key among its siblings. Evicting leaves a
 parent with one child as it is: cells can be split, not joined. A node may have the scores of its first tokens too, if
-its parent has all of its own; they go with the node.
+its parent has all of its own; they go with the node. The salt of a prompt (salt.py) is part of the first node's key.
 """
 
 from array import array
@@ -22,6 +22,7 @@ from operator import attrgetter
 
 from worker.engine.backend import Checkpoint, Saved
 from worker.engine.kv_blocks import BLOCK_TOKENS, BlockJournal
+from worker.engine.salt import salt_of
 from worker.engine.step import Score
 from worker.wire.blocks import BlockHash
 from worker.wire.jobs import TokenId
@@ -35,6 +36,8 @@ SCORE_BYTES = 48
 
 @dataclass(slots=True, eq=False)
 class Node:
+    key: bytes
+    """Its place among its siblings."""
     edge: bytes
     saved: Saved
     parent: "Node | None"
@@ -82,20 +85,19 @@ class PrefixIndex:
 
     def match(self, tokens: Seq[TokenId]) -> int:
         """Return the length of the longest cached prefix of `tokens`. This does not count as a use: nothing changes."""
-        _, n_matched = self._walk(packed(tokens))
-        return n_matched
+        return self._walk(tokens)[1]
 
     def take(self, tokens: Seq[TokenId], n_tokens: int) -> list[Saved]:
         """Return the parts that hold the first n_tokens ≤ match(tokens), in order, and mark them as used. The last part
         may hold more."""
-        path, n_matched = self._walk(packed(tokens[:n_tokens]))
+        path, n_matched = self._walk(tokens[:n_tokens])
         assert n_matched == n_tokens, "more than match() found"
         self._mark(path)
         return [node.saved for node in path]
 
     def scores(self, tokens: Seq[TokenId]) -> list[Score]:
         """Return the scores of the first of `tokens`, as far as they are kept. This does not count as a use."""
-        path, n_matched = self._walk(packed(tokens))
+        path, n_matched = self._walk(tokens)
         found: list[Score] = []
         for node in path:
             found += node.scores
@@ -109,8 +111,7 @@ class PrefixIndex:
         Other leaves are evicted to make room. If the cells do not fit even with their own prefix alone, they are
         dropped and nothing changes.
         """
-        edges = packed(tokens)
-        path, n_matched = self._walk(edges)
+        path, n_matched = self._walk(tokens)
         assert n_known == n_matched < len(tokens), "there is nothing new, or not from n_known on"
         assert saved.n_tokens == len(tokens) - n_known
         halves = halves_of(path, n_known)
@@ -119,7 +120,7 @@ class PrefixIndex:
         if halves:
             path[-1] = self._split(path[-1], n_known, *halves)
         self._mark(path)
-        node = self._attach(edges[n_known * _WIDTH :], saved, path[-1] if path else None)
+        node = self._attach(tokens[n_known:], saved, path[-1] if path else None)
         if self._journal is not None:
             parent = next((above.blocks[-1] for above in reversed(path) if above.blocks), None)
             node.blocks = self._journal.store_copies(parent, tokens[n_known // BLOCK_TOKENS * BLOCK_TOKENS :])
@@ -140,7 +141,7 @@ class PrefixIndex:
         Other leaves are evicted to make room. If the scores do not fit even with their own path alone, they are dropped
         and nothing changes.
         """
-        path, n_matched = self._walk(packed(tokens[: len(scores)]))
+        path, n_matched = self._walk(tokens[: len(scores)])
         ends = list(accumulate(node.saved.n_tokens for node in path))
         more = [
             scores[end - node.saved.n_tokens + len(node.scores) : min(end, n_matched)]
@@ -161,16 +162,16 @@ class PrefixIndex:
         self._mark(path)
         self._shrink(self.limit_bytes)
 
-    def _walk(self, edges: bytes) -> tuple[list[Node], int]:
+    def _walk(self, tokens: Seq[TokenId]) -> tuple[list[Node], int]:
         """Return the nodes that match, and how many tokens do; the last node's edge need not match to its end."""
-        path: list[Node] = []
-        at, children = 0, self._children
-        while (node := children.get(edges[at : at + _WIDTH])) is not None:
+        edges, path = _packed(tokens), list[Node]()
+        at, children, key = 0, self._children, _key(tokens)
+        while (node := children.get(key)) is not None:
             path.append(node)
             if not edges.startswith(node.edge, at):
                 return path, (at + n_common(node.edge, edges[at : at + len(node.edge)])) // _WIDTH
             at += len(node.edge)
-            children = node.children
+            children, key = node.children, edges[at : at + _WIDTH]
         return path, at // _WIDTH
 
     def _mark(self, path: list[Node]) -> None:
@@ -193,23 +194,24 @@ class PrefixIndex:
             self._leaves.remove(node)
         self._n_bytes += first.n_bytes + rest.n_bytes - node.saved.n_bytes
         cut = first.n_tokens * _WIDTH
-        upper = Node(node.edge[:cut], first, node.parent, node.last_used)
-        self._siblings(node)[_key(upper)] = upper
+        upper = Node(node.key, node.edge[:cut], first, node.parent, node.last_used)
+        self._siblings(node)[node.key] = upper
         upper.scores, node.scores = node.scores[: first.n_tokens], node.scores[first.n_tokens :]
         upper.n_score_bytes, node.n_score_bytes = _n_score_bytes(upper.scores), _n_score_bytes(node.scores)
         n_blocks = end // BLOCK_TOKENS - (end - first.n_tokens) // BLOCK_TOKENS
         upper.blocks, node.blocks = node.blocks[:n_blocks], node.blocks[n_blocks:]
         node.edge, node.saved, node.parent = node.edge[cut:], rest, upper
-        upper.children[_key(node)] = node
+        node.key = node.edge[:_WIDTH]
+        upper.children[node.key] = node
         if is_leaf:
             self._leaves.add(node)
         return upper
 
-    def _attach(self, edge: bytes, saved: Saved, parent: Node | None) -> Node:
+    def _attach(self, tokens: Seq[TokenId], saved: Saved, parent: Node | None) -> Node:
         if parent is not None and not parent.children:
             self._leaves.remove(parent)
-        node = Node(edge, saved, parent, self._now)
-        self._siblings(node)[_key(node)] = node
+        node = Node(_key(tokens), _packed(tokens), saved, parent, self._now)
+        self._siblings(node)[node.key] = node
         self._leaves.add(node)
         self._n_tokens += saved.n_tokens
         self._n_bytes += saved.n_bytes
@@ -223,7 +225,7 @@ class PrefixIndex:
 
     def _evict(self, leaf: Node) -> None:
         self._leaves.remove(leaf)
-        del self._siblings(leaf)[_key(leaf)]
+        del self._siblings(leaf)[leaf.key]
         self._n_tokens -= leaf.saved.n_tokens
         self._n_bytes -= leaf.n_bytes
         if self._journal is not None:
@@ -271,11 +273,11 @@ def _n_score_bytes(scores: Seq[Score]) -> int:
     return sum(map(len, scores)) + SCORE_BYTES * len(scores)
 
 
-def _key(node: Node) -> bytes:
-    return node.edge[:_WIDTH]
+def _key(tokens: Seq[TokenId]) -> bytes:
+    return salt_of(tokens) + _packed(tokens[:1])
 
 
-def packed(tokens: Seq[TokenId]) -> bytes:
+def _packed(tokens: Seq[TokenId]) -> bytes:
     return array("i", tokens).tobytes()
 
 

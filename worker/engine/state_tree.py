@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from worker.engine.backend import Checkpoint, Saved
 from worker.engine.checkpoints import NEAR
 from worker.engine.kv_blocks import BlockJournal
-from worker.engine.prefix_tree import Node, PrefixIndex, halves_of, packed
+from worker.engine.prefix_tree import Node, PrefixIndex, halves_of
 from worker.wire.jobs import TokenId
 
 LAST_KEPT = 3
@@ -31,7 +31,7 @@ class StateIndex(PrefixIndex):
         """Return the last checkpoint among `tokens`, after whose tokens a sequence can begin. This does not count as
         a use: nothing changes.
         """
-        path, n_matched = self._walk(packed(tokens))
+        path, n_matched = self._walk(tokens)
         found = [node.checkpoint for node in path if node.checkpoint is not None]
         return next((each for each in reversed(found) if each.n_tokens <= n_matched), None)
 
@@ -43,7 +43,7 @@ class StateIndex(PrefixIndex):
         room even so, it is dropped and nothing changes.
         """
         assert checkpoint.n_tokens == len(tokens)
-        path, n_matched = self._walk(packed(tokens))
+        path, n_matched = self._walk(tokens)
         assert n_matched == len(tokens), "its cells are kept"
         halves = halves_of(path, n_matched)
         if _n_cells_bytes(path) + checkpoint.n_bytes + _n_split_bytes(path, halves) > self.limit_bytes:

@@ -27,7 +27,7 @@ from worker.front.observer import Observer
 from worker.front.supervision import ended, every, supervised
 from worker.front.watchdog import Watchdog
 from worker.wire.blocks import BlocksChanged
-from worker.wire.jobs import Accepted, Cancel, Refused, StepBegun, StepDone, Submit
+from worker.wire.jobs import Accepted, Cancel, StepBegun, StepDone, Submit
 from worker.wire.load import (
     AskResidency,
     Configure,
@@ -41,6 +41,7 @@ from worker.wire.load import (
 )
 from worker.wire.messages import Inbound, Outbound
 from worker.wire.questions import Detokenize, Detokenized, Tokenize, Tokenized, Untokenized
+from worker.wire.refusals import Refused
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "worker.process.main")
 """The flag -P keeps the working directory from planting modules."""

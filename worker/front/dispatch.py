@@ -15,8 +15,9 @@ from worker.front.aftermath import Charge, Work, charge_sheet, judge
 from worker.front.job import Job
 from worker.front.questions import Question
 from worker.protocol.events import StreamCode
-from worker.wire.jobs import Accepted, Cancel, JobKey, Refused, StepDone, Submit
+from worker.wire.jobs import Accepted, Cancel, JobKey, StepDone, Submit
 from worker.wire.questions import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized, Untokenized
+from worker.wire.refusals import Refused
 
 
 class Dispatch:

@@ -27,7 +27,8 @@ from worker.observe.vllm_metrics import FinishReason
 from worker.protocol.bodies import refused_by_engine
 from worker.protocol.events import EndEvent, ErrorEvent, MetricsEvent, StartedEvent, StreamCode
 from worker.protocol.job_request import JobRequest
-from worker.wire.jobs import Finished, JobKey, Logprob, PromptLogprobs, Refused, StopReason
+from worker.wire.jobs import Finished, JobKey, Logprob, PromptLogprobs, StopReason
+from worker.wire.refusals import Refused
 
 RETRIABLE: dict[StreamCode, bool] = {
     "CANCELLED": False,

@@ -12,8 +12,8 @@ from worker.observe.counters import Counters
 from worker.observe.log_lines import get_logger
 from worker.observe.redaction import Secrets
 from worker.observe.vllm_metrics import EndedJob, FinishReason
-from worker.wire.jobs import Conversation
 from worker.wire.load import Loaded
+from worker.wire.prompts import Conversation
 
 if TYPE_CHECKING:
     from worker.observe.traces import Traces, Value  # an extra

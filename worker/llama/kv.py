@@ -30,6 +30,7 @@ from typing import Any
 from llama_cpp import llama_cpp as capi
 
 from worker.engine.backend import Checkpoint, KvMismatch, Saved
+from worker.engine.salt import salt_of
 from worker.limits import MAX_DRAFTS
 from worker.llama.seq_ids import SeqIds
 from worker.saved.arena import Bytes
@@ -291,7 +292,7 @@ class Kv:
 
     def save(self, slot: SlotId, start: int, tokens: Seq[TokenId] = (), *, end: int | None = None) -> SavedCells:
         """A copy of the slot's cells [start, end), to its last without `end`. `tokens`: what the cells [0, end) are of;
-        with them the keeper gets the copy too.
+        with them the keeper gets the copy too, unless they are salted.
 
         Raises: ValueError for arguments out of range, and where the memory cannot be shared.
         """
@@ -302,7 +303,7 @@ class Kv:
         parts = list(self._window_parts(start, stop))
         allocate = lasting if len(parts) == 1 else passing
         copies = [self._copy(slot, begin, end, allocate) for begin, end in parts]
-        if self.keeper is None or not tokens:
+        if self.keeper is None or not tokens or salt_of(tokens):
             return SavedCells(copies, self._layout)
         saved = SavedCells(copies, self._layout, tokens, self.keeper.take)
         self.keeper.take(saved)

@@ -12,7 +12,9 @@ from worker.chat.template import ChatTemplates
 from worker.engine.backend import Read
 from worker.llama.model import Model
 from worker.model.spelling import Unspellable
-from worker.wire.jobs import Conversation, Infill, Prompt, TokenId, Violation
+from worker.wire.jobs import Prompt, TokenId
+from worker.wire.prompts import Conversation, Infill
+from worker.wire.refusals import Violation
 
 _REPOSITORY, _THIS_FILE = "myproject\n", "filename\n"
 """The names that llama-server gives to a repository and to the file with the gap. No request names them."""

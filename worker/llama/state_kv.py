@@ -20,6 +20,7 @@ import numpy as np
 from llama_cpp import llama_cpp as capi
 
 from worker.engine.backend import Checkpoint, Saved
+from worker.engine.salt import salt_of
 from worker.llama.kv import ALL, Kv
 from worker.llama.seq_ids import SeqIds
 from worker.saved.arena import Bytes
@@ -162,13 +163,15 @@ class StateKv(Kv):
 
     def checkpoint(self, slot: SlotId, tokens: Seq[TokenId] = ()) -> SavedCheckpoint:
         """Copy the slot's state, which is the one after all of its cells. `tokens`: what these are of; with them the
-        keeper gets the copy too. Raises: ValueError for an empty slot, and where the memory cannot be shared.
+        keeper gets the copy too, unless they are salted.
+
+        Raises: ValueError for an empty slot, and where the memory cannot be shared.
         """
         self._check_can_share()
         if not self.n_cells(slot):
             raise ValueError(f"slot {slot} is empty: it has no recurrent state")
         saved = SavedCheckpoint(self._read(slot, lasting, _STATE_ALONE), self._layout, tokens)
-        if self.keeper is not None and tokens:
+        if self.keeper is not None and tokens and not salt_of(tokens):
             self.keeper.take(saved)
         return saved
 

@@ -18,8 +18,8 @@ from worker.errors import ModelLoadFailed
 from worker.llama.model import TOKEN_KINDS, Model
 from worker.model.info import ModelInfo
 from worker.wire.chat_format import ChatFormat
-from worker.wire.jobs import Violation
 from worker.wire.load import Configure
+from worker.wire.refusals import Violation
 
 log = logging.getLogger(__name__)
 """Its warnings go to the front, which logs them (process/main.py)."""

@@ -55,8 +55,9 @@ from worker.plan.spread import RepackedBytes
 from worker.saved.keeper import Keeper, Keeping
 from worker.upstream.wording import FALSE_ALARM
 from worker.wire.chat_format import HERMES, ChatFormat
-from worker.wire.jobs import SlotId, TokenId, Violation
+from worker.wire.jobs import SlotId, TokenId
 from worker.wire.load import Attention, Configure, DraftModelFacts, Loaded, ModelFacts, Offload, OffPlan, RowCosts
+from worker.wire.refusals import Violation
 
 log = logging.getLogger(__name__)
 """Its warnings go to the front, which logs them (process/main.py)."""

@@ -36,7 +36,8 @@ from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.conversation import unread_members
 from worker.protocol.rules import int_range
 from worker.wire.chat_format import ChatFormat
-from worker.wire.jobs import Conversation, MarkUse
+from worker.wire.jobs import MarkUse
+from worker.wire.prompts import Conversation
 
 _EFFORT = "reasoning_effort"
 _BUDGETS = ("thinking_token_budget", "thinking_budget_tokens")

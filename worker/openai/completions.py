@@ -38,7 +38,8 @@ from worker.openai.fields import (
 )
 from worker.protocol.bodies import Count, FieldError, doc
 from worker.protocol.rules import int_range
-from worker.wire.jobs import Infill, Logprob, MarkUse, Prompt, TokenId
+from worker.wire.jobs import Logprob, MarkUse, Prompt, TokenId
+from worker.wire.prompts import Infill
 
 OBJECT = "text_completion"
 DEFAULT_MAX_TOKENS = 16

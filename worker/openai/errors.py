@@ -12,7 +12,7 @@ import msgspec
 from worker.errors import InvalidRequest, Unauthorized, WorkerBusy, WorkerError
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.events import ErrorEvent, StreamCode
-from worker.wire.jobs import Overflow
+from worker.wire.refusals import Overflow
 
 ErrorType = Literal[
     "invalid_request_error", "authentication_error", "not_found_error", "rate_limit_error", "server_error"

@@ -25,7 +25,7 @@ from worker.protocol.json_bytes import fault_of, without_mark
 from worker.protocol.rules import int_range, sampling_violations
 from worker.protocol.unread import unread
 from worker.wire.chat_format import HERMES, ChatFormat
-from worker.wire.jobs import Conversation
+from worker.wire.prompts import Conversation
 
 Members = dict[str, Any]
 """The members of a JSON object, as msgspec.json.decode gives them."""

@@ -23,7 +23,8 @@ from worker.openai.fields import (
 )
 from worker.protocol.bodies import Count, FieldError, doc
 from worker.protocol.events import SIGN_OF_LIFE, SSE_TYPE, EndEvent, ErrorEvent, StartedEvent
-from worker.wire.jobs import Finished, Infill, Logprob, MarkUse, StopReason
+from worker.wire.jobs import Finished, Logprob, MarkUse, StopReason
+from worker.wire.prompts import Infill
 
 MAX_FILES = 128
 

@@ -35,7 +35,7 @@ from worker.openai.tokens import (
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.events import SSE_TYPE
 from worker.protocol.operations import JSON, NOT_NOW, TEXT, Answer, Content, Operation, ServerSentChunk
-from worker.wire.jobs import Overflow
+from worker.wire.refusals import Overflow
 
 
 def _api_error(description: str, *errors: WorkerError, headers: tuple[str, ...] = ()) -> Answer:

@@ -15,7 +15,7 @@ import msgspec
 from worker.protocol.bodies import FieldError
 from worker.protocol.constraints import MAX_DEPTH
 from worker.protocol.execute import GenerationFields
-from worker.wire.jobs import OfferedTool, Tools
+from worker.wire.tools import OfferedTool, Tools
 
 MAX_TOOLS = 512
 """The most tools of one request. An agent with several MCP servers offers some 200."""

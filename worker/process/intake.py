@@ -14,13 +14,15 @@ from dataclasses import dataclass
 
 from worker.engine.backend import Found, LoadedModel
 from worker.engine.loop import Engine
+from worker.engine.salt import salted
 from worker.engine.sequence import Queued
 from worker.process.outbox import Outbox, die, leave
 from worker.wire.frames import FrameBuffer, inbound_decoder
-from worker.wire.jobs import Accepted, Cancel, JobKey, Overflow, Refused, Submit, TokenId, Violation
+from worker.wire.jobs import Accepted, Cancel, JobKey, Submit, TokenId
 from worker.wire.load import AskResidency, Configure
 from worker.wire.messages import Inbound
 from worker.wire.questions import Detokenize, Detokenized, Tokenize, Tokenized, Untokenized
+from worker.wire.refusals import Overflow, Refused, Violation
 
 _READ_BYTES = 256 * 1024
 
@@ -152,7 +154,7 @@ class Intake:
             loose_tools = () if constraint is None else constraint.loose_tools
             self._outbox.send(Accepted(job=submit.job, prompt_tokens=len(prompt), loose_tools=loose_tools))
             self.inbox.put(Queued(submit, prompt, constraint, prediction))
-            self._abort_if_in_the_way(prompt)
+            self._abort_if_in_the_way(salted(prompt, submit.salt))
 
     def _tokens_of(self, submit: Submit) -> list[TokenId] | Violation:
         assert self._model is not None

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from worker.errors import InvalidRequest, WorkerError
-from worker.wire.jobs import Overflow, Violation
+from worker.wire.refusals import Overflow, Violation
 
 MAX_ERRORS = 64
 """An answer reports at most this many errors for one field. A body of 2 MiB can hold 700,000 stops, and an answer with

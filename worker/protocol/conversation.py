@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, doc
 from worker.protocol.constraints import MAX_BYTES, MAX_DEPTH
 from worker.protocol.unread import unread
-from worker.wire.jobs import Conversation
+from worker.wire.prompts import Conversation
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_MESSAGES = 2048

@@ -18,7 +18,7 @@ from worker.protocol.bodies import U64_MAX, doc
 from worker.protocol.constraints import SchemaText, schema_text
 from worker.protocol.conversation import MAX_MESSAGES, conversation
 from worker.protocol.json_bytes import fault_of, without_mark
-from worker.wire.jobs import Conversation
+from worker.wire.prompts import Conversation
 
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -147,6 +147,10 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     regex: Annotated[
         str | None,
         doc("The whole text matches this expression; at most 65536 bytes. Not with grammar or json_schema."),
+    ] = None
+    cache_salt: Annotated[
+        str | None,
+        doc("A secret of 1 to 256 characters: cached work is shared only with requests that send the same."),
     ] = None
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ This module owns the way from a request's fields to the frame that the engine ge
 it draws.
 """
 
+import hashlib
 import secrets
 from dataclasses import dataclass
 from math import inf
@@ -11,7 +12,8 @@ from math import inf
 from worker.protocol.events import Dialect
 from worker.protocol.execute import GenerationFields
 from worker.protocol.rules import MAX_BIAS
-from worker.wire.jobs import JobKey, MarkUse, Prompt, Sampling, Submit, TokenId, Tools
+from worker.wire.jobs import JobKey, MarkUse, Prompt, Sampling, Submit, TokenId
+from worker.wire.tools import Tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +58,15 @@ class JobRequest:
             regex=fields.regex,
             prompt_logprobs=self.prompt_logprobs,
             prediction=self.prediction,
+            salt=_salt_of(fields.cache_salt),
             marks=self.marks,
             tools=self.tools,
             reasoning_budget=self.reasoning_budget,
         )
+
+
+def _salt_of(cache_salt: str | None) -> bytes:
+    return b"" if cache_salt is None else hashlib.blake2b(cache_salt.encode(), digest_size=16).digest()
 
 
 def _sampling_of(fields: GenerationFields) -> Sampling:

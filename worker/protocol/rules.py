@@ -27,6 +27,7 @@ MAX_BIASES = 1024
 MAX_BIAS = 100
 """The largest bias; its negative bans the token."""
 MAX_STOP_TOKEN_IDS = 64
+MAX_SALT_CHARS = 256
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 """One spelling for each id, so that no id can be named twice."""
@@ -100,6 +101,7 @@ def sampling_violations(
         *_min_tokens(request, max_tokens_out),
         *_stop_token_ids(request.stop_token_ids, vocab_size),
         *constraint_errors(request.grammar, request.json_schema, request.regex),
+        *_cache_salt(request.cache_salt),
     ]
 
 
@@ -219,6 +221,13 @@ def _stop_token_ids(tokens: tuple[int, ...], vocab_size: int | None) -> Iterator
     yield from _max_count("stop_token_ids", len(tokens), MAX_STOP_TOKEN_IDS)
     for index, token in enumerate(tokens[:MAX_ERRORS]):
         yield from _in_vocabulary("stop_token_ids", f"stop_token_ids entry {index}", token, vocab_size)
+
+
+def _cache_salt(salt: str | None) -> Iterator[FieldError]:
+    """The error does not quote the salt, which is a secret."""
+    if salt is not None and not 1 <= len(salt) <= MAX_SALT_CHARS:
+        message = f"cache_salt must have 1 to {MAX_SALT_CHARS} characters (got {len(salt)})"
+        yield FieldError(field="cache_salt", constraint=f"length(1..={MAX_SALT_CHARS})", message=message)
 
 
 def _max_count(field: str, n_entries: int, most: int) -> Iterator[FieldError]:

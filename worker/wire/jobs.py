@@ -8,6 +8,9 @@ from typing import Literal, NewType
 
 import msgspec
 
+from worker.wire.prompts import Conversation, Infill
+from worker.wire.tools import Tools
+
 TokenId = NewType("TokenId", int)
 SlotId = NewType("SlotId", int)
 """llama.cpp's seq_id. Jobs have 0..parallel-1; `parallel` is the first retained slot, which keeps
@@ -69,34 +72,6 @@ class Sampling:
     log-probabilities at all."""
 
 
-class Conversation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A conversation that the model's chat template turns into a prompt. The front has checked its shape; its meaning
-    is not checked."""
-
-    messages: str
-    """A JSON array of objects, each with a `role`."""
-    tools: str | None = None
-    """A JSON array."""
-    template_kwargs: str = "{}"
-    """A JSON object with variables for the template besides the messages."""
-    add_generation_prompt: bool = True
-    """True if the text ends where the assistant's answer begins."""
-    continue_final_message: bool = False
-    """True if the last message is the start of the answer. It excludes add_generation_prompt."""
-
-
-class Infill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A text with a gap, for models with fill-in-the-middle tokens. Names of special tokens in it are letters."""
-
-    prefix: str
-    suffix: str
-    begun: str = ""
-    """The beginning of the text in the gap, which the prefix continues into."""
-    files: tuple[tuple[str, str], ...] | None = None
-    """(name, text) of further files, which go before the text in the form of a repository; None leaves out this form.
-    """
-
-
 Prompt = str | tuple[TokenId, ...] | Conversation | Infill
 """Text in which special tokens are parsed; tokens as they are; a conversation, in which only the template's own
 special tokens are parsed; or a text with a gap."""
@@ -104,36 +79,6 @@ special tokens are parsed; or a text with a gap."""
 MarkUse = Literal["hidden", "shown", "split"]
 """The treatment of control tokens in a job's text: they are hidden, shown by their names, or hidden while they
 divide reasoning from content."""
-
-
-class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool that the answer may call."""
-
-    name: str
-    place: int
-    """Its index in the request's list of tools, which errors name."""
-    parameters: str = "{}"
-    """The JSON schema of its arguments, as JSON text."""
-    is_text: bool = False
-    """True if the argument is one text and `parameters` says nothing. It is written as the argument `input`."""
-    grammar: str | None = None
-    """The grammar of the text, in Lark; None allows any text."""
-    regex: str | None = None
-    """The regular expression of the text, instead of a grammar."""
-    is_strict: bool = False
-    """True if the arguments of each call must satisfy the schema."""
-
-
-class Tools(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls that an answer may have. They are written in the model's form (ModelFacts.chat_format)."""
-
-    tools: tuple[OfferedTool, ...]
-    """The tools, at least one. If one tool must be called, it is the only one here."""
-    is_required: bool = False
-    """True if the answer is calls and nothing else, after the reasoning. Otherwise a call is held to its form once it
-    has begun."""
-    is_parallel: bool = True
-    """False if the answer has one call at most."""
 
 
 class Submit(Frame, frozen=True, kw_only=True):
@@ -153,6 +98,8 @@ class Submit(Frame, frozen=True, kw_only=True):
     """The number of Sampling.logprobs, for the prompt's own tokens."""
     prediction: str = ""
     """A text that the answer will probably repeat; empty means none."""
+    salt: bytes = b""
+    """Nothing that is cached is shared with a job of another salt; empty means none."""
     marks: MarkUse = "hidden"
     tools: Tools | None = None
     """The calls to hold to their form. Their markers are part of the text then, control tokens by their names. No
@@ -183,42 +130,6 @@ class Accepted(Frame, frozen=True, kw_only=True):
     prompt_tokens: int
     loose_tools: tuple[int, ...] = ()
     """The places of offered tools whose schemas cannot be enforced, so that calls of them may have any arguments."""
-
-
-class Overflow(msgspec.Struct, frozen=True, array_like=True):
-    """The numbers of a prompt with too many tokens."""
-
-    n_tokens: int
-    most: int
-    """The context's length, or --max-tokens-in."""
-
-
-class Violation(msgspec.Struct, frozen=True, array_like=True):
-    """A rule that the request breaks and only the engine can check: context_length(N), max_tokens_in(K), or one of
-    constraints."""
-
-    field: Literal[
-        "prompt",
-        "messages",
-        "chat_template_kwargs",
-        "tokens",
-        "grammar",
-        "json_schema",
-        "regex",
-        "prediction",
-        "tools",
-    ]
-    constraint: str
-    message: str
-    overflow: Overflow | None = None
-    """The numbers, if the rule is context_length(N) or max_tokens_in(K)."""
-
-
-class Refused(Frame, frozen=True, kw_only=True):
-    """The job is answered with a 400 that names all its violations, at least one."""
-
-    job: JobKey
-    violations: tuple[Violation, ...]
 
 
 class StepBegun(Frame, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ llama.cpp or numpy.
 """
 
 from worker.wire.blocks import BlocksChanged
-from worker.wire.jobs import Accepted, Cancel, Refused, StepBegun, StepDone, Submit
+from worker.wire.jobs import Accepted, Cancel, StepBegun, StepDone, Submit
 from worker.wire.load import (
     AskResidency,
     Configure,
@@ -19,6 +19,7 @@ from worker.wire.load import (
     Warned,
 )
 from worker.wire.questions import Detokenize, Detokenized, Tokenize, Tokenized, Untokenized
+from worker.wire.refusals import Refused
 
 Inbound = Configure | Submit | Cancel | AskResidency | Tokenize | Detokenize
 Outbound = (

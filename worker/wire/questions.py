@@ -5,7 +5,8 @@ front  ── Tokenize, Detokenize ──▶  engine  ── Tokenized or Detoke
 
 from typing import NewType
 
-from worker.wire.jobs import Frame, Prompt, TokenId, Violation
+from worker.wire.jobs import Frame, Prompt, TokenId
+from worker.wire.refusals import Violation
 
 QuestionKey = NewType("QuestionKey", int)
 """The front's internal number for a question about tokens, never reused."""

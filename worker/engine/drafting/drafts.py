@@ -19,6 +19,7 @@ from worker.engine.drafting.draft_model import DraftModel
 from worker.engine.drafting.even_steps import EvenSpeculation
 from worker.engine.drafting.history import History
 from worker.engine.drafting.speculation import Proposal, Running, Speculation, n_allowed, permitted
+from worker.engine.salt import salt_of
 from worker.engine.sequence import Sequence, State
 from worker.engine.step import Sampled, Step
 from worker.limits import MAX_DRAFTS
@@ -73,15 +74,18 @@ class PredictedTexts:
 
 
 class EarlierAnswers:
-    """Drafts from answers of other jobs. Their acceptance is learned from all jobs together, so that a job begins with
-    it."""
+    """Drafts from answers of other jobs, except for salted ones. Their acceptance is learned from all jobs together, so
+    that a job begins with it."""
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._acceptance = Acceptance()
 
     def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[Draft]:
-        return [self._history.propose(sequence.tokens, sequence.match, n_most) for sequence, n_most in wanted]
+        return [
+            NO_DRAFT if salt_of(sequence.prompt) else self._history.propose(sequence.tokens, sequence.match, n_most)
+            for sequence, n_most in wanted
+        ]
 
     def acceptance(self, sequence: Sequence) -> Acceptance:  # noqa: ARG002 - the same for all
         return self._acceptance
@@ -123,8 +127,9 @@ class Drafts:
         """The slots for whose sequences the draft model has made drafts."""
 
     def remember(self, sequence: Sequence) -> None:
-        """Keep a copy of a finished job's answer; `learn` indexes it."""
-        self._history.remember(sequence.tokens, len(sequence.prompt))
+        """Keep a copy of a finished job's answer, unless it is salted; `learn` indexes it."""
+        if not salt_of(sequence.prompt):
+            self._history.remember(sequence.tokens, len(sequence.prompt))
 
     def learn(self, *, is_idle: bool) -> None:
         """Index the answers of finished jobs for other jobs: all of them if the engine is idle, otherwise a part."""

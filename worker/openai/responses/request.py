@@ -35,7 +35,8 @@ from worker.openai.thinking import EFFORTS, Thinking, thinking_of, with_idle_nam
 from worker.openai.tools import constraint_errors, without_schema
 from worker.openai.turns import Turns
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
-from worker.wire.jobs import Conversation, MarkUse
+from worker.wire.jobs import MarkUse
+from worker.wire.prompts import Conversation
 from worker.wire.questions import Tokenized
 
 ENCODED = "reasoning.encrypted_content"
