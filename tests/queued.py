@@ -18,6 +18,7 @@ def queued(
     prompt_logprobs: int | None = None,
     prediction: Seq[TokenId] = (),
     marks: MarkUse = "hidden",
+    salt: bytes = b"",
 ) -> Queued:
     submit = Submit(
         job=job,
@@ -27,5 +28,6 @@ def queued(
         stop=tuple(stop),
         prompt_logprobs=prompt_logprobs,
         marks=marks,
+        salt=salt,
     )
     return Queued(submit, prompt, constraint, prediction)

@@ -190,3 +190,34 @@ def test_a_directory_that_everybody_can_write_is_no_start(any_model: Path, tmp_p
     with serve(any_model, "--prefix-cache-dir", str(tmp_path)) as worker:
         assert worker.exit_code() == 2
         assert "is writable by every user: chmod o-w, or give another directory" in "".join(worker.stderr)
+
+
+def test_what_a_salted_prompt_leaves_is_found_with_its_salt_only_and_outlives_no_engine(
+    any_model: Path, tmp_path: Path
+) -> None:
+    """A prompt without a salt is found without one, in memory and in files."""
+    folder = tmp_path / "cache"
+    salted: Event = FIRST | {"cache_salt": "client one"}
+
+    def cached(worker: WorkerProcess, **fields: str) -> int:
+        n_found: int = worker.run(**FIRST | {"max_tokens": 1}, **fields)[0]["cached_tokens"]
+        return n_found
+
+    with serve(any_model, "--prefix-cache-dir", str(folder)) as worker:
+        first = worker.ready().run(**salted)
+        n_prompt = first[0]["prompt_tokens"]
+        assert cached(worker, cache_salt="client one") == n_prompt - 1
+        assert cached(worker, cache_salt="client two") == 0
+        worker.terminate()
+        assert worker.exit_code() == 0
+        assert not list(folder.glob("*.kv"))
+    with serve(any_model, "--prefix-cache-dir", str(folder)) as worker:
+        assert cached(worker.ready(), cache_salt="client one") == 0
+        assert cached(worker) == 0
+        assert cached(worker) == n_prompt - 1
+        eventually(lambda: list(folder.glob("*.kv")))
+        worker.engine.kill()
+        worker.wait_for("engine_restarted")
+        eventually(lambda: worker.get("/readyz").status_code == 200)
+        assert cached(worker, cache_salt="client one") == 0
+        assert cached(worker) == n_prompt - 1

@@ -32,6 +32,7 @@ class Request:
     has_logprobs: bool = False
     prompt_logprobs: int | None = None
     prediction: tuple[int, ...] = ()
+    salt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from worker.engine.checkpoints import Stops
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.prefill_budget import GRAIN
+from worker.engine.prefix_tree import n_common
 from worker.engine.scheduler import PASSES
 from worker.engine.sequence import Sequence, State
 from worker.engine.shares import FairShares, FirstCome
@@ -157,6 +158,7 @@ class Rig:
                 constraint=constraint,
                 prompt_logprobs=request.prompt_logprobs,
                 prediction=[TokenId(token) for token in request.prediction],
+                salt=request.salt,
             )
         )
         sequence = self.engine.scheduler.find(job)
@@ -224,6 +226,7 @@ class Rig:
             self.stories[job].is_started = True
             self.started.append(job)
             self.n_cached[job] = started.n_cached
+            self._check_cached(job, started.n_cached)
             self._prefill_due[job] = len(self.kinds) + 2 * (PASSES + 1) * self._n_chunks_ahead()
         self.n_victims += frame.n_victims
         self.n_preempted += frame.n_preempted
@@ -237,6 +240,14 @@ class Rig:
         for end in frame.finished + frame.failed:
             self._running_story(end.job).end = end
         self.n_cells_reported = frame.cells_used
+
+    def _check_cached(self, job: JobKey, n_cached: int) -> None:
+        """A job finds only tokens of other jobs of its salt; one that was paused may find its own."""
+        sequence = self.engine.scheduler.find(job)
+        if sequence is not None and not sequence.n_pauses and any(request.salt for request in self.requests):
+            others = [tokens for other, tokens in enumerate(self._tokens) if other != job]
+            n_known = max((n_common(sequence.tokens, tokens) for tokens in others), default=0)
+            assert n_cached <= n_known, "nothing of another salt is shared"
 
     def _hear_prompt_logprobs(self, part: PromptLogprobs) -> None:
         story, request = self._running_story(part.job), self.requests[part.job]

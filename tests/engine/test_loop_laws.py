@@ -45,6 +45,7 @@ SMALL_HISTORY = 16 * 100
 STOPS: tuple[tuple[str, ...], ...] = ((), (), ("bb",), ("cab", "a"), ("dda", "aab"))
 PREDICTIONS = ((), (), (ENDS, *range(UNSCORABLE + 1, N_VOCAB)), (UNSCORABLE + 1, UNSCORABLE + 2) * 20)
 """Texts that answers are said to repeat, of all tokens that can be computed or of a few."""
+SALTS = (b"", b"", b"", b"one", b"two")
 LENGTHS = st.integers(1, 4) | st.integers(1, 3 * max(CHUNKS))
 
 
@@ -68,6 +69,7 @@ def requests(draw: st.DrawFn) -> Request:
         has_logprobs=draw(st.booleans()),
         prompt_logprobs=draw(st.none() | st.integers(0, 3)),
         prediction=draw(st.sampled_from(PREDICTIONS)),
+        salt=draw(st.sampled_from(SALTS)),
     )
 
 

@@ -41,7 +41,7 @@ def test_a_body_that_is_not_an_object_is_refused_as_such(value: object) -> None:
         read_chat(msgspec.json.encode(value), TERMS)
 
 
-GIVEN = OTHER_THAN_DEFAULTS | {"grammar": None, "regex": None}
+GIVEN = OTHER_THAN_DEFAULTS | {"grammar": None, "regex": None, "cache_salt": "secret"}
 
 
 def test_every_sampling_field_of_execute_is_one_here() -> None:

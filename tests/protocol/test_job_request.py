@@ -50,3 +50,11 @@ def test_constraints_go_on_as_the_texts_they_are() -> None:
 def test_the_schema_that_allows_everything_is_not_a_missing_one() -> None:
     assert submitted(json_schema=True).json_schema == "true"
     assert submitted(json_schema={}).json_schema == "{}"
+
+
+def test_a_salt_goes_on_as_a_digest_that_another_salt_does_not_have() -> None:
+    salts = [submitted(cache_salt=salt).salt for salt in ("a", "a", "b", "ab", "\N{KELVIN SIGN}", "K", None)]
+    assert salts[0] == salts[1]
+    assert len(set(salts)) == 6
+    assert {len(salt) for salt in salts} == {0, 16}
+    assert submitted().salt == b""

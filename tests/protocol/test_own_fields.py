@@ -28,6 +28,8 @@ from worker.protocol.execute import MalformedJson, WrongShape, narrow, parse_exe
         ),
         pytest.param("regex", '"[a-z]+\\n"', "[a-z]+\n", id="regex"),
         pytest.param("regex", "null", None, id="regex-off"),
+        pytest.param("cache_salt", '"a\\u0000b"', "a\0b", id="cache_salt"),
+        pytest.param("cache_salt", "null", None, id="cache_salt-off"),
     ],
 )
 def test_value_is_read_as_its_type(field: str, literal: str, value: object) -> None:
@@ -63,6 +65,8 @@ def test_value_is_read_as_its_type(field: str, literal: str, value: object) -> N
         pytest.param("stop_token_ids", '["7"]', id="stop_token_ids-string"),
         pytest.param("grammar", "{}", id="grammar-object"),
         pytest.param("regex", "true", id="regex-true"),
+        pytest.param("cache_salt", "7", id="cache_salt-number"),
+        pytest.param("cache_salt", '["a"]', id="cache_salt-array"),
         pytest.param("json_schema", '"{}"', id="json_schema-as-text"),
         pytest.param("json_schema", "[]", id="json_schema-array"),
         pytest.param("json_schema", '{"const":1e999}', id="json_schema-number-out-of-range"),
@@ -95,6 +99,7 @@ def test_absent_fields_are_off() -> None:
         "grammar": None,
         "json_schema": None,
         "regex": None,
+        "cache_salt": None,
         "messages": None,
         "chat_template_kwargs": None,
     }

@@ -117,6 +117,10 @@ def out_of(field: str, constraint: str, bound: str, value: str) -> str:
                 "ignore_eos cannot go with regex, which says where the text ends; send one of them",
             ),
         ),
+        (
+            {"cache_salt": "secret" * 43},
+            entry("cache_salt", "length(1..=256)", "cache_salt must have 1 to 256 characters (got 258)"),
+        ),
         ({"regex": "a\0"}, entry("regex", "no_nul", "regex must not contain NUL characters")),
         (
             {"json_schema": {"a": json.loads("[" * 64 + "]" * 64)}},
@@ -267,6 +271,7 @@ VALID: dict[str, st.SearchStrategy[Any]] = {
     "grammar": st.none() | st.just(GRAMMAR),
     "json_schema": st.none() | st.sampled_from([{}, {"type": "object"}, True]),
     "regex": st.none() | st.just("[a-z]+"),
+    "cache_salt": st.none() | st.text(min_size=1, max_size=256),
     "messages": st.none(),
     "chat_template_kwargs": st.none(),
 }
@@ -296,6 +301,7 @@ BROKEN: dict[str, st.SearchStrategy[Any]] = {
     "grammar": st.sampled_from(["", "\t", "x" * 65_537, "root ::= \0"]),
     "json_schema": st.sampled_from([{"title": "x" * 65_537}, {"a": json.loads("[" * 64 + "]" * 64)}]),
     "regex": st.sampled_from(["", "\n", "x" * 65_537, "a\0"]),
+    "cache_salt": st.sampled_from(["", "x" * 257]),
     "messages": st.just([HI]),
     "chat_template_kwargs": st.just({"a": 1}),
 }
