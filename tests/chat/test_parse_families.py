@@ -211,6 +211,13 @@ CASES = (
     ),
     Case("harmony", "text on commentary", "<|channel|>commentary<|message|>Hi.", "Hi."),
     Case("harmony", "no header", "Hi there.", "Hi there."),
+    Case(
+        "harmony",
+        "a message that begins before another has ended",
+        "<|channel|>analysis<|message|>Hm<|start|>assistant<|channel|>final<|message|>Hi.",
+        "Hi.",
+        "Hm",
+    ),
     Case("harmony", "recipient in the role", f" to=functions.weather<|channel|>commentary{HARMONY_BODY}", calls=TWO),
     Case("harmony", "a call on analysis", f"<|channel|>analysis to=functions.weather{HARMONY_BODY}<|call|>", calls=TWO),
     Case("harmony", "a type", f"<|channel|>commentary to=functions.weather <|constrain|>json{HARMONY_BODY}", calls=TWO),

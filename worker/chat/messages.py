@@ -132,7 +132,9 @@ def thought(
         k, marker = markers.next(scan)
         deltas.think(scan.take(k))
         if marker in ends:
-            scan.take(len(marker))
+            # The header of the message that ends this one by its beginning is read next.
+            if marker != "<|start|>" or (yield from after_token(scan, 0, _PARTS[0])) < 0:
+                scan.take(len(marker))
             break
         if marker:
             if (yield from calls[marker]()):
