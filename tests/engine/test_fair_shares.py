@@ -164,6 +164,45 @@ def test_small_jobs_without_end_do_not_keep_a_long_one_waiting() -> None:
     assert max(run.n_pauses.values()) <= MAX_PAUSES
 
 
+# ── an adversary ──
+
+SQUEEZED = {
+    "slots are full": Setup(),
+    "cells are full": Setup(n_cells=1_000, n_kept=4_000),
+    "few slots": Setup(n_slots=2, n_cells=600, n_kept=4_000),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SQUEEZED)
+@pytest.mark.parametrize("victim", [SMALL, Asked(200, 200)], ids=["small", "large"])
+def test_a_client_that_fills_and_squeezes_takes_no_more_than_its_jobs_shares(name: str, victim: Asked) -> None:
+    """One client fills the slots and cells with long jobs, and squeezes with small ones that preempt the others again
+    and again ("fill and squeeze", arXiv 2602.07878). Another client's job takes at most three times its even share, and
+    the pauses cost the machine little."""
+    setup = SQUEEZED[name]
+    fill = [LONG] * setup.n_slots
+    squeeze = [Asked(8, 8, at_s=1.0 + 0.05 * i) for i in range(60)]
+    asked = [*fill, replace(victim, at_s=2.0), *squeeze]
+    alone_s = Run(setup, [victim]).took_s(0)
+    run, first_come = Run(setup, asked), Run(replace(setup, scheduling="first-come"), asked)
+    assert run.took_s(len(fill)) <= 3 * (setup.n_slots + 1) * alone_s
+    assert max(run.n_pauses.values()) <= MAX_PAUSES
+    assert max(run.ended_s.values()) <= 1.05 * max(first_come.ended_s.values())
+
+
+@pytest.mark.long
+def test_pauses_that_main_memory_has_no_room_for_are_bounded() -> None:
+    """The worst that fill and squeeze does: each pause costs the victim all its cells, but no more than MAX_PAUSES
+    times."""
+    setup = Setup(n_slots=4, n_cells=600, n_kept=600)
+    squeeze = [Asked(8, 8, at_s=1.0 + 0.05 * i) for i in range(200)]
+    asked = [*[LONG] * setup.n_slots, Asked(200, 200, at_s=2.0), *squeeze]
+    run, first_come = Run(setup, asked), Run(replace(setup, scheduling="first-come"), asked)
+    assert max(run.n_pauses.values()) <= MAX_PAUSES
+    assert max(run.ended_s.values()) <= 2 * max(first_come.ended_s.values())
+
+
 # ── random traces ────────────────────────────────────────────────────────────────────────────────
 
 LENGTHS = st.integers(1, 12) | st.integers(1, 90)
