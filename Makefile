@@ -21,6 +21,8 @@
 #   make fire          send workers 100,000 requests in traces of many at once, and compare each answer with the one alone;
 #                      an hour of both cores; it goes on where it was stopped
 #   make soak-day      send one worker mixed traffic until Ctrl-C, with figures each minute; ARGS="--model default --hours 2"
+#   make fuzz          look for bytes that break a parser's law, ten minutes for each (ARGS="frames --seconds 60"), and
+#                      keep those that reach new code; `make test` tries them again; two hours; Linux
 #   make parity        compare the default model with its reference in PyTorch at all levels, find errors planted in it,
 #                      and make the committed reference logits again; a quarter of an hour
 #   make parity-matrix measure what each quantisation type costs in quality, next to its size and speed
@@ -56,7 +58,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test wheel wheel-test images-test formats-test constraints-test clients-test agents-test fleet-test soak fire soak-day parity parity-matrix parity-peer originals models-test bench bench-sizes bench-steps bench-sampling audit bill docs docs-serve reference model vocabularies newest-llama format clean
+.PHONY: run check test wheel wheel-test images-test formats-test constraints-test clients-test agents-test fleet-test soak fire soak-day fuzz parity parity-matrix parity-peer originals models-test bench bench-sizes bench-steps bench-sampling audit bill docs docs-serve reference model vocabularies newest-llama format clean
 
 # A wheel of `make wheel` in dist/ that is this checkout's saves compiling, until something else is installed.
 FITTING := $(if $(wildcard .venv/installed),,$(if $(wildcard dist/*.whl),$(shell $(PYTHON) scripts/fitting_wheel.py $(BACKEND))))
@@ -107,6 +109,10 @@ fire: .venv/installed-dev
 
 soak-day: .venv/installed-dev model
 	$(BIN)/python -m tools.fire day $(ARGS)
+
+fuzz: .venv/installed-dev
+	$(PIP) --no-compile --editable '.[dev,parity,fuzz]'
+	$(BIN)/python -m tools.fuzz $(ARGS)
 
 # Given by its path, the model is compared with its own weights. By its name, it would be compared with the original
 # weights from the hub.
@@ -208,4 +214,4 @@ format: .venv/installed-dev
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-audit .venv-docs site .vocabularies .schemas .clients .fire .proof_bundle .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis build dist
+	rm -rf .venv .venv-audit .venv-docs site .vocabularies .schemas .clients .fire .fuzz .proof_bundle .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis build dist

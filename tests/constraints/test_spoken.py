@@ -19,7 +19,9 @@ from worker.engine.channels import CONTENT, NO_MARKS, Place
 from worker.engine.dividers import marks_among
 from worker.llama.constrained import constraints_of
 from worker.wire.chat_format import ChatFormat
-from worker.wire.jobs import JobKey, OfferedTool, Sampling, Submit, TokenId, Tools, Violation
+from worker.wire.jobs import JobKey, Sampling, Submit, TokenId
+from worker.wire.refusals import Violation
+from worker.wire.tools import OfferedTool, Tools
 
 LAW = settings(max_examples=60)
 TOOL = OfferedTool(

@@ -46,7 +46,6 @@ _MORE: dict[str, tuple[Any, ...]] = {
     "dry_multiplier": (0.8, 5.0),
     "dry_base": (1.0, 2.0),
     "dry_allowed_length": (1, 3),
-    "cache_salt": ("one", "two"),
 }
 """Sampling fields that all routes have in common, and the values that are drawn for them."""
 _SHARE = 0.12
