@@ -150,7 +150,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     cache_salt: Annotated[
         str | None,
-        doc("A secret of 1 to 256 characters: cached work is shared only with requests that send the same."),
+        doc("Cached work is shared only with requests that send the same secret text.", minLength=1, maxLength=256),
     ] = None
 
     def __post_init__(self) -> None:
