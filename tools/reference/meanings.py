@@ -146,6 +146,7 @@ OCCASIONS: Final[dict[str, str]] = {
     "memory_off_plan": "A device holds more or less memory than planned.",
     "amx_left_out": "The processor has Intel's AMX and llama.cpp was built without it.",
     "prefix_cache_off": "Prompts of this model are not kept.",
+    "drafts_off": "No tokens are drafted with this model.",
     "prefix_cache_restored": "The engine took over prompts from an earlier engine or worker.",
     "prefix_cache_dropped": "Kept prompts were not trusted and were deleted.",
     "ready": "The worker accepts jobs.",
