@@ -82,7 +82,7 @@ COPY --from=libraries /opt/llorch-worker /opt/llorch-worker
 COPY --from=worker /installed/opt/llorch-worker /opt/llorch-worker
 # The bill of materials lists the Python packages and Debian's.
 RUN --mount=type=bind,source=scripts/bill_of_materials.py,target=/tmp/bill.py \
-    python3 /tmp/bill.py /opt/llorch-worker/lib/python3*/site-packages \
+    python3 /tmp/bill.py --debian /opt/llorch-worker/lib/python3*/site-packages \
         >/opt/llorch-worker/bill-of-materials.cdx.json
 
 # A new volume takes the folder's owner, so that the worker may put models there.

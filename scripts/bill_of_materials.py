@@ -1,10 +1,10 @@
-"""Print a bill of materials in CycloneDX: the Python packages of an environment, and Debian's packages beside it.
+"""Print a bill of materials in CycloneDX: the Python packages of an environment, and on request Debian's packages.
 
-    python bill_of_materials.py [FOLDER [NAME==VERSION ...]]
+    python bill_of_materials.py [--debian] [FOLDER [NAME==VERSION ...]]
 
 FOLDER is the environment's site-packages; without it, it is this Python's. NAME==VERSION are packages from PyPI whose
 files lie elsewhere. The same packages give the same text. Every image has its own bill, at
-/opt/llorch-worker/bill-of-materials.cdx.json, and `make bill` prints the one of a checkout. Needs nothing but Python.
+/opt/llorch-worker/bill-of-materials.cdx.json, and `make bill` writes the one of a checkout. Needs nothing but Python.
 """
 
 import json
@@ -22,7 +22,7 @@ _WORKER = "llorch-worker"
 _DEBIAN = ("dpkg-query", "--show", "--showformat", r"${db:Status-Status} ${Package} ${Version} ${Architecture}\n")
 
 
-def bill(folder: str | None, others: Sequence[str] = ()) -> dict[str, object]:
+def bill(folder: str | None, others: Sequence[str] = (), *, with_debian: bool = False) -> dict[str, object]:
     """The document. Raises: ValueError for one of the others without a version."""
     found = {_name(one): one for one in distributions(**({"path": [folder]} if folder else {}))}
     worker = found.pop(_WORKER, None)
@@ -31,7 +31,7 @@ def bill(folder: str | None, others: Sequence[str] = ()) -> dict[str, object]:
     document: dict[str, object] = {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1}
     if worker is not None:
         document["metadata"] = {"component": {**_of_python(worker), "type": "application"}}
-    return {**document, "components": [*components, *_of_debian()]}
+    return {**document, "components": [*components, *(_of_debian() if with_debian else [])]}
 
 
 def _name(one: Distribution) -> str:
@@ -70,12 +70,14 @@ def _of_debian() -> Iterator[dict[str, object]]:
 
 
 def main(arguments: list[str]) -> int:
+    with_debian = arguments[:1] == ["--debian"]
+    arguments = arguments[with_debian:]
     folder = arguments[0] if arguments else None
     if folder is not None and not Path(folder).is_dir():
         sys.stderr.write(f"bill_of_materials: there is no folder {folder}: give the environment's site-packages\n")
         return 2
     try:
-        document = bill(folder, arguments[1:])
+        document = bill(folder, arguments[1:], with_debian=with_debian)
     except ValueError as error:
         sys.stderr.write(f"bill_of_materials: {error}\n")
         return 2

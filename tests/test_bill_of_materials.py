@@ -1,6 +1,7 @@
 """scripts/bill_of_materials.py: every package is in it once, with its version; the same packages give the same text."""
 
 import json
+import shutil
 import subprocess
 import sys
 from importlib.metadata import distributions
@@ -50,6 +51,15 @@ def test_the_same_packages_give_the_same_text_and_others_are_added() -> None:
     added = json.loads(ran(str(ROOT / "docs"), "nvidia-cublas==13.0.2.14").stdout)
     assert "metadata" not in added
     assert added["components"][0]["purl"] == "pkg:pypi/nvidia-cublas@13.0.2.14"
+
+
+@pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="the system has another packager")
+def test_debian_packages_are_listed_on_request_only(bill: Any) -> None:
+    def debian(found: Any) -> list[str]:
+        return [one["purl"] for one in found["components"] if one["purl"].startswith("pkg:deb/")]
+
+    assert debian(bill) == []
+    assert any("/libc6@" in purl for purl in debian(json.loads(ran("--debian").stdout)))
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,10 @@ FAREWELL_S = 5.0
 """The time that clients have to read their last event, once the last job has its own."""
 
 
-_SHOWN = "other users can read a secret among the flags in the list of processes: give it as LLORCH_API_TOKEN"
+_SHOWN = (
+    "other users can read a secret among the flags in the list of processes: "
+    "give the token as LLORCH_API_TOKEN, and no password in a URL"
+)
 
 
 class Stopped(Exception):

@@ -397,6 +397,28 @@ def test_what_cannot_be_enforced_is_refused_by_the_tools_place(
     assert found.message.startswith(f"tools[3]: {why}"), found.message
 
 
+@pytest.mark.parametrize("form", ["qwen3-coder", "gemma-4", "minimax-m3"])
+@pytest.mark.parametrize(("schema", "is_refused"), [({"type": "integer"}, False), ({"$ref": "#/$defs/x"}, True)])
+def test_definitions_are_copied_into_the_parts_that_refer_to_them_and_not_without_end(
+    form: str, schema: dict[str, str], is_refused: bool
+) -> None:
+    """A request of 100 KB would become a grammar of 10 MB."""
+    definitions = {"x": {"type": "integer", "description": "x" * 100_000}}
+    properties = {f"p{i}": schema for i in range(100)}
+    parameters = {"type": "object", "properties": properties, "additionalProperties": False, "$defs": definitions}
+    tool = OfferedTool(name="large", place=0, parameters=json.dumps(parameters))
+    made = MadeVocabulary(markers_of(CALLING[form]))
+    constraints = Constraints(
+        made.vocabulary(), give_back=lambda: None, marks=marks_among(made.controls, made.words), form=CALLING[form]
+    )
+    asked = Tools(tools=(tool,), is_required=True)
+    submit = Submit(job=JobKey(1), prompt="", max_tokens=9, sampling=Sampling(seed=0), marks="split", tools=asked)
+    found = constraints.constrain(submit)
+    assert isinstance(found, Violation) == is_refused
+    if isinstance(found, Violation):
+        assert found.message.startswith("tools[0]: its schema is too large to be enforced"), found.message
+
+
 NUMBER = OfferedTool(name="good", place=0, parameters='{"properties": {"n": {"type": "integer"}}, "required": ["n"]}')
 ODD = OfferedTool(
     name="odd",

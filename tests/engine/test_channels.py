@@ -135,6 +135,10 @@ def test_a_reasoning_that_a_prompt_has_opened_in_text_has_its_marker() -> None:
     ]
     for place, use, expected in uses:
         assert content(shown(letters("Hm.", [1]), ChannelText((), marks, use, place))) == expected
+    for stop in (":", "\n", "s:\nH"):
+        text = ChannelText((stop,), marks, "split", opened)
+        assert content(shown(letters("Hm.", [1]), text)) == "Thoughts:\nHm.", "no stop is looked for in the prompt"
+        assert text.matched is None
 
 
 def test_a_header_may_end_with_its_line() -> None:

@@ -1,5 +1,7 @@
 """Models with recurrent state: jobs begin at checkpoints, which lie where prompts part. The rig checks each state."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from tests.engine.fake_runner import CELL_BYTES, STATE_BYTES, Request
 from tests.engine.rig import Rig
 from worker.engine.channels import ChannelText
-from worker.engine.checkpoints import GRAIN, MIN_APART, NEAR, Stops
+from worker.engine.checkpoints import GRAIN, LAST, MIN_APART, NEAR, Stops
 from worker.engine.sequence import Sequence
 from worker.wire.jobs import JobKey, Sampling, TokenId
 
@@ -139,6 +141,19 @@ def test_a_place_where_prompts_part_outlives_the_end_of_the_one_that_came_to_it_
     rig.run_until_idle()
     rig.check_stories()
     assert rig.n_cached[JobKey(2)] == len(common)
+
+
+def test_one_that_follows_its_like_adds_no_checkpoint_beside_the_last_one() -> None:
+    rig = rig_of(prefix_cache_bytes=PLENTY)
+    prompt = words(1, 1001)
+    for _ in range(2):
+        rig.submit(Request(prompt, 2))
+    while not rig.engine.is_idle:
+        rig.step()
+        for sequence in rig.engine.scheduler.running.values():
+            assert all(later - stop >= MIN_APART for stop, later in pairwise(sequence.stops))
+    rig.check_stories()
+    assert rig.n_cached[JobKey(1)] >= len(prompt) - LAST
 
 
 def test_so_they_do_without_any_cache() -> None:

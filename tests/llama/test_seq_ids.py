@@ -27,10 +27,18 @@ class Asked:
     can_rewind: bool = True
     n_swa: int = 0
     is_hybrid: bool = False
+    architecture: str = "llama"
 
 
-def model(backend: str = "cpu", *, can_rewind: bool = True, n_swa: int = 0, is_hybrid: bool = False) -> Model:
-    return cast(Model, Asked(Device(backend), can_rewind and not is_hybrid, n_swa, is_hybrid))
+def model(
+    backend: str = "cpu",
+    *,
+    can_rewind: bool = True,
+    n_swa: int = 0,
+    is_hybrid: bool = False,
+    architecture: str = "llama",
+) -> Model:
+    return cast(Model, Asked(Device(backend), can_rewind and not is_hybrid, n_swa, is_hybrid, architecture))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda", "metal", "vulkan"])
@@ -38,6 +46,12 @@ def model(backend: str = "cpu", *, can_rewind: bool = True, n_swa: int = 0, is_h
 def test_on_every_device_cells_may_linger_where_the_memory_can_be_cut(backend: str, n_swa: int) -> None:
     n_retained = n_retained_for(model(backend, n_swa=n_swa), 8, swa_full=True)
     assert n_retained == (8 if backend == "cpu" else 16)
+
+
+@pytest.mark.parametrize(("architecture", "n_spare"), [("lfm2", 2), ("glm5-next", 0), ("deepseek4", 0)])
+def test_there_are_spare_ones_where_copies_of_a_state_can_be_kept(architecture: str, n_spare: int) -> None:
+    """An index or compressed cells would have to be copied with it. A spare one has a state of its own."""
+    assert seq_ids_for(model(is_hybrid=True, architecture=architecture), 8, swa_full=True).n_spare == n_spare
 
 
 def test_nothing_lingers_in_a_memory_that_cannot_be_cut() -> None:

@@ -167,8 +167,22 @@ def test_compressed_cells_stand_for_as_many_tokens_as_the_file_says(tmp_path: Pa
         return [each.compress_ratio for each in info.beside_heads]
 
     assert found("deepseek4", 0, 4, 128, 4, 4, 4, 4, 4, 0) == [0, 4, 128, 4, 4, 4, 4, 4]
-    assert found("deepseek4", 4) == [4, *[0] * 7]
     assert found("llama", 4) == [0] * 8
+
+
+@pytest.mark.parametrize(
+    ("ratios", "says"),
+    [
+        ([4] * 7, "has 7 numbers, must have 8 to 512"),
+        ([4] * 513, "has 513 numbers, must have 8 to 512"),
+        (Typed("i32", [-(2**31)] * 8), "has -2147483648 to -2147483648, must have 0 to 65536"),
+        (Typed("f32", [float("nan")] * 8), "has type an array of f32, must be an array of u32 or i32"),
+        (4, "has type u32, must be an array of u32 or i32"),
+    ],
+)
+def test_other_ratios_are_refused(tmp_path: Path, ratios: Value, says: str) -> None:
+    with pytest.raises(BadModelFile, match=says):
+        info_of(tmp_path, "deepseek4", compress_ratios=ratios, **INDEX)
 
 
 def test_layers_that_predict_the_tokens_after_the_next_have_no_cells(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.plan.test_placement import CPU, MIB, MODEL, PLENTY, config, gpu, needs, with_room_for
-from worker.errors import InsufficientMemory
+from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.plan.devices import Device
 from worker.plan.pair import Pair, left_beside, left_in_main, place_pair
 from worker.plan.placement import HOST_SHARE, place
@@ -37,6 +37,14 @@ def test_a_draft_model_has_the_cells_and_slots_of_the_model() -> None:
     found = pair([CPU], device="cpu")
     assert (found.draft.plan.n_cells, found.draft.plan.parallel) == (4096, 8)
     assert (found.served.plan.n_cells, found.served.plan.parallel) == (4096, 8)
+
+
+def test_a_draft_model_with_recurrent_state_needs_two_slots_for_each_job() -> None:
+    recurrent = replace(SMALL, architecture="mamba")
+    most = place_pair(config(draft=ON_CPU, parallel=127), (MODEL, recurrent), [CPU], PLENTY, nothing_repacked)
+    assert most.draft.plan.parallel == 254
+    with pytest.raises(ModelLoadFailed, match="drafts for at most 127 jobs: give --parallel that number or less"):
+        place_pair(config(draft=ON_CPU, parallel=128), (MODEL, recurrent), [CPU], PLENTY, nothing_repacked)
 
 
 def test_both_are_in_the_room_there_is_or_refused_with_what_the_draft_model_takes() -> None:

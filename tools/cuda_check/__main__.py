@@ -69,7 +69,7 @@ def run(
 @main.command()
 @click.argument("path", type=_FILE, metavar="REPORT")
 def render(path: Path) -> None:
-    """Print a report as Markdown, for docs/performance.md."""
+    """Print a report as Markdown, for docs/device-checks."""
     try:
         click.echo(page(Report.read(path)), nl=False)
     except (DamagedReportError, OSError) as error:

@@ -1,4 +1,4 @@
-"""A report as Markdown, for docs/performance.md. Pure: what is in the report, in tables; nothing is judged here."""
+"""A report as Markdown, for docs/device-checks. Pure: what is in the report, in tables; nothing is judged here."""
 
 from collections.abc import Iterator, Sequence
 

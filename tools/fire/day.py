@@ -106,6 +106,8 @@ class Day:
                 for life in trace.lives:
                     self._live(child, trace, life, answers, say)
                     self.samples.append(self._sample(child, time.monotonic() - begun_s))
+                    if child.process.poll() is not None:
+                        return [*self.found, f"the worker ended: {''.join(child.stderr[-_N_SHOWN:])}"]
                     child.drain_log()
                     if is_over():
                         break

@@ -33,7 +33,7 @@ def _fuzz(target: str, seconds: int, broken: Path) -> bool:
         found, fewest = Path(folder, "found"), Path(folder, "fewest")
         found.mkdir()
         fewest.mkdir()
-        for each in (*seeds(target), *kept(target)):
+        for each in (*seeds(target), *kept(target), *(path.read_bytes() for path in broken.glob(f"{target}-*"))):
             (found / sha256(each).hexdigest()).write_bytes(each)
         limits = (f"-max_len={MAX_BYTES}", "-timeout=20", "-rss_limit_mb=4096", f"-artifact_prefix={broken}/{target}-")
         code = _libfuzzer(target, *limits, f"-max_total_time={seconds}", str(found))
@@ -41,7 +41,8 @@ def _fuzz(target: str, seconds: int, broken: Path) -> bool:
         inputs = [path.read_bytes() for path in fewest.iterdir()]
         if inputs:
             keep(target, inputs)
-        _say(f"{target}: {len(inputs)} inputs are kept" + ("" if code == 0 else f"; one breaks the law: {broken}"))
+        why = f"; it ended with {code}, for an input in {broken} or the reason above" if code else ""
+        _say(f"{target}: {len(inputs)} inputs are kept{why}")
     return code == 0
 
 
@@ -57,7 +58,7 @@ def _fuzz(target: str, seconds: int, broken: Path) -> bool:
 )
 def fuzz(targets: tuple[str, ...], seconds: int, broken: Path) -> None:
     """Fuzz the named parsers, or all. Exit 1 if an input has broken a law."""
-    broken.mkdir(exist_ok=True)
+    broken.mkdir(parents=True, exist_ok=True)
     are_kept = [_fuzz(target, seconds, broken) for target in targets or TARGETS]
     sys.exit(0 if all(are_kept) else 1)
 

@@ -35,10 +35,14 @@ OPTIONS: Final = "x-guidance"
 _TEXT: Final = "/(?s:.*)/"
 _NOTHING: Final = '""'
 _NOT_IN_THIS_FORM: Final = "its arguments cannot be enforced in this model's form of calls"
+_TOO_LARGE: Final = "its schema is too large to be enforced in this model's form of calls"
 _RESERVED: Final = "a tool cannot have this name in this model's form of calls"
 _MAX_DEPTH: Final = 16
 _MAX_ELEMENTS: Final = 400
 """The most rules of a grammar whose values are elements. Further values are JSON, which readers read as well."""
+_MAX_CHARS: Final = 4_000_000
+"""The most characters of a grammar. The request's body is smaller, but each part of a schema may have all of its root's
+definitions."""
 _ELEMENT: Final = re.compile(r"[^\s<>/](?:[^<>\n]*[^\s<>])?")
 """The names that an element can have."""
 
@@ -202,6 +206,7 @@ class _Writer:
         self._form = form
         self._markers = markers
         self._rules: dict[str, str] = {}
+        self._n_chars = 0
         self._is_begun = False
         """True if the model has begun the call in a way of its own."""
 
@@ -209,7 +214,10 @@ class _Writer:
         return HEAD + "".join(f"{name}: {right}\n" for name, right in {"start": start, **self._rules}.items())
 
     def rule(self, name: str, right: str) -> str:
-        """Define a rule with a name of its own."""
+        """Define a rule with a name of its own. Raises: Inexpressible if there are too many."""
+        self._n_chars += len(right)
+        if self._n_chars > _MAX_CHARS:
+            raise Inexpressible(_TOO_LARGE)
         name = f"{name}_{len(self._rules)}"
         self._rules[name] = right
         return name
@@ -585,7 +593,8 @@ def _elements_of(schema: Schema) -> Mapping[str, Any] | None:
 
 def _alone(schema: object, root: Schema) -> Any:
     """The schema of a property as a document of its own."""
-    kept = {key: root[key] for key in (*_DEFINITIONS, OPTIONS) if key in root}
+    wanted = (*_DEFINITIONS, OPTIONS) if '"$ref"' in json.dumps(schema) else (OPTIONS,)
+    kept = {key: root[key] for key in wanted if key in root}
     if not isinstance(schema, dict):
         return kept if schema is not False else {**kept, "not": {}}
     if (reference := schema.get("$ref")) is not None and not str(reference).startswith(

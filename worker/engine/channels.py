@@ -199,9 +199,9 @@ class ChannelText:
         """The text so far of an answer that has begun in a role or a header; None once a control token has come."""
         self._due = b""
         """Text that belongs before the next token's."""
-        if self._place.is_opened and marks.spoken is not None:
-            # Who reads the text has not seen the prompt.
-            self._due = marks.spoken[0].encode()
+        self._opening = marks.spoken[0] if self._place.is_opened and marks.spoken is not None else ""
+        """The marker with which the prompt has opened a reasoning: who reads the text has not seen the prompt. No stop
+        is looked for in it."""
         self._n_head = 0
         """The number of tokens of the current role and header."""
         self.is_reasoning = False
@@ -242,7 +242,8 @@ class ChannelText:
             self.is_reasoning = self._is_reasoning(self._place)
         name = self._names.get(token)
         due, self._due = self._due, b""
-        return self._stream.push(due + (piece if name is None else name.encode()))
+        opening, self._opening = self._opening, ""
+        return opening + self._stream.push(due + (piece if name is None else name.encode()))
 
     def flush(self) -> str:
         """Return the text that was held back at the end of generation, in the channel of the last text.
@@ -254,7 +255,7 @@ class ChannelText:
             return self._unheaded.decode(errors="replace")
         if self._due:
             self.is_reasoning = False
-        return self._stream.push(self._due) + self._stream.flush()
+        return self._opening + self._stream.push(self._due) + self._stream.flush()
 
     def _turned(self, before: Place, token: TokenId) -> str:
         """Return the text at a token that divides: what was held back before it, or the markers of a call."""

@@ -58,15 +58,19 @@ def _keep_quiet(_warning: str) -> None:
 
 
 def _draft_model(
-    draft: LoadedDraft | None, config: EngineConfig, clock: Callable[[], float], warn: Callable[[str], None]
+    draft: LoadedDraft | None,
+    config: EngineConfig,
+    n_most: int,
+    clock: Callable[[], float],
+    warn: Callable[[str], None],
 ) -> DraftModel | None:
-    if draft is None or not config.row_costs or not draft.row_costs:
+    if draft is None or not config.row_costs or not draft.row_costs or not n_most:
         return None
     return DraftModel(
         draft.runner,
         draft.row_costs,
         n_slots=config.n_slots,
-        n_most=config.draft_max,
+        n_most=n_most,
         itl_target_s=config.itl_target_s,
         clock=clock,
         on_lost=lambda why: warn(f"the draft model has failed and is not asked any more: {why}"),
@@ -117,7 +121,7 @@ class Engine:
             switch_s=config.switch_s,
             n_even=runner.kv.max_undone if runner.kv.has_state else 0,
             has_own_text=config.has_own_text,
-            model=_draft_model(draft, config, clock, warn),
+            model=_draft_model(draft, config, min(config.draft_max, runner.kv.max_undone), clock, warn),
             clock=clock,
         )
         self.step_jobs: frozenset[JobKey] = frozenset()
@@ -389,12 +393,12 @@ class Engine:
         jobs = tuple(self.scheduler.running[slice_.slot].job for slice_ in step.slices)
         self._runner.forget_abort()
         self.step_jobs = frozenset(jobs)
-        announced = self._announced
-        if jobs != announced:
+        are_announced = set(jobs) == set(self._announced)
+        if not are_announced:
             self._announced = jobs
             self._send(StepBegun(jobs=jobs))
         before, self._shape = self._shape, (step.kind, step.n_tokens)
-        if before != self._shape or jobs != announced:
+        if before != self._shape or not are_announced:
             # The front must know which jobs to blame before anything can happen; and a device takes long to prepare
             # another graph.
             self._send_all()

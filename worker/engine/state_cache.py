@@ -12,7 +12,7 @@ that wants log-probabilities of its prompt computes all of it.
 from collections.abc import Collection, Iterable
 
 from worker.engine.backend import Checkpoint, Kv
-from worker.engine.checkpoints import Stops
+from worker.engine.checkpoints import NEAR, Stops
 from worker.engine.config import EngineConfig
 from worker.engine.kv_blocks import BlockJournal
 from worker.engine.prefix_cache import MIN_KEPT, PrefixCache, Source
@@ -63,7 +63,7 @@ class StateCache(PrefixCache):
         journal: BlockJournal | None = None,
     ) -> None:
         self._stops = stops
-        self._states = StateIndex(limit_bytes, journal, stride=stops.stride)
+        self._states = StateIndex(limit_bytes, journal, stride=stops.stride, reach=NEAR + stops.grain - 1)
         super().__init__(
             kv,
             limit_bytes=limit_bytes,
@@ -199,7 +199,7 @@ class StateCache(PrefixCache):
 
     def _on_its_way(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence | None, int]:
         """Return the sequence that will come to the last checkpoint in this one's prefix, and where that is. It gets
-        one where the two part, if that is still before it.
+        one shortly before the two part, unless it has passed that place.
         """
         best: tuple[Sequence | None, int] = (None, 0)
         for one in running if not sequence.is_scoring else ():
@@ -213,7 +213,6 @@ class StateCache(PrefixCache):
     def _next_stop(self, leader: Sequence, sequence: Sequence) -> int:
         """Return where a leader's last checkpoint in this one's prefix can be; 0 if it has passed all such places."""
         n_alike = self._cut(n_common(sequence.tokens, leader.tokens), sequence)
+        last = max((stop for stop in leader.stops if leader.n_computed < stop <= n_alike), default=0)
         place = self._stops.near(leader.tokens, n_alike)
-        if place >= leader.n_computed + self._stops.min_apart:
-            return place
-        return max((stop for stop in leader.stops if leader.n_computed < stop <= n_alike), default=0)
+        return place if place >= max(last, leader.n_computed) + self._stops.min_apart else last

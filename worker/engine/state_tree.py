@@ -22,10 +22,14 @@ before the message that it answers."""
 class StateIndex(PrefixIndex):
     """Saved cells and checkpoints by token prefix, at most `limit_bytes` of both."""
 
-    def __init__(self, limit_bytes: int, journal: BlockJournal | None = None, *, stride: int) -> None:
-        """`stride`: checkpoints in the middle of a path are kept this far apart."""
+    def __init__(
+        self, limit_bytes: int, journal: BlockJournal | None = None, *, stride: int, reach: int = NEAR
+    ) -> None:
+        """`stride`: checkpoints in the middle of a path are kept this far apart. `reach`: a checkpoint may lie fewer
+        tokens than this before the place where paths part.
+        """
         super().__init__(limit_bytes, journal)
-        self._stride = stride
+        self._stride, self._reach = stride, reach
 
     def checkpoint(self, tokens: Seq[TokenId]) -> Checkpoint | None:
         """Return the last checkpoint among `tokens`, after whose tokens a sequence can begin. This does not count as
@@ -72,7 +76,7 @@ class StateIndex(PrefixIndex):
         ends = list(accumulate(node.saved.n_tokens for node in path))
         for at, following in [*pairwise(bearers)][: -LAST_KEPT + 1]:
             parts = ends[at] in partings or any(
-                len(node.children) > 1 and end - ends[at] < NEAR
+                len(node.children) > 1 and end - ends[at] < self._reach
                 for node, end in zip(path[at:following], ends[at:following], strict=True)
             )
             if parts or ends[at] - n_kept >= self._stride:

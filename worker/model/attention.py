@@ -26,10 +26,12 @@ from worker.upstream.architectures import (
     WINDOWS_OF_ALL_ATTENTION,
     WITH_A_ROUTER,
 )
+from worker.upstream.numbers import MAX_LAYERS
 
 MAX_HEADS = 1 << 16
 MAX_STATE = 1 << 20
 MAX_CONTEXT = 2**31 - 1
+MAX_RATIO = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +161,22 @@ def beside_heads(
     if not length or architecture not in (*OF_SEVERAL_PARTS, *HYBRIDS_OF_SEVERAL_PARTS):
         return (nothing,) * n_layers
     if architecture in CELLS_BY_SEQUENCE:
-        ratios = [int(ratio) for ratio in metadata.whole_numbers(f"{architecture}.attention.compress_ratios")]
-        return tuple(Beside(length, 0, ratio) for ratio in [*ratios, *[0] * n_layers][:n_layers])
+        return tuple(Beside(length, 0, ratio) for ratio in _compress_ratios(metadata, architecture, n_layers))
     index = Beside(length * (3 if architecture == "glm5-next" else 1), value_length * (architecture == "minimax-m3"))
     indexed = _indexed_layers(metadata, architecture, n_layers)
     return tuple(index if n_kv and is_indexed else nothing for n_kv, is_indexed in zip(heads_kv, indexed, strict=True))
+
+
+def _compress_ratios(metadata: Metadata, architecture: str, n_layers: int) -> list[int]:
+    """Return the number for each layer; the array may be longer. Source: load_arch_hparams of deepseek4.cpp."""
+    key = f"{architecture}.attention.compress_ratios"
+    n_found = metadata.n_numbers(key, ("u32", "i32"))
+    if n_found is None or not n_layers <= n_found <= MAX_LAYERS:
+        raise metadata.error(f"metadata key {key!r} has {n_found or 0} numbers, must have {n_layers} to {MAX_LAYERS}")
+    ratios = [int(ratio) for ratio in metadata.whole_numbers(key)]
+    if not 0 <= min(ratios) <= max(ratios) <= MAX_RATIO:
+        raise metadata.error(f"metadata key {key!r} has {min(ratios)} to {max(ratios)}, must have 0 to {MAX_RATIO}")
+    return ratios[:n_layers]
 
 
 def _indexed_layers(metadata: Metadata, architecture: str, n_layers: int) -> tuple[bool, ...]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from worker.errors import InsufficientMemory
+from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.model.info import ModelInfo
 from worker.plan.devices import Device
 from worker.plan.memory import DEFAULT_PARALLEL, demand_of, has_state, wanted_cells
 from worker.plan.placement import HOST_SHARE, Placement, place
 from worker.plan.spread import RepackedBytes
-from worker.upstream.numbers import CELL_STEP
+from worker.upstream.numbers import CELL_STEP, MAX_SEQ_IDS
 from worker.wire.load import Configure, DraftModelAsked
 
 
@@ -24,6 +24,10 @@ class Pair:
 
     served: Placement
     draft: Placement
+
+
+MAX_PARALLEL_WITH_STATE = (MAX_SEQ_IDS - 1) // 2
+"""Two slots for each job, and a sequence id that copies cells."""
 
 
 def asked_of(config: Configure, draft: DraftModelAsked, info: ModelInfo, n_cells: int, parallel: int) -> Configure:
@@ -60,6 +64,11 @@ def place_pair(
     """
     assert config.draft is not None
     served_info, draft_info = infos
+    if has_state(draft_info) and config.parallel > MAX_PARALLEL_WITH_STATE:
+        raise ModelLoadFailed(
+            f"--draft-model: a model with recurrent state drafts for at most {MAX_PARALLEL_WITH_STATE} jobs: "
+            "give --parallel that number or less, or a draft model with attention alone"
+        )
     n_cells = config.draft.n_cells or wanted_cells(served_info, demand_of(config, is_on_gpu=False))
     while True:
         asked = asked_of(config, config.draft, draft_info, n_cells, config.parallel)

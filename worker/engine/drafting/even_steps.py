@@ -26,7 +26,9 @@ class EvenSpeculation(Speculation):
 
     def took(self, n_tokens: int, seconds: float, *, has_drafts: bool) -> None:
         """Learn as Speculation does, but from steps of one length alone."""
-        if not (has_drafts and self._is_mixed):
+        if has_drafts and self._is_mixed:
+            self._had_drafts = True
+        else:
             super().took(n_tokens, seconds, has_drafts=has_drafts)
 
     def most_drafts(self, n_rows: int) -> int:
