@@ -1,7 +1,7 @@
 """An engine on the fake backend, with a witness in the front's place that checks the laws at every frame and step."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Literal
 
@@ -142,6 +142,9 @@ class Rig:
     # ── doing ────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, request: Request) -> JobKey:
+        if self.mirror is not None:
+            # Events tell a block's hash, which has the salt, and its tokens, which have none (test_salt.py).
+            request = replace(request, salt=b"")
         job = JobKey(len(self.requests))
         self.requests.append(request)
         self.stories.append(Story())

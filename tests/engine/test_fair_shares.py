@@ -188,7 +188,7 @@ def test_a_client_that_fills_and_squeezes_takes_no_more_than_its_jobs_shares(nam
     run, first_come = Run(setup, asked), Run(replace(setup, scheduling="first-come"), asked)
     assert run.took_s(len(fill)) <= 3 * (setup.n_slots + 1) * alone_s
     assert max(run.n_pauses.values()) <= MAX_PAUSES
-    assert max(run.ended_s.values()) <= 1.05 * max(first_come.ended_s.values())
+    assert max(run.ended_s.values()) <= 1.08 * max(first_come.ended_s.values())
 
 
 @pytest.mark.long

@@ -97,7 +97,9 @@ def test_a_prediction_is_drafted_from_and_changes_no_token() -> None:
             texts.append([delta.text for step in steps for delta in step.deltas])
             ends.append(steps[-1].finished[0])
         assert texts[0] == texts[1]
-        assert (ends[0].n_accepted, ends[1].n_accepted) == (0, 29), "the costs of steps are those of two tokens"
+        # A step that other programs delay costs more, and has fewer drafts.
+        assert ends[0].n_accepted == 0
+        assert 20 <= ends[1].n_accepted <= 29, "the costs of steps are those of two tokens"
 
 
 def test_the_limits_of_a_prompt_hold_for_conversations() -> None:

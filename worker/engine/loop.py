@@ -393,12 +393,12 @@ class Engine:
         jobs = tuple(self.scheduler.running[slice_.slot].job for slice_ in step.slices)
         self._runner.forget_abort()
         self.step_jobs = frozenset(jobs)
-        are_announced = set(jobs) == set(self._announced)
-        if not are_announced:
+        announced = self._announced
+        if jobs != announced:
             self._announced = jobs
             self._send(StepBegun(jobs=jobs))
         before, self._shape = self._shape, (step.kind, step.n_tokens)
-        if before != self._shape or not are_announced:
+        if before != self._shape or jobs != announced:
             # The front must know which jobs to blame before anything can happen; and a device takes long to prepare
             # another graph.
             self._send_all()

@@ -96,7 +96,7 @@ def test_a_base_keeps_its_digest_as_an_argument() -> None:
 @each_image
 def test_an_image_has_the_bill_of_what_lies_in_it(image: Image) -> None:
     last = text(image).rpartition("\nFROM ")[2]
-    assert "bill.py /opt/llorch-worker/lib/python3*/site-packages" in last
+    assert "bill.py --debian /opt/llorch-worker/lib/python3*/site-packages" in last
     assert last.index("COPY --from=worker") < last.index(">/opt/llorch-worker/bill-of-materials.cdx.json")
 
 
