@@ -5,13 +5,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from tests.loopback import HOST, LoopbackServer, QuietHandler
+from tests.scripts import script_module
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "pin_bases.py"
@@ -20,12 +20,7 @@ DIGEST, NEWER = f"sha256:{'0a' * 32}", f"sha256:{'1b' * 32}"
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = spec_from_file_location("pin_bases", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_module("pin_bases")
 
 
 @pytest.fixture

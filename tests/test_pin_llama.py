@@ -1,23 +1,19 @@
 """scripts/pin_llama.py: every place names the same release, and nothing else there changes."""
 
 import shutil
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.scripts import script_module
 
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = spec_from_file_location("pin_llama", ROOT / "scripts" / "pin_llama.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_module("pin_llama")
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.chat.writing import FORMATS
+from tests.constraints.asked import begun, submitted
 from tests.constraints.made_vocabulary import END, MadeVocabulary, markers_of
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
 from worker.engine.channels import CONTENT, Channel, Place
 from worker.engine.dividers import marks_among
 from worker.wire.chat_format import HERMES, CallFormat, ChatFormat
-from worker.wire.jobs import JobKey, Sampling, Submit, TokenId
-from worker.wire.refusals import Violation
+from worker.wire.jobs import TokenId
 from worker.wire.tools import OfferedTool, Tools
 
 LAW = settings(max_examples=60)
@@ -55,22 +55,7 @@ def constraint_of(
 ) -> AnswerConstraint:
     marks = marks_among(made.controls, made.words)
     constraints = Constraints(made.vocabulary(), give_back=lambda: None, marks=marks, form=form)
-    found = constraints.constrain(
-        Submit(
-            job=JobKey(1),
-            prompt="",
-            max_tokens=9,
-            sampling=Sampling(seed=0),
-            marks="split",
-            tools=tools,
-            json_schema=json_schema,
-            reasoning_budget=budget,
-        )
-    )
-    assert not isinstance(found, Violation), found.message
-    assert isinstance(found, AnswerConstraint)
-    found.begin(999, place)
-    return found
+    return begun(constraints, place, tools=tools, json_schema=json_schema, reasoning_budget=budget)
 
 
 def go_on(constraint: AnswerConstraint, tokens: Iterable[int]) -> None:
@@ -210,11 +195,7 @@ def test_a_call_may_end_the_reasoning(is_required: bool) -> None:
     marks = marks_among({}, SPELLED.words, None, (), ["<tool_call>\n"])
     constraints = Constraints(SPELLED.vocabulary(), give_back=lambda: None, marks=marks)
     tools = Tools(tools=(TOOL,), is_required=is_required)
-    found = constraints.constrain(
-        Submit(job=JobKey(1), prompt="", max_tokens=9, sampling=Sampling(seed=0), marks="split", tools=tools)
-    )
-    assert isinstance(found, AnswerConstraint)
-    found.begin(999, Place(Channel.REASONING, closer=CLOSE))
+    found = begun(constraints, Place(Channel.REASONING, closer=CLOSE), tools=tools)
     go_on(found, [*SPELLED.spell(b"Hm. "), SPELLED.words["<tool_call>"]])
     assert SPELLED.shown(each.id for each in found.take_forced(99)).startswith(b'\n{"name": "get"')
 
@@ -310,5 +291,4 @@ def test_beside_a_schema_an_answer_is_an_instance_or_calls(text: str) -> None:
 
 def test_without_tools_schema_or_budget_there_is_no_constraint() -> None:
     constraints = Constraints(SPELLED.vocabulary(), give_back=lambda: None, marks=marks_among({}, SPELLED.words))
-    submit = Submit(job=JobKey(1), prompt="", max_tokens=9, sampling=Sampling(seed=0), marks="split")
-    assert constraints.constrain(submit) is None
+    assert constraints.constrain(submitted()) is None

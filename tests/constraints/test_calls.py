@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 import jsonschema
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.chat.writing import CALLING
 from tests.chat.writing import call as call_of
+from tests.constraints.asked import constrained, submitted
 from tests.constraints.made_vocabulary import MadeVocabulary, markers_of
 from tests.llama.test_vocabularies import load_vocabulary
 from tests.random_schemas import NAMES, random_schema
@@ -28,7 +28,7 @@ from worker.engine.dividers import marks_among
 from worker.llama.constrained import constraints_of
 from worker.llama.model import Model
 from worker.wire.chat_format import ChatFormat
-from worker.wire.jobs import JobKey, Sampling, Submit, TokenId
+from worker.wire.jobs import TokenId
 from worker.wire.refusals import Violation
 from worker.wire.tools import OfferedTool, Tools
 
@@ -107,19 +107,8 @@ def constraint_of(
     constraints = Constraints(
         made.vocabulary(), give_back=lambda: None, marks=marks_among(made.controls, made.words), form=form
     )
-    return constrained(constraints, tools, is_required=is_required, is_parallel=is_parallel)
-
-
-def constrained(
-    constraints: Constraints, tools: list[OfferedTool], *, is_required: bool = True, is_parallel: bool = True
-) -> AnswerConstraint:
     asked = Tools(tools=tuple(tools), is_required=is_required, is_parallel=is_parallel)
-    found = constraints.constrain(
-        Submit(job=JobKey(1), prompt="", max_tokens=9, sampling=Sampling(seed=0), marks="split", tools=asked)
-    )
-    assert not isinstance(found, Violation), found.message
-    assert isinstance(found, AnswerConstraint)
-    return found
+    return constrained(constraints, tools=asked)
 
 
 def walk(
@@ -270,7 +259,7 @@ def real(request: pytest.FixtureRequest, real_model: Model) -> Real:
 def test_over_a_real_vocabulary_an_answer_of_required_calls_reads_as_calls(
     real: Real, tools: list[OfferedTool], seed: int, cuts: list[int]
 ) -> None:
-    constraint = constrained(real.constraints, tools)
+    constraint = constrained(real.constraints, tools=Tools(tools=tuple(tools), is_required=True))
     constraint.begin(MAX_TOKENS, CONTENT)
     said = walk(constraint, real.vocabulary, real.form, np.random.default_rng(seed))
     assume(said is not None)
@@ -382,16 +371,7 @@ def test_what_cannot_be_enforced_is_refused_by_the_tools_place(
     """A free answer is refused only for a schema that the client insists on."""
     constraints = Constraints(MadeVocabulary().vocabulary(), give_back=lambda: None)
     tools = (OfferedTool(name="good", place=0), OfferedTool(name="bad", place=3, is_strict=not is_required, **tool))
-    found = constraints.constrain(
-        Submit(
-            job=JobKey(1),
-            prompt="",
-            max_tokens=9,
-            sampling=Sampling(seed=0),
-            marks="split",
-            tools=Tools(tools=tools, is_required=is_required),
-        )
-    )
+    found = constraints.constrain(submitted(tools=Tools(tools=tools, is_required=is_required)))
     assert isinstance(found, Violation)
     assert (found.field, found.constraint) == ("tools", "supported")
     assert found.message.startswith(f"tools[3]: {why}"), found.message
@@ -411,9 +391,7 @@ def test_definitions_are_copied_into_the_parts_that_refer_to_them_and_not_withou
     constraints = Constraints(
         made.vocabulary(), give_back=lambda: None, marks=marks_among(made.controls, made.words), form=CALLING[form]
     )
-    asked = Tools(tools=(tool,), is_required=True)
-    submit = Submit(job=JobKey(1), prompt="", max_tokens=9, sampling=Sampling(seed=0), marks="split", tools=asked)
-    found = constraints.constrain(submit)
+    found = constraints.constrain(submitted(tools=Tools(tools=(tool,), is_required=True)))
     assert isinstance(found, Violation) == is_refused
     if isinstance(found, Violation):
         assert found.message.startswith("tools[0]: its schema is too large to be enforced"), found.message
@@ -479,10 +457,9 @@ def test_what_can_be_enforced_is_enforced_with_auto() -> None:
 
 def test_where_calls_have_no_form_they_cannot_be_required_and_are_free() -> None:
     constraints = Constraints(MadeVocabulary().vocabulary(), give_back=lambda: None, form=ChatFormat())
-    submit = Submit(job=JobKey(1), prompt="", max_tokens=9, sampling=Sampling(seed=0), marks="split")
     for is_required in (True, False):
         tools = Tools(tools=(OfferedTool(name="get", place=0),), is_required=is_required)
-        found = constraints.constrain(msgspec.structs.replace(submit, tools=tools))
+        found = constraints.constrain(submitted(tools=tools))
         assert isinstance(found, Violation) is is_required
 
 
@@ -491,10 +468,9 @@ def test_a_tool_cannot_have_the_name_of_another_receiver(name: str) -> None:
     form = CALLING[name]
     assert form.calls is not None
     constraints = Constraints(MadeVocabulary().vocabulary(), give_back=lambda: None, form=form)
-    submit = Submit(job=JobKey(1), prompt="", max_tokens=9, sampling=Sampling(seed=0), marks="split")
     for reserved in form.calls.reserved:
         tools = (OfferedTool(name="get", place=0), OfferedTool(name=reserved, place=1))
-        found = constraints.constrain(msgspec.structs.replace(submit, tools=Tools(tools=tools, is_required=True)))
+        found = constraints.constrain(submitted(tools=Tools(tools=tools, is_required=True)))
         assert isinstance(found, Violation)
         assert found.message == "tools[1]: a tool cannot have this name in this model's form of calls"
         assert not read(form, list(tools), written_call(form, reserved, {"a": 1}), []).calls

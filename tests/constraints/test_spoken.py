@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.chat.writing import FORMATS
+from tests.constraints.asked import begun
 from tests.constraints.made_vocabulary import END, MadeVocabulary
 from tests.llama.test_vocabularies import load_vocabulary
 from tests.vocabularies import VOCABULARIES
@@ -19,8 +20,7 @@ from worker.engine.channels import CONTENT, NO_MARKS, Place
 from worker.engine.dividers import marks_among
 from worker.llama.constrained import constraints_of
 from worker.wire.chat_format import ChatFormat
-from worker.wire.jobs import JobKey, Sampling, Submit, TokenId
-from worker.wire.refusals import Violation
+from worker.wire.jobs import TokenId
 from worker.wire.tools import OfferedTool, Tools
 
 LAW = settings(max_examples=60)
@@ -68,33 +68,7 @@ def constraint_of(
     marks = replace(marks_among(made.controls), spoken=(form.reasoning.begin, form.reasoning.end))
     assert not marks.turns
     constraints = Constraints(made.vocabulary(), give_back=lambda: None, marks=marks, form=form)
-    return begun(constraints, place=place, tools=tools, json_schema=json_schema, budget=budget)
-
-
-def begun(
-    constraints: Constraints,
-    *,
-    place: Place,
-    tools: Tools | None = None,
-    json_schema: str | None = None,
-    budget: int | None = None,
-) -> AnswerConstraint:
-    found = constraints.constrain(
-        Submit(
-            job=JobKey(1),
-            prompt="",
-            max_tokens=9,
-            sampling=Sampling(seed=0),
-            marks="split",
-            tools=tools,
-            json_schema=json_schema,
-            reasoning_budget=budget,
-        )
-    )
-    assert not isinstance(found, Violation), found.message
-    assert isinstance(found, AnswerConstraint)
-    found.begin(999, place)
-    return found
+    return begun(constraints, place, tools=tools, json_schema=json_schema, reasoning_budget=budget)
 
 
 def go_on(constraint: AnswerConstraint, tokens: list[int]) -> None:
@@ -215,7 +189,7 @@ def test_where_a_call_ends_the_reasoning_it_is_held_to_its_form() -> None:
     form = FORMATS["glm-4.5"]
     marks = replace(NO_MARKS, spoken=("<think>", "</think>"))
     constraints = Constraints(SPELLED.vocabulary(), give_back=lambda: None, marks=marks, form=form)
-    constraint = begun(constraints, place=OPENED, tools=Tools(tools=(TOOL,)), budget=99)
+    constraint = begun(constraints, OPENED, tools=Tools(tools=(TOOL,)), reasoning_budget=99)
     go_on(constraint, SPELLED.tokens("Hm. <tool_call>"))
     assert SPELLED.shown(each.id for each in constraint.take_forced(99)).startswith(b"get\n<arg_key>n")
 
@@ -236,7 +210,7 @@ def test_real_vocabularies_close_a_reasoning_in_their_own_tokens(name: str) -> N
             prompt = model.tokenize(f"Hi {form.reasoning.begin}")
             assert marks.place_after(prompt).is_opened
             assert not marks.place_after(model.tokenize(f"{form.reasoning.begin} Hi")).is_opened
-            constraint = begun(constraints_of(model, marks, form), place=marks.place_after(prompt), budget=3)
+            constraint = begun(constraints_of(model, marks, form), marks.place_after(prompt), reasoning_budget=3)
             go_on(constraint, [int(token) for token in model.spell(b"one two three four five")][:3])
             closing = b"".join(each.piece for each in constraint.take_forced(99))
             assert closing.decode().strip() == form.reasoning.end.strip()

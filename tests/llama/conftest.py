@@ -1,8 +1,10 @@
 """One real model for all tests of the room; contexts are cheap and made per test."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -10,6 +12,7 @@ from tests.llama.in_main import weights_in_main
 from tests.llama.random_models import Kind, write_random
 from tests.llama.tiny import write_tiny
 from tests.on_cpu import loaded_on_cpu
+from tools import made_architectures
 from worker.engine.step import Slice
 from worker.llama.context import Context
 from worker.llama.devices import devices
@@ -22,6 +25,8 @@ GREEDY = Sampling(seed=0, temperature=0.0)
 
 MakeContext = Callable[..., Context]
 LoadRandom = Callable[[Kind], Model]
+LoadMade = Callable[[made_architectures.Kind], Model]
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -97,17 +102,32 @@ def model_of_nan(tmp_path: Path) -> Iterator[Model]:
 @pytest.fixture(scope="session")
 def load_random(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadRandom]:
     """The random model of a kind, each loaded once."""
-    loaded: dict[Kind, Model] = {}
+    with _each_once(tmp_path_factory, write_random) as load:
+        yield load
 
-    def load(kind: Kind) -> Model:
-        if kind not in loaded:
-            path = write_random(tmp_path_factory.mktemp("random") / "random.gguf", kind)
-            loaded[kind] = loaded_on_cpu(path)
-        return loaded[kind]
 
-    yield load
-    for model in loaded.values():
-        model.close()
+@pytest.fixture(scope="module")
+def load_made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadMade]:
+    """The made model of a kind, each loaded once in a module."""
+    with _each_once(tmp_path_factory, made_architectures.write_kind) as load:
+        yield load
+
+
+@contextmanager
+def _each_once(folders: pytest.TempPathFactory, write: Callable[[Path, K], Path]) -> Iterator[Callable[[K], Model]]:
+    """Kinds of different names are different models."""
+    loaded: dict[str, Model] = {}
+
+    def load(kind: K) -> Model:
+        if str(kind) not in loaded:
+            loaded[str(kind)] = loaded_on_cpu(write(folders.mktemp("kind") / "kind.gguf", kind))
+        return loaded[str(kind)]
+
+    try:
+        yield load
+    finally:
+        for model in loaded.values():
+            model.close()
 
 
 def slice_of(slot: int, start: int, tokens: list[TokenId], sampling: Sampling | None = GREEDY) -> Slice:

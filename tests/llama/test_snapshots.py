@@ -1,6 +1,6 @@
 """Wrong drafts are taken from recurrent states: whatever is drafted, a slot goes on as one that has had no drafts."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any, cast
 
@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tests.llama.conftest import GREEDY, MakeContext
-from tests.on_cpu import loaded_on_cpu
+from tests.llama.conftest import GREEDY, LoadMade, MakeContext
 from tests.queued import queued
 from tools import made_architectures
 from worker.engine.backend import LoadedDraft, Runner
@@ -18,7 +17,6 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.step import Sampled, Slice, Step
 from worker.llama.context import Context
-from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.upstream.architectures import HYBRIDS_OF_SEVERAL_PARTS, WITH_SNAPSHOTS
 from worker.wire.jobs import JobKey, Logprob, Sampling, SlotId, StepDone, TokenId, TopToken
@@ -39,23 +37,6 @@ FREE_ROWS = ((1, 1e-9), (32, 1.1e-9))
 PLENTY = 2**26
 
 Tokens = list[TokenId]
-LoadMade = Callable[[made_architectures.Kind], Model]
-
-
-@pytest.fixture(scope="module")
-def load_made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadMade]:
-    """The model of a kind, each loaded once."""
-    loaded: dict[str, Model] = {}
-
-    def load(kind: made_architectures.Kind) -> Model:
-        if kind.name not in loaded:
-            path = tmp_path_factory.mktemp("made") / "made.gguf"
-            loaded[kind.name] = loaded_on_cpu(made_architectures.write_kind(path, kind))
-        return loaded[kind.name]
-
-    yield load
-    for model in loaded.values():
-        model.close()
 
 
 def next_row(context: Context, slot: SlotId, token: TokenId) -> np.ndarray[tuple[int], np.dtype[np.float32]]:

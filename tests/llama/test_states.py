@@ -1,14 +1,13 @@
 """Recurrent states on the real library: a slot that begins at a checkpoint goes on as one that has computed all."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
 import pytest
 
-from tests.llama.conftest import GREEDY, LoadRandom, MakeContext
+from tests.llama.conftest import GREEDY, LoadMade, LoadRandom, MakeContext
 from tests.llama.random_models import HYBRID, PLAIN
-from tests.on_cpu import loaded_on_cpu
 from tests.queued import queued
 from tools import made_architectures
 from worker.engine.checkpoints import Stops
@@ -16,7 +15,6 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.step import Slice
 from worker.llama.context import Context
-from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.saved.copies import SavedCheckpoint
 from worker.wire.jobs import JobKey, Logprob, Sampling, SlotId, StepDone, TokenId
@@ -35,23 +33,6 @@ ROUNDING = 0.05
 """Answers differ by this much in a log-probability where a token was computed with others, and not alone."""
 
 Tokens = list[TokenId]
-LoadMade = Callable[[made_architectures.Kind], Model]
-
-
-@pytest.fixture(scope="module")
-def load_made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadMade]:
-    """The model of a kind, each loaded once."""
-    loaded: dict[str, Model] = {}
-
-    def load(kind: made_architectures.Kind) -> Model:
-        if kind.name not in loaded:
-            path = tmp_path_factory.mktemp("made") / "made.gguf"
-            loaded[kind.name] = loaded_on_cpu(made_architectures.write_kind(path, kind))
-        return loaded[kind.name]
-
-    yield load
-    for model in loaded.values():
-        model.close()
 
 
 def some_tokens(seed: int, n: int) -> Tokens:

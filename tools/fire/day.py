@@ -102,20 +102,17 @@ class Day:
             child.ready()
             say(f"{child.url} is under fire; its figures go to {self.figures}")
             begun_s = reported_s = time.monotonic()
-            for trace, answers in self._traces():
-                for life in trace.lives:
-                    self._live(child, trace, life, answers, say)
-                    self.samples.append(self._sample(child, time.monotonic() - begun_s))
-                    if child.process.poll() is not None:
-                        return [*self.found, f"the worker ended: {''.join(child.stderr[-_N_SHOWN:])}"]
-                    child.drain_log()
-                    if is_over():
-                        break
-                    if time.monotonic() - reported_s >= every_s:
-                        reported_s = time.monotonic()
-                        self._report(say)
+            for trace, life, answers in self._lives():
+                self._live(child, trace, life, answers, say)
+                self.samples.append(self._sample(child, time.monotonic() - begun_s))
+                if child.process.poll() is not None:
+                    return [*self.found, f"the worker ended: {''.join(child.stderr[-_N_SHOWN:])}"]
+                child.drain_log()
                 if is_over():
                     break
+                if time.monotonic() - reported_s >= every_s:
+                    reported_s = time.monotonic()
+                    self._report(say)
             self._report(say)
             child.process.terminate()
             if code := child.process.wait(60):
@@ -129,12 +126,16 @@ class Day:
         flags = ["--ctx-size", str(n_cells), "--parallel", n_jobs, "--prefix-cache-mb", "16", "--max-queue", "256"]
         return [*base_flags(self._models, self._name), *flags, "--prefix-cache-dir", str(cache)]
 
-    def _traces(self) -> Iterator[tuple[Trace, dict[str, Answer] | None]]:
-        """Yield traces without end, those that are known with the answers alone, which the first use asks for."""
+    def _lives(self) -> Iterator[tuple[Trace, Life, dict[str, Answer] | None]]:
+        """Yield the lives of traces without end, and of those that are known the answers alone, which the first use
+        asks for.
+        """
         for n in count():
             seed = n // _KNOWN_EVERY % _N_KNOWN if n % _KNOWN_EVERY == 0 else _FIRST_FRESH + n
             trace = draw(seed, n_requests=_N_EACH, models=(self._name,))
-            yield trace, self._alone(trace) if seed < _N_KNOWN else None
+            answers = self._alone(trace) if seed < _N_KNOWN else None
+            for life in trace.lives:
+                yield trace, life, answers
 
     def _alone(self, trace: Trace) -> dict[str, Answer]:
         with closing(Store(self._folder / "alone.sqlite")) as store:

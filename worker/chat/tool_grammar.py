@@ -1,22 +1,34 @@
 """A grammar of calls: all that a reader of the model's form reads as calls of the offered tools, and nothing else.
 
-Owns the way from a form (wire/chat_format.py), tools and their schemas to a grammar in llguidance's dialect of Lark.
+Owns the way from a form (wire/chat_format.py), tools and their schemas to a grammar in llguidance's dialect of Lark;
+tool_schema.py reads the schemas.
 Knows nothing of that library's limits, nor of what it leaves unenforced in a schema: schemas come here checked. Pure;
 runs on the intake thread.
 """
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
 from worker.chat.text_grammar import UnreadableGrammar, rules_of
-from worker.chat.values import STRING, resolved, types_of
+from worker.chat.tool_schema import (
+    ANY_TEXT,
+    ELEMENT,
+    Inexpressible,
+    Schema,
+    Text,
+    alone,
+    branches_of,
+    elements_of,
+    is_plain_list,
+    members_of,
+    texts_of,
+)
+from worker.chat.values import resolved, types_of
 from worker.wire.chat_format import GEMMA_QUOTE, CallFormat
-
-Schema = Mapping[str, Any]
 
 HEAD: Final = "%llguidance {}\n"
 _ID: Final = "/[a-zA-Z0-9]{9}/"
@@ -25,14 +37,6 @@ _NUMBER: Final = "/[0-9]{1,3}/"
 _HARMONY_THOUGHT: Final = "<|channel|>analysis<|message|>"
 _MUSE_THOUGHT: Final = " to=self<|message|>"
 _MUSE_BETWEEN: Final = "<|eom|><|start|>assistant"
-_NOTES: Final = frozenset(
-    {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$comment", "$id"}
-)
-"""Keywords that say nothing of an instance."""
-_DEFINITIONS: Final = ("$defs", "definitions")
-OPTIONS: Final = "x-guidance"
-"""The member of a schema that has the library's options."""
-_TEXT: Final = "/(?s:.*)/"
 _NOTHING: Final = '""'
 _NOT_IN_THIS_FORM: Final = "its arguments cannot be enforced in this model's form of calls"
 _TOO_LARGE: Final = "its schema is too large to be enforced in this model's form of calls"
@@ -43,12 +47,6 @@ _MAX_ELEMENTS: Final = 400
 _MAX_CHARS: Final = 4_000_000
 """The most characters of a grammar. The request's body is smaller, but each part of a schema may have all of its root's
 definitions."""
-_ELEMENT: Final = re.compile(r"[^\s<>/](?:[^<>\n]*[^\s<>])?")
-"""The names that an element can have."""
-
-
-class Inexpressible(ValueError):
-    """The form has no grammar for this tool. The message is the end of a sentence and quotes no value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,14 +349,14 @@ class _Writer:
 
     def _python(self, tool: Tool) -> str:
         """A call with keyword arguments, whose values are JSON: readers of Python know its words."""
-        members, required = _members(tool.schema)
+        members, required = members_of(tool.schema)
         if tool.text is not None:
             (name,) = members
             text = self._text_of(tool.text, in_json=True)
             return _joined(literal(f'{tool.name}({name}="'), text, literal('")'))
         arguments = [
             (
-                _joined(literal(f"{name}="), self.rule("value", f"%json {json.dumps(_alone(schema, tool.schema))}")),
+                _joined(literal(f"{name}="), self._json(schema, tool.schema)),
                 name in required,
             )
             for name, schema in members.items()
@@ -375,7 +373,7 @@ class _Writer:
         return self._gemma_object(tool.schema, tool.schema, 0)
 
     def _gemma_object(self, schema: Schema, root: Schema, depth: int) -> str:
-        members, required = _members(schema)
+        members, required = members_of(schema)
         pairs = [
             (_joined(literal(f"{name}:"), self._gemma_value(part, root, depth + 1)), name in required)
             for name, part in members.items()
@@ -389,20 +387,20 @@ class _Writer:
             raise Inexpressible(_NOT_IN_THIS_FORM)
         if (texts := texts_of(schema, root)) is not None:
             return _joined(self.marker(GEMMA_QUOTE), self._gemma_text(texts))
-        if choices := _branches(schema):
+        if choices := branches_of(schema):
             return f"({' | '.join(self._gemma_value(each, root, depth + 1) for each in choices)})"
         kinds = types_of(schema, root)
         match [*kinds]:
             case ["object"]:
                 return self._gemma_object(schema, root, depth)
-            case ["array"] if not schema.keys() - {"type", "items", "minItems", "maxItems", *_NOTES}:
+            case ["array"] if is_plain_list(schema):
                 item = self.rule("item", self._gemma_value(schema.get("items"), root, depth + 1))
                 return _joined(literal("["), _repeated(item, schema), literal("]"))
             case [_, *_] if not kinds & {"object", "array", "string"}:
-                return self.rule("value", f"%json {json.dumps(_alone(schema, root))}")
+                return self._json(schema, root)
         raise Inexpressible(_NOT_IN_THIS_FORM)
 
-    def _gemma_text(self, texts: Seq["Text"]) -> str:
+    def _gemma_text(self, texts: Seq[Text]) -> str:
         ends = [self._text(text, GEMMA_QUOTE) for text in texts]
         return f"({' | '.join(ends)})" if len(ends) > 1 else ends[0]
 
@@ -421,17 +419,16 @@ class _Writer:
     def _parameters(self, tool: Tool) -> str:
         if self._form.form == "nested":
             return self._elements(tool)
-        properties, required = _members(tool.schema)
+        properties, required = members_of(tool.schema)
         if tool.text is not None:
             (name,) = properties
             begin = self.marker(self._form.parameter_begin + name + self._form.parameter_name_end)
             text = self._text_of(tool.text, in_json=False)
             return _joined(begin, self._mark("string"), text, self.marker(self._form.parameter_end))
-        parts = []
-        for name, schema in properties.items():
-            rule = self.rule("parameter", self._parameter(name, schema, tool.schema))
-            parts.append(rule if name in required else f"{rule}?")
-        return _joined(*parts)
+        return _in_order(
+            (self.rule("parameter", self._parameter(name, schema, tool.schema)), name in required)
+            for name, schema in properties.items()
+        )
 
     def _parameter(self, name: str, schema: object, root: Schema) -> str:
         form = self._form
@@ -449,7 +446,7 @@ class _Writer:
         return _joined(self._mark(kind), self._json(schema, root), self.marker(self._form.parameter_end))
 
     def _json(self, schema: object, root: Schema) -> str:
-        return self.rule("value", f"%json {json.dumps(_alone(schema, root))}")
+        return self.rule("value", f"%json {json.dumps(alone(schema, root))}")
 
     def _kinds(self, schema: object, root: Schema) -> Iterator[tuple[str, object]]:
         """Yield the parts of a schema that have different marks, each with its type."""
@@ -458,9 +455,9 @@ class _Writer:
             yield next((kind for kind in types if kind != "integer"), "number"), schema
             return
         found = resolved(schema, root)
-        if isinstance(found, dict) and (branches := _branches(found)):
-            for branch in branches:
-                yield from self._kinds(branch, root)
+        if isinstance(found, dict) and (parts := branches_of(found)):
+            for part in parts:
+                yield from self._kinds(part, root)
         elif isinstance(found, dict) and "type" in found:
             for kind in sorted(types):
                 yield "number" if kind == "integer" else kind, {**found, "type": kind}
@@ -480,8 +477,8 @@ class _Writer:
 
     def _elements(self, tool: Tool) -> str:
         """Arguments as elements. Their values are elements again where the schema says enough, else JSON."""
-        members, required = _members(tool.schema)
-        if not all(map(_ELEMENT.fullmatch, members)):
+        members, required = members_of(tool.schema)
+        if not all(map(ELEMENT.fullmatch, members)):
             raise Inexpressible(_NOT_IN_THIS_FORM)
         if tool.text is not None:
             (name,) = members
@@ -497,8 +494,7 @@ class _Writer:
     def _children(
         self, members: Mapping[str, Any], required: Collection[str], root: Schema, path: tuple[object, ...]
     ) -> str:
-        elements = [(self._element(name, part, root, path), name in required) for name, part in members.items()]
-        return _joined(*(rule if is_needed else f"{rule}?" for rule, is_needed in elements))
+        return _in_order((self._element(name, part, root, path), name in required) for name, part in members.items())
 
     def _element(self, name: str, schema: object, root: Schema, path: tuple[object, ...]) -> str:
         """An element with its value. `path` are the schemas of the elements around it: one in itself is JSON."""
@@ -515,18 +511,18 @@ class _Writer:
         is_too_much = found in path or len(path) >= _MAX_DEPTH or len(self._rules) > _MAX_ELEMENTS
         if isinstance(found, dict) and not is_too_much:
             kinds, path = types_of(found, root), (*path, found)
-            if kinds == {"object"} and (members := _elements_of(found)) is not None:
+            if kinds == {"object"} and (members := elements_of(found)) is not None:
                 return self._children(members, found.get("required", []), root, path)
-            if kinds == {"array"} and not found.keys() - {"type", "items", "minItems", "maxItems", *_NOTES}:
+            if kinds == {"array"} and is_plain_list(found):
                 item = self._element("item", found.get("items", {}), root, path)
                 return _repeated(item, found, "")
-            rich = [part for part in _branches(found) if types_of(part, root) & {"object", "array"}]
+            rich = [part for part in branches_of(found) if types_of(part, root) & {"object", "array"}]
             if len(rich) == 1 and len(types_of(rich[0], root)) == 1 and kinds:
-                plain = {"anyOf": [part for part in _branches(found) if part is not rich[0]]}
+                plain = {"anyOf": [part for part in branches_of(found) if part is not rich[0]]}
                 return f"({self._inner(rich[0], root, path)} | {self._json(plain, root)})"
         return self._json(schema, root)
 
-    def _text(self, text: "Text", end: str) -> str:
+    def _text(self, text: Text, end: str) -> str:
         """A text up to the marker behind it."""
         if text.choices is not None:
             choices = " | ".join(literal(each) for each in text.choices)
@@ -534,7 +530,7 @@ class _Writer:
         first = next(self._markers.parts(end.lstrip()), "")
         if isinstance(first, str) and text.is_any:
             shown = first.rstrip()
-            name = self.rule("text", _TEXT)
+            name = self.rule("text", ANY_TEXT)
             self._rules[f"{name}[suffix={literal(shown)}]"] = self._rules.pop(name)
             return _joined(name, self.marker(end.lstrip()[len(shown) :]))
         # The reader sees names of control tokens, so a text must not spell them. What is spelled of the marker is part
@@ -556,6 +552,11 @@ def _joined(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
+def _in_order(items: Iterable[tuple[str, bool]]) -> str:
+    """Items one after the other; the flag says that an item must be there."""
+    return _joined(*(rule if is_needed else f"{rule}?" for rule, is_needed in items))
+
+
 def _repeated(item: str, schema: Schema, separator: str = '","') -> str:
     """Items of a list with commas between them."""
     least, most = schema.get("minItems", 0), schema.get("maxItems")
@@ -566,131 +567,6 @@ def _repeated(item: str, schema: Schema, separator: str = '","') -> str:
     return whole if least else f"({whole})?"
 
 
-# ── schemas ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def _members(schema: Schema) -> tuple[Mapping[str, Any], Collection[str]]:
-    """The properties of an object, and the names of those that it must have."""
-    known = {"type", "properties", "required", "additionalProperties", OPTIONS, *_DEFINITIONS, *_NOTES}
-    if other := sorted(schema.keys() - known):
-        raise Inexpressible(
-            f"{', '.join(map(json.dumps, other))} cannot be enforced in this model's form of calls (at #)"
-        )
-    properties = schema.get("properties", {})
-    required = schema.get("required", [])
-    return {**properties, **{name: {} for name in required if name not in properties}}, required
-
-
-def _elements_of(schema: Schema) -> Mapping[str, Any] | None:
-    """The properties of an object that can be written as elements; None if it has others, or none."""
-    try:
-        members, _ = _members(schema)
-    except Inexpressible:
-        return None
-    is_closed = schema.get("additionalProperties") is False or OPTIONS in schema
-    return members if members and is_closed and all(map(_ELEMENT.fullmatch, members)) else None
-
-
-def _alone(schema: object, root: Schema) -> Any:
-    """The schema of a property as a document of its own."""
-    wanted = (*_DEFINITIONS, OPTIONS) if '"$ref"' in json.dumps(schema) else (OPTIONS,)
-    kept = {key: root[key] for key in wanted if key in root}
-    if not isinstance(schema, dict):
-        return kept if schema is not False else {**kept, "not": {}}
-    if (reference := schema.get("$ref")) is not None and not str(reference).startswith(
-        tuple(f"#/{key}/" for key in _DEFINITIONS)
-    ):
-        raise Inexpressible('a "$ref" to a place outside of "$defs" cannot be enforced in this model\'s form of calls')
-    return {**kept, **schema}
-
-
-def _branches(schema: Schema) -> list[object]:
-    for key in ("anyOf", "oneOf"):
-        if key in schema and not schema.keys() - {key, *_NOTES}:
-            return list(schema[key])
-    return []
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """The texts that a string may be."""
-
-    choices: tuple[str, ...] | None = None
-    min_length: int = 0
-    max_length: int | None = None
-    pattern: str | None = None
-    """A regular expression of the whole text."""
-
-    @property
-    def is_any(self) -> bool:
-        return self == Text()
-
-    def lark(self) -> str:
-        """The right side of a terminal."""
-        parts = [f"/{_slashed(self.pattern)}/"] if self.pattern is not None else []
-        if self.min_length or self.max_length is not None:
-            parts.append(f"/(?s:.{{{self.min_length},{'' if self.max_length is None else self.max_length}}})/")
-        return " & ".join(parts) or _TEXT
-
-
-_STRING_WORDS: Final = {"type", "minLength", "maxLength", "pattern", "format", "enum", "const"}
-
-
-def texts_of(schema: object, root: Schema) -> list[Text] | None:
-    """The texts of a schema whose instances are all strings; None for any other. Formats are notes here.
-
-    Raises: Inexpressible.
-    """
-    if types_of(schema, root) != STRING:
-        return None
-    schema = resolved(schema, root)
-    assert isinstance(schema, dict), "it says that it is a string"
-    if branches := _branches(schema):
-        return [text for each in branches for text in texts_of(each, root) or []]
-    if other := sorted(schema.keys() - {*_STRING_WORDS, *_NOTES, *_DEFINITIONS, OPTIONS}):
-        raise Inexpressible(f"{', '.join(map(json.dumps, other))} cannot be enforced in this model's form of calls")
-    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if choices is not None:
-        return [Text(choices=tuple(each for each in choices if isinstance(each, str)))]
-    pattern = schema.get("pattern")
-    return [
-        Text(
-            None,
-            schema.get("minLength", 0),
-            schema.get("maxLength"),
-            None if pattern is None else _whole(pattern),
-        )
-    ]
-
-
-def _whole(pattern: str) -> str:
-    """A regular expression of the whole text that a pattern of JSON schema finds something in."""
-    begin, end = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
-    if (begin or end) and _has_choice(pattern):
-        raise Inexpressible(
-            'a "pattern" with a choice between anchors cannot be enforced in this model\'s form of calls'
-        )
-    inner = pattern[begin : len(pattern) - end]
-    return f"{'' if begin else '(?s:.*)'}(?:{inner}){'' if end else '(?s:.*)'}"
-
-
-def _has_choice(pattern: str) -> bool:
-    """True if a `|` stands outside of parentheses and sets."""
-    depth = 0
-    for part in re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|]", pattern, re.DOTALL):
-        depth += (part == "(") - (part == ")")
-        if part == "|" and depth == 0:
-            return True
-    return False
-
-
 def _regex(text: str) -> str:
     """A regular expression of one text, as it stands between slashes."""
     return "".join(rf"\x{{{ord(c):x}}}" for c in text)
-
-
-def _slashed(pattern: str) -> str:
-    """A regular expression as it stands between slashes."""
-    return re.sub(
-        r"\\.|/|\n", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern, flags=re.DOTALL
-    )

@@ -21,7 +21,7 @@ from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.host import available_memory_bytes
 from worker.model.info import ModelInfo, read_info
-from worker.plan.memory import Demand, demand_of, plan_of, prefix_cache_bytes, wanted_cells
+from worker.plan.memory import demand_of, plan_of, prefix_cache_bytes, wanted_cells
 from worker.plan.prefix_support import obstacle
 from worker.plan.snapshots import drafts_off, with_snapshots
 from worker.plan.spread import Layers, RepackedBytes, layers_of, spread
@@ -151,7 +151,7 @@ def inspection_of(info: ModelInfo, available_bytes: int, repacked_bytes: Repacke
         has_chat_template=info.has_chat_template,
         chat_format=_chat_format(info),
         tensor_types=_tensor_types(info),
-        memory=_memory(info, _default_demand(info, available_bytes), layers_of(info, repacked_bytes), available_bytes),
+        memory=_memory(info, layers_of(info, repacked_bytes), available_bytes),
     )
 
 
@@ -179,12 +179,10 @@ def _tensor_types(info: ModelInfo) -> tuple[TypeRow, ...]:
     )
 
 
-def _default_demand(info: ModelInfo, available_bytes: int) -> Demand:
-    return demand_of(configure(Settings(), info.path), is_on_gpu=False, free_bytes=available_bytes)
-
-
-def _memory(info: ModelInfo, demand: Demand, layers: Layers, available_bytes: int) -> MemoryUse:
+def _memory(info: ModelInfo, layers: Layers, available_bytes: int) -> MemoryUse:
+    """The memory with the default settings."""
     config = configure(Settings(), info.path)
+    demand = demand_of(config, is_on_gpu=False, free_bytes=available_bytes)
     plan = plan_of(info, demand, wanted_cells(info, demand))
     plan = with_snapshots(info, config, demand, plan, lambda _: True)
     host, _ = spread(info, layers, demand, plan, n_gpu_layers=0, shares=())

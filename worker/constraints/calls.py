@@ -12,8 +12,6 @@ from typing import Any, Final
 import llguidance
 
 from worker.chat.tool_grammar import (
-    OPTIONS,
-    Inexpressible,
     Markers,
     Tool,
     begins_of,
@@ -23,6 +21,7 @@ from worker.chat.tool_grammar import (
     has_marker,
     has_own_headers,
 )
+from worker.chat.tool_schema import OPTIONS, Inexpressible
 from worker.chat.values import loaded, types_of
 from worker.constraints.answer import Calls
 from worker.constraints.constraint import Constraint, Unsupported, calls_matcher, enforceable, json_options

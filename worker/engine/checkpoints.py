@@ -54,9 +54,9 @@ class Stops:
 
     def near(self, tokens: Seq[TokenId], parting: int) -> int:
         """Return the position of the checkpoint for prompts that part at a place among tokens; it is not behind it."""
-        return self._near(tokens, parting, parting // GRAIN * GRAIN)
+        return self._near(tokens, parting, parting // GRAIN * GRAIN) // self.grain * self.grain
 
     def _near(self, tokens: Seq[TokenId], last: int, otherwise: int) -> int:
         """Return the end of a message up to a position, if there is one near it."""
         ends = (at for at in range(last, max(last - NEAR, 0), -1) if tokens[at - 1] in self.message_ends)
-        return next(ends, otherwise) // self.grain * self.grain
+        return next(ends, otherwise)

@@ -1,0 +1,30 @@
+"""Jobs that ask for a constraint, and the constraints that they get."""
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from tests.constraints.bytewise import submit
+from worker.constraints.answer import AnswerConstraint
+from worker.constraints.jobs import Constraints
+from worker.engine.channels import Place
+from worker.wire.jobs import Submit
+from worker.wire.refusals import Violation
+
+
+def submitted(**fields: Any) -> Submit:
+    """A job with a divided answer, and with these fields."""
+    return replace(submit(), marks="split", **fields)
+
+
+def constrained(constraints: Constraints, **fields: Any) -> AnswerConstraint:
+    found = constraints.constrain(submitted(**fields))
+    assert not isinstance(found, Violation), found.message
+    assert isinstance(found, AnswerConstraint)
+    return found
+
+
+def begun(constraints: Constraints, place: Place, **fields: Any) -> AnswerConstraint:
+    found = constrained(constraints, **fields)
+    found.begin(999, place)
+    return found
