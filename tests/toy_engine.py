@@ -42,6 +42,7 @@ from worker.wire.refusals import Violation
 
 TOY, LOUD, BROKEN, LEAVING, UNLOADABLE, TOO_BIG = "toy", "loud", "broken", "leaving", "unloadable", "too big"
 STARVED, DIFFERING, UNTESTABLE, KEEPING, SLOW = "starved", "differing", "untestable", "keeping", "slow"
+GIVING, GIVEN_BACK = "giving", "the toy gave memory back"
 WARNING = "the toy is 100% tin"
 HOSTILE, TALKATIVE, THINKING, FRAGILE = "hostile", "talkative", "thinking", "fragile"
 FOUND = SelfTested(is_same=False, differences=("in decode steps of 2 to 8 rows", "beside 7 others"))
@@ -164,6 +165,7 @@ def _loaded(kind: str) -> LoadedModel:
         DIFFERING: {"self_test": differing},
         UNTESTABLE: {"self_test": untestable},
         THINKING: {"marks": MARKS},
+        GIVING: {"give_back": lambda: logging.getLogger("worker.llama").warning(GIVEN_BACK)},
         FRAGILE: {"prompts": FragilePrompts(), "constrain": fragile_constrain},
     }
     return replaced(toy, **of_kind.get(kind, {}))

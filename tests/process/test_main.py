@@ -20,6 +20,8 @@ from tests.toy_engine import (
     BROKEN,
     DIFFERING,
     FOUND,
+    GIVEN_BACK,
+    GIVING,
     GONE,
     KEEPING,
     LEAVING,
@@ -294,6 +296,11 @@ def test_what_the_engine_warns_of_is_a_frame_and_no_line() -> None:
         assert engine.next(Warned) == Warned(text=WARNING)
         engine.next(LoadFailed)
         assert engine.end() == (0, "")
+
+
+def test_what_loading_has_freed_is_returned_to_the_system_before_the_first_job() -> None:
+    with loaded(GIVING) as engine:
+        assert engine.next(Warned) == Warned(text=GIVEN_BACK)
 
 
 def test_an_exception_in_a_step_ends_the_process_with_its_story() -> None:

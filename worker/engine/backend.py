@@ -228,6 +228,8 @@ class LoadedModel:
     facts: Loaded
     marks: Marks = NO_MARKS
     """The vocabulary's control tokens."""
+    give_back: Callable[[], None] = lambda: None
+    """It returns freed memory to the system. It is called while no job is there."""
     widest_step: int = 0
     """The number of tokens of a prefill step while no job generates; 0 means the chunk."""
     retained_slots: tuple[SlotId, ...] = ()

@@ -30,7 +30,7 @@ from worker.llama.devices import can_split_rows, devices, memory_of
 from worker.llama.gpu_attention import asked_flash, attention_at, check_cache_types, check_flash
 from worker.llama.invariance import REPEATED_PRODUCTS_OFF, check_order, has_own_products, invariance_of, type_k_of
 from worker.llama.kv import Kv
-from worker.llama.library import OnLog, build, open_library
+from worker.llama.library import OnLog, build, give_back_memory, open_library
 from worker.llama.model import Model, Split
 from worker.llama.numerics import numerics_of
 from worker.llama.prompts import Prompts
@@ -111,6 +111,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         constraints_of(loaded.model, marks, form).constrain,
         msgspec.structs.replace(loaded.facts, model=_model_facts(loaded, chat, form, marks)),
         marks=marks,
+        give_back=give_back_memory,
         message_ends=frozenset(map(TokenId, loaded.model.ends.tolist())),
         widest_step=loaded.widest_step,
         retained_slots=tuple(map(SlotId, range(loaded.facts.parallel, runner.context.n_slots))),

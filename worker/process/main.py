@@ -19,7 +19,7 @@ from worker.engine.loop import Engine
 from worker.errors import InsufficientMemory, ModelLoadFailed, StartupError
 from worker.process.intake import Intake
 from worker.process.outbox import Outbox, die, leave
-from worker.process.steps import drain, run_test, work
+from worker.process.steps import Returns, drain, run_test, work
 from worker.wire.load import Configure, LoadFailed, Progress, SelfTested, Warned
 
 log = logging.getLogger("worker.process")
@@ -69,7 +69,7 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
         model.find(intake.inbox.put)
         drain(intake.inbox, engine)
     outbox.send(model.facts)
-    work(intake.inbox, engine, outbox, self_test, is_kept=model.find is not None)
+    work(intake.inbox, engine, outbox, self_test, Returns(model.give_back), is_kept=model.find is not None)
 
 
 class _Warnings(logging.Handler):

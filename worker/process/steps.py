@@ -4,6 +4,7 @@ While it rests it does what no job waits for. It knows neither sockets nor llama
 """
 
 import queue
+import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Literal, NoReturn
@@ -24,13 +25,40 @@ SETTLED_S = 0.1
 """The seconds without a job before the last one's cells are copied out, if the copy outlives the engine. It takes
 milliseconds, and a conversation that continues at once does not wait for them."""
 
+GIVE_BACK_EVERY_S = 60.0
+"""The least seconds between two times that freed memory is returned to the system. It takes milliseconds, and a heap
+needs hours to grow."""
+
+
+class Returns:
+    """The return of freed memory to the system, now and then while no job is there."""
+
+    def __init__(self, give_back: Callable[[], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._give_back = give_back
+        self._clock = clock
+        self._due_s = clock()
+
+    def rest(self) -> None:
+        """Return what was freed, unless that was done just now."""
+        if self._clock() >= self._due_s:
+            self._give_back()
+            self._due_s = self._clock() + GIVE_BACK_EVERY_S
+
 
 def work(
-    inbox: "queue.SimpleQueue[Work]", engine: Engine, outbox: Outbox, self_test: SelfTest | None, *, is_kept: bool
+    inbox: "queue.SimpleQueue[Work]",
+    engine: Engine,
+    outbox: Outbox,
+    self_test: SelfTest | None,
+    returns: Returns,
+    *,
+    is_kept: bool,
 ) -> NoReturn:
     """Run steps until the process ends. `is_kept` says that cells of finished jobs outlive it."""
     while True:
         if engine.is_idle:
+            if inbox.empty():
+                returns.rest()
             self_test = _rest(inbox, engine, outbox, self_test, is_kept=is_kept)
         drain(inbox, engine)
         engine.step()
