@@ -1,4 +1,7 @@
-"""The cells of finished jobs are copied out later on a CPU: no token waits for it, and they are found meanwhile."""
+"""The cells of finished jobs are copied out later on a CPU: no token waits for it, and they are found meanwhile.
+
+Recurrent states are copied right after the report of the step, because the next job may need the slot.
+"""
 
 import pytest
 from hypothesis import given, settings
@@ -6,9 +9,10 @@ from hypothesis import strategies as st
 
 from tests.engine.fake_runner import CELL_BYTES, Request
 from tests.engine.rig import Rig
-from worker.engine.prefix_cache import MAX_DEAD, PART
+from worker.engine.checkpoints import Stops
+from worker.engine.prefix_cache import MAX_DEAD, MIN_KEPT, PART
 from worker.engine.sequence import State
-from worker.wire.jobs import JobKey, StepDone
+from worker.wire.jobs import Finished, JobKey, StepDone, TokenId
 from worker.wire.messages import Outbound
 
 LAW = settings(max_examples=60)
@@ -23,7 +27,7 @@ def request(start: int, n_prompt: int, max_tokens: int = 1) -> Request:
 class Watched(Rig):
     """A rig that notes how many cells were copied out, and how many were dead, when a step was reported."""
 
-    def __init__(self, *, n_retained: int = 8, n_cells: int = 40_000) -> None:
+    def __init__(self, *, n_retained: int = 8, n_cells: int = 40_000, stops: Stops | None = None) -> None:
         super().__init__(
             context_length=n_cells,
             n_cells=n_cells,
@@ -31,14 +35,17 @@ class Watched(Rig):
             n_retained=n_retained,
             widest_step=512,
             chunk=64,
+            stops=stops,
         )
         self.n_saved_when_told: list[int] = []
+        self.n_states_when_told: list[int] = []
         self.n_dead_when_told: list[int] = []
 
     def _hear(self, frame: Outbound) -> None:
         super()._hear(frame)
         if isinstance(frame, StepDone) and frame.kind is not None:
             self.n_saved_when_told.append(self.runner.kv.n_saved)
+            self.n_states_when_told.append(self.runner.kv.n_states_saved)
             self.n_dead_when_told.append(self.engine.prefix_cache.n_dead_cells)
 
 
@@ -68,6 +75,37 @@ def test_a_steps_results_are_reported_before_anything_is_copied(jobs: list[tuple
             if was_waiting and waits_for_first_token(rig) and n_dead < MAX_DEAD:
                 assert rig.runner.kv.n_saved == n_saved, "a job waits for its first token"
     rig.run_until_idle()
+    rig.check_stories()
+
+
+@LAW
+@given(
+    jobs=st.lists(st.tuples(st.integers(1, 900), st.integers(1, 12)), min_size=1, max_size=8),
+    n_apart=st.integers(0, 5),
+    cancelled=st.sets(st.integers(0, 7)),
+)
+def test_a_steps_results_are_reported_before_a_state_is_copied_and_no_copy_is_left_to_make(
+    jobs: list[tuple[int, int]], n_apart: int, cancelled: set[int]
+) -> None:
+    rig = Watched(n_retained=0, stops=Stops(stride=256))
+    coming = [request(i, *lengths) for i, lengths in enumerate(jobs)]
+    job = JobKey(0)
+    while coming or not rig.engine.is_idle:
+        if coming:
+            job = rig.submit(coming.pop(0))
+        for _ in range(n_apart + 1):
+            n_states, n_told = rig.runner.kv.n_states_saved, len(rig.n_states_when_told)
+            rig.step()
+            assert all(n == n_states for n in rig.n_states_when_told[n_told:])
+            assert not rig.engine.prefix_cache.is_owing
+        if job in cancelled:
+            rig.cancel(job)
+            assert not rig.engine.prefix_cache.is_owing
+    for story, asked in zip(rig.stories, rig.requests, strict=True):
+        if isinstance(story.end, Finished) and len(asked.prompt) >= MIN_KEPT:
+            assert rig.engine.prefix_cache.index.match(list(map(TokenId, asked.prompt))) == len(asked.prompt), (
+                "it was kept"
+            )
     rig.check_stories()
 
 

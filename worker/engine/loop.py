@@ -193,6 +193,8 @@ class Engine:
         sequence = self.scheduler.find(job)
         if sequence is not None:
             self._leave(sequence)
+            if self.prefix_cache.is_owing:
+                self._take_checkpoints()
             # There may be no next step to report the cells by.
             self._report_changes()
 
@@ -246,8 +248,7 @@ class Engine:
     def _take_step(self, step: Step) -> None:
         self._apply(step, self._run(step))
         self._report(step.kind)
-        if step.kind == "prefill":
-            self._send_all()
+        if step.kind == "prefill" or self.prefix_cache.is_owing:
             self._take_checkpoints()
         self._tidy()
         if self.is_idle or not self._runner.is_asynchronous:
@@ -255,6 +256,7 @@ class Engine:
 
     def _take_checkpoints(self) -> None:
         """Take them after the report, because a copy takes milliseconds, and before others settle."""
+        self._send_all()
         if self.prefix_cache.take_checkpoints(self.scheduler.running.values()):
             self._report(None)
             self._report_blocks()
@@ -320,6 +322,8 @@ class Engine:
         self._report_found()
         if self._step_report.started or self._step_report.prompt_logprobs:
             self._report(None)
+        if self.prefix_cache.is_owing:
+            self._take_checkpoints()
 
     def _give_slots(self) -> None:
         """Admit the head of the queue for as long as there is room, or running sequences can be preempted for it."""
@@ -549,16 +553,16 @@ class Engine:
 
     def _leave(self, sequence: Sequence) -> None:
         """End a sequence and keep its computed cells for later prompts."""
-        self.prefix_cache.keep(sequence, self.scheduler.running.values())
+        is_owing = self.prefix_cache.leave(sequence, self.scheduler.running.values())
         self._drafts.remember(sequence)
-        self._release(sequence)
+        self._release(sequence, is_empty=not is_owing)
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: Sequence, *, is_empty: bool = True) -> None:
         slot = sequence.slot
         self.scheduler.remove(sequence)
         if sequence.constraint is not None:
             sequence.constraint.close()
-        if slot is not None:
+        if slot is not None and is_empty:
             self._runner.kv.trim(slot, 0)
 
     # ── report ───────────────────────────────────────────────────────────────────────────────────

@@ -181,6 +181,16 @@ class PrefixCache:
             self._kv.trim(sequence.slot, len(tokens))
             self._copy_out(kept)
 
+    @property
+    def is_owing(self) -> bool:
+        """True if ended sequences' cells are still in their slots, where `take_checkpoints` copies them out."""
+        return False
+
+    def leave(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
+        """Keep the computed cells of a sequence that ends. Return True if they are still in its slot (`is_owing`)."""
+        self.keep(sequence, running)
+        return False
+
     def take_checkpoints(self, _: Collection[Sequence]) -> bool:
         """Take the checkpoints that sequences have come to with the last step. Return True if there were any."""
         return False

@@ -1,9 +1,10 @@
 """Prefix reuse where a sequence has recurrent state: it can begin at a checkpoint only, and so nowhere else is shared.
 
 At a checkpoint the cells that the index lacks are copied out, and the state with them; and once more when a sequence
-loses its slot. There are no retained slots, because each would have a state of its own. The cells before a checkpoint
-are shared where another slot has them; the state comes from the index. A slot that has computed just the beginning of a
-sequence, and no more, gives it cells and state without any copy.
+loses its slot. The end of a sequence is reported before its copy is made. There are no retained slots, because each
+would have a state of its own. The cells before a checkpoint are shared where another slot has them; the state comes
+from the index. A slot that has computed just the beginning of a sequence, and no more, gives it cells and state without
+any copy.
 
 A sequence that follows another waits for a checkpoint; the leader gets one shortly before the two prompts part. One
 that wants log-probabilities of its prompt computes all of it.
@@ -73,6 +74,8 @@ class StateCache(PrefixCache):
             journal=journal,
             index=self._states,
         )
+        self._ended: list[tuple[Sequence, SlotId]] = []
+        """The ended sequences that are to be copied out, and the slots where their cells are."""
 
     def n_shared(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
         """Return how many of its first tokens it can share with running sequences."""
@@ -92,18 +95,37 @@ class StateCache(PrefixCache):
 
     def keep(self, sequence: Sequence, running: Collection[Sequence]) -> None:
         """Copy out the cells of a sequence that is about to lose its slot, and its state."""
-        if sequence.slot is not None and self.is_keeping and sequence.n_computed >= MIN_KEPT:
-            self._copy_out_all(sequence, running)
+        if sequence.slot is not None and self._is_worth_keeping(sequence):
+            self._copy_out_all(sequence, sequence.slot, running)
+
+    @property
+    def is_owing(self) -> bool:
+        """True if sequences have ended that are not copied out yet."""
+        return bool(self._ended)
+
+    def leave(self, sequence: Sequence, _: Collection[Sequence]) -> bool:
+        """Put off the copy of a sequence that ends. Return True if there is one to make."""
+        if sequence.slot is None or not self._is_worth_keeping(sequence):
+            return False
+        self._ended.append((sequence, sequence.slot))
+        return True
 
     def take_checkpoints(self, running: Collection[Sequence]) -> bool:
-        """Take the checkpoints that sequences have come to with the last step. Return True if there were any."""
+        """Copy out the sequences that have ended and empty their slots, and take the checkpoints that others have come
+        to. Return True if there were any.
+        """
+        ended, self._ended = self._ended, []
+        for sequence, slot in ended:
+            self._copy_out_all(sequence, slot, running)
+            self._kv.trim(slot, 0)
         due = [one for one in running if one.stops and one.n_computed >= one.stops[0]]
         for sequence in due:
             is_there = sequence.n_computed in sequence.stops
             sequence.stops = tuple(stop for stop in sequence.stops if stop > sequence.n_computed)
             if is_there and self.is_keeping:
-                self._copy_out_all(sequence, running)
-        return bool(due)
+                assert sequence.slot is not None
+                self._copy_out_all(sequence, sequence.slot, running)
+        return bool(ended or due)
 
     def restore_checkpoint(self, tokens: list[TokenId], checkpoint: Checkpoint) -> bool:
         """Keep the state after `tokens` that an earlier engine has saved. Return False if their cells are missing."""
@@ -112,13 +134,15 @@ class StateCache(PrefixCache):
         self._states.add_checkpoint(tokens, checkpoint)
         return True
 
-    def _copy_out_all(self, sequence: Sequence, running: Collection[Sequence]) -> None:
+    def _is_worth_keeping(self, sequence: Sequence) -> bool:
+        return self.is_keeping and sequence.n_computed >= MIN_KEPT
+
+    def _copy_out_all(self, sequence: Sequence, slot: SlotId, running: Collection[Sequence]) -> None:
         """Put all of a sequence's cells that the index lacks into it, and the state after them. With a grain nothing is
         copied behind the prompt. What there is no memory for is not copied; it can be computed again.
         """
-        assert sequence.slot is not None
         # The state must be that after the sequence's own tokens; a job may end before its wrong drafts are taken back.
-        self._kv.trim(sequence.slot, sequence.n_computed)
+        self._kv.trim(slot, sequence.n_computed)
         tokens = sequence.tokens[: sequence.n_computed]
         if self._n_worth(sequence) < len(tokens) or len(tokens) % self._grain:
             return
@@ -129,10 +153,10 @@ class StateCache(PrefixCache):
         n_known = self.index.match(tokens)
         try:
             if n_known < len(tokens):
-                self.index.insert(tokens, n_known, self._kv.save(sequence.slot, n_known, tokens))
+                self.index.insert(tokens, n_known, self._kv.save(slot, n_known, tokens))
             if self.index.match(tokens) == len(tokens):
                 partings = [self._stops.near(tokens, n_common(tokens, one.tokens)) for one in running]
-                self._states.add_checkpoint(tokens, self._kv.checkpoint(sequence.slot, tokens), partings)
+                self._states.add_checkpoint(tokens, self._kv.checkpoint(slot, tokens), partings)
         except MemoryError:
             return
 
