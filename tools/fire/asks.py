@@ -50,6 +50,8 @@ _MORE: dict[str, tuple[Any, ...]] = {
 """Sampling fields that all routes have in common, and the values that are drawn for them."""
 _SHARE = 0.12
 """The share of requests that has a field."""
+SALTS = (None, None, None, "a", "größe", "s" * 256)
+"""Few, so that requests with common prefixes have one salt, several, and none."""
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -60,8 +62,9 @@ class Ask(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Requests with the same digest have the same answer."""
-        return hashlib.sha256(msgspec.json.encode([self.path, self.body], order="sorted")).hexdigest()
+        """Requests with the same digest have the same answer. A salt changes none."""
+        body = {name: value for name, value in self.body.items() if name != "cache_salt"}
+        return hashlib.sha256(msgspec.json.encode([self.path, body], order="sorted")).hexdigest()
 
     @property
     def is_stream(self) -> bool:
@@ -78,12 +81,19 @@ class Asks:
     def __init__(self, rng: Random, *, repeats: float = 0.3) -> None:
         self._rng = rng
         self._repeats = repeats
+        # Chance of its own: without their salts, a seed's requests are what they were before there were any.
+        self._salts = Random(repr(rng.getstate()))  # noqa: S311 - chance that can be repeated, not a secret
         self._themes = [self._words(rng.randint(5, 60)) for _ in range(4)]
         self._tools = [_tools(rng) for _ in range(2)]
         self._seen: list[Ask] = []
 
     def draw(self) -> Ask:
-        """The next request: a repeat, or a new one."""
+        """The next request: a repeat, perhaps with another salt, or a new one."""
+        salt = self._salts.choice(SALTS)
+        ask = self._unsalted()
+        return Ask(ask.path, ask.body | {"cache_salt": salt}) if salt else ask
+
+    def _unsalted(self) -> Ask:
         if self._seen and self._rng.random() < self._repeats:
             return self._rng.choice(self._seen)
         kinds: list[Callable[[], Ask]] = [self._execute, self._completion, self._chat, self._response, self._message]

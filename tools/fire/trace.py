@@ -75,7 +75,7 @@ class Trace(msgspec.Struct, frozen=True):
 
     @property
     def used(self) -> list[Ask]:
-        """The requests that are sent, each once."""
+        """The requests that are sent, each once, whatever its salts."""
         places = {act.ask for life in self.lives for act in life.acts}
         return [*{self.asks[place].digest: self.asks[place] for place in sorted(places)}.values()]
 
@@ -84,17 +84,18 @@ def draw(seed: int, *, n_requests: int = 250, models: tuple[Name, ...] = NAMES) 
     """The trace of that seed: two lives of a worker, with `n_requests` in all."""
     rng = Random(seed)  # noqa: S311 - chance that can be repeated, not a secret
     asks = Asks(rng)
-    places: dict[str, int] = {}
+    places: dict[bytes, int] = {}
     drawn: list[Ask] = []
     lives = []
     for number in range(N_LIVES):
         acts = []
         for at_ms in _arrivals(rng, (n_requests + number) // N_LIVES):
             ask = asks.draw()
-            if ask.digest not in places:
-                places[ask.digest] = len(drawn)
+            sent = msgspec.json.encode(ask)
+            if sent not in places:
+                places[sent] = len(drawn)
                 drawn.append(ask)
-            acts.append(Act(at_ms, places[ask.digest], _fate(rng)))
+            acts.append(Act(at_ms, places[sent], _fate(rng)))
         end_ms = acts[-1].at_ms if acts else 0
         kills = tuple(sorted(rng.randint(1, end_ms + 100) for _ in range(rng.choice([0, 0, 0, 1, 2]))))
         lives.append(Life(tuple(acts), kills))

@@ -5,7 +5,7 @@ from random import Random
 import msgspec
 import pytest
 
-from tools.fire.asks import CHAT, COMPLETIONS, EXECUTE, MESSAGES, RESPONSES, Ask, Asks
+from tools.fire.asks import CHAT, COMPLETIONS, EXECUTE, MESSAGES, RESPONSES, SALTS, Ask, Asks
 from worker.protocol.execute import GenerationFields
 
 N = 4000
@@ -33,7 +33,7 @@ def test_every_route_gets_requests_and_some_repeat(asks: list[Ask]) -> None:
 
 def test_every_sampling_field_is_asked_for_at_execute(asks: list[Ask]) -> None:
     fields = {name for ask in asks if ask.path == EXECUTE for name in ask.body}
-    assert fields >= set(GenerationFields.__struct_fields__) - {"cache_salt"}
+    assert fields >= set(GenerationFields.__struct_fields__)
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,22 @@ def test_every_route_is_asked_for_its_own_fields(asks: list[Ask], path: str, nam
     assert {name for ask in asks if ask.path == path for name in ask.body} >= names
 
 
+@pytest.mark.parametrize("path", [EXECUTE, COMPLETIONS, CHAT, RESPONSES, MESSAGES])
+def test_every_route_gets_each_salt_and_one_text_gets_several_and_none(path: str, asks: list[Ask]) -> None:
+    salts_by_digest: dict[str, set[str | None]] = {}
+    for ask in asks:
+        if ask.path == path:
+            salts_by_digest.setdefault(ask.digest, set()).add(ask.body.get("cache_salt"))
+    assert set.union(*salts_by_digest.values()) == set(SALTS)
+    assert sum({None, "a"} <= salts for salts in salts_by_digest.values()) > 10
+
+
 def test_what_is_drawn_by_chance_has_a_seed(asks: list[Ask]) -> None:
     assert all("seed" in ask.body for ask in asks)
 
 
-def test_the_name_of_a_job_is_on_the_wire_and_not_in_the_digest() -> None:
+def test_the_name_of_a_job_is_on_the_wire_and_neither_it_nor_a_salt_is_in_the_digest() -> None:
     ask = Ask(EXECUTE, {"prompt": "a", "max_tokens": 1})
     assert msgspec.json.decode(ask.encoded("it"))["job_id"] == "it"
     assert ask.digest == Ask(EXECUTE, {"max_tokens": 1, "prompt": "a"}).digest != Ask(CHAT, ask.body).digest
+    assert ask.digest == Ask(EXECUTE, ask.body | {"cache_salt": "b"}).digest
