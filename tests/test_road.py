@@ -105,6 +105,7 @@ ROADS: dict[str, dict[str, int]] = {
         "worker.protocol.unread": 45,
         "worker.web.openai": 297,
         "worker.wire.load": 336,
+        "worker.wire.names": 27,
     },
 }
 """The modules that a request runs, as a trace of both processes has shown, and their lines on the day of the
@@ -155,6 +156,7 @@ BESIDE = frozenset(
         "worker.openai.tokens",
         "worker.plan.buffers",
         "worker.plan.memory",
+        "worker.process.returns",
         "worker.protocol.bodies",
         "worker.protocol.operations",
         "worker.sampling.arrays",

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.agents.questions import WITH_NEED, WITHOUT_NEED, Json
+from tests.agents.questions import MORE_WITH_NEED, MORE_WITHOUT_NEED, WITH_NEED, WITHOUT_NEED, Json
 from tests.web.openai_client import CHAT, COMPLETIONS, ask, chunks
 from tests.worker_process import WorkerProcess
 
@@ -97,14 +97,17 @@ def answers(worker: WorkerProcess, sets: list[tuple[list[Json], tuple[str, ...]]
         return list(pool.map(lambda each: answered(worker, *each), asked))
 
 
-@pytest.fixture(scope="module")
-def with_need(worker: WorkerProcess) -> list[Answered]:
-    return counted("with need of a tool", answers(worker, WITH_NEED))
+SETS = {"first": (WITH_NEED, WITHOUT_NEED), "second": (MORE_WITH_NEED, MORE_WITHOUT_NEED)}
 
 
-@pytest.fixture(scope="module")
-def without_need(worker: WorkerProcess) -> list[Answered]:
-    return counted("without need of a tool", answers(worker, WITHOUT_NEED))
+@pytest.fixture(scope="module", params=SETS)
+def with_need(worker: WorkerProcess, request: pytest.FixtureRequest) -> list[Answered]:
+    return counted(f"{request.param}, with need of a tool", answers(worker, SETS[request.param][0]))
+
+
+@pytest.fixture(scope="module", params=SETS)
+def without_need(worker: WorkerProcess, request: pytest.FixtureRequest) -> list[Answered]:
+    return counted(f"{request.param}, without need of a tool", answers(worker, SETS[request.param][1]))
 
 
 def counted(title: str, found: list[Answered]) -> list[Answered]:
@@ -143,14 +146,8 @@ def test_an_answer_in_which_the_model_wrote_no_call_is_not_read_as_one(without_n
     assert not misread
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the model itself answers 35 of these questions with an offered tool's call (docs/tool-formats.md)",
-)
 def test_an_answer_to_a_question_without_need_of_a_tool_is_not_read_as_a_call(without_need: list[Answered]) -> None:
-    """This is the aim. No rule about the text can reach it with this model: the calls with and without need look the
-    same.
-    """
+    """The model writes a call in most of these answers, too, but is not sure of the tool then."""
+    assert sum(each.is_written for each in without_need) >= len(without_need) // 3, "the model hardly calls"
     read = [(each.question, each.raw) for each in without_need if each.calls]
     assert len(read) <= MAX_MISREAD * len(without_need), read

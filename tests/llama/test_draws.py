@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as replaced
 
 from tests.constraints.bytewise import constrain
 from tests.llama.tiny import write_tiny
@@ -142,3 +143,35 @@ def test_a_row_that_is_no_number_is_the_error_of_its_job_alone(wide: Model) -> N
     sampled = Draws(wide, ALONE).of([slice_ for slice_, _ in pairs], np.concatenate([own for _, own in pairs]))
     assert [each.slot for each in sampled] == list(range(12))
     assert [each.slot for each in sampled if each.error is not None] == [3]
+
+
+@pytest.mark.parametrize("n_drafts", [0, 1, 3])
+def test_the_log_probabilities_of_a_name_are_those_that_a_client_may_ask_for(wide: Model, n_drafts: int) -> None:
+    """They are reported for its tokens and the quote behind it alone, with and without drafts."""
+
+    def tokens_of(text: str) -> list[TokenId]:
+        return wide.tokenize(text, add_special=False, parse_special=False)
+
+    generated, written = tokens_of('{"name": "'), tokens_of('ab",')
+    rows = np.random.default_rng(1).normal(size=(len(written), wide.n_vocab)).astype(np.float32)
+    rows[range(len(written)), written] = 9.0
+
+    def draw(*, n_top: int | None, watches_names: bool) -> list[Sampled]:
+        sampling = Sampling(seed=1, temperature=0.0, logprobs=n_top)
+        text, found = list(generated), list[Sampled]()
+        while len(found) < len(written):
+            drafts = written[len(found) : len(found) + n_drafts]
+            tokens = [text[-1], *drafts]
+            slice_ = Slice(SlotId(0), 0, tokens, sampling, text, None, len(drafts), watches_names=watches_names)
+            found += Draws(wide, ALONE).of([slice_], rows[len(found) : len(found) + len(tokens)])
+            text = [*generated, *(each.token for each in found)]
+        return found
+
+    every = [each.logprob for each in draw(n_top=0, watches_names=False)]
+    assert all(entry is not None and not entry.is_of_name for entry in every)
+    watched = draw(n_top=None, watches_names=True)
+    assert [each.token for each in watched] == written
+    expected = [None if entry is None else replaced(entry, is_of_name=True) for entry in every[:-1]]
+    assert [each.logprob for each in watched] == [*expected, None]
+    both = [each.logprob for each in draw(n_top=0, watches_names=True)]
+    assert both == [*expected, every[-1]]

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from worker.chat.values import is_value, loaded
+from worker.wire.names import NAME_KEYS
 
 MAX_HELD: Final = 65536
 """The most characters of a possible call that are held back."""
-NAME_KEYS: Final = ("name", "tool_name", "function", "tool")
 ARGUMENT_KEYS: Final = ("arguments", "parameters", "args", "input")
 FIRST_KEYS: Final = frozenset({*NAME_KEYS, *ARGUMENT_KEYS, "id", "type"})
 """The keys that an object in this dress may begin with."""

@@ -21,7 +21,7 @@ from typing import Final
 
 from worker.chat.calls import CallReader
 from worker.chat.deltas import Arguments, Call, CallBegun, Content, Delta, Deltas, Message, Thought, message_of
-from worker.chat.dress import FENCES, FIRST_KEYS, MAX_HELD, NAME_KEYS, calls_in
+from worker.chat.dress import FENCES, FIRST_KEYS, MAX_HELD, calls_in
 from worker.chat.messages import MessageReader, thought
 from worker.chat.scan import (
     Markers,
@@ -38,6 +38,7 @@ from worker.chat.scan import (
 )
 from worker.chat.values import loaded
 from worker.wire.chat_format import ChatFormat
+from worker.wire.names import NAME_KEYS
 
 __all__ = ["Arguments", "Call", "CallBegun", "Content", "Delta", "Message", "Reader", "Thought", "message_of"]
 
@@ -58,12 +59,15 @@ class Reader:
         new_id: Callable[[int], str],
         is_reasoning: bool = False,
         reads_fenced: bool = True,
+        is_sure: Callable[[str], bool] = lambda _: True,
     ) -> None:
         """`tools` maps the names of the offered tools to the schemas of their arguments; empty if calls must not be
         read. `new_id` makes the id of a call from its index. `is_reasoning` says that the prompt has opened the
-        reasoning. `reads_fenced` says that a fenced JSON object that is an offered tool's call is read as a call.
+        reasoning. `reads_fenced` says that a fenced JSON object that is an offered tool's call is read as a call,
+        if `is_sure` of its name.
         """
         self._form = form
+        self._is_sure = is_sure
         self._scan = Scan(form.opening)
         self._deltas = Deltas(tools, new_id, form.opening)
         self._is_reasoning = is_reasoning and form.reasoning is not None
@@ -271,7 +275,7 @@ class Reader:
         except NotACallError:
             return False
         calls = calls_in(texts, self._deltas.tools)
-        if calls is None:
+        if calls is None or not all(self._is_sure(name) for name, _ in calls):
             return False
         self._scan.take(k)
         for name, arguments in calls:

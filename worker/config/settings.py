@@ -131,7 +131,7 @@ class Settings:
     no_fenced_calls: bool = setting(
         False,
         "Do not read a fenced JSON object as a call of an offered tool. Models such as Qwen2.5-Coder write calls like "
-        "this.",
+        "this; they count if the model was sure of the tool.",
         "Model",
     )
     catalog: Path | None = setting(

@@ -170,6 +170,7 @@ class Engine:
             is_cut=submit.max_tokens > room,
             predicted=Predicted(queued.prediction) if queued.prediction else None,
             n_top=submit.prompt_logprobs,
+            watches_names=submit.tools is not None and not submit.tools.is_required,
         )
         if constraint is not None:
             constraint.begin(sequence.max_tokens, place)
@@ -511,6 +512,7 @@ class Engine:
         tokens = sequence.followed(drawn)
         for n_left, each in zip(reversed(range(len(tokens))), tokens, strict=True):
             self._append(sequence, each, logprob, is_over=n_left == 0 and sequence.is_over)
+            logprob = None
             if sequence.state is State.DONE:
                 return
 

@@ -82,6 +82,8 @@ class Sequence:
     n_top: int | None = None
     """The number of most probable tokens to report with each token of the prompt; None reports no log-probabilities of
     the prompt."""
+    watches_names: bool = False
+    """True if the log-probabilities of tools' names in JSON are reported."""
     state: State = State.WAITING
     slot: SlotId | None = None
     tokens: list[TokenId] = field(init=False)
@@ -261,5 +263,13 @@ class Sequence:
             return Slice(self.slot, self.n_computed, tokens)
         forced = self.forced[0] if self.forced else None
         return Slice(
-            self.slot, self.n_computed, tokens, self.sampling, self.generated, self.constraint, n_drafts, forced
+            self.slot,
+            self.n_computed,
+            tokens,
+            self.sampling,
+            self.generated,
+            self.constraint,
+            n_drafts,
+            forced,
+            watches_names=self.watches_names,
         )

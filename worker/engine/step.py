@@ -79,7 +79,8 @@ class Slice(msgspec.Struct, frozen=True):
     which the sequence owns and the step only reads, and `constraint` filters the draw. The last `n_drafts` tokens are a
     draft: a token is drawn after the one before them, and after each of them for as long as the draws agree with the
     draft. `forced` is set if the next token does not depend on the logits and only its log-probability is wanted.
-    `scoring` is set if log-probabilities of the prompt are wanted; the slice has no drafts then.
+    `scoring` is set if log-probabilities of the prompt are wanted; the slice has no drafts then. `watches_names` asks
+    for the log-probability of each token of a tool's name in JSON.
     """
 
     slot: SlotId
@@ -91,6 +92,7 @@ class Slice(msgspec.Struct, frozen=True):
     n_drafts: int = 0
     forced: Token | None = None
     scoring: Scoring | None = None
+    watches_names: bool = False
 
     @property
     def n_rows(self) -> int:

@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, zip_longest
 from typing import NamedTuple, TypeVar
 
+from msgspec import structs
+
 from worker.constraints.jobs import AnyConstraint
 from worker.engine.step import MAX_TOPS, Sampled, Score, Scoring, Slice
 from worker.llama.library import library_function
@@ -23,6 +25,7 @@ from worker.sampling.estimate import Estimate, numpy_estimate, scaled
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import GREEDY_BELOW, sample
 from worker.wire.jobs import Logprob, Sampling, TokenId, TopToken
+from worker.wire.names import N_TAIL, is_in_name
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -146,14 +149,20 @@ class Draws:
                 allowed = None if constraint is None else constraint.allowed()
                 token = sample(logits, sampling, generated, self._model.ends, allowed, estimate=self._estimate)
                 token = token if constraint is None else constraint.settled(token)
-            logprob = None if sampling.logprobs is None else self._logprob(logits, token, sampling.logprobs)
+            logprob = self._reported(slice_, token, generated, logits)
         except ValueError as error:
             # Logits that are not numbers are this slot's misfortune; its neighbours' are their own.
             return Sampled(slice_.slot, TokenId(0), b"", is_end=False, error=str(error))
         return Sampled(slice_.slot, token, self._model.piece(token), self._model.is_end(token), logprob=logprob)
 
-    def _logprob(self, logits: Logits, token: TokenId, n_top: int) -> Logprob:
-        return self._told(token, *log_probabilities(logits, token, n_top))
+    def _reported(self, slice_: Slice, token: TokenId, generated: Seq[TokenId], logits: Logits) -> Logprob | None:
+        """Return the log-probability of a token that was drawn after `generated`, if it is wanted."""
+        n_top = None if slice_.sampling is None else slice_.sampling.logprobs
+        is_of_name = slice_.watches_names and is_in_name([self._model.piece(one) for one in generated[-N_TAIL:]])
+        if n_top is None and not is_of_name:
+            return None
+        found = self._told(token, *log_probabilities(logits, token, n_top or 0))
+        return structs.replace(found, is_of_name=True) if is_of_name else found
 
     def _told(self, token: TokenId, logprob: float, top: Iterable[tuple[int, float]]) -> Logprob:
         return Logprob(self._top_token(token, logprob), tuple(self._top_token(TokenId(i), at) for i, at in top))

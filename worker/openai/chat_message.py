@@ -139,13 +139,17 @@ class _ReadMessage:
     ) -> Iterator[tuple[Delta, list[Logprob]]]:
         """Yield the deltas that the text completes."""
         if not is_reasoning:
-            self._tokens.add(logprobs)
-        yield from self._listed(self._answer.push(text, is_reasoning=is_reasoning))
+            self._add(logprobs)
+        yield from self._listed(self._answer.push(text, logprobs, is_reasoning=is_reasoning))
 
     def finish(self, logprobs: Sequence[Logprob], *, is_cut: bool) -> Iterator[tuple[Delta, list[Logprob]]]:
         """Yield the deltas of the text that was held back."""
-        self._tokens.add(logprobs)
+        self._add(logprobs)
         yield from self._listed(self._answer.finish(is_cut=is_cut))
+
+    def _add(self, logprobs: Sequence[Logprob]) -> None:
+        if self._terms.wants_logprobs:
+            self._tokens.add(logprobs)
 
     def rest(self, *, is_cut: bool) -> list[Logprob]:
         """The tokens that are listed behind the last delta."""

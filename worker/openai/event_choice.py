@@ -24,13 +24,13 @@ class EventChoice(Choice):
         self,
         text: str,
         index: int,  # noqa: ARG002
-        logprobs: Sequence[Logprob] = (),  # noqa: ARG002 - no request has them here
+        logprobs: Sequence[Logprob] = (),
         n_sampled: int = 0,  # noqa: ARG002
         *,
         is_reasoning: bool = False,
     ) -> bytes:
         self._hold(len(text))
-        return self._grown(self._answer.push(text, is_reasoning=is_reasoning))
+        return self._grown(self._answer.push(text, logprobs, is_reasoning=is_reasoning))
 
     def rewind(self) -> None:
         super().rewind()

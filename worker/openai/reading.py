@@ -5,18 +5,18 @@ chat/parse.py finds the calls in the content. Refuses to know: the events of a p
 draws; runs on the front's event loop. `push` is called for every token.
 """
 
-import re
 import secrets
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import log
 from typing import Final
 
-import msgspec
-
 from worker.chat.parse import CallBegun, Content, Delta, Reader, Thought
-from worker.openai.tools import NO_TOOLS, TEXT_ARGUMENT, ToolUse
+from worker.openai.tools import NO_TOOLS, ToolUse
 from worker.wire.chat_format import HERMES, ChatFormat, ReasoningFormat
+from worker.wire.jobs import Logprob, TopToken
 
 _ID_CHARS = string.ascii_letters + string.digits
 _MAX_ID_CHARS = 9
@@ -39,8 +39,9 @@ class Reading:
     keeps_thoughts: bool = False
     """True if reasoning is content, between its markers."""
 
-    def reader(self) -> Reader:
-        return Reader(self.form, self.use.schemas(), new_id=call_id, reads_fenced=self.reads_fenced)
+    def reader(self, is_sure: Callable[[str], bool]) -> Reader:
+        """Return a reader of one answer. `is_sure` says whether the model was sure of a tool's name."""
+        return Reader(self.form, self.use.schemas(), new_id=call_id, reads_fenced=self.reads_fenced, is_sure=is_sure)
 
 
 _THOUGHTS: Final = ReasoningFormat(begin="<think>", end="</think>")
@@ -48,6 +49,35 @@ _THOUGHTS: Final = ReasoningFormat(begin="<think>", end="</think>")
 
 PLAIN: Final = Reading()
 """Answers without calls."""
+
+
+MIN_SURE: Final = log(0.985)
+"""The least log-probability of a tool's name in a call that is not in the model's own form. A small model writes such a
+call also where no tool helps, and then hesitates between the tools (docs/tool-formats.md)."""
+
+
+class Names:
+    """The log-probabilities of the names that an answer has in JSON."""
+
+    def __init__(self) -> None:
+        self._drawn: list[TopToken] = []
+
+    def add(self, logprobs: Sequence[Logprob]) -> None:
+        """Add tokens in their order; those that are no part of a name do not count."""
+        self._drawn += [entry.token for entry in logprobs if entry.is_of_name]
+
+    def is_sure(self, name: str) -> bool:
+        """Return True if the model was sure of the last name that is this one, or if nothing is known of it."""
+        ends = list(accumulate(len(token.text) for token in self._drawn))
+        begin = "".join(token.text for token in self._drawn).rfind(name)
+        if begin < 0:
+            return True
+        within = [
+            token.logprob
+            for token, end in zip(self._drawn, ends, strict=True)
+            if end > begin and end - len(token.text) < begin + len(name)
+        ]
+        return sum(within) >= MIN_SURE
 
 
 class ReadAnswer:
@@ -59,13 +89,17 @@ class ReadAnswer:
 
     def rewind(self) -> None:
         """Forget the answer: the job runs again from its start."""
-        self._reader = self._reading.reader()
+        self._names = Names()
+        self._reader = self._reading.reader(self._names.is_sure)
         self.has_calls = False
         """True if a call has begun."""
         self._is_thinking = False
 
-    def push(self, text: str, *, is_reasoning: bool = False) -> list[Delta]:
-        """The deltas that the text completes. `is_reasoning`: the engine says that it is not the answer's text."""
+    def push(self, text: str, logprobs: Sequence[Logprob] = (), *, is_reasoning: bool = False) -> list[Delta]:
+        """The deltas that the text completes. `logprobs`: those of its tokens that the engine has reported.
+        `is_reasoning`: the engine says that it is not the answer's text.
+        """
+        self._names.add(logprobs)
         return self._noted([Thought(text)] if is_reasoning else self._reader.push(text))
 
     def finish(self, *, is_cut: bool = False) -> list[Delta]:
@@ -85,67 +119,3 @@ class ReadAnswer:
                 yield Content(marks.begin if is_thought else marks.end)
                 self._is_thinking = is_thought
             yield Content(delta.text) if isinstance(delta, Thought) else delta
-
-
-# ── the text of a custom tool's call ─────────────────────────────────────────────────────────────
-
-_OPENING = re.compile(rf'\s*\{{\s*"{TEXT_ARGUMENT}"\s*:\s*"')
-_UNITS = re.compile(r'(?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*')
-"""The characters of a JSON string that are complete."""
-_HALF_PAIR = re.compile(r"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})\Z")
-"""A high surrogate at the end, whose other half may follow."""
-_MAX_OPENING_CHARS = 256
-"""A text whose first so many characters are no opening is read only when it is complete."""
-
-
-class TextArgument:
-    """Reads the one text argument of a custom tool out of the JSON of its arguments, as the JSON comes."""
-
-    def __init__(self) -> None:
-        self._all: list[str] = []
-        self._rest = ""
-        """The JSON that is not decoded yet."""
-        self._is_open = False
-
-    def push(self, part: str) -> str:
-        """The characters of the argument that the part completes."""
-        self._all.append(part)
-        self._rest += part
-        if not self._is_open:
-            found = _OPENING.match(self._rest[:_MAX_OPENING_CHARS])
-            if found is None:
-                return ""
-            self._is_open, self._rest = True, self._rest[found.end() :]
-        units = _UNITS.match(self._rest)
-        assert units is not None  # it matches nothing, too
-        end = units.end()
-        half = _HALF_PAIR.search(self._rest, 0, end)
-        if half is not None and not self._rest.startswith('"', end):
-            end -= len(half[1])
-        text = _decoded(self._rest[:end])
-        self._rest = self._rest[end:]
-        return text
-
-    def finish(self) -> str:
-        """The characters that are left at the end. Arguments of another form are a text as they are."""
-        if self._is_open:
-            return ""
-        arguments = "".join(self._all)
-        try:
-            value = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, RecursionError):
-            return arguments
-        text = value.get(TEXT_ARGUMENT) if isinstance(value, dict) else None
-        return text if isinstance(text, str) else arguments
-
-
-_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\(.)", re.DOTALL)
-
-
-def _decoded(units: str) -> str:
-    """The text of complete characters of a JSON string; half a surrogate pair becomes U+FFFD."""
-    if "\\" not in units:
-        return units
-    text = _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else _ESCAPES.get(found[2], found[2]), units)
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -19,7 +19,8 @@ from worker.engine.loop import Engine
 from worker.errors import InsufficientMemory, ModelLoadFailed, StartupError
 from worker.process.intake import Intake
 from worker.process.outbox import Outbox, die, leave
-from worker.process.steps import Returns, drain, run_test, work
+from worker.process.returns import Returns
+from worker.process.steps import drain, run_test, work
 from worker.wire.load import Configure, LoadFailed, Progress, SelfTested, Warned
 
 log = logging.getLogger("worker.process")

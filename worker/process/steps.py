@@ -4,7 +4,6 @@ While it rests it does what no job waits for. It knows neither sockets nor llama
 """
 
 import queue
-import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Literal, NoReturn
@@ -14,6 +13,7 @@ from worker.engine.loop import Engine
 from worker.engine.sequence import Queued
 from worker.process.intake import Leaving, Work
 from worker.process.outbox import Outbox
+from worker.process.returns import Returns
 from worker.wire.jobs import Cancel
 from worker.wire.load import SelfTested
 
@@ -24,25 +24,6 @@ compute, and keeps its last job's cells in their place."""
 SETTLED_S = 0.1
 """The seconds without a job before the last one's cells are copied out, if the copy outlives the engine. It takes
 milliseconds, and a conversation that continues at once does not wait for them."""
-
-GIVE_BACK_EVERY_S = 60.0
-"""The least seconds between two times that freed memory is returned to the system. It takes milliseconds, and a heap
-needs hours to grow."""
-
-
-class Returns:
-    """The return of freed memory to the system, now and then while no job is there."""
-
-    def __init__(self, give_back: Callable[[], None], *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._give_back = give_back
-        self._clock = clock
-        self._due_s = clock()
-
-    def rest(self) -> None:
-        """Return what was freed, unless that was done just now."""
-        if self._clock() >= self._due_s:
-            self._give_back()
-            self._due_s = self._clock() + GIVE_BACK_EVERY_S
 
 
 def work(

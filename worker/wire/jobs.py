@@ -158,6 +158,9 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True):
 
     token: TopToken
     top: tuple[TopToken, ...]
+    is_of_name: bool = False
+    """True if the token may be a part of a tool's name in JSON (names.py); then it is reported if calls may come, even
+    if the client wants no log-probabilities."""
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):

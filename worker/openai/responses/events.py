@@ -22,7 +22,7 @@ from worker.chat.parse import Arguments, CallBegun, Content, Delta, Thought
 from worker.openai.answers import JSON_TYPE, encode, usage_of
 from worker.openai.errors import failure_detail
 from worker.openai.event_choice import EventChoice
-from worker.openai.reading import Reading, TextArgument
+from worker.openai.reading import Reading
 from worker.openai.responses.items import encoded_thoughts
 from worker.openai.responses.resource import (
     CustomToolCall,
@@ -40,6 +40,7 @@ from worker.openai.responses.resource import (
     SummaryText,
     usage_in_names,
 )
+from worker.openai.text_argument import TextArgument
 from worker.openai.tools import Tool
 from worker.protocol.events import SSE_TYPE, ErrorEvent, StreamCode
 from worker.wire.jobs import Logprob

@@ -1,9 +1,9 @@
-"""The step thread rests while no job is there, and does then what no job waits for."""
+"""Freed memory is returned while no job is there, now and then."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.process.steps import GIVE_BACK_EVERY_S, Returns
+from worker.process.returns import GIVE_BACK_EVERY_S, Returns
 
 
 @given(rests=st.lists(st.floats(0.001, 3 * GIVE_BACK_EVERY_S), min_size=1))
