@@ -228,6 +228,21 @@ OTHERS = tuple(
     if name not in {kind.name for kind in (*RECURRENT, *HYBRIDS)}
 )
 """All other architectures with recurrent state."""
+
+
+def _with_a_head(architecture: str, *, has_experts: bool = False, keys: Keys | None = None) -> Kind:
+    """A tiny model with one layer more, which predicts the token after the next."""
+    own = {"block_count": N_LAYERS + 1, "nextn_predict_layers": 1, **(keys or {})}
+    return Kind(f"{architecture}-mtp", architecture, has_experts, own)
+
+
+WITH_A_HEAD = (
+    _with_a_head("glm4moe", has_experts=True, keys={"rope.dimension_sections": [0, 0, 0, 0]}),
+    _with_a_head("hy_v3", has_experts=True),
+    _with_a_head("qwen35"),
+    _with_a_head("qwen35moe", has_experts=True),
+    _with_a_head("qwen3next", has_experts=True),
+)
 SIZES = (
     Kind(
         "lfm2-300m",
@@ -271,7 +286,7 @@ SIZES = (
 )
 """Some 300 million weights in the shapes of LFM2 350M and Qwen3.5 0.8B."""
 
-KINDS = {kind.name: kind for kind in (*RECURRENT, *HYBRIDS, *OTHERS, *SIZES)}
+KINDS = {kind.name: kind for kind in (*RECURRENT, *HYBRIDS, *OTHERS, *WITH_A_HEAD, *SIZES)}
 
 
 def keys_of(architecture: str, *, has_experts: bool, changes: Mapping[str, Value] | None = None) -> Keys:
@@ -413,7 +428,9 @@ def model_of_keys(metadata: Mapping[str, Value], on_tensor: Callable[[int, Any],
             "gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p(str(path).encode()), _InitParams(True, None)
         )
     callback = capi.llama_model_set_tensor_data_t(on_tensor)
-    model = capi.llama_model_init_from_user(keys, callback, None, capi.llama_model_default_params())
+    params = capi.llama_model_default_params()
+    params.load_mtp = True
+    model = capi.llama_model_init_from_user(keys, callback, None, params)
     call_ggml("gguf_free", None, ctypes.c_void_p(keys))
     try:
         yield model

@@ -8,6 +8,11 @@ MAX_DRAFTS = 31
 step that the warm-up measures. This many rows of logits are reserved beyond one for each slot. Prefill steps have no
 drafts; they use these rows for the log-probabilities of prompts."""
 
+MAX_HIDDEN_ROWS = 256
+"""The number of a job's last tokens whose hidden rows are kept for the model's next-token head. The head sees no token
+before these: what a job got from the prefix cache has no rows, and those of whole prompts would take more memory than
+their KV cells."""
+
 DECODE_MARGIN = 16
 """The number of cells that admission leaves free for each running sequence, so that a new job is not paused at once."""
 

@@ -44,6 +44,10 @@ def _contradictions(settings: Settings, given: Collection[str]) -> Iterator[str]
         )
     if settings.draft_model is not None and settings.deterministic:
         yield "--draft-model conflicts with --deterministic, which drafts nothing: remove one of the two"
+    if settings.mtp and settings.draft_model is not None:
+        yield "--mtp conflicts with --draft-model, because one model drafts: remove one of the two"
+    if settings.mtp and settings.deterministic:
+        yield "--mtp conflicts with --deterministic, which drafts nothing: remove one of the two"
     if settings.deterministic and settings.batch_invariant == "off":
         yield "--batch-invariant off conflicts with --deterministic, which needs it: remove one of the two"
     if settings.require_parity and settings.parity_report is None:

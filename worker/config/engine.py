@@ -43,6 +43,7 @@ def configure(
         prefix_cache_bytes=settings.prefix_cache_bytes,
         scheduling=settings.scheduling,
         prompt_lookup=settings.prompt_lookup,
+        mtp=settings.mtp,
         draft=None if draft_path is None else _draft(settings, draft_path),
         swa_full=settings.swa_full,
         split_mode=settings.split_mode,

@@ -112,6 +112,12 @@ class Settings:
         "Model",
         IntRange(1, MAX_DRAFTS),
     )
+    mtp: bool = setting(
+        False,
+        "Draft tokens with the model's own next-token head (MTP), where its file has one; --draft-model cannot be used "
+        "as well. The head takes memory. It drafts only in those steps where that is expected to pay.",
+        "Model",
+    )
     served_model_name: str | None = setting(
         None,
         "Call the model NAME on /v1 and in the metrics with vLLM's names.",

@@ -208,12 +208,30 @@ class Prompts(Protocol):
         ...
 
 
+class HiddenRows(Protocol):
+    """What the model's last layer has made of each slot's last tokens. Its next-token head reads a token together with
+    the row of the token before it."""
+
+    def kept(self, slot: SlotId, n_tokens: int) -> range:
+        """Drop the rows from position n_tokens on, which are of wrong drafts. Return the positions that have a row."""
+        ...
+
+    def begin(self, slot: SlotId, first: int) -> None:
+        """Let the head's cells of a slot begin with the token at position `first`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
     """A draft model: its runner, with a slot for each slot of jobs, and the costs of its decode steps, ascending."""
 
     runner: Runner
     row_costs: RowCosts
+    hidden: HiddenRows | None = None
+    """The rows that it reads, if it is the model's own head."""
+    min_probability: float = 0.5
+    """A draft ends before a token that the draft model finds less likely. On two cores a further row costs half a step,
+    and so does drafting it; a token that is wrong more often than right costs more than it wins there."""
 
 
 @dataclass(frozen=True, slots=True)

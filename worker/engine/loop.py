@@ -15,6 +15,7 @@ from worker.engine.channels import CONTENT, NO_MARKS, ChannelText, Marks
 from worker.engine.config import EngineConfig
 from worker.engine.drafting.draft_model import DraftModel
 from worker.engine.drafting.drafts import N_READ, Drafts
+from worker.engine.drafting.heads import Head
 from worker.engine.drafting.predicted import Predicted
 from worker.engine.kv_blocks import BlockJournal
 from worker.engine.salt import salted
@@ -66,14 +67,14 @@ def _draft_model(
 ) -> DraftModel | None:
     if draft is None or not config.row_costs or not draft.row_costs or not n_most:
         return None
-    return DraftModel(
-        draft.runner,
-        draft.row_costs,
+    kind, name = (DraftModel, "draft model") if draft.hidden is None else (Head, "next-token head")
+    return kind(
+        draft,
         n_slots=config.n_slots,
         n_most=n_most,
         itl_target_s=config.itl_target_s,
         clock=clock,
-        on_lost=lambda why: warn(f"the draft model has failed and is not asked any more: {why}"),
+        on_lost=lambda why: warn(f"the {name} has failed and is not asked any more: {why}"),
     )
 
 

@@ -80,7 +80,7 @@ class Context:
         params.n_ctx = -(-n_ctx // CELL_STEP) * CELL_STEP
         # A slot draws once a step, and once for each draft: llama.cpp reserves n_batch rows of logits (98 MiB where 14
         # do, for a vocabulary of 49k) when n_outputs_max is not said. It aborts when either is less than its seq_ids.
-        seq_ids = (padded_seq_ids_for if has_padding else seq_ids_for)(model, n_seq_max, swa_full=swa_full)
+        seq_ids = self._seq_ids(model, n_seq_max, swa_full=swa_full, has_padding=has_padding)
         self.n_outputs = n_outputs = max(n_seq_max + MAX_DRAFTS, n_rows)
         params.n_outputs_max = max(n_outputs, seq_ids.n_all)
         params.n_batch = max(n_batch, params.n_outputs_max)
@@ -113,11 +113,14 @@ class Context:
         """True if `row_groups` may fill steps up."""
         return self.kv.seq_ids.n_slots > self.n_slots
 
+    def _seq_ids(self, model: Model, n_slots: int, *, swa_full: bool, has_padding: bool) -> SeqIds:
+        return (padded_seq_ids_for if has_padding else seq_ids_for)(model, n_slots, swa_full=swa_full)
+
     def _new_kv(self, n_slots: int, seq_ids: SeqIds) -> Kv:
         of_kind = Kv if self._model.can_rewind else StateKv
         return of_kind(self._handle, n_ctx=self.n_ctx, n_slots=n_slots, seq_ids=seq_ids, check=self._check_caller)
 
-    def _open(self, params: object) -> None:
+    def _open(self, params: Any) -> None:
         handle, watch = self._model.new_context(params, self.close)
         self._handle = handle
         if capi.llama_get_memory(handle) is None or not capi.llama_get_causal_attn(handle):

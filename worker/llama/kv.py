@@ -79,6 +79,8 @@ class Kv:
         """Forgotten cells that are still occupied."""
         self.keeper: Keeper | None = None
         """The keeper of copies beyond this process."""
+        self.on_emptied: Callable[[SlotId], None] | None = None
+        """It is told which slot was emptied."""
         self._unproven: list[Kept] = []
         """The copies that were loaded, until a decode with them has returned."""
         self._newest: tuple[SlotId, int] = (SlotId(-1), 0)
@@ -226,6 +228,8 @@ class Kv:
         if not self._remove(slot, n_keep):
             raise RuntimeError(f"this model's memory cannot keep the first {n_keep} cells of slot {slot} alone")
         self._spans.cut(slot, n_keep)
+        if self.on_emptied is not None and not n_keep:
+            self.on_emptied(slot)
 
     def _has_window_of(self, slot: SlotId, pos: int) -> bool:
         """Return whether everything that a token at `pos` looks back on is there; if cells have no twins, the library

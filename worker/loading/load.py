@@ -9,10 +9,10 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -42,9 +42,12 @@ from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import Shapes, row_costs_of, warm_up
 from worker.loading.chat import chat_of, check_given_template, marks_of
 from worker.loading.draft import bytes_beside, check_same_vocabulary
+from worker.loading.heads import LoadedHead, contexts_of
 from worker.loading.paging import paging
 from worker.model.info import ModelInfo, read_info
+from worker.plan.buffers import BufferSizes
 from worker.plan.devices import Backend
+from worker.plan.heads import heads_off, with_heads
 from worker.plan.memory import Plan
 from worker.plan.pair import asked_of, left_in_main, place_pair
 from worker.plan.placement import Placement, place
@@ -56,7 +59,7 @@ from worker.saved.keeper import Keeper, Keeping
 from worker.upstream.wording import FALSE_ALARM
 from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.jobs import SlotId, TokenId
-from worker.wire.load import Attention, Configure, DraftModelFacts, Loaded, ModelFacts, Offload, OffPlan, RowCosts
+from worker.wire.load import Attention, Configure, DraftModelFacts, Loaded, ModelFacts, Offload, OffPlan
 from worker.wire.refusals import Violation
 
 log = logging.getLogger(__name__)
@@ -79,8 +82,10 @@ class LoadedRunner:
     shapes: Shapes
     widest_step: int
     """The tokens of a prefill step while no job generates."""
-    draft: LlamaRunner | None = None
-    draft_row_costs: RowCosts = ()
+    draft: LoadedDraft | None = None
+    """The draft model, or the model's own head."""
+    draft_sizes: BufferSizes = field(default_factory=BufferSizes)
+    """The sizes of the buffers that it has beside the model's."""
 
 
 def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
@@ -93,7 +98,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
     except ModelLoadFailed:
         runner.close()
         raise
-    sizes = runner.sizes if loaded.draft is None else runner.sizes + loaded.draft.sizes
+    sizes = runner.sizes + loaded.draft_sizes
     on_gpus = [Holding(gpu, sizes.on_device(gpu.name)) for gpu in loaded.model.devices if gpu.is_gpu]
     serving = Serving(
         chunk=shapes.chunk,
@@ -117,7 +122,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         retained_slots=tuple(map(SlotId, range(loaded.facts.parallel, runner.context.n_slots))),
         max_dead_cells=0 if shapes.retention is None else shapes.retention.max_dead_cells,
         self_test=partial(self_test, runner, serving, max_s=math.inf if config.must_be_invariant else MAX_S),
-        draft=None if loaded.draft is None else LoadedDraft(loaded.draft, loaded.draft_row_costs),
+        draft=loaded.draft,
         residency=residency_on(on_gpus, memory_of, is_resident=loaded.facts.resident) if on_gpus else None,
         find=None if keeper is None else keeper.find,
         flush=None if keeper is None or config.prefix_cache_dir is None else keeper.flush,
@@ -162,7 +167,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     if config.must_be_invariant and not config.is_deterministic:
         os.putenv(*REPEATED_PRODUCTS_OFF)
     open_library(on_log)
-    info = read_info(Path(config.model_path))
+    info = with_heads(read_info(Path(config.model_path)), config)
     available_bytes = available_memory_bytes()
     placement, beside = _places(config, info, available_bytes)
     if beside is not None:
@@ -171,10 +176,11 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     prefix_bytes = prefix_cache_limit(config, placement, available_bytes)
     with paging(on_progress, info.file_bytes) as progress, ExitStack() as undo:
         model = undo.enter_context(load_weights(config, info, placement, progress.hear))
-        runner = LlamaRunner(model, _context(config, model, placement.plan))
+        context, head = _contexts(config, info, model, placement.plan)
+        runner = LlamaRunner(model, context)
         check_flash(config, model.device, is_without_flash=runner.context.is_without_flash)
         check_order(config, info, has_order=_has_order(runner), n_jobs=placement.plan.parallel)
-        found = _found(placement, runner)
+        found = _found(placement, model, runner.sizes + head.sizes, n_batch=context.n_batch)
         if config.require_full_offload and not found.is_resident:
             raise _incomplete(placement)
         shapes = warm_up(
@@ -185,7 +191,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
             padded_widths=config.padded_widths,
             target_s=config.itl_target_s,
             is_deterministic=config.is_deterministic,
-            wants_drafts=config.prompt_lookup != "off" or beside is not None,
+            wants_drafts=config.prompt_lookup != "off" or beside is not None or head.draft is not None,
         )
         why_no_drafts = _drafts_off(config, info, placement.plan, runner.kv)
         draft = _load_draft(beside, runner, on_progress, why_no_drafts) if beside is not None else None
@@ -196,6 +202,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     facts = msgspec.structs.replace(
         _facts(info, placement, found, shapes, kept),
         drafts_off=why_no_drafts,
+        head=head.facts(model) if info.n_mtp_blocks else None,
         amx=amx_of(model.sizes),
         step_s=shapes.chunk_s * widest_step / shapes.chunk,
         batch_invariance=invariance_of(
@@ -212,8 +219,17 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         if config.wants_numerics
         else None,
     )
-    loaded = LoadedRunner(runner, model, info, facts, shapes, widest_step)
+    loaded = LoadedRunner(runner, model, info, facts, shapes, widest_step, head.draft, head.sizes)
     return loaded if beside is None or draft is None else _with_draft(loaded, beside, draft)
+
+
+def _contexts(config: Configure, info: ModelInfo, model: Model, plan: Plan) -> tuple[Context, LoadedHead]:
+    """The context of the model, and that of its head or why there is none."""
+    sizes = _context_sizes(config, model, plan)
+    why_off = heads_off(info, config) or drafts_off(info, config, plan)
+    if why_off is not None:
+        return Context(model, **sizes), LoadedHead(off_because=why_off)
+    return contexts_of(model, plan.parallel, sizes)
 
 
 def _has_order(runner: LlamaRunner) -> bool:
@@ -261,6 +277,7 @@ def load_weights(config: Configure, info: ModelInfo, placement: Placement, on_pr
         n_gpu_layers=placement.n_gpu_layers,
         on_progress=on_progress,
         split=_split(config, placement),
+        loads_heads=info.loads_heads,
         is_mapped=placement.weights_in_main.is_mapped,
         may_repack=placement.weights_in_main.repacked > 0,
         gaps=info.gaps,
@@ -305,7 +322,7 @@ def _load_draft(
     model = load_weights(beside.config, beside.info, beside.placement, lambda _: on_progress(100))
     served.model.close_before(model.close)
     check_same_vocabulary(path, model, served.model)
-    runner = LlamaRunner(model, _context(beside.config, model, beside.placement.plan))
+    runner = LlamaRunner(model, Context(model, **_context_sizes(beside.config, model, beside.placement.plan)))
     if not runner.kv.can_share:
         raise ModelLoadFailed(f"--draft-model {path}: its KV cache cannot be cut, so it cannot draft: use another one")
     return runner
@@ -324,7 +341,7 @@ def _with_draft(loaded: LoadedRunner, beside: _Beside, draft: LlamaRunner) -> Lo
             memory_bytes=sizes.total_bytes,
         ),
     )
-    return replace(loaded, facts=facts, draft=draft, draft_row_costs=row_costs_of(draft))
+    return replace(loaded, facts=facts, draft=LoadedDraft(draft, row_costs_of(draft)), draft_sizes=sizes)
 
 
 def _model_facts(loaded: LoadedRunner, chat: ChatTemplates | Violation, form: ChatFormat, marks: Marks) -> ModelFacts:
@@ -373,28 +390,28 @@ def _incomplete(placement: Placement) -> ModelLoadFailed:
     )
 
 
-def _context(config: Configure, model: Model, plan: Plan) -> Context:
+def _context_sizes(config: Configure, model: Model, plan: Plan) -> dict[str, Any]:
+    """What a model's context is made with. Any: sizes and words."""
     n_threads = config.threads or cpu_quota()
     # Where a result depends on how rows are shared out, their number must stay.
     may_yield = n_threads > 1 and not config.is_deterministic and not model.device.is_gpu
     n_retained = n_retained_for(model, plan.parallel, swa_full=plan.swa_full)
-    return Context(
-        model,
-        n_ctx=plan.n_cells + plan.n_padding_cells,
-        n_batch=config.batch_size,
-        n_ubatch=plan.ubatch_size,
-        n_seq_max=plan.parallel + n_retained,
-        n_threads=n_threads,
-        n_threads_batch=config.threads_batch or n_threads,
-        type_k=type_k_of(config, is_on_gpu=model.device.is_gpu),
-        type_v=config.cache_type_v,
-        flash_attn=asked_flash(config, model.device),
-        swa_full=plan.swa_full,
-        threads=Threads(n_threads, clocks) if may_yield else None,
-        has_padding=config.is_deterministic,
-        n_rows=plan.n_chunk_rows,
-        n_snapshots=plan.n_snapshots,
-    )
+    return {
+        "n_ctx": plan.n_cells + plan.n_padding_cells,
+        "n_batch": config.batch_size,
+        "n_ubatch": plan.ubatch_size,
+        "n_seq_max": plan.parallel + n_retained,
+        "n_threads": n_threads,
+        "n_threads_batch": config.threads_batch or n_threads,
+        "type_k": type_k_of(config, is_on_gpu=model.device.is_gpu),
+        "type_v": config.cache_type_v,
+        "flash_attn": asked_flash(config, model.device),
+        "swa_full": plan.swa_full,
+        "threads": Threads(n_threads, clocks) if may_yield else None,
+        "has_padding": config.is_deterministic,
+        "n_rows": plan.n_chunk_rows,
+        "n_snapshots": plan.n_snapshots,
+    }
 
 
 # ── facts ────────────────────────────────────────────────────────────────────────────────────────
@@ -412,15 +429,13 @@ class _Found:
     attention: Attention | None
 
 
-def _found(placement: Placement, runner: LlamaRunner) -> _Found:
-    model = runner.model
-    sizes = runner.sizes
+def _found(placement: Placement, model: Model, sizes: BufferSizes, *, n_batch: int) -> _Found:
     free_after = [memory_of(device).free_bytes for device in model.devices]
     return _Found(
         n_vocab=model.n_vocab,
         is_resident=is_resident(placement, model.n_offloaded, sizes),
         memory_bytes=sum(map(sizes.on_device, model.device_names)) if model.device.is_gpu else sizes.total_bytes,
-        batch_size=runner.context.n_batch,
+        batch_size=n_batch,
         off_plan=off_plan(placement, sizes, free_after),
         attention=attention_at(model.device_names if model.device.is_gpu else (), sizes),
     )

@@ -129,6 +129,8 @@ class ModelInfo:
     n_mtp_blocks: int = 0
     """The number of layers at the end of `block_count` that predict the tokens after the next. llama.cpp counts them,
     but does not load them unless it is asked to."""
+    loads_heads: bool = False
+    """True if these layers are to be loaded, too (plan/heads.py)."""
     beside_heads: tuple[Beside, ...] = ()
     """The cache of each layer beside its heads; empty if there is none."""
     state_length: int = 0
@@ -164,7 +166,9 @@ class ModelInfo:
 
     @property
     def loaded_tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that computing the next token needs."""
+        """The tensors that computing the next token needs, and those of heads if they are to be loaded."""
+        if self.loads_heads:
+            return self.tensors
         left_out = range(self.block_count - self.n_mtp_blocks, self.block_count)
         return tuple(tensor for tensor in self.tensors if block_of(tensor.name) not in left_out)
 

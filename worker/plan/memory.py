@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from worker.errors import InsufficientMemory
-from worker.limits import MAX_DRAFTS, max_jobs
+from worker.limits import MAX_DRAFTS, MAX_HIDDEN_ROWS, max_jobs
 from worker.model.attention import Beside
 from worker.model.info import ModelInfo
 from worker.upstream.architectures import (
@@ -21,6 +21,7 @@ from worker.upstream.architectures import (
     HYBRIDS,
     HYBRIDS_OF_SEVERAL_PARTS,
     INDEXED_RATIO,
+    ROWS_OF_OUTPUTS_ALONE,
 )
 from worker.upstream.ggml_types import TYPES_BY_NAME
 from worker.upstream.numbers import CELL_STEP, MAX_SEQ_IDS
@@ -59,6 +60,9 @@ DETERMINISTIC_CHUNK = 64
 """The tokens of a prompt's chunk when chunks are fixed. The number is the same on every machine, however long a step
 takes there (docs/determinism.md)."""
 
+HEAD_BATCH = 256
+"""The tokens of the widest step of a next-token head, which reads a job's last tokens (llama/heads.py)."""
+
 DEFAULT_UBATCH = 512
 WIDER_UBATCHES = (2048, 1024)
 """The sizes of a micro-batch that are tried on a GPU where none was asked for, if the plan has room for them: a prompt
@@ -91,6 +95,8 @@ class Demand:
     """Sequence ids for cells of finished jobs."""
     n_snapshots: int = 0
     """The number of Plan.n_snapshots."""
+    batch_size: int = 0
+    """The tokens of a batch, of each of which a next-token head may want a hidden row."""
 
 
 def demand_of(config: Configure, *, is_on_gpu: bool, free_bytes: int | None = None) -> Demand:
@@ -108,6 +114,7 @@ def demand_of(config: Configure, *, is_on_gpu: bool, free_bytes: int | None = No
         n_chunk_rows=min(DETERMINISTIC_CHUNK, config.ubatch_size or DEFAULT_UBATCH) if config.is_deterministic else 0,
         free_bytes=free_bytes,
         n_retained=retained_slots(is_on_gpu=is_on_gpu),
+        batch_size=config.batch_size,
     )
 
 
@@ -216,8 +223,8 @@ def plan_of(info: ModelInfo, demand: Demand, n_cells: int) -> Plan:
     bare = _cells_of(info, demand, n_cells)
     return replace(
         bare,
-        compute_bytes=graph_bytes(info, planned_graph(demand, bare)),
-        output_bytes=logits_bytes(info, _n_outputs(bare)),
+        compute_bytes=graph_bytes(info, planned_graph(demand, bare)) + head_graph_bytes(info, demand, bare),
+        output_bytes=logits_bytes(info, _n_outputs(bare)) + _head_rows_bytes(info, demand, bare),
     )
 
 
@@ -272,6 +279,35 @@ def planned_graph(demand: Demand, plan: Plan) -> Graph:
         has_flash_attention=demand.has_flash_attention,
     )
     return replace(graph, n_snapshots=plan.n_snapshots * plan.n_seq_ids)
+
+
+def head_graph_bytes(info: ModelInfo, demand: Demand, plan: Plan) -> int:
+    """Return what a next-token head computes with; 0 without one. Its context has the jobs' slots alone."""
+    if not info.loads_heads:
+        return 0
+    n_outputs = plan.parallel + MAX_DRAFTS
+    graph = graph_of(
+        plan.n_padded_cells,
+        n_window_cells=0,
+        n_seqs=plan.parallel,
+        n_most_outputs=n_outputs,
+        ubatch_size=max(HEAD_BATCH, n_outputs),
+        has_flash_attention=demand.has_flash_attention,
+    )
+    return graph_bytes(info, graph)
+
+
+def _head_rows_bytes(info: ModelInfo, demand: Demand, plan: Plan) -> int:
+    """Return what main memory holds for a next-token head: its logits, its own rows, those of the model's batch, and
+    those that are kept of each job; 0 without one.
+    """
+    if not info.loads_heads:
+        return 0
+    n_outputs = plan.parallel + MAX_DRAFTS
+    is_of_outputs = info.architecture in ROWS_OF_OUTPUTS_ALONE
+    n_of_batch = _n_outputs(plan) if is_of_outputs else max(demand.batch_size, _n_outputs(plan))
+    n_rows = n_outputs + n_of_batch + plan.parallel * MAX_HIDDEN_ROWS
+    return logits_bytes(info, n_outputs) + n_rows * info.embedding_length * _FLOAT_BYTES
 
 
 def _slots(demand: Demand) -> int:

@@ -47,6 +47,7 @@ def asked_of(config: Configure, draft: DraftModelAsked, info: ModelInfo, n_cells
         parallel=2 * (parallel or DEFAULT_PARALLEL) if has_state(info) else parallel,
         draft=None,
         prompt_lookup="off",
+        mtp=False,
     )
 
 

@@ -35,7 +35,7 @@ def with_snapshots(
     """Return the plan with as many snapshots as fit, if there are to be drafts. They take at most as much memory as
     cells and states. A successor has its predecessor's.
     """
-    if not has_state(info) or _unwanted(config) is not None or _obstacle(info, config, plan) is not None:
+    if not has_state(info) or _unwanted(info, config) is not None or _obstacle(info, config, plan) is not None:
         return plan
     most = MAX_COPIED if info.architecture in COPYING_EACH_SNAPSHOT else MAX_SNAPSHOTS
     for n_snapshots in range(most if config.n_snapshots is None else config.n_snapshots, 0, -1):
@@ -48,22 +48,19 @@ def with_snapshots(
 
 def drafts_off(info: ModelInfo, config: Configure, plan: Plan) -> str | None:
     """Return the reason why there are no drafts; None if there are."""
-    if (why := _unwanted(config)) or (why := _obstacle(info, config, plan)):
+    if (why := _unwanted(info, config)) or (why := _obstacle(info, config, plan)):
         return why
     if has_state(info) and not plan.n_snapshots:
         return "snapshots of recurrent state have no room: use a smaller --parallel or --ctx-size, or free memory"
     return None
 
 
-def _unwanted(config: Configure) -> str | None:
+def _unwanted(info: ModelInfo, config: Configure) -> str | None:
     """Return the flag by which there are to be no drafts."""
     if config.is_deterministic:
         return "with --deterministic there are none"
-    return "--prompt-lookup is off, and there is no --draft-model" if not _sources(config) else None
-
-
-def _sources(config: Configure) -> bool:
-    return config.prompt_lookup != "off" or config.draft is not None
+    is_wanted = config.prompt_lookup != "off" or config.draft is not None or info.loads_heads
+    return None if is_wanted else "--prompt-lookup is off, and neither a draft model nor a next-token head drafts"
 
 
 def _obstacle(info: ModelInfo, config: Configure, plan: Plan) -> str | None:

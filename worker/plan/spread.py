@@ -16,7 +16,15 @@ from dataclasses import dataclass
 
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo, block_of
-from worker.plan.memory import Demand, Plan, graph_bytes, graph_input_bytes, layer_memory_bytes, planned_graph
+from worker.plan.memory import (
+    Demand,
+    Plan,
+    graph_bytes,
+    graph_input_bytes,
+    head_graph_bytes,
+    layer_memory_bytes,
+    planned_graph,
+)
 from worker.upstream.numbers import PIPELINE_COPIES
 
 _INPUTS = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
@@ -226,4 +234,5 @@ def _gpu_compute_bytes(
     graph = planned_graph(demand, plan)
     borrowed = [layers.largest_bytes[layer] for layer, owner in enumerate(owners[:-1]) if owner is None]
     waiting = (PIPELINE_COPIES - 1) * graph_input_bytes(info, graph) if is_pipeline else 0
-    return graph_bytes(info, graph) + max(borrowed, default=0) + waiting
+    own = graph_bytes(info, graph) + head_graph_bytes(info, demand, plan)
+    return own + max(borrowed, default=0) + waiting

@@ -33,6 +33,21 @@ COPYING_EACH_SNAPSHOT = ("qwen35", "qwen35moe")
 """Those of them whose every step copies a part of the state for each snapshot, however few tokens the step has: they
 call llm_build_delta_net_base::build_conv_state (models/delta-net-base.cpp)."""
 
+WITH_A_HEAD = ("glm4moe", "hy_v3", "qwen35", "qwen35moe")
+"""Architectures whose next-token head the worker drafts with: it is one layer, has cells as other layers have, and
+was tried (tests/llama/test_heads.py). A graph for heads have also bailingmoe3, cohere2moe, deepseek2, deepseek32,
+deepseek4, glm-dsa, glm5-next, mimo2, nemotron_h_moe, qwen3next and step35: graph_mtp (models/*.cpp)."""
+
+NEEDED_BY_A_HEAD = ("nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight", "attn_norm.weight")
+"""The tensors without which these end the process."""
+
+ROWS_OF_OUTPUTS_ALONE = ("glm4moe",)
+"""Those whose last layer computes only the rows whose logits are asked for, unless all hidden rows are: then it would
+compute prompts otherwise than without a head."""
+
+HEADS_OF_PLAIN_POSITIONS = ("glm4moe",)
+"""Those whose head ends the process where a position is several numbers, as in models that see."""
+
 WITH_A_ROUTER = ("graniteswitch",)
 """Architectures with one more layer than the file says, whose one head chooses among adapters."""
 

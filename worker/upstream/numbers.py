@@ -52,5 +52,9 @@ LOG_LEVELS: tuple[Literal["debug", "info", "warning", "error"], ...] = ("info", 
 LOG_CONTINUED = 5
 """A text of this level continues the line before it."""
 
+SET_HIDDEN_ROWS = ("llama_set_embeddings_nextn", "_Z26llama_set_embeddings_nextnP13llama_contextbb")
+GET_HIDDEN_ROWS = ("llama_get_embeddings_nextn", "_Z26llama_get_embeddings_nextnP13llama_context")
+"""The names by which the library exports what a next-token head needs, in C and in C++ (llama-ext.h)."""
+
 STATE_MAGIC = 0xAF143CD8
 """The first number in the saved state of a sequence (llama-context.cpp)."""

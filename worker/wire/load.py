@@ -93,6 +93,8 @@ class Configure(Frame, frozen=True, kw_only=True):
     scheduling: Scheduling = "fair"
     """The order of jobs if there are too few slots or cells."""
     prompt_lookup: PromptLookup = "on"
+    mtp: bool = False
+    """True if the model's next-token head is to draft, if it has one."""
     draft: DraftModelAsked | None = None
     swa_full: SwaFull = "auto"
     """auto means on if that costs neither cells, jobs nor layers on a GPU."""
@@ -218,6 +220,16 @@ class DraftModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
+class HeadFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The next-token head of the model (MTP)."""
+
+    off_because: str | None = None
+    """The reason why it does not draft, and what to do about it; None if it does."""
+    memory_bytes: int = 0
+    """The bytes of its cells, compute buffers and rows, which are part of Loaded.memory_bytes; those of its weights are
+    among the model's."""
+
+
 class BatchInvariance(msgspec.Struct, frozen=True, kw_only=True):
     """The answer whether a job's numbers are computed so that they do not depend on other jobs, and the reason."""
 
@@ -295,6 +307,8 @@ class Loaded(Frame, frozen=True, kw_only=True):
     """The seconds of the longest step, a prefill step while no job generates, by the times of the warm-up."""
     model: ModelFacts = ModelFacts()
     draft: DraftModelFacts | None = None
+    head: HeadFacts | None = None
+    """None if the file has no next-token head."""
     numerics: Numerics | None = None
     """The numerics, if Configure asked for them."""
     amx: Amx = Amx()

@@ -15,17 +15,12 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import Self, TypeVar
 
-from worker.engine.backend import Runner
+from worker.engine.backend import LoadedDraft
 from worker.engine.drafting.acceptance import NO_DRAFT, Acceptance, Draft
 from worker.engine.drafting.step_costs import StepCosts
 from worker.engine.sequence import Sequence
 from worker.engine.step import Sampled, Slice, Step, StepFailed
 from worker.wire.jobs import Sampling, SlotId, TokenId
-from worker.wire.load import RowCosts
-
-MIN_PROBABILITY = 0.5
-"""A draft ends before a token that the draft model itself finds less likely than this. On two cores a further row costs
-half a step, and so does drafting it; a token that is wrong more often than right costs more than it wins there."""
 
 MAX_LACKING = 8
 """The largest number of missing tokens that are computed with the first draft token. After a step it lacks one or two;
@@ -86,6 +81,8 @@ class Followed:
     """The tokens whose cells it has, those of drafts included."""
     n_agreed: int = 0
     """The number of these that are known to be the sequence's."""
+    first: int = 0
+    """The number of the sequence's first tokens that it does not see; positions count from there."""
     asked: Draft = NO_DRAFT
     """The draft for the current step; _NO_TOKEN follows it if more tokens were asked for."""
 
@@ -93,7 +90,7 @@ class Followed:
     def n_lacking(self) -> int:
         """The number of the sequence's tokens that it has not computed; at least the last one, which gives the first
         draft."""
-        return len(self.sequence.tokens) - self.n_agreed
+        return len(self.sequence.tokens) - self.first - self.n_agreed
 
     @property
     def is_ready(self) -> bool:
@@ -102,9 +99,9 @@ class Followed:
     def agree(self) -> bool:
         """Compare the held tokens with the sequence's, from where they last agreed. Return True if any of them is
         wrong."""
-        tokens, held = self.sequence.tokens, self.held
-        n_most = min(len(held), len(tokens) - 1)
-        while self.n_agreed < n_most and held[self.n_agreed] == tokens[self.n_agreed]:
+        tokens, held, first = self.sequence.tokens, self.held, self.first
+        n_most = min(len(held), len(tokens) - first - 1)
+        while self.n_agreed < n_most and held[self.n_agreed] == tokens[first + self.n_agreed]:
             self.n_agreed += 1
         return len(held) > self.n_agreed
 
@@ -126,7 +123,7 @@ class _Growing:
         return Slice(
             followed.slot if not self.n_spare else followed.spare,
             self.n_spare or len(followed.held),
-            self.tokens[-1:] or followed.sequence.tokens[len(followed.held) :],
+            self.tokens[-1:] or followed.sequence.tokens[followed.first + len(followed.held) :],
             _GREEDY,
         )
 
@@ -137,9 +134,9 @@ class _Growing:
         else:
             self.followed.held += slice_.tokens
 
-    def take(self, drawn: Sampled) -> bool:
+    def take(self, drawn: Sampled, min_probability: float) -> bool:
         """Append a token if it is likely enough. Return True if another one may follow."""
-        if drawn.error is not None or drawn.logprob is None or exp(drawn.logprob.token.logprob) < MIN_PROBABILITY:
+        if drawn.error is not None or drawn.logprob is None or exp(drawn.logprob.token.logprob) < min_probability:
             return False
         self.tokens.append(drawn.token)
         return not drawn.is_end and len(self.tokens) < self.n_most
@@ -149,16 +146,14 @@ class DraftModel:
     """The maker of drafts that take time (`Maker` in speculation.py). It is no DraftSource: only sequences for which it
     is expected to pay are drafted for and judged.
 
-    `runner` is the draft model, with a slot for each of the n_slots slots of jobs, and as many spare ones behind them
-    if it has recurrent state. `row_costs` are the costs of its decode steps, ascending from 1 token. `n_most` is the
-    largest number of draft tokens for a job in a step. If the draft model fails, `on_lost` gets the reason, once, and
-    the jobs go on without it.
+    `draft` has a slot for each of the n_slots slots of jobs, and as many spare ones behind them if it has recurrent
+    state. `n_most` is the largest number of draft tokens for a job in a step. If the draft model fails, `on_lost` gets
+    the reason, once, and the jobs go on without it.
     """
 
     def __init__(
         self,
-        runner: Runner,
-        row_costs: RowCosts,
+        draft: LoadedDraft,
         *,
         n_slots: int,
         n_most: int,
@@ -166,11 +161,11 @@ class DraftModel:
         clock: Callable[[], float],
         on_lost: Callable[[str], None],
     ) -> None:
-        assert row_costs
-        self._runner = runner
-        self._has_state = runner.kv.has_state
+        assert draft.row_costs
+        self._draft, self._runner = draft, draft.runner
+        self._has_state = draft.runner.kv.has_state
         self._n_slots = n_slots
-        self._costs = StepCosts(row_costs)
+        self._costs = StepCosts(draft.row_costs)
         self.n_most = n_most
         self._max_s = CATCH_UP_SHARE * itl_target_s
         self._clock = clock
@@ -224,7 +219,7 @@ class DraftModel:
         The part is as long as the ITL target allows, because other jobs wait for their next tokens.
         """
         n_at_once = max(1, int(min(MAX_AT_ONCE, self._max_s / self.catch_up_s(1))))
-        tokens = followed.sequence.tokens[followed.n_agreed : -1][:n_at_once]
+        tokens = followed.sequence.tokens[followed.first + followed.n_agreed : -1][:n_at_once]
         began_s = self._clock()
         self._unless_it_fails(lambda: self._read(followed, tokens), None)
         return self._clock() - began_s
@@ -263,7 +258,8 @@ class DraftModel:
             for each, slice_ in zip(growing, step.slices, strict=True):
                 each.computed(slice_)
             all_grown = growing
-            growing = [each for each, drawn in zip(growing, sampled, strict=True) if each.take(drawn)]
+            pairs = zip(growing, sampled, strict=True)
+            growing = [each for each, drawn in pairs if each.take(drawn, self._draft.min_probability)]
             if self._has_state:
                 self._change_slots(all_grown, growing)
 

@@ -1,0 +1,193 @@
+"""A model's next-token head (MTP): a last layer that drafts the token after the next, in a context of its own.
+
+Owns the two contexts: the model's own, which leaves the hidden rows of its tokens, and the head's, which reads a token
+with the row of the token before it. In a draft it reads its own rows. Where a row is missing it gets zeros: then the
+draft is worse, and no answer is another one. Knows nothing of jobs.
+
+The library exports what these need by names of C++ (llama-ext.h).
+"""
+
+import ctypes
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp as capi
+
+from worker.engine.backend import Meanwhile, do_nothing
+from worker.engine.step import Slice
+from worker.llama.context import Context
+from worker.llama.hidden_rows import HiddenRows, Rows
+from worker.llama.kv import Kv
+from worker.llama.library import library_function
+from worker.llama.model import Model
+from worker.llama.seq_ids import SeqIds
+from worker.plan.buffers import Buffer, BufferSizes
+from worker.plan.memory import HEAD_BATCH
+from worker.upstream.architectures import HEADS_OF_PLAIN_POSITIONS, ROWS_OF_OUTPUTS_ALONE
+from worker.upstream.numbers import GET_HIDDEN_ROWS, MROPE_TYPES, SET_HIDDEN_ROWS
+from worker.wire.jobs import SlotId
+
+_Floats = ctypes.POINTER(ctypes.c_float)
+
+
+@dataclass(frozen=True, slots=True)
+class _Functions:
+    set_rows: Callable[[int, bool, bool], None]
+    """(context, whether there are to be rows, whether only of tokens whose logits are asked for)"""
+    get_rows: Callable[[int], int | None]
+    """The address of the rows of the last decode."""
+
+
+@cache
+def _functions() -> _Functions:
+    """Raises: LookupError where the library does not export them."""
+    return _Functions(
+        _exported(SET_HIDDEN_ROWS, None, ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool),
+        _exported(GET_HIDDEN_ROWS, ctypes.c_void_p, ctypes.c_void_p),
+    )
+
+
+def _exported(names: Seq[str], result: Any, *arguments: Any) -> Callable[..., Any]:
+    for name in names:
+        try:
+            return library_function(name, result, *arguments)
+        except AttributeError:
+            continue
+    raise LookupError(f"this build of llama.cpp does not export {names[0]}")
+
+
+def row_length(model: Model) -> int:
+    return int(capi.llama_model_n_embd_out(model.handle))
+
+
+def check_positions(model: Model) -> None:
+    """Raises: LookupError where the head's graph lacks what the model's positions need."""
+    is_several = capi.llama_model_rope_type(model.handle) in MROPE_TYPES
+    if is_several and model.architecture in HEADS_OF_PLAIN_POSITIONS:
+        raise LookupError(f"llama.cpp's graph of the head of {model.architecture} takes no positions of several numbers")
+
+
+class ModelContext(Context):
+    """The context of a model whose head drafts. Its graph, and so its numbers, are those of a model without a head."""
+
+    def __init__(self, model: Model, hidden: HiddenRows, **sizes: Any) -> None:
+        """Raises: LookupError, and as Context does."""
+        functions = _functions()
+        super().__init__(model, **sizes)
+        self._hidden, self._get_rows = hidden, functions.get_rows
+        self._is_of_outputs = model.architecture in ROWS_OF_OUTPUTS_ALONE
+        functions.set_rows(self.handle, True, self._is_of_outputs)
+        self.kv.on_emptied = hidden.forget
+        n_rows = self.n_outputs if self._is_of_outputs else self.n_batch
+        self.sizes += _in_main("output", 4 * n_rows * hidden.length) + _in_main("rows", hidden.n_bytes)
+
+    def decode(self, slices: Seq[Slice], meanwhile: Meanwhile = do_nothing) -> list[int]:
+        indexes = super().decode(slices, meanwhile)
+        counts = [slice_.n_rows if self._is_of_outputs else len(slice_.tokens) for slice_ in slices]
+        rows = _rows_at(self._get_rows(self.handle), sum(counts), self._hidden.length)
+        if rows is None:
+            return indexes
+        begin = 0
+        for slice_, count in zip(slices, counts, strict=True):
+            if count:
+                self._hidden.take(slice_.slot, slice_.start + len(slice_.tokens), rows[begin : begin + count])
+            begin += count
+        return indexes
+
+
+class HeadContext(Context):
+    """The context of a model's head, with cells for its layer alone. A slot's cells are those of its last tokens: their
+    positions begin with 0, wherever they are in the text."""
+
+    def __init__(self, model: Model, hidden: HiddenRows, *, n_ctx: int, n_slots: int, **sizes: Any) -> None:
+        """Raises: LookupError, and as Context does."""
+        functions = _functions()
+        self._hidden, self._get_rows = hidden, functions.get_rows
+        self._drafted: dict[SlotId, tuple[int, Rows]] = {}
+        """The last position that each slot has drafted after, and the head's own row of it."""
+        self._none = np.zeros(hidden.length, np.float32)
+        super().__init__(model, n_ctx=n_ctx, n_seq_max=n_slots, n_batch=HEAD_BATCH, n_ubatch=HEAD_BATCH, **sizes)
+        functions.set_rows(self.handle, True, True)
+        self.sizes += _in_main("output", 4 * self.n_outputs * hidden.length)
+        self._tokens = capi.llama_batch_ext_init(self.handle)
+
+    def _seq_ids(self, model: Model, n_slots: int, *, swa_full: bool, has_padding: bool) -> SeqIds:  # noqa: ARG002
+        """Without spare ones: nothing is shared, and no draft depends on the order of cells."""
+        return SeqIds(n_slots)
+
+    def _new_kv(self, n_slots: int, seq_ids: SeqIds) -> Kv:
+        """A head has attention alone, whatever the model has."""
+        return Kv(self.handle, n_ctx=self.n_ctx, n_slots=n_slots, seq_ids=seq_ids, check=self._check_caller)
+
+    def _open(self, params: Any) -> None:
+        params.ctx_type = capi.LLAMA_CONTEXT_TYPE_MTP
+        super()._open(params)
+
+    def decode(self, slices: Seq[Slice], meanwhile: Meanwhile = do_nothing) -> list[int]:  # noqa: ARG002
+        """Compute one batch as Context.decode does. Raises: as that does."""
+        self._check_thread()
+        self._limits.check(slices)
+        self._row_of = {}
+        indexes = self._fill(slices)
+        code = int(capi.llama_process(self.handle, capi.LLAMA_PROCESS_TYPE_DECODE, self._tokens))
+        capi.llama_synchronize(self.handle)
+        if code != 0:
+            self._raise_for(code, slices)
+        for slice_ in slices:
+            self.kv.add(slice_.slot, len(slice_.tokens))
+        self._row_of = {index: row for row, index in enumerate(indexes)}
+        self._keep_own(slices, len(indexes))
+        return indexes
+
+    def _fill(self, slices: Seq[Slice]) -> list[int]:
+        """Write checked slices; the batch indexes at which logits are asked for."""
+        capi.llama_batch_ext_clear(self._tokens)
+        indexes: list[int] = []
+        for slice_ in slices:
+            first, n_silent = self._hidden.first(slice_.slot), len(slice_.tokens) - slice_.n_rows
+            for i, token in enumerate(slice_.tokens):
+                position = slice_.start + i
+                index = capi.llama_batch_ext_add_token(self._tokens, slice_.slot, token)
+                row = self._row_before(slice_.slot, first + position)
+                embedding = capi.llama_embd(row.ctypes.data_as(_Floats), 1, len(row))
+                capi.llama_batch_ext_set_embd_token(self._tokens, index, embedding)
+                capi.llama_batch_ext_set_pos(self._tokens, index, ctypes.byref(ctypes.c_int32(position)))
+                if i >= n_silent:
+                    capi.llama_batch_ext_set_output_logits(self._tokens, index, True)
+                    indexes.append(index)
+        return indexes
+
+    def _row_before(self, slot: SlotId, position: int) -> Rows:
+        if (row := self._hidden.of(slot, position - 1)) is not None:
+            return row
+        last, own = self._drafted.get(slot, (-1, self._none))
+        return own if last == position - 1 else self._none
+
+    def _keep_own(self, slices: Seq[Slice], n_rows: int) -> None:
+        rows = _rows_at(self._get_rows(self.handle), n_rows, self._hidden.length)
+        end = 0
+        for slice_ in slices:
+            end += slice_.n_rows
+            if rows is not None and slice_.n_rows:
+                last = self._hidden.first(slice_.slot) + slice_.start + len(slice_.tokens) - 1
+                self._drafted[slice_.slot] = last, rows[end - 1].copy()
+
+    def close(self) -> None:
+        if self._handle is not None and hasattr(self, "_tokens"):
+            capi.llama_batch_ext_free(self._tokens)
+        super().close()
+
+
+def _rows_at(address: int | None, n_rows: int, length: int) -> Rows | None:
+    """The rows of a decode, until the next one."""
+    if address is None or not n_rows:
+        return None
+    return np.ctypeslib.as_array(ctypes.cast(address, _Floats), shape=(n_rows, length))
+
+
+def _in_main(kind: str, n_bytes: int) -> BufferSizes:
+    return BufferSizes((Buffer("CPU", kind, n_bytes),))
