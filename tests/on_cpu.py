@@ -7,7 +7,12 @@ from worker.llama.model import Model
 from worker.plan.devices import choose_device
 
 
-def loaded_on_cpu(path: Path, *, may_repack: bool = True) -> Model:
+def loaded_on_cpu(path: Path, *, may_repack: bool = True, loads_heads: bool = False) -> Model:
     return Model.load(
-        path, device=choose_device("cpu", devices()), n_gpu_layers=0, on_progress=lambda _: None, may_repack=may_repack
+        path,
+        device=choose_device("cpu", devices()),
+        n_gpu_layers=0,
+        on_progress=lambda _: None,
+        may_repack=may_repack,
+        loads_heads=loads_heads,
     )
