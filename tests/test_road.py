@@ -132,6 +132,7 @@ BESIDE = frozenset(
         "worker.engine.drafting.asking",
         "worker.engine.drafting.draft_model",
         "worker.engine.drafting.even_steps",
+        "worker.engine.drafting.heads",
         "worker.engine.drafting.predicted",
         "worker.engine.kv_blocks",
         "worker.engine.state_cache",

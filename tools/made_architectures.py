@@ -14,7 +14,7 @@ import re
 import string
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -230,6 +230,13 @@ OTHERS = tuple(
 """All other architectures with recurrent state."""
 
 
+def _with_a_head_of(kind: Kind) -> Kind:
+    n_layers = kind.keys["block_count"]
+    assert isinstance(n_layers, int)
+    own = {**kind.keys, "block_count": n_layers + 1, "nextn_predict_layers": 1}
+    return replace(kind, name=f"{kind.name}-mtp", keys=own)
+
+
 def _with_a_head(architecture: str, *, has_experts: bool = False, keys: Keys | None = None) -> Kind:
     """A tiny model with one layer more, which predicts the token after the next."""
     own = {"block_count": N_LAYERS + 1, "nextn_predict_layers": 1, **(keys or {})}
@@ -285,8 +292,10 @@ SIZES = (
     ),
 )
 """Some 300 million weights in the shapes of LFM2 350M and Qwen3.5 0.8B."""
+SIZES_WITH_A_HEAD = tuple(_with_a_head_of(kind) for kind in SIZES if kind.architecture == "qwen35")
+"""The same with one layer more."""
 
-KINDS = {kind.name: kind for kind in (*RECURRENT, *HYBRIDS, *OTHERS, *WITH_A_HEAD, *SIZES)}
+KINDS = {kind.name: kind for kind in (*RECURRENT, *HYBRIDS, *OTHERS, *WITH_A_HEAD, *SIZES, *SIZES_WITH_A_HEAD)}
 
 
 def keys_of(architecture: str, *, has_experts: bool, changes: Mapping[str, Value] | None = None) -> Keys:

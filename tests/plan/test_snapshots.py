@@ -68,7 +68,7 @@ def test_a_successor_has_its_predecessors_whatever_room_there_is() -> None:
     ("model", "changes", "expected"),
     [
         (PLAIN, {}, ""),
-        (PLAIN, {"prompt_lookup": "off"}, "--prompt-lookup is off, and there is no --draft-model"),
+        (PLAIN, {"prompt_lookup": "off"}, "--prompt-lookup is off, and neither --draft-model nor --mtp drafts"),
         (PLAIN, {"prompt_lookup": "off", "draft": DRAFT}, ""),
         (PLAIN, {"is_deterministic": True}, "with --deterministic there are none"),
         (PLAIN, {"batch_invariant": "on"}, ""),

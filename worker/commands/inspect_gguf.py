@@ -21,6 +21,7 @@ from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.host import available_memory_bytes
 from worker.model.info import ModelInfo, read_info
+from worker.plan.heads import heads_off
 from worker.plan.memory import demand_of, plan_of, prefix_cache_bytes, wanted_cells
 from worker.plan.prefix_support import obstacle
 from worker.plan.snapshots import drafts_off, with_snapshots
@@ -68,6 +69,8 @@ class MemoryUse:
     """The distance of such copies in tokens; 0 if there are none."""
     drafts_off: str | None
     """The reason why no tokens are drafted."""
+    next_token_head: str | None
+    """What `--mtp` would do with the file's next-token head; null if it has none."""
     snapshots: int
     """The number of a job's last tokens that can be taken from its recurrent state."""
     snapshot_bytes: int
@@ -204,10 +207,17 @@ def _memory(info: ModelInfo, layers: Layers, available_bytes: int) -> MemoryUse:
         checkpoint_bytes=plan.checkpoint_bytes,
         checkpoint_stride=plan.checkpoint_stride,
         drafts_off=drafts_off(info, config, plan),
+        next_token_head=_next_token_head(info),
         snapshots=plan.n_snapshots,
         snapshot_bytes=plan.snapshot_bytes,
         available_bytes=available_bytes,
     )
+
+
+def _next_token_head(info: ModelInfo) -> str | None:
+    if not info.n_mtp_blocks:
+        return None
+    return heads_off(info, configure(Settings(mtp=True), info.path)) or "--mtp drafts with it"
 
 
 def _cached(memory: MemoryUse) -> str:
@@ -262,5 +272,6 @@ def _memory_cells(memory: MemoryUse) -> list[tuple[str, str, str]]:
         ("total", mib(memory.total_bytes), "with the default settings"),
         ("prefix cache", mib(memory.prefix_cache_bytes), memory.prefix_cache_off or _cached(memory)),
         *([("drafts", "0", memory.drafts_off)] if memory.drafts_off else []),
+        *([("next-token head", "", memory.next_token_head)] if memory.next_token_head else []),
         ("available here", mib(memory.available_bytes), "main memory, now"),
     ]

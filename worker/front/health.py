@@ -18,6 +18,7 @@ from worker.protocol.bodies import (
     BatchInvariantBody,
     DraftModelBody,
     DraftsBody,
+    HeadBody,
     HealthBody,
     ParityBody,
     PrefixCacheBody,
@@ -150,7 +151,14 @@ def _amx(amx: Amx) -> AmxBody:
 
 
 def _drafts(facts: Loaded) -> DraftsBody:
-    return DraftsBody(off_because=facts.drafts_off, snapshots=facts.n_snapshots, snapshot_bytes=facts.snapshot_bytes)
+    head = facts.head
+    shown = None if head is None else HeadBody(off_because=head.off_because, memory_bytes=head.memory_bytes)
+    return DraftsBody(
+        off_because=facts.drafts_off,
+        snapshots=facts.n_snapshots,
+        snapshot_bytes=facts.snapshot_bytes,
+        next_token_head=shown,
+    )
 
 
 def _draft_model(draft: DraftModelFacts) -> DraftModelBody:

@@ -68,7 +68,9 @@ def check_positions(model: Model) -> None:
     """Raises: LookupError where the head's graph lacks what the model's positions need."""
     is_several = capi.llama_model_rope_type(model.handle) in MROPE_TYPES
     if is_several and model.architecture in HEADS_OF_PLAIN_POSITIONS:
-        raise LookupError(f"llama.cpp's graph of the head of {model.architecture} takes no positions of several numbers")
+        raise LookupError(
+            f"llama.cpp's graph of the head of {model.architecture} takes no positions of several numbers"
+        )
 
 
 class ModelContext(Context):

@@ -32,6 +32,10 @@ class LoadedHead:
     """The sizes of the buffers of its context."""
     off_because: str | None = None
 
+    @property
+    def is_drafting(self) -> bool:
+        return self.draft is not None
+
     def facts(self, model: Model) -> HeadFacts:
         return HeadFacts(off_because=self.off_because, memory_bytes=bytes_beside(model, model, self.sizes))
 

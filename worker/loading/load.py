@@ -191,7 +191,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
             padded_widths=config.padded_widths,
             target_s=config.itl_target_s,
             is_deterministic=config.is_deterministic,
-            wants_drafts=config.prompt_lookup != "off" or beside is not None or head.draft is not None,
+            wants_drafts=config.prompt_lookup != "off" or beside is not None or head.is_drafting,
         )
         why_no_drafts = _drafts_off(config, info, placement.plan, runner.kv)
         draft = _load_draft(beside, runner, on_progress, why_no_drafts) if beside is not None else None
@@ -202,7 +202,6 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     facts = msgspec.structs.replace(
         _facts(info, placement, found, shapes, kept),
         drafts_off=why_no_drafts,
-        head=head.facts(model) if info.n_mtp_blocks else None,
         amx=amx_of(model.sizes),
         step_s=shapes.chunk_s * widest_step / shapes.chunk,
         batch_invariance=invariance_of(
@@ -219,8 +218,8 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         if config.wants_numerics
         else None,
     )
-    loaded = LoadedRunner(runner, model, info, facts, shapes, widest_step, head.draft, head.sizes)
-    return loaded if beside is None or draft is None else _with_draft(loaded, beside, draft)
+    loaded = LoadedRunner(runner, model, info, facts, shapes, widest_step)
+    return _with_head(loaded, head) if beside is None or draft is None else _with_draft(loaded, beside, draft)
 
 
 def _contexts(config: Configure, info: ModelInfo, model: Model, plan: Plan) -> tuple[Context, LoadedHead]:
@@ -342,6 +341,13 @@ def _with_draft(loaded: LoadedRunner, beside: _Beside, draft: LlamaRunner) -> Lo
         ),
     )
     return replace(loaded, facts=facts, draft=LoadedDraft(draft, row_costs_of(draft)), draft_sizes=sizes)
+
+
+def _with_head(loaded: LoadedRunner, head: LoadedHead) -> LoadedRunner:
+    if not loaded.info.n_mtp_blocks:
+        return loaded
+    facts = msgspec.structs.replace(loaded.facts, head=head.facts(loaded.model))
+    return replace(loaded, facts=facts, draft=head.draft, draft_sizes=head.sizes)
 
 
 def _model_facts(loaded: LoadedRunner, chat: ChatTemplates | Violation, form: ChatFormat, marks: Marks) -> ModelFacts:

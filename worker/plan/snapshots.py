@@ -60,7 +60,7 @@ def _unwanted(info: ModelInfo, config: Configure) -> str | None:
     if config.is_deterministic:
         return "with --deterministic there are none"
     is_wanted = config.prompt_lookup != "off" or config.draft is not None or info.loads_heads
-    return None if is_wanted else "--prompt-lookup is off, and neither a draft model nor a next-token head drafts"
+    return None if is_wanted else "--prompt-lookup is off, and neither --draft-model nor --mtp drafts"
 
 
 def _obstacle(info: ModelInfo, config: Configure, plan: Plan) -> str | None:

@@ -165,6 +165,15 @@ class TriedBody(_Body, frozen=True, kw_only=True):
     ]
 
 
+class HeadBody(_Body, frozen=True, kw_only=True):
+    """The model's own next-token head (MTP), which `--mtp` loads. It drafts tokens, and the model checks them."""
+
+    off_because: Annotated[str | None, doc("The reason why it does not draft, with the remedy if there is one.")]
+    memory_bytes: Annotated[
+        Count, doc("Memory of its cells, buffers and rows, which is part of the worker's `memory_bytes`.")
+    ] = 0
+
+
 class DraftsBody(_Body, frozen=True, kw_only=True):
     """Draft tokens, which a step verifies together with the next token."""
 
@@ -173,6 +182,9 @@ class DraftsBody(_Body, frozen=True, kw_only=True):
         Count, doc("Last tokens of a job that can be taken from its recurrent state; 0 if the model has none.")
     ] = 0
     snapshot_bytes: Annotated[Count, doc("Memory of the states after these tokens, of all jobs together.")] = 0
+    next_token_head: Annotated[HeadBody | None, doc("The model's own next-token head; null if its file has none.")] = (
+        None
+    )
 
 
 class DraftModelBody(_Body, frozen=True, kw_only=True):

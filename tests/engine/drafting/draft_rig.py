@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from math import log
 from zlib import crc32
 
+import numpy as np
+
 from tests.engine.drafting.step_costs import Costs, cost
 from tests.engine.fake_runner import FakeRunner, Request, ToyModel, alone
 from tests.engine.toy_constraint import N_VOCAB, ToyConstraint
@@ -13,6 +15,7 @@ from worker.engine.backend import LoadedDraft
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.step import Sampled, Step
+from worker.llama.hidden_rows import HiddenRows
 from worker.wire.jobs import Finished, JobKey, Logprob, Sampling, SlotId, StepDone, StepKind, TokenId, TopToken
 from worker.wire.messages import Outbound
 
@@ -43,7 +46,8 @@ class Guesser(ToyModel):
 
 class DraftRig:
     """`costs`: of the model's steps; `draft_costs`: of the draft model's, None for an engine without one. `has_state`:
-    the draft model has recurrent state."""
+    the draft model has recurrent state. `is_head`: it is the model's own head, which sees only the last tokens that the
+    model has computed for the job, and there must be a row for the token before each that it reads."""
 
     def __init__(
         self,
@@ -55,8 +59,13 @@ class DraftRig:
         n_cells: int = 4_000,
         n_draft_cells: int = 4_000,
         has_state: bool = False,
+        is_head: bool = False,
     ) -> None:
         self.now_s = 0.0
+        self.hidden = HiddenRows(n_slots, 1)
+        self._is_head = is_head
+        self._jobs: dict[SlotId, JobKey] = {}
+        """The job of which each slot has rows."""
         self.model = guesser.of
         self.steps_s: list[tuple[StepKind, float]] = []
         self.draft_steps: list[tuple[StepKind, float]] = []
@@ -79,17 +88,41 @@ class DraftRig:
         n_draft_slots = 2 * n_slots if has_state else n_slots
         draft_config = replace(config, n_slots=n_draft_slots, n_cells=n_draft_cells)
         self.draft = FakeRunner.of(guesser, draft_config, has_state=has_state)
-        runner.before_run = lambda step: self._compute(step, costs, self.steps_s)
-        self.draft.before_run = lambda step: self._compute(step, draft_costs or (), self.draft_steps)
+        runner.before_run = lambda step: self._compute_rows(step, costs)
+        self.draft.before_run = lambda step: self._read_rows(step, draft_costs or ())
         self.engine = Engine(
             runner,
             config,
             emit=self.frames.append,
             clock=lambda: self.now_s,
-            draft=None if draft_costs is None else LoadedDraft(self.draft, draft_costs),
+            draft=None
+            if draft_costs is None
+            else LoadedDraft(self.draft, draft_costs, self.hidden if is_head else None),
             warn=self.warnings.append,
         )
         self.requests: list[Request] = []
+
+    def _compute_rows(self, step: Step, costs: Costs) -> None:
+        self._compute(step, costs, self.steps_s)
+        for slice_ in step.slices:
+            job = self.engine.scheduler.running[slice_.slot].job
+            if self._jobs.get(slice_.slot) != job:
+                self.hidden.forget(slice_.slot)
+                self._jobs[slice_.slot] = job
+            n_tokens = len(slice_.tokens)
+            self.hidden.take(slice_.slot, slice_.start + n_tokens, np.zeros((n_tokens, 1), np.float32))
+
+    def _read_rows(self, step: Step, costs: Costs) -> None:
+        self._compute(step, costs, self.draft_steps)
+        if not self._is_head:
+            return
+        for slice_ in step.slices:
+            tokens = self.engine.scheduler.running[slice_.slot].tokens
+            first = self.hidden.first(slice_.slot) + slice_.start
+            for position in range(first, min(first + len(slice_.tokens), len(tokens))):
+                assert slice_.tokens[position - first] == tokens[position]
+                assert self.hidden.of(slice_.slot, position - 1) is not None
+            assert self.hidden.of(slice_.slot, len(tokens) - 1) is None, "the rows of wrong drafts are gone"
 
     def _compute(self, step: Step, costs: Costs, record: list[tuple[StepKind, float]]) -> None:
         """Let the time of a step go by, and write it down."""
