@@ -141,9 +141,10 @@ def test_drafts_change_no_answer(kind: MadeKind, tmp_path: Path) -> None:
     model = write_kind(tmp_path / "made.gguf", kind)
     expected, health, n_accepted = told(model, "--prompt-lookup", "off")
     assert health["drafts"] == {
-        "off_because": "--prompt-lookup is off, and there is no --draft-model",
+        "off_because": "--prompt-lookup is off, and neither --draft-model nor --mtp drafts",
         "snapshots": 0,
         "snapshot_bytes": 0,
+        "next_token_head": None,
     }
     assert n_accepted == 0
     for flags in ((), ("--draft-model", str(model), "--prompt-lookup", "off")):

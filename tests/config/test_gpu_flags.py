@@ -47,6 +47,8 @@ def test_good_wishes_pass(changes: dict[str, object]) -> None:
         ({"require_full_offload": True, "gpu_layers": "0"}, "--require-full-offload conflicts with --gpu-layers 0"),
         ({"split_mode": "row", "gpu_layers": "00"}, "--split-mode row conflicts with --gpu-layers 00"),
         ({"draft_model": "d.gguf", "deterministic": True}, "--draft-model conflicts with --deterministic"),
+        ({"draft_model": "d.gguf", "mtp": True}, "--mtp conflicts with --draft-model"),
+        ({"deterministic": True, "mtp": True}, "--mtp conflicts with --deterministic"),
         ({"batch_invariant": "off", "deterministic": True}, "--batch-invariant off conflicts with --deterministic"),
     ],
 )

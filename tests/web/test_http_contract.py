@@ -156,7 +156,7 @@ def test_health_has_its_keys_in_order_and_true_values(worker: WorkerProcess, any
         "parity": None,
         "deterministic": False,
         "determinism_differences": [],
-        "drafts": {"off_because": None, "snapshots": 0, "snapshot_bytes": 0},
+        "drafts": {"off_because": None, "snapshots": 0, "snapshot_bytes": 0, "next_token_head": None},
         "draft_model": None,
         "attention": "cpu",
         **measured,

@@ -176,11 +176,10 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     prefix_bytes = prefix_cache_limit(config, placement, available_bytes)
     with paging(on_progress, info.file_bytes) as progress, ExitStack() as undo:
         model = undo.enter_context(load_weights(config, info, placement, progress.hear))
-        context, head = _contexts(config, info, model, placement.plan)
-        runner = LlamaRunner(model, context)
+        runner, head = _runner_and_head(config, info, model, placement.plan)
         check_flash(config, model.device, is_without_flash=runner.context.is_without_flash)
         check_order(config, info, has_order=_has_order(runner), n_jobs=placement.plan.parallel)
-        found = _found(placement, model, runner.sizes + head.sizes, n_batch=context.n_batch)
+        found = _found(placement, model, runner.sizes + head.sizes, n_batch=runner.context.n_batch)
         if config.require_full_offload and not found.is_resident:
             raise _incomplete(placement)
         shapes = warm_up(
@@ -222,13 +221,14 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     return _with_head(loaded, head) if beside is None or draft is None else _with_draft(loaded, beside, draft)
 
 
-def _contexts(config: Configure, info: ModelInfo, model: Model, plan: Plan) -> tuple[Context, LoadedHead]:
-    """The context of the model, and that of its head or why there is none."""
+def _runner_and_head(config: Configure, info: ModelInfo, model: Model, plan: Plan) -> tuple[LlamaRunner, LoadedHead]:
+    """The model's runner, and its head or why there is none."""
     sizes = _context_sizes(config, model, plan)
     why_off = heads_off(info, config) or drafts_off(info, config, plan)
     if why_off is not None:
-        return Context(model, **sizes), LoadedHead(off_because=why_off)
-    return contexts_of(model, plan.parallel, sizes)
+        return LlamaRunner(model, Context(model, **sizes)), LoadedHead(off_because=why_off)
+    context, head = contexts_of(model, plan.parallel, sizes)
+    return LlamaRunner(model, context), head
 
 
 def _has_order(runner: LlamaRunner) -> bool:

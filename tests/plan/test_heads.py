@@ -1,0 +1,87 @@
+"""Whether a model's next-token head drafts follows from its file and the settings, and every reason is given."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.plan.test_memory import demand, info
+from tests.plan.test_snapshots import config
+from worker.limits import MAX_HIDDEN_ROWS
+from worker.model.gguf import Tensor
+from worker.model.info import ModelInfo
+from worker.plan.heads import heads_off, with_heads
+from worker.plan.memory import head_graph_bytes, plan_of
+from worker.plan.spread import layers_of, spread
+from worker.upstream.architectures import HYBRIDS, NEEDED_BY_A_HEAD, WITH_A_HEAD, WITH_SNAPSHOTS
+
+N_LAYERS = len(info().head_counts_kv)
+HEAD_BYTES = 500
+
+
+def headed(architecture: str = "glm4moe", *, n_heads: int = 1, lacking: str = "") -> ModelInfo:
+    """A model whose last layer is a head."""
+    plain = info()
+    names = [f"blk.{N_LAYERS - 1}.{name}" for name in NEEDED_BY_A_HEAD if name != lacking]
+    own = tuple(Tensor(name, (HEAD_BYTES,), "I8", HEAD_BYTES) for name in names)
+    return replace(
+        plain,
+        architecture=architecture,
+        n_mtp_blocks=n_heads,
+        n_layers_with_cells=N_LAYERS - n_heads,
+        tensors=(*(tensor for tensor in plain.tensors if f"blk.{N_LAYERS - 1}." not in tensor.name), *own),
+    )
+
+
+ON: dict[str, Any] = {"mtp": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "expected"),
+    [
+        *((headed(name), ON, None) for name in WITH_A_HEAD),
+        (info(), ON, "the file has no next-token head"),
+        (headed(), {}, "--mtp would load it"),
+        (headed(), {**ON, "is_deterministic": True}, "with --deterministic nothing is drafted"),
+        (headed(n_heads=2), ON, "the file has 2 next-token heads, and the worker drafts with one"),
+        (headed("deepseek2"), ON, "the worker does not draft with the heads of deepseek2"),
+        (headed("qwen3next"), ON, "llama.cpp keeps no snapshots of qwen3next's recurrent state, so wrong drafts could"),
+        (headed("qwen3next"), {}, "llama.cpp keeps no snapshots of qwen3next's recurrent state, so wrong drafts could"),
+        *(
+            (
+                headed(lacking=name),
+                ON,
+                f"the file says that it has a next-token head, but lacks blk.{N_LAYERS - 1}.{name}",
+            )
+            for name in NEEDED_BY_A_HEAD
+        ),
+    ],
+)
+def test_the_reason_is_given(model: ModelInfo, changes: dict[str, Any], expected: str | None) -> None:
+    found = heads_off(model, config(**changes))
+    assert (found is None) is (expected is None)
+    assert (found or "").startswith(expected or "")
+    assert with_heads(model, config(**changes)).loads_heads is (expected is None)
+
+
+def test_hybrids_with_a_head_can_take_drafts_back() -> None:
+    assert set(WITH_A_HEAD) & set(HYBRIDS) <= set(WITH_SNAPSHOTS)
+
+
+def test_a_head_takes_its_weights_cells_and_rows() -> None:
+    model = headed()
+    whole = with_heads(model, config(**ON))
+    sizes = replace(demand(1024), batch_size=512)
+    without, plan = plan_of(model, sizes, 1024), plan_of(whole, sizes, 1024)
+    assert layers_of(whole).weights_in_main(0).total_bytes - layers_of(model).weights_in_main(0).total_bytes == (
+        len(NEEDED_BY_A_HEAD) * HEAD_BYTES
+    )
+    assert plan.kv_bytes == without.kv_bytes * N_LAYERS // (N_LAYERS - 1)
+    assert plan.compute_bytes - without.compute_bytes == head_graph_bytes(whole, sizes, plan) > 0
+    n_rows_kept = plan.parallel * MAX_HIDDEN_ROWS
+    assert plan.output_bytes - without.output_bytes > n_rows_kept * model.embedding_length * 4
+    host, [gpu] = spread(whole, layers_of(whole), sizes, plan, n_gpu_layers=N_LAYERS + 1, shares=(1.0,))
+    plain_host, [plain_gpu] = spread(model, layers_of(model), sizes, without, n_gpu_layers=N_LAYERS + 1, shares=(1.0,))
+    assert gpu.kv_bytes - plain_gpu.kv_bytes == plan.kv_bytes - without.kv_bytes
+    assert gpu.compute_bytes - plain_gpu.compute_bytes == head_graph_bytes(whole, sizes, plan)
+    assert host.compute_bytes - plain_host.compute_bytes == plan.output_bytes - without.output_bytes
