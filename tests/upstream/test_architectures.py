@@ -16,14 +16,18 @@ from worker.upstream.architectures import (
     DRAFTERS,
     EMBEDDERS,
     ENCODERS,
+    HEADS_OF_PLAIN_POSITIONS,
     HYBRIDS,
     HYBRIDS_OF_SEVERAL_PARTS,
+    NEEDED_BY_A_HEAD,
     NOT_COMPUTED,
     OF_SEVERAL_PARTS,
     PARTS,
+    ROWS_OF_OUTPUTS_ALONE,
     SPEAKERS,
     WINDOW_PATTERNS,
     WINDOWS_FLAGGED_IN_THE_FILE,
+    WITH_A_HEAD,
     WITH_SNAPSHOTS,
 )
 
@@ -113,8 +117,35 @@ def test_those_that_copy_each_snapshot_in_every_step_are_those_that_call_its_fun
     assert calling == set(COPYING_EACH_SNAPSHOT)
 
 
+def test_heads_are_of_architectures_whose_source_has_a_graph_for_them() -> None:
+    graphs = {name: head_graph(name) for name in WITH_A_HEAD}
+    for name, graph in graphs.items():
+        needed = {f"nextn.{each}.weight" for each in re.findall(r"GGML_ASSERT\(layer\.nextn\.(\w+)", graph)}
+        assert needed <= set(NEEDED_BY_A_HEAD), name
+    turned = {name for name, graph in graphs.items() if "ggml_rope_multi" not in graph}
+    several = {name for name in WITH_A_HEAD if "ggml_rope_multi" in source(f"{file_of(name)}.cpp")}
+    assert turned & several == set(HEADS_OF_PLAIN_POSITIONS)
+
+
+def test_hidden_rows_are_asked_for_so_that_the_model_s_graph_stays_as_it_is() -> None:
+    """Some graphs crop the last layer to the wanted rows unless all hidden ones are, and some only if few are."""
+    cropping = {
+        name for name in WITH_A_HEAD if "(!cparams.embeddings_nextn || cparams." in source(f"{file_of(name)}.cpp")
+    }
+    assert cropping == set(ROWS_OF_OUTPUTS_ALONE)
+    for name in set(WITH_A_HEAD) - cropping:
+        assert "inp_out_ids && cparams.embeddings_nextn_masked" in source(f"{file_of(name)}.cpp")
+
+
+def head_graph(name: str) -> str:
+    """The source of the graph of an architecture's head."""
+    begin = re.split(r"\n\w+::graph_mtp::graph_mtp\(", source(f"{file_of(name)}.cpp"))[1]
+    return begin.split("\n}\n", 1)[0]
+
+
 def file_of(name: str) -> str:
-    return {"lfm2moe": "lfm2", "nemotron_h": "nemotron-h", "nemotron_h_moe": "nemotron-h"}.get(name, name)
+    others = {"lfm2moe": "lfm2", "nemotron_h": "nemotron-h", "nemotron_h_moe": "nemotron-h"}
+    return {**others, "glm4moe": "glm4-moe", "hy_v3": "hy-v3"}.get(name, name)
 
 
 def named_in(file: str, function: str, until: str = "\n}\n") -> set[str]:
