@@ -112,7 +112,7 @@ def test_a_model_has_the_same_numbers_with_its_head(
 
 @EACH
 def test_each_token_has_the_row_that_it_has_alone(make_pair: MakePair, kind: made_architectures.Kind) -> None:
-    """Of a prompt all of them, where the model computes all; of a decode step that of every token."""
+    """All tokens of a prompt have one, where the model computes all rows, and every token of a decode step."""
     together, alone = make_pair(kind), make_pair(kind)
     prompts = {SlotId(slot): some(slot, 20 + 10 * slot) for slot in range(N_SLOTS)}
     together.model.decode([slice_of(slot, 0, tokens) for slot, tokens in prompts.items()])

@@ -1,4 +1,4 @@
-"""Whether a model's next-token head drafts follows from its file and the settings, and every reason is given."""
+"""The file and the settings say whether a model's next-token head drafts, and every reason is given."""
 
 from dataclasses import replace
 from typing import Any

@@ -70,7 +70,7 @@ class MemoryUse:
     drafts_off: str | None
     """The reason why no tokens are drafted."""
     next_token_head: str | None
-    """What `--mtp` would do with the file's next-token head; null if it has none."""
+    """The effect of `--mtp` on the file's next-token head; null if it has none."""
     snapshots: int
     """The number of a job's last tokens that can be taken from its recurrent state."""
     snapshot_bytes: int

@@ -118,7 +118,7 @@ class HeadContext(Context):
         self._tokens = capi.llama_batch_ext_init(self.handle)
 
     def _seq_ids(self, model: Model, n_slots: int, *, swa_full: bool, has_padding: bool) -> SeqIds:  # noqa: ARG002
-        """Without spare ones: nothing is shared, and no draft depends on the order of cells."""
+        """There are no spare ones: nothing is shared, and no draft depends on the order of cells."""
         return SeqIds(n_slots)
 
     def _new_kv(self, n_slots: int, seq_ids: SeqIds) -> Kv:

@@ -80,7 +80,7 @@ class Kv:
         self.keeper: Keeper | None = None
         """The keeper of copies beyond this process."""
         self.on_emptied: Callable[[SlotId], None] | None = None
-        """It is told which slot was emptied."""
+        """It gets each slot that was emptied."""
         self._unproven: list[Kept] = []
         """The copies that were loaded, until a decode with them has returned."""
         self._newest: tuple[SlotId, int] = (SlotId(-1), 0)

@@ -397,7 +397,7 @@ def _incomplete(placement: Placement) -> ModelLoadFailed:
 
 
 def _context_sizes(config: Configure, model: Model, plan: Plan) -> dict[str, Any]:
-    """What a model's context is made with. Any: sizes and words."""
+    """The arguments of a model's context. Any: sizes and words."""
     n_threads = config.threads or cpu_quota()
     # Where a result depends on how rows are shared out, their number must stay.
     may_yield = n_threads > 1 and not config.is_deterministic and not model.device.is_gpu

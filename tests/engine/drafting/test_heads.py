@@ -52,7 +52,7 @@ def test_of_a_long_prompt_it_sees_the_last_tokens_alone() -> None:
 
 
 def test_a_job_whose_prompt_was_cached_is_drafted_for_from_its_first_token() -> None:
-    """Of cached tokens there are no rows."""
+    """Cached tokens have no rows."""
     rig = rig_of(NEAR, GPU, cheap(GPU))
     prompt = tuple(range(64)) * 10
     for _ in range(2):
