@@ -209,8 +209,8 @@ class Prompts(Protocol):
 
 
 class HiddenRows(Protocol):
-    """The rows that the model's last layer has made of each slot's last tokens. The next-token head reads a token together
-    with the row of the token before it."""
+    """The rows that the model's last layer has made of each slot's last tokens. The next-token head reads a token and
+    the row of the token before it."""
 
     def kept(self, slot: SlotId, n_tokens: int) -> range:
         """Drop the rows from position n_tokens on, which are of wrong drafts. Return the positions that have a row."""
