@@ -13,9 +13,8 @@ from itertools import groupby
 from worker.engine.backend import Found, KvMismatch, LoadedDraft, Runner
 from worker.engine.channels import CONTENT, NO_MARKS, ChannelText, Marks
 from worker.engine.config import EngineConfig
-from worker.engine.drafting.draft_model import DraftModel
 from worker.engine.drafting.drafts import N_READ, Drafts
-from worker.engine.drafting.heads import Head
+from worker.engine.drafting.heads import draft_model_of
 from worker.engine.drafting.predicted import Predicted
 from worker.engine.kv_blocks import BlockJournal
 from worker.engine.salt import salted
@@ -56,26 +55,6 @@ some 100 KB."""
 
 def _keep_quiet(_warning: str) -> None:
     pass
-
-
-def _draft_model(
-    draft: LoadedDraft | None,
-    config: EngineConfig,
-    n_most: int,
-    clock: Callable[[], float],
-    warn: Callable[[str], None],
-) -> DraftModel | None:
-    if draft is None or not config.row_costs or not draft.row_costs or not n_most:
-        return None
-    kind, name = (DraftModel, "draft model") if draft.hidden is None else (Head, "next-token head")
-    return kind(
-        draft,
-        n_slots=config.n_slots,
-        n_most=n_most,
-        itl_target_s=config.itl_target_s,
-        clock=clock,
-        on_lost=lambda why: warn(f"the {name} has failed and is not asked any more: {why}"),
-    )
 
 
 class Engine:
@@ -122,7 +101,7 @@ class Engine:
             switch_s=config.switch_s,
             n_even=runner.kv.max_undone if runner.kv.has_state else 0,
             has_own_text=config.has_own_text,
-            model=_draft_model(draft, config, min(config.draft_max, runner.kv.max_undone), clock, warn),
+            model=draft_model_of(draft, config, min(config.draft_max, runner.kv.max_undone), clock, warn),
             clock=clock,
         )
         self.step_jobs: frozenset[JobKey] = frozenset()

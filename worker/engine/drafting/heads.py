@@ -2,12 +2,14 @@
 
 A head drafts as a draft model does (draft_model.py), but only where there are rows: it sees no token before the first
 that has one, and what it drafted itself it computes again from the model's rows once these are there. This module owns
-that difference. It is pure and runs on the step thread.
+that difference, and the choice of one of the two. It is pure and runs on the step thread.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from worker.engine.backend import HiddenRows
+from worker.engine.backend import HiddenRows, LoadedDraft
+from worker.engine.config import EngineConfig
 from worker.engine.drafting.acceptance import Draft
 from worker.engine.drafting.draft_model import DraftModel, Followed
 from worker.engine.sequence import Sequence
@@ -52,3 +54,24 @@ class Head(DraftModel):
             assert sequence.slot is not None
             followed = self._followed[sequence.slot]
             self._forget(followed, min(len(followed.held), len(sequence.tokens) - followed.first))
+
+
+def draft_model_of(
+    draft: LoadedDraft | None,
+    config: EngineConfig,
+    n_most: int,
+    clock: Callable[[], float],
+    warn: Callable[[str], None],
+) -> DraftModel | None:
+    """Return what is asked for drafts: a draft model, or the model's own head; None if nothing is."""
+    if draft is None or not config.row_costs or not draft.row_costs or not n_most:
+        return None
+    kind, name = (DraftModel, "draft model") if draft.hidden is None else (Head, "next-token head")
+    return kind(
+        draft,
+        n_slots=config.n_slots,
+        n_most=n_most,
+        itl_target_s=config.itl_target_s,
+        clock=clock,
+        on_lost=lambda why: warn(f"the {name} has failed and is not asked any more: {why}"),
+    )
