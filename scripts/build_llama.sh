@@ -67,6 +67,9 @@ machine=$(uname -m)
 # leaves its code out. The script tries a compiler; it does not go by the version.
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+# A shell that a signal ends does not run the trap of EXIT, unless it exits by itself.
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 
 # True if the build will have AMX: on x86-64 a portable build always has a module for it, others if this processor has it.
 wants_amx() {
@@ -306,7 +309,7 @@ unpack() {
 
 if ! ls "$wheels"/*.whl >/dev/null 2>&1; then
     check_tools
-    echo "==> building llama.cpp for $backend with $cxx, once, which takes minutes" >&2
+    echo "==> building llama.cpp for $backend with $cxx, once, which takes minutes; its log: $wheels/build.log" >&2
     mkdir -p "$wheels"
     new=$(mktemp -d "$wheels/building.XXXXXX")
     trap 'rm -rf "$new" "$scratch"' EXIT

@@ -5,6 +5,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,36 @@ def test_vulkan_headers_that_are_missing_or_too_old_are_reported_before_anything
     assert run.returncode == 1
     assert run.stderr.startswith("build_llama: no Vulkan headers, or older than 1.3.272")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_build_that_is_stopped_leaves_only_its_log(tmp_path: Path, sent: signal.Signals, code: int) -> None:
+    """The unpacked sources have 290 MB. As a terminal does, the signal goes to all processes of the build."""
+    began, scratch, wheels = tmp_path / "began", tmp_path / "scratch", tmp_path / "wheels"
+    os.mkfifo(began)
+    scratch.mkdir()
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho >"{began}"\nexec sleep 600\n')
+    python.chmod(0o755)
+    variables = {
+        "CC": "true",
+        "CXX": "true",
+        "PYTHON": str(python),
+        "TMPDIR": str(scratch),
+        "LLORCH_WHEELS": str(wheels),
+    }
+    with subprocess.Popen(
+        [SCRIPT, "cpu"], env={**os.environ, **variables}, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as build:
+        assert began.read_text() == "\n"
+        assert [path.name for path in wheels.rglob("building.*")]
+        os.killpg(build.pid, sent)
+        _, said = build.communicate(timeout=60)
+    assert build.returncode == code
+    assert list(scratch.iterdir()) == []
+    (log,) = [path for path in wheels.rglob("*") if path.is_file() or path.name.startswith("building.")]
+    assert log.name == "build.log"
+    assert str(log) in said
 
 
 def test_make_keeps_the_installed_backend_until_another_is_asked_for(tmp_path: Path) -> None:

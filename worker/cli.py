@@ -17,7 +17,7 @@ from typing import Any
 
 import rich_click as click
 from click.core import ParameterSource
-from click.exceptions import Exit, NoArgsIsHelpError, NoSuchOption
+from click.exceptions import BadOptionUsage, Exit, NoArgsIsHelpError, NoSuchOption
 
 from worker import __version__
 from worker.argv import HELP_FLAGS, is_model_file, means_serve
@@ -26,7 +26,7 @@ from worker.config.config_file import config_option
 from worker.config.contradictions import check
 from worker.config.option import Panel, SettingOption, Text, shown
 from worker.config.settings import Settings, environment, options
-from worker.config.spellings import flag_hint, unread
+from worker.config.spellings import flag_hint, is_llama_servers, unread
 from worker.errors import UsageError, WorkerError
 from worker.exposure import shows_secrets
 
@@ -295,20 +295,36 @@ def _wording(error: click.ClickException, argv: Sequence[str]) -> str:
             return _unknown_flag(error, argv)
         case NoArgsIsHelpError():
             return f"a command is missing; see {error.ctx.command_path} --help"
+        case BadOptionUsage(option_name=name) if error.message.endswith("requires an argument."):
+            return f"{name}: a value is missing"
         case _:
             return error.format_message()
 
 
 def _unknown_flag(error: NoSuchOption, argv: Sequence[str]) -> str:
-    """The flag as it was typed, and what it may have meant. Click reads `-ngl` as `-n -g -l` and names one letter."""
-    flag = error.option_name
-    if not flag.startswith("--"):
-        clusters = (arg.partition("=")[0] for arg in argv if arg.startswith("-") and not arg.startswith("--"))
-        flag = next((cluster for cluster in clusters if flag[1:] in cluster), flag)
+    """The flags as they were typed, and what each may have meant.
+
+    A command line of llama-server has several that do not exist here. All of them are named at once.
+    """
     params = error.ctx.command.params if error.ctx is not None else []
-    ours = [name for param in params if isinstance(param, click.Option) and not param.hidden for name in param.opts]
-    hint = flag_hint(flag, ours)
-    return f"no such option: {flag}" + (f"; {hint}" if hint else "")
+    visible = [param for param in params if isinstance(param, click.Option) and not param.hidden]
+    ours = [name for param in visible for name in (*param.opts, *param.secondary_opts)]
+    known = {name for param in params for name in (*param.opts, *param.secondary_opts)}
+    typed = [name for name in (arg.partition("=")[0] for arg in argv if arg.startswith("-")) if name not in known]
+    first = _as_typed(error.option_name, typed)
+    unknown = dict.fromkeys((first, *(name for name in typed if is_llama_servers(name))))
+    hints = {flag: flag_hint(flag, ours) for flag in unknown}
+    if len(hints) == 1:
+        return f"no such option: {first}" + (f"; {hints[first]}" if hints[first] else "")
+    return "no such options: " + "; ".join(f"{flag}: {hint}" if hint else flag for flag, hint in hints.items())
+
+
+def _as_typed(name: str, typed: Sequence[str]) -> str:
+    """The flag of which click names one letter: it reads `-ngl` as `-n -g -l`."""
+    if name.startswith("--"):
+        return name
+    clusters = (arg for arg in typed if not arg.startswith("--") and name[1:] in arg)
+    return next(clusters, name)
 
 
 def _fail(message: str, code: int) -> int:

@@ -9,7 +9,7 @@ from tests.config.given import parse
 from worker.cli import setting_options
 from worker.commands.generate import generate
 from worker.config.settings import flag_name, options
-from worker.config.spellings import LLAMA_SERVER, OF_A_REQUEST, flag_hint, unread
+from worker.config.spellings import LLAMA_SERVER, NO_FLAG, OF_A_REQUEST, flag_hint, is_llama_servers, unread
 
 SHORT = {
     "-m": ("model", "x.gguf"),
@@ -37,6 +37,23 @@ def test_every_spelling_of_llama_servers_leads_to_a_flag_of_ours(spelling: str) 
     assert targets & SERVE or targets <= OF_A_REQUEST
     for ours in (SERVE, GENERATE):
         assert flag_hint(spelling, ours) or not targets & ours
+
+
+@pytest.mark.parametrize("said", NO_FLAG)
+def test_a_flag_of_llama_servers_that_has_none_here_is_said_to_have_none(said: str) -> None:
+    """The hint is never a flag of ours that only looks like it."""
+    visible = flags_of(setting_options())
+    assert NO_FLAG[said]
+    assert {flag: flag_hint(flag, visible) for flag in NO_FLAG[said]} == dict.fromkeys(NO_FLAG[said], said)
+
+
+def test_each_flag_of_llama_servers_has_one_answer() -> None:
+    told = [flag for theirs in NO_FLAG.values() for flag in theirs]
+    assert len(told) == len(set(told))
+    assert set(told).isdisjoint(flag for theirs in LLAMA_SERVER.values() for flag in theirs)
+    assert set(told).isdisjoint({*SERVE, *GENERATE})
+    assert all(map(is_llama_servers, told))
+    assert not is_llama_servers("--no-such-flag")
 
 
 @pytest.mark.parametrize("flag", SHORT)
@@ -85,7 +102,10 @@ def test_underscores_are_taken_for_dashes(name: str) -> None:
         ("--repeat-penalty", "each request sets its own repetition_penalty"),
         ("-n", "did you mean --max-tokens-out?"),
         ("--prot", "did you mean --port or --host?"),
-        ("--jinja", ""),
+        ("--jinja", "it is always on here, so leave it out"),
+        ("--no_mmap", "it cannot be switched off here, so leave it out"),
+        ("--list-devices", "`llorch-worker devices` lists them"),
+        ("--slot-save-path", "did you mean --prefix-cache-dir?"),
         ("-x", ""),
     ],
 )
