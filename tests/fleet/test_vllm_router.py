@@ -96,6 +96,25 @@ def test_it_follows_kv_events_and_asks_the_worker_that_knows_a_beginning(any_mod
 
 
 @pytest.mark.fleet
+def test_a_worker_that_is_taken_out_stopped_and_put_back_costs_no_request(any_model: Path) -> None:
+    """docs/routers.md has the same steps."""
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(serve_default(any_model, *FLAGS[:2])).ready() for _ in range(2))
+        routed = stack.enter_context(router([first, second], "--policy", "round_robin"))
+        pool = stack.enter_context(ThreadPoolExecutor(4))
+        answers = [pool.submit(ask, routed, messages=user(f"{number}"), max_tokens=16) for number in range(64)]
+        answers[8].result()
+        assert routed.post("/remove_worker", params={"url": first.url}).status_code == 200
+        first.process.terminate()
+        assert first.process.wait(60) == 0
+        again = stack.enter_context(serve_default(any_model, *FLAGS[:2], "--port", str(first.port))).ready()
+        assert routed.post("/add_worker", params={"url": again.url}).status_code == 200
+        answers += [pool.submit(ask, routed, messages=user(f"{number}"), max_tokens=16) for number in range(64, 96)]
+        assert all(content(answer.result()) for answer in answers)
+        eventually(lambda: content(ask(routed, messages=user("Hello"), max_tokens=1)) and n_ended([again])[0] > 0)
+
+
+@pytest.mark.fleet
 def test_a_worker_that_dies_is_left_out_and_comes_back(any_model: Path) -> None:
     """Requests that the dead one had not answered are tried again by the router itself."""
     with ExitStack() as stack:

@@ -1,12 +1,13 @@
 """The parts of the self-contained wheel that no build needs. tests/test_wheel.py tries the wheel itself."""
 
 import re
+from email.parser import HeaderParser
 from pathlib import Path
 
 import pytest
 
 from tools import CHECKOUT
-from tools.wheel import MODULES, NVIDIA_LIBRARIES, bill, bring_libraries, packages_of_the_image
+from tools.wheel import MODULES, NVIDIA_LIBRARIES, bill, bring_libraries, describe, links, packages_of_the_image
 from worker.upstream.layouts import PINNED_VERSION
 
 LINKS = ("libllama.so", "libllama.so.0", "libllama.so.0.5.0", "libggml-base.so", "libggml-base.so.0")
@@ -35,6 +36,41 @@ def test_the_bill_names_the_binding_and_every_patch() -> None:
     text = str(bill(PINNED_VERSION))
     assert f"pkg:pypi/llama-cpp-python@{PINNED_VERSION}" in text
     assert all(path.name in text for path in (CHECKOUT / "patches").glob("*.patch"))
+
+
+WORKFLOW = {"GITHUB_SERVER_URL": "https://git.example.com", "GITHUB_REPOSITORY": "owner/name", "GITHUB_SHA": "1a2b"}
+
+
+@pytest.mark.parametrize("missing", WORKFLOW)
+def test_a_wheel_that_no_workflow_builds_has_no_links(missing: str) -> None:
+    assert links({name: value for name, value in WORKFLOW.items() if name != missing}) == {}
+
+
+def test_the_links_of_a_workflows_wheel_lead_to_files_of_its_commit() -> None:
+    """hatchling and the tool `wheel` read nothing of the environment, so METADATA has exactly these."""
+    found = links(WORKFLOW)
+    assert found.pop("Homepage") == "https://git.example.com/owner/name"
+    assert found.pop("Issues") == "https://git.example.com/owner/name/issues"
+    paths = {label: url.split("/1a2b/")[1] for label, url in found.items()}
+    assert paths == {"Documentation": "docs", "Changelog": "CHANGELOG.md"}
+    assert all((CHECKOUT / path).exists() for path in paths.values())
+
+
+@pytest.mark.parametrize("in_a_workflow", [True, False])
+def test_the_wheels_metadata_has_those_links(
+    in_a_workflow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in WORKFLOW.items():
+        monkeypatch.setenv(name, value) if in_a_workflow else monkeypatch.delenv(name, raising=False)
+    information = tmp_path / "llorch_worker-0.1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Name: llorch-worker\nVersion: 0.1.0\nLicense-Expression: MIT\n\n# Text\n")
+    (information / "WHEEL").write_text("Root-Is-Purelib: true\nTag: py3-none-any\n")
+    describe(information, PINNED_VERSION, "", [])
+    metadata = HeaderParser().parsestr((information / "METADATA").read_text())
+    wanted = links(WORKFLOW) if in_a_workflow else {}
+    assert metadata.get_all("Project-URL", []) == [f"{label}, {url}" for label, url in wanted.items()]
+    assert metadata.get_payload() == "# Text\n"
 
 
 @pytest.mark.parametrize("module", MODULES)
