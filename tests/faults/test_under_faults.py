@@ -24,7 +24,7 @@ from tests.worker_process import own_environment
 from tools.fire.alone import Store, alone
 from tools.fire.answers import OK, Answer
 from tools.fire.models import model
-from tools.fire.player import LAW, Client, Outcome, Run, complaints, engines_of
+from tools.fire.player import LAW_FLAGS, Client, Outcome, Run, complaints, engines_of
 from tools.fire.trace import Act, Life, Trace, draw
 from tools.fire.verdicts import faults
 
@@ -93,7 +93,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     acts = tuple(Act(0, place) for place in range(len(drawn.asks)))
     trace = replace(drawn, lives=(Life(acts),))
     with closing(Store(folder / "alone.sqlite")) as store:
-        return Scene(folder, trace, alone(store, folder, trace.model, trace.used))
+        return Scene(folder, trace, alone(store, folder, trace))
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +110,16 @@ def test_under_a_fault_each_stream_gets_its_answer_and_the_worker_recovers(
     folder.mkdir(0o700)
     switch = Switch(shim, tmp_path / "on", fault.rules.format(folder=folder))
     environment = switch.environment if fault.rules else {}
-    flags = ["--model", str(model(scene.models, "attention")), "--device", "cpu", "--port", "0", *LAW]
+    flags = ["--model", str(model(scene.models, "attention")), "--device", "cpu", "--port", "0", *LAW_FLAGS["equal"]]
     flags += ["--ctx-size", "4096", "--parallel", str(N_STREAMS), "--prefix-cache-dir", str(folder)]
     with Child(
         *flags, command=(sys.executable, "-m", "worker"), environment={**own_environment(), **environment}
     ) as child:
         child.ready()
+        if fault.rules:
+            front, engine = (*_processes(child, "front"), *_processes(child, "engine"))
+            assert _has(front, shim)
+            assert _has(engine, shim)
         for limit, most in fault.limits:
             resource.prlimit(child.process.pid, limit, (most, most))
         outcomes = asyncio.run(_streams(child, scene, fault, switch, n_times))
@@ -140,6 +144,10 @@ async def _come_and_go(fault: Fault, switch: Switch, child: Child, outcomes: lis
 
 def _processes(child: Child, whose: str) -> list[psutil.Process]:
     return [psutil.Process(child.process.pid)] if whose == "front" else engines_of(child)
+
+
+def _has(process: psutil.Process, library: Path) -> bool:
+    return any(mapped.path == str(library) for mapped in process.memory_maps())
 
 
 class _while:  # noqa: N801 - reads as a word

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.gguf_files import F32, Q4_1, GgufFile, TensorRow, Value
+from tests.gguf_files import F16, F32, Q4_1, GgufFile, TensorRow, Value
 from tests.llama.tiny import vocabulary
 
 N_EMBD, N_HEAD, N_KV_HEAD, N_FF, N_LAYERS = 64, 2, 1, 64, 2
@@ -126,9 +126,17 @@ HYBRID = Kind(
 
 
 def write_random(
-    path: Path, kind: Kind = PLAIN, *, seed: int = 1, tokenizer: Mapping[str, Value] | None = None, n_ctx: int = 4096
+    path: Path,
+    kind: Kind = PLAIN,
+    *,
+    seed: int = 1,
+    tokenizer: Mapping[str, Value] | None = None,
+    n_ctx: int = 4096,
+    matrix_type: int = Q4_1,
 ) -> Path:
-    """`tokenizer`: the keys of a vocabulary and a template, not the tiny model's. `n_ctx`: the trained length."""
+    """`tokenizer`: the keys of a vocabulary and a template, not the tiny model's. `n_ctx`: the trained length.
+    `matrix_type`: Q4_1 or F16, which has other kernels for several rows than for one.
+    """
     own = tokenizer or vocabulary()
     tokens = own["tokenizer.ggml.tokens"]
     assert isinstance(tokens, Sequence)
@@ -146,7 +154,7 @@ def write_random(
         block = kind.first_block if kind.first_block and not layer else kind.block
         shapes |= {f"blk.{layer}.{name}": dims for name, dims in block.items()}
     chance = np.random.default_rng(seed)
-    tensors = {name: _stored(_weights(name, dims, chance), kind) for name, dims in shapes.items()}
+    tensors = {name: _stored(_weights(name, dims, chance), kind, matrix_type) for name, dims in shapes.items()}
     return write_tensors(path, metadata, shapes, tensors)
 
 
@@ -179,11 +187,11 @@ def _weights(name: str, dims: tuple[int, ...], chance: np.random.Generator) -> N
     return -np.exp(values) if name.endswith("ssm_a") else values * np.float32(2 / dims[0] ** 0.5)
 
 
-def _stored(weights: NDArray[np.float32], kind: Kind) -> tuple[bytes, int]:
+def _stored(weights: NDArray[np.float32], kind: Kind, matrix_type: int) -> tuple[bytes, int]:
     """The tensor's data and its type in the file."""
     if weights.ndim == 1 or weights.shape[-1] % 32 or not kind.is_row_by_row:
         return weights.tobytes(), F32
-    return _q4_1(weights), Q4_1
+    return (weights.astype("<f2").tobytes(), F16) if matrix_type == F16 else (_q4_1(weights), Q4_1)
 
 
 def _q4_1(weights: NDArray[np.float32]) -> bytes:

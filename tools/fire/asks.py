@@ -20,7 +20,7 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 _WORDS = ("sea", "hill", "lamp", "river", "stone", "glass", "bread", "cloud", "winter", "größe", "東京", "x = 1", "\n")
 _REGEXES = ("[a-c]{3,9}", "(yes|no|maybe)", r"\d{1,3}(\.\d)?", "[^aeiou]{2,5}x", "(ab|ba)+c")
-_GRAMMARS = (
+GRAMMARS = (
     'root ::= "a" root | "b"',
     'root ::= item ("," item)*\nitem ::= [a-f]{1,3}',
     'root ::= "(" root ")" | "x"',
@@ -48,6 +48,7 @@ _MORE: dict[str, tuple[Any, ...]] = {
     "dry_allowed_length": (1, 3),
 }
 """Sampling fields that all routes have in common, and the values that are drawn for them."""
+SAMPLING_FIELDS = frozenset(_MORE) | {"logit_bias"}
 _SHARE = 0.12
 """The share of requests that has a field."""
 SALTS = (None, None, None, "a", "größe", "s" * 256)
@@ -154,7 +155,7 @@ class Asks:
         rng = self._rng
         if not self._has(0.25):
             return {"ignore_eos": True} if self._has(0.3) else {}
-        kinds = {"regex": rng.choice(_REGEXES), "grammar": rng.choice(_GRAMMARS), "json_schema": self._schema()}
+        kinds = {"regex": rng.choice(_REGEXES), "grammar": rng.choice(GRAMMARS), "json_schema": self._schema()}
         name = rng.choice([*kinds])
         return {name: kinds[name]}
 
@@ -170,7 +171,7 @@ class Asks:
                 {"response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": self._schema()}}},
                 {"structured_outputs": {"choice": rng.choice(_CHOICES)}},
                 {"guided_regex": rng.choice(_REGEXES)},
-                {"structured_outputs": {"grammar": rng.choice(_GRAMMARS)}},
+                {"structured_outputs": {"grammar": rng.choice(GRAMMARS)}},
             ]
         )
 

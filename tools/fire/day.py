@@ -139,7 +139,7 @@ class Day:
 
     def _alone(self, trace: Trace) -> dict[str, Answer]:
         with closing(Store(self._folder / "alone.sqlite")) as store:
-            return alone(store, self._models, self._name, trace.used)
+            return alone(store, self._models, trace)
 
     def _live(self, child: Child, trace: Trace, life: Life, answers: dict[str, Answer] | None, say: Say) -> None:
         """Play a part of a trace. No engine is killed: what it holds is what is measured."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from tests.default_model import default_file
-from tests.gguf_files import Typed, Value
+from tests.gguf_files import F16, Q4_1, Typed, Value
 from tests.llama.random_models import HYBRID, PLAIN, SLIDING, Kind, write_random
 from tests.llama.tiny import BYTE, CONTROL, NORMAL, UNKNOWN
 
@@ -23,11 +23,20 @@ NAMES: tuple[Name, ...] = ("attention", "window", "hybrid")
 long."""
 _KINDS: dict[Name, Kind] = {"attention": PLAIN, "window": SLIDING, "hybrid": HYBRID}
 
+Law = Literal["equal", "near"]
+LAWS: tuple[Law, ...] = get_args(Law)
+"""The law of a trace's answers: they are those alone, or part from them at a near-tie."""
+_MATRICES: dict[Law, tuple[str, int]] = {"equal": ("", Q4_1), "near": ("-F16", F16)}
+"""The type of the matrices, for the file's name and in the file. With F16 a row's numbers depend on how many rows are
+computed at once, if ggml multiplies them in its fastest way.
+"""
+
 _USER_DEFINED = 4
 _CONTROLS = ("<|im_start|>", "<|im_end|>")
-_MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _LETTERS = 'abcdefghijklmnopqrstuvwxyz0123456789.,:"{}[]() \n'
 """Characters that are tokens of their own, so that about one token in six is readable."""
+_BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _MULTIPLE = 16
 
 TEMPLATE = """\
@@ -50,33 +59,38 @@ TEMPLATE = """\
 {%- endif %}"""
 
 
-def model(folder: Path, name: Name, *, seed: int = 1) -> Path:
+def model(folder: Path, name: Name, law: Law = "equal", *, seed: int = 1) -> Path:
     """The file of that model in the folder, which is written if it is not there. Another seed gives other weights. The
     default model lies where `make model` put it.
     """
     if name == "default":
         return default_file()
-    path = folder / f"{name}-{seed}.gguf"
+    suffix, matrix_type = _MATRICES[law]
+    path = folder / f"{name}-{seed}{suffix}.gguf"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(".part")
-        write_random(fresh, _KINDS[name], seed=seed, tokenizer=_tokenizer(), n_ctx=N_CTX).rename(path)
+        kind = _KINDS[name]
+        write_random(fresh, kind, seed=seed, tokenizer=_tokenizer(), n_ctx=N_CTX, matrix_type=matrix_type).rename(path)
     return path
 
 
-def _tokenizer() -> dict[str, Value]:
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *_spelled(_LETTERS)]
-    types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(_LETTERS)]
-    n_more = -(len(tokens) + len(_CONTROLS) + len(_MARKS)) % _MULTIPLE
+def _tokens() -> list[str]:
+    tokens = ["<unk>", "<s>", "</s>", *_BYTES, *_spelled(_LETTERS)]
+    n_more = -(len(tokens) + len(_CONTROLS) + len(MARKS)) % _MULTIPLE
     words = [f"{a}{b}" for a in "xyz" for b in "abcdefgh"][:n_more]
+    return [*tokens, *words, *_CONTROLS, *MARKS]
+
+
+def _tokenizer() -> dict[str, Value]:
+    tokens = _tokens()
+    types = {"<unk>": UNKNOWN, "<s>": CONTROL, "</s>": CONTROL}
+    types |= dict.fromkeys(_BYTES, BYTE) | dict.fromkeys(_CONTROLS, CONTROL) | dict.fromkeys(MARKS, _USER_DEFINED)
     return {
         "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": [*tokens, *words, *_CONTROLS, *_MARKS],
-        "tokenizer.ggml.scores": Typed("f32", [0.0] * (len(tokens) + n_more + len(_CONTROLS) + len(_MARKS))),
-        "tokenizer.ggml.token_type": [
-            *(*types, *[NORMAL] * n_more),
-            *(*[CONTROL] * len(_CONTROLS), *[_USER_DEFINED] * len(_MARKS)),
-        ],
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": Typed("f32", [0.0] * len(tokens)),
+        "tokenizer.ggml.token_type": [types.get(token, NORMAL) for token in tokens],
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.add_bos_token": True,
@@ -84,5 +98,16 @@ def _tokenizer() -> dict[str, Value]:
     }
 
 
+def _ids(tokens: Iterable[str]) -> frozenset[int]:
+    return frozenset(map(_tokens().index, tokens))
+
+
 def _spelled(letters: Iterable[str]) -> list[str]:
     return [letter.replace(" ", "▁") for letter in letters]
+
+
+HIDDEN_TOKENS = _ids(["<unk>", "<s>", _CONTROLS[0]])
+"""The ids of those without text, but for the end tokens."""
+MARK_TOKENS = _ids(MARKS)
+"""The ids of those that divide a chat's message."""
+END_TOKENS = _ids(["</s>", _CONTROLS[1]])

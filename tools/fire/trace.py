@@ -9,7 +9,8 @@ from random import Random
 import msgspec
 
 from tools.fire.asks import Ask, Asks
-from tools.fire.models import N_CTX, NAMES, Name
+from tools.fire.listed import listing
+from tools.fire.models import N_CTX, NAMES, Law, Name
 
 Flags = tuple[str, ...]
 
@@ -68,6 +69,7 @@ class Trace(msgspec.Struct, frozen=True):
     has_draft_model: bool
     lives: tuple[Life, ...]
     asks: tuple[Ask, ...]
+    law: Law = "equal"
 
     @property
     def n_requests(self) -> int:
@@ -80,8 +82,10 @@ class Trace(msgspec.Struct, frozen=True):
         return [*{self.asks[place].digest: self.asks[place] for place in sorted(places)}.values()]
 
 
-def draw(seed: int, *, n_requests: int = 250, models: tuple[Name, ...] = NAMES) -> Trace:
-    """The trace of that seed: two lives of a worker, with `n_requests` in all."""
+def draw(seed: int, *, n_requests: int = 250, models: tuple[Name, ...] = NAMES, law: Law = "equal") -> Trace:
+    """The trace of that seed: two lives of a worker, with `n_requests` in all. Under both laws it is the same one, but
+    for what the near law needs: its requests ask for log-probabilities, and jobs of a hybrid model run together.
+    """
     rng = Random(seed)  # noqa: S311 - chance that can be repeated, not a secret
     asks = Asks(rng)
     places: dict[bytes, int] = {}
@@ -90,7 +94,7 @@ def draw(seed: int, *, n_requests: int = 250, models: tuple[Name, ...] = NAMES) 
     for number in range(N_LIVES):
         acts = []
         for at_ms in _arrivals(rng, (n_requests + number) // N_LIVES):
-            ask = asks.draw()
+            ask = asks.draw() if law == "equal" else listing(asks.draw())
             sent = msgspec.json.encode(ask)
             if sent not in places:
                 places[sent] = len(drawn)
@@ -103,11 +107,12 @@ def draw(seed: int, *, n_requests: int = 250, models: tuple[Name, ...] = NAMES) 
     return Trace(
         seed=seed,
         model=model,
-        flags=_flags(rng, model),
+        flags=_flags(rng, model, law),
         has_cache_dir=rng.random() < 0.5,
         has_draft_model=rng.random() < 0.25 and model != "hybrid",
         lives=tuple(lives),
         asks=tuple(drawn),
+        law=law,
     )
 
 
@@ -141,11 +146,11 @@ def _fate(rng: Random) -> Fate:
     return Pause(n_pieces, rng.choice([50, 300, 900])) if roll < 0.2 else None
 
 
-def _flags(rng: Random, model: Name) -> Flags:
+def _flags(rng: Random, model: Name, law: Law) -> Flags:
     """Few cells and few slots, so that jobs wait, are paused, and lose their cached cells.
 
-    At a hybrid model the law holds for one job at a time only, and the worker takes no other number. The default model
-    was trained on more than the fewest cells; with more of them a job could use more.
+    At a hybrid model answers are equal for one job at a time only, and the worker takes no other number. The default
+    model was trained on more than the fewest cells; with more of them a job could use more.
     """
     choices: dict[str, tuple[str, ...]] = {
         "--ctx-size": ("2048", "2560", "4096", "8192"),
@@ -160,7 +165,7 @@ def _flags(rng: Random, model: Name) -> Flags:
         "--max-queue": ("32", "256", "256", "256"),
     }
     picked = {name: rng.choice(values) for name, values in choices.items()}
-    if model == "hybrid":
+    if model == "hybrid" and law == "equal":
         picked["--parallel"] = "1"
     if model == "default":
         picked["--ctx-size"] = str(N_CTX)
