@@ -21,7 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/time.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -179,28 +178,10 @@ int getaddrinfo(const char *node, const char *service, const struct addrinfo *hi
     return EAI_AGAIN;
 }
 
-static time_t seconds_off(void) {
-    long seconds = getenv("FAULTS") ? rule("clock", NULL) : 0;
-    return seconds && is_on() ? seconds : 0;
-}
-
 int clock_gettime(clockid_t clock, struct timespec *now) {
     REAL(clock_gettime);
     int answer = next(clock, now);
-    if (!answer && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec += seconds_off();
+    if (!answer && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) && getenv("FAULTS"))
+        if (rule("clock", NULL) && is_on()) now->tv_sec += rule("clock", NULL);
     return answer;
-}
-
-int gettimeofday(struct timeval *restrict now, void *restrict zone) {
-    REAL(gettimeofday);
-    int answer = next(now, zone);
-    if (!answer && now) now->tv_sec += seconds_off();
-    return answer;
-}
-
-time_t time(time_t *now) {
-    struct timespec precise;
-    clock_gettime(CLOCK_REALTIME, &precise);
-    if (now) *now = precise.tv_sec;
-    return precise.tv_sec;
 }
