@@ -75,6 +75,7 @@ ROADS: dict[str, dict[str, int]] = {
         "worker.web.execute": 60,
         "worker.web.request_parser": 110,
         "worker.web.streaming": 188,
+        "worker.wire.encoding": 25,
         "worker.wire.frames": 50,
         "worker.wire.jobs": 284,
     },

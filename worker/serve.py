@@ -17,7 +17,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
 import uvloop
 
 from worker.config.engine import configure
@@ -44,6 +43,7 @@ from worker.observe.redaction import Secrets
 from worker.protocol.bodies import LegacyReadyCallback, ReadyCallback
 from worker.saved.directory import prepare_directory
 from worker.web.server import allow_open_files, bound_socket, served, url_of
+from worker.wire.encoding import encode_json
 
 if TYPE_CHECKING:
     from worker.observe.traces import Traces  # an extra
@@ -358,8 +358,8 @@ def _callback_body(settings: Settings, front: Front, port: int) -> bytes:
     uri = settings.advertise_url or f"http://localhost:{port}"
     if settings.legacy_callback_body:
         legacy = LegacyReadyCallback(worker_id=settings.worker_id, vram_bytes=front.vram_bytes, uri=uri)
-        return msgspec.json.encode(legacy)
-    return msgspec.json.encode(
+        return encode_json(legacy)
+    return encode_json(
         ReadyCallback(
             worker_id=settings.worker_id,
             vram_bytes=front.vram_bytes,

@@ -17,11 +17,12 @@ import msgspec
 from worker.anthropic.blocks import SIGNATURE, encoded_thoughts
 from worker.anthropic.errors import error_body, failure_detail
 from worker.chat.parse import Arguments, CallBegun, Content, Delta, Thought
-from worker.openai.answers import JSON_TYPE, Heading, encode
+from worker.openai.answers import JSON_TYPE, Heading
 from worker.openai.event_choice import EventChoice
 from worker.openai.reading import Reading
 from worker.protocol.bodies import Count, doc
 from worker.protocol.events import SSE_TYPE, EndEvent, ErrorEvent
+from worker.wire.encoding import encode_json
 from worker.wire.jobs import Finished, Logprob
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -336,4 +337,4 @@ class StreamedMessage(MessageChoice):
         return self._sent([{"type": "message_start", "message": self.made()}])
 
     def _sent(self, events: Sequence[Event]) -> bytes:
-        return b"".join(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(event)) for event in events)
+        return b"".join(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event)) for event in events)

@@ -11,6 +11,7 @@ from worker.errors import Unauthorized, WorkerBusy, WorkerDraining, WorkerError,
 from worker.openai.errors import UnknownModel, failure
 from worker.protocol.bodies import FieldsRefused, doc
 from worker.protocol.events import ErrorEvent
+from worker.wire.encoding import encode_json
 from worker.wire.refusals import Overflow
 
 ErrorType = Literal[
@@ -85,4 +86,4 @@ def failure_detail(event: ErrorEvent) -> MessagesError:
 
 
 def error_body(detail: MessagesError) -> bytes:
-    return msgspec.json.encode(MessagesErrorBody(error=detail))
+    return encode_json(MessagesErrorBody(error=detail))

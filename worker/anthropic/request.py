@@ -13,7 +13,7 @@ import msgspec
 from worker.anthropic.answer import CollectedMessage, MessageChoice, StreamedMessage, TokenCount
 from worker.anthropic.blocks import read_system, read_turns
 from worker.anthropic.offered import Offered, ToolChoice, read_tools
-from worker.openai.answers import Choice, Heading, encode
+from worker.openai.answers import Choice, Heading
 from worker.openai.constraints import NamedSchema, ResponseFormat
 from worker.openai.errors import refused_as_spelled
 from worker.openai.fields import (
@@ -33,6 +33,7 @@ from worker.openai.tools import constraint_errors, without_schema
 from worker.openai.turns import Turns
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.rules import int_range
+from worker.wire.encoding import encode_json
 from worker.wire.jobs import MarkUse
 from worker.wire.prompts import Conversation
 from worker.wire.questions import Tokenized
@@ -96,7 +97,7 @@ class MessageAsked:
         """The whole answer, once it has ended."""
         (choice,) = choices
         assert isinstance(choice, MessageChoice)
-        return encode(choice.made())
+        return encode_json(choice.made())
 
 
 def read_messages(body: bytes | bytearray, terms: Terms) -> MessageAsked:

@@ -25,6 +25,7 @@ from worker.model.info import Words, read_words
 from worker.protocol.bodies import FieldsRefused
 from worker.protocol.conversation import conversation
 from worker.wire.chat_format import ChatFormat
+from worker.wire.encoding import encode_json
 from worker.wire.jobs import TokenId
 from worker.wire.refusals import Violation
 
@@ -104,7 +105,7 @@ def _answer_lines(shape: type[Line], answer: Callable[[Line], dict[str, Any]]) -
                 found["ignored"] = ignored
         except LineError as error:
             found = {"error": str(error)}
-        sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+        sys.stdout.buffer.write(encode_json(found) + b"\n")
         sys.stdout.buffer.flush()
 
 

@@ -174,8 +174,7 @@ class Engine:
         sequence = self.scheduler.find(job)
         if sequence is not None:
             self._leave(sequence)
-            if self.prefix_cache.is_owing:
-                self._take_checkpoints()
+            self._take_checkpoints()
             # There may be no next step to report the cells by.
             self._report_changes()
 

@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from worker.wire.blocks import BlockHash, BlocksRemoved, BlocksStored, Medium
+from worker.wire.encoding import encode_messagepack
 from worker.wire.jobs import TokenId
 
 MAX_BATCHES = 10_000
@@ -66,7 +67,6 @@ class KvEvents:
     def __init__(self, send: Send, clock: Callable[[], float]) -> None:
         self._send = send
         self._clock = clock
-        self._encoder = msgspec.msgpack.Encoder()
         self._kept: deque[bytes] = deque()
         self._n_kept_bytes = 0
         self.n_batches = 0
@@ -86,7 +86,7 @@ class KvEvents:
         return list(enumerate(islice(self._kept, start - first, None), start))
 
     def _publish(self, events: tuple[BlockStored | BlockRemoved | AllBlocksCleared, ...]) -> None:
-        batch = self._encoder.encode(Batch(self._clock(), events))
+        batch = encode_messagepack(Batch(self._clock(), events))
         self._send(self.n_batches, batch)
         self._kept.append(batch)
         self._n_kept_bytes += len(batch)

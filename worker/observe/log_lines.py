@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from json import dumps
 from typing import Final, Literal, Protocol, TextIO
 
-import msgspec
 import stamina
 import structlog
 from stamina.instrumentation import RetryDetails
@@ -24,6 +23,7 @@ from structlog.typing import EventDict, WrappedLogger
 from worker.errors import WorkerError
 from worker.observe.log_writer import LogWriter
 from worker.observe.redaction import NO_SECRETS, Secrets
+from worker.wire.encoding import encode_json
 
 LogEvent = Literal[
     "startup",
@@ -218,7 +218,7 @@ def _traceback(error: BaseException, depth: int = 0) -> Iterator[str]:
 
 def _json_line(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     """Control characters beyond ASCII get JSON's own escapes too, so that a value reads back as it was."""
-    text = msgspec.json.encode(event).decode()
+    text = encode_json(event).decode()
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else dumps(c)[1:-1] for c in text)

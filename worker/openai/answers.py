@@ -15,6 +15,7 @@ from worker.openai.errors import error_body, failure, failure_detail
 from worker.openai.fields import StreamOptions
 from worker.protocol.bodies import Count, doc
 from worker.protocol.events import SIGN_OF_LIFE, SSE_TYPE, EndEvent, ErrorEvent, MetricsEvent, StartedEvent
+from worker.wire.encoding import encode_json
 from worker.wire.jobs import Finished, Logprob, StopReason
 
 FinishReason = Literal["stop", "length"]
@@ -30,8 +31,6 @@ MIN_LOGPROB = -9999.0
 """This number stands for minus infinity, which JSON cannot express; OpenAI sends it too."""
 
 _REASONS: dict[StopReason, FinishReason] = {"MAX_TOKENS": "length", "EOS": "stop", "STOP_SEQUENCE": "stop"}
-
-encode = msgspec.json.Encoder().encode
 
 
 class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,7 +219,7 @@ class StreamedChoice(Choice):
         """A chunk whose choice has its index and these members."""
         if not self._has_usage:
             return self._opening + members + self._closing
-        usage = encode(usage_of([self], n_drawn=n_drawn))
+        usage = encode_json(usage_of([self], n_drawn=n_drawn))
         return self._opening + members + b'}],"usage":' + usage + b"}\n\n"
 
 
@@ -233,14 +232,14 @@ def chunk_opening(heading: Heading, kind: str) -> bytes:
         model=heading.model,
         system_fingerprint=heading.system_fingerprint,
     )
-    return b"data: " + encode(head)[:-1] + b","
+    return b"data: " + encode_json(head)[:-1] + b","
 
 
 def last_chunks(heading: Heading, kind: str, choices: Sequence[Choice], n: int, options: StreamOptions) -> bytes:
     """The chunks after every choice has ended: the usage if the request asked for it, and the end of the stream."""
     if not options.include_usage:
         return DONE
-    usage = encode(usage_of(choices, n=n))
+    usage = encode_json(usage_of(choices, n=n))
     return chunk_opening(heading, kind) + b'"choices":[],"usage":' + usage + b"}\n\n" + DONE
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from worker.openai.answers import Allowance, Choice, Heading, encode, usage_of
+from worker.openai.answers import Allowance, Choice, Heading, usage_of
 from worker.openai.chat_message import (
     ChatCompletion,
     CollectedMessage,
@@ -36,6 +36,7 @@ from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.conversation import unread_members
 from worker.protocol.rules import int_range
 from worker.wire.chat_format import ChatFormat
+from worker.wire.encoding import encode_json
 from worker.wire.jobs import MarkUse
 from worker.wire.prompts import Conversation
 
@@ -103,7 +104,7 @@ class ChatAsked:
 
     def body(self, heading: Heading, choices: Sequence[Choice]) -> bytes:
         """The whole answer, once every choice has ended."""
-        return encode(
+        return encode_json(
             ChatCompletion(
                 id=heading.id,
                 created=heading.created,

@@ -18,7 +18,6 @@ from worker.openai.answers import (
     StreamedChoice,
     Usage,
     array,
-    encode,
     finite,
     json_array,
 )
@@ -26,6 +25,7 @@ from worker.openai.fields import StreamOptions
 from worker.openai.listed import ListedTokens
 from worker.openai.reading import ReadAnswer, Reading
 from worker.protocol.bodies import Count, doc
+from worker.wire.encoding import encode_json
 from worker.wire.jobs import Logprob
 
 OBJECT = "chat.completion"
@@ -286,7 +286,7 @@ class StreamedMessage(StreamedChoice):
         last = b"".join(self._grown(delta, shown, self.n_drawn) for delta, shown in found)
         shown = self._read.rest(is_cut=is_cut)
         rest = self._entries(shown) if shown and self._wants_logprobs else b"null"
-        reason = encode(_reason(self, self._read))
+        reason = encode_json(_reason(self, self._read))
         return last + self._chunk(b'"delta":{},"logprobs":%b,"finish_reason":%b' % (rest, reason), self.n_drawn)
 
     def _grown(self, delta: Delta, shown: Sequence[Logprob], n_drawn: int) -> bytes:
@@ -296,26 +296,26 @@ class StreamedMessage(StreamedChoice):
         return self._chunk(members, n_drawn)
 
     def _entries(self, logprobs: Sequence[Logprob]) -> bytes:
-        return encode(ChatLogprobs(content=array(_encoded(logprobs))))
+        return encode_json(ChatLogprobs(content=array(_encoded(logprobs))))
 
 
 def _delta(delta: Delta) -> bytes:
     """The members of a chunk's delta. A call's id, type and name come once, then parts of its arguments."""
     match delta:
         case Content(text):
-            return b'{"content":%b}' % encode(text)
+            return b'{"content":%b}' % encode_json(text)
         case Thought(text):
-            thought = encode(text)
+            thought = encode_json(text)
             return b'{"reasoning_content":%b,"reasoning":%b}' % (thought, thought)
         case CallBegun(index, call_id, name):
-            head = b'{"index":%d,"id":%b,"type":"function"' % (index, encode(call_id))
-            return b'{"tool_calls":[%b,"function":{"name":%b,"arguments":""}}]}' % (head, encode(name))
+            head = b'{"index":%d,"id":%b,"type":"function"' % (index, encode_json(call_id))
+            return b'{"tool_calls":[%b,"function":{"name":%b,"arguments":""}}]}' % (head, encode_json(name))
         case Arguments(index, text):
-            return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (index, encode(text))
+            return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (index, encode_json(text))
 
 
 def _encoded(logprobs: Sequence[Logprob]) -> list[bytes]:
-    return [encode(_drawn(entry)) for entry in logprobs]
+    return [encode_json(_drawn(entry)) for entry in logprobs]
 
 
 def _drawn(entry: Logprob) -> DrawnLogprob:

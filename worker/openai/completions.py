@@ -21,7 +21,6 @@ from worker.openai.answers import (
     StreamedChoice,
     Usage,
     array,
-    encode,
     finite,
     json_array,
     usage_of,
@@ -38,6 +37,7 @@ from worker.openai.fields import (
 )
 from worker.protocol.bodies import Count, FieldError, doc
 from worker.protocol.rules import int_range
+from worker.wire.encoding import encode_json
 from worker.wire.jobs import Logprob, MarkUse, Prompt, TokenId
 from worker.wire.prompts import Infill
 
@@ -128,7 +128,7 @@ class CompletionAsked:
 
     def body(self, heading: Heading, choices: Sequence[Choice]) -> bytes:
         """The whole answer, once every choice has ended."""
-        return encode(
+        return encode_json(
             Completion(
                 id=heading.id,
                 created=heading.created,
@@ -332,7 +332,7 @@ class Columns:
             name = self._name(other.text, other.id)
             # Tokens that are parts of a character may have the same text.
             top[name] = max(finite(other.logprob), top.get(name, other.logprob))
-        n_bytes = self._append(self._name(token.text, token.id), encode(finite(token.logprob)), encode(top))
+        n_bytes = self._append(self._name(token.text, token.id), encode_json(finite(token.logprob)), encode_json(top))
         self._at += len(self._decoder.decode(token.piece))
         return n_bytes
 
@@ -353,7 +353,7 @@ class Columns:
         return f"token_id:{token}" if self._as_ids else text
 
     def _append(self, name: str, logprob: bytes, top: bytes) -> int:
-        items = (b"%d" % self._at, logprob, encode(name), top)
+        items = (b"%d" % self._at, logprob, encode_json(name), top)
         for column, item in zip((self._offsets, self._logprobs, self._tokens, self._tops), items, strict=True):
             column.append(item)
         return sum(map(len, items))
@@ -383,7 +383,7 @@ class TextPart:
                 n_bytes += self.columns.add(entry)
             if self.of_prompt is not None:
                 assert self._asked.prompt_logprobs is not None
-                self.of_prompt.append(encode(_ranked(entry, self._asked.prompt_logprobs)))
+                self.of_prompt.append(encode_json(_ranked(entry, self._asked.prompt_logprobs)))
                 n_bytes += len(self.of_prompt[-1])
         return n_bytes
 
@@ -464,7 +464,7 @@ class StreamedText(StreamedChoice):
         self._part.reset()
 
     def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
-        return self._echoed() + self._text_chunk("", logprobs, encode(self.finish_reason), self.n_drawn)
+        return self._echoed() + self._text_chunk("", logprobs, encode_json(self.finish_reason), self.n_drawn)
 
     def _echoed(self) -> bytes:
         """The chunk with the echo at the first call, nothing later."""
@@ -483,8 +483,10 @@ class StreamedText(StreamedChoice):
         if self._part.columns is not None:
             for entry in logprobs:
                 self._part.columns.add(entry)
-            entries = encode(self._part.columns.take())
-        return self._chunk(b'"text":%b,"logprobs":%b,"finish_reason":%b' % (encode(text), entries, reason), n_drawn)
+            entries = encode_json(self._part.columns.take())
+        return self._chunk(
+            b'"text":%b,"logprobs":%b,"finish_reason":%b' % (encode_json(text), entries, reason), n_drawn
+        )
 
 
 def _ranked(entry: Logprob, n_top: int) -> dict[str, RankedToken]:

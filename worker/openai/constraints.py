@@ -16,6 +16,7 @@ import msgspec
 from worker.openai.errors import NotAnObject
 from worker.protocol.bodies import MAX_ERRORS, FieldError, doc
 from worker.protocol.constraints import SchemaText, schema_text
+from worker.wire.encoding import encode_json
 
 FORMATS = ("text", "json_object", "json_schema")
 _ANY_OBJECT = {"type": "object"}
@@ -164,7 +165,7 @@ def _text(place: str, value: str, errors: list[FieldError]) -> str:  # noqa: ARG
 def _schema(place: str, value: object, errors: list[FieldError]) -> SchemaText:  # noqa: ARG001 - a Read
     """Raises: NotAnObject if the schema is nested so deeply that it cannot be encoded again."""
     try:
-        return SchemaText(msgspec.json.encode(value).decode())
+        return SchemaText(encode_json(value).decode())
     except RecursionError:
         raise NotAnObject("the body is nested too deeply") from None
 

@@ -12,6 +12,7 @@ import msgspec
 from worker.errors import InvalidRequest, Unauthorized, WorkerBusy, WorkerError
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.events import ErrorEvent, StreamCode
+from worker.wire.encoding import encode_json
 from worker.wire.refusals import Overflow
 
 ErrorType = Literal[
@@ -153,7 +154,7 @@ def failure_detail(event: ErrorEvent) -> ErrorDetail:
 
 
 def error_body(detail: ErrorDetail) -> bytes:
-    return msgspec.json.encode(ApiErrorBody(error=detail))
+    return encode_json(ApiErrorBody(error=detail))
 
 
 def refused_as_spelled(

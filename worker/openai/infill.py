@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from worker.openai.answers import Allowance, Choice, CollectedChoice, Heading, encode
+from worker.openai.answers import Allowance, Choice, CollectedChoice, Heading
 from worker.openai.errors import error_body, failure_detail
 from worker.openai.fields import (
     GeneratingRequest,
@@ -23,6 +23,7 @@ from worker.openai.fields import (
 )
 from worker.protocol.bodies import Count, FieldError, doc
 from worker.protocol.events import SIGN_OF_LIFE, SSE_TYPE, EndEvent, ErrorEvent, StartedEvent
+from worker.wire.encoding import encode_json
 from worker.wire.jobs import Finished, Logprob, MarkUse, StopReason
 from worker.wire.prompts import Infill
 
@@ -248,7 +249,7 @@ class _Filling(Choice):
                 predicted_per_second=_per_second(self.n_drawn, event.decode_time_ms),
             ),
         )
-        return encode(chosen(msgspec.to_builtins(fill), self._asked.response_fields))
+        return encode_json(chosen(msgspec.to_builtins(fill), self._asked.response_fields))
 
 
 class CollectedFill(_Filling, CollectedChoice):
@@ -280,7 +281,7 @@ class StreamedFill(_Filling):
         is_reasoning: bool = False,  # noqa: ARG002 - chat_message.py's alone
     ) -> bytes:
         members = b'"tokens_predicted":%d,"tokens_evaluated":%d' % (n_sampled, self.n_prompt)
-        return b'data: {"index":0,"content":%b,"stop":false,"id_slot":0,%b}\n\n' % (encode(text), members)
+        return b'data: {"index":0,"content":%b,"stop":false,"id_slot":0,%b}\n\n' % (encode_json(text), members)
 
     def error(self, event: ErrorEvent) -> bytes:
         super().error(event)

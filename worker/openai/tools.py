@@ -15,6 +15,7 @@ import msgspec
 from worker.protocol.bodies import FieldError
 from worker.protocol.constraints import MAX_DEPTH
 from worker.protocol.execute import GenerationFields
+from worker.wire.encoding import encode_json
 from worker.wire.tools import OfferedTool, Tools
 
 MAX_TOOLS = 512
@@ -100,7 +101,7 @@ class ToolUse:
             OfferedTool(
                 name=tool.name,
                 place=at,
-                parameters=msgspec.json.encode(tool.schema).decode(),
+                parameters=encode_json(tool.schema).decode(),
                 is_text=tool.kind == "custom",
                 grammar=tool.grammar,
                 regex=tool.regex,

@@ -3,7 +3,7 @@
 
 Owns: keys and their order, which is the order of the fields below, and the annotations from which msgspec makes the
 OpenAPI document. Refuses to know: the source of the figures, the rules of requests, HTTP. Pure; runs on the
-front's event loop. A struct becomes bytes with `msgspec.json.encode`.
+front's event loop. A struct becomes bytes with `encode_json`.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from worker.errors import InvalidRequest, WorkerError
+from worker.wire.encoding import encode_json
 from worker.wire.refusals import Overflow, Violation
 
 MAX_ERRORS = 64
@@ -56,7 +57,7 @@ class ErrorBody(_Body, frozen=True, kw_only=True):
 
 def encode_error(error: WorkerError) -> bytes:
     """The body of an error outside a stream."""
-    return msgspec.json.encode(ErrorBody(code=error.code, message=str(error), retriable=error.retriable))
+    return encode_json(ErrorBody(code=error.code, message=str(error), retriable=error.retriable))
 
 
 class FieldError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -109,7 +110,7 @@ def refused_by_engine(violations: Sequence[Violation]) -> FieldsRefused:
 
 def encode_violations(errors: list[FieldError]) -> bytes:
     """The body of the 400: `{"errors":[…]}`."""
-    return msgspec.json.encode(FieldErrors(errors))
+    return encode_json(FieldErrors(errors))
 
 
 class ParityBody(_Body, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from typing import Any, NewType
 import msgspec
 
 from worker.protocol.bodies import FieldError
+from worker.wire.encoding import encode_json
 
 SchemaText = NewType("SchemaText", str)
 """A JSON schema as compact JSON: an object, `true` or `false`, its properties in the order of the request."""
@@ -34,7 +35,7 @@ def schema_text(raw: bytes) -> SchemaText | None:
     schema = _schema.decode(raw)
     if schema is None:
         return None
-    text = msgspec.json.encode(schema)
+    text = encode_json(schema)
     # The decoder keeps the last of members given twice, and nothing of a schema may be lost.
     if _without_escapes(text).count(b'"') != _without_escapes(raw).count(b'"'):
         raise msgspec.ValidationError("a name is given twice")

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, doc
 from worker.protocol.constraints import MAX_BYTES, MAX_DEPTH
 from worker.protocol.unread import unread
+from worker.wire.encoding import encode_json
 from worker.wire.prompts import Conversation
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -317,7 +318,7 @@ def _inside(value: object) -> Iterable[object]:
 
 
 def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
+    return encode_json(value).decode()
 
 
 def _error(field: str, constraint: str, message: str) -> FieldError:

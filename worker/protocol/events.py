@@ -13,6 +13,7 @@ from typing import Annotated, Final, Literal, Protocol
 import msgspec
 
 from worker.protocol.bodies import U64, Count, Moment, doc
+from worker.wire.encoding import encode_json
 from worker.wire.jobs import Finished, Logprob, StopReason
 
 EVENT_TYPES: Final = ("started", "token", "metrics", "end", "error")
@@ -104,8 +105,6 @@ class ErrorEvent(_Event, frozen=True, kw_only=True, tag="error"):
 
 
 Event = StartedEvent | TokenEvent | MetricsEvent | EndEvent | ErrorEvent
-
-_encoder = msgspec.json.Encoder()
 
 
 def _sampled(entry: Logprob) -> SampledLogprob:
@@ -228,7 +227,7 @@ class Framing:
         """It keeps nothing."""
 
     def _frame(self, event_type: str, event: _Event) -> bytes:
-        return self.leads[event_type] + _encoder.encode(event) + self.tail
+        return self.leads[event_type] + encode_json(event) + self.tail
 
 
 class _TextOnly(Framing):

@@ -47,6 +47,7 @@ from worker.protocol.events import (
 )
 from worker.protocol.execute import CancelRequest, ExecuteRequest, MalformedJson, WrongShape
 from worker.protocol.rules import violations
+from worker.wire.encoding import encode_json
 
 JSON = "application/json"
 TEXT = "text/plain"
@@ -330,7 +331,7 @@ _LINES = Content(
 )
 _FRAMES = Content(
     shapes=(ServerSentEvent,),
-    examples={str(event.__struct_config__.tag): {"data": msgspec.json.encode(event).decode()} for event in _EVENTS},
+    examples={str(event.__struct_config__.tag): {"data": encode_json(event).decode()} for event in _EVENTS},
 )
 
 _EXECUTE_ERRORS: dict[int, Answer] = {

@@ -18,6 +18,7 @@ from worker.web.described import described
 from worker.web.edge import counted
 from worker.web.openai import Api, ignored_headers, spelled
 from worker.web.refusals import ANTHROPIC_ERRORS, json_answer, text_answer
+from worker.wire.encoding import encode_json
 from worker.wire.questions import Tokenized
 
 
@@ -81,4 +82,4 @@ async def _tokenized(api: Api, asked: ResponseAsked | MessageAsked) -> Tokenized
 
 
 def _counted(body: msgspec.Struct, asked: ResponseAsked | MessageAsked) -> Response[bytes]:
-    return json_answer(msgspec.json.encode(body), headers=ignored_headers(asked.generation))
+    return json_answer(encode_json(body), headers=ignored_headers(asked.generation))

@@ -30,6 +30,7 @@ from worker.web.edge import OPEN_PATHS, Edge, note_refusal
 from worker.web.execute import execute_route
 from worker.web.openai import Api, openai_routes
 from worker.web.refusals import json_answer, refusal_of, text_answer
+from worker.wire.encoding import encode_json
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'nonce-{nonce}' "
@@ -157,7 +158,7 @@ def _document_of(handlers: list[HTTPRouteHandler], settings: Settings) -> bytes:
         for method, path in _places(handler)
     ]
     limits = Limits(max_prompt_chars=settings.max_prompt_chars, max_tokens_out=settings.execute_tokens_out)
-    return msgspec.json.encode(openapi_document(__version__, routes, limits, has_token=settings.api_key is not None))
+    return encode_json(openapi_document(__version__, routes, limits, has_token=settings.api_key is not None))
 
 
 def _document_routes(document: bytes) -> list[HTTPRouteHandler]:
@@ -199,4 +200,4 @@ def _refused(request: AnyRequest, error: Exception, route_list: str = "") -> Res
 
 
 def _json(body: msgspec.Struct, status: int = 200) -> Response[bytes]:
-    return json_answer(msgspec.json.encode(body), status)
+    return json_answer(encode_json(body), status)

@@ -12,7 +12,6 @@ from functools import partial
 from itertools import product
 from typing import TypeVar
 
-import msgspec
 from litestar import Response, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
@@ -44,6 +43,7 @@ from worker.web.described import described
 from worker.web.edge import counted
 from worker.web.refusals import OPENAI_ERRORS, Errors, json_answer, text_answer
 from worker.web.streaming import JobAnswer, JobStream
+from worker.wire.encoding import encode_json
 from worker.wire.jobs import Prompt
 from worker.wire.load import Loaded
 from worker.wire.questions import Tokenized
@@ -190,7 +190,7 @@ def _ignored(names: Sequence[str]) -> dict[str, str]:
 
 
 def _body(body: object, ignored: Sequence[str] = ()) -> Response[bytes]:
-    return json_answer(msgspec.json.encode(body), headers=_ignored(ignored))
+    return json_answer(encode_json(body), headers=_ignored(ignored))
 
 
 # ── routes ───────────────────────────────────────────────────────────────────────────────────────

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from worker.wire.encoding import encode_messagepack
 from worker.wire.messages import Inbound, Outbound
 
 _HEADER = struct.Struct("<II")
@@ -18,13 +19,12 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 """A limit above any valid frame: a prompt of 32,768 characters is 128 KiB; the longest frame is the answer about a
 prompt of 2²¹ characters with four tokens each. A larger length means that the peer is broken."""
 
-_encoder = msgspec.msgpack.Encoder()
 inbound_decoder: msgspec.msgpack.Decoder[Inbound] = msgspec.msgpack.Decoder(Inbound)
 outbound_decoder: msgspec.msgpack.Decoder[Outbound] = msgspec.msgpack.Decoder(Outbound)
 
 
 def encode_frame(generation: int, message: Inbound | Outbound) -> bytes:
-    body = _encoder.encode(message)
+    body = encode_messagepack(message)
     return _HEADER.pack(len(body), generation) + body
 
 

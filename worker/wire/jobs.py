@@ -159,8 +159,7 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True):
     token: TopToken
     top: tuple[TopToken, ...]
     is_of_name: bool = False
-    """True if the token may be a part of a tool's name in JSON (names.py); then it is reported if calls may come, even
-    if the client wants no log-probabilities."""
+    """True if it may be a part of a tool's name in JSON (names.py); these are reported unasked if calls may come."""
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET
 
 from worker.chat.parse import Arguments, CallBegun, Content, Delta, Thought
-from worker.openai.answers import JSON_TYPE, encode, usage_of
+from worker.openai.answers import JSON_TYPE, usage_of
 from worker.openai.errors import failure_detail
 from worker.openai.event_choice import EventChoice
 from worker.openai.reading import Reading
@@ -43,6 +43,7 @@ from worker.openai.responses.resource import (
 from worker.openai.text_argument import TextArgument
 from worker.openai.tools import Tool
 from worker.protocol.events import SSE_TYPE, ErrorEvent, StreamCode
+from worker.wire.encoding import encode_json
 from worker.wire.jobs import Logprob
 
 Event = tuple[str, dict[str, Any]]
@@ -375,4 +376,4 @@ class StreamedResponse(ResponseChoice):
         kind, members = event
         data = {"type": kind, "sequence_number": self._n_events, **members}
         self._n_events += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(data))
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode_json(data))

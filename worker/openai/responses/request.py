@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from worker.openai.answers import Choice, Heading, encode
+from worker.openai.answers import Choice, Heading
 from worker.openai.constraints import NamedSchema, ResponseFormat
 from worker.openai.errors import refused_as_spelled
 from worker.openai.fields import (
@@ -35,6 +35,7 @@ from worker.openai.thinking import EFFORTS, Thinking, thinking_of, with_idle_nam
 from worker.openai.tools import constraint_errors, without_schema
 from worker.openai.turns import Turns
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
+from worker.wire.encoding import encode_json
 from worker.wire.jobs import MarkUse
 from worker.wire.prompts import Conversation
 from worker.wire.questions import Tokenized
@@ -136,7 +137,7 @@ class ResponseAsked:
         """The whole answer, once it has ended."""
         (choice,) = choices
         assert isinstance(choice, ResponseChoice)
-        return encode(choice.made())
+        return encode_json(choice.made())
 
     @property
     def _shown(self) -> Shown:
