@@ -208,8 +208,9 @@ def _response(answer: Answer, event: Json) -> None:
 def _message(answer: Answer, event: Json) -> None:
     match event["type"]:
         case "message_start":
-            usage = event["message"]["usage"]
-            answer.fixed["input_tokens"] = _scrubbed(usage)["input_tokens"]
+            n_tokens = _scrubbed(event["message"]["usage"])["input_tokens"]
+            if n_tokens:  # as in a job's
+                answer.fixed["input_tokens"] = n_tokens
         case "content_block_start":
             block = event["content_block"]
             answer.fixed[str(event["index"])] = [block["type"], block.get("name")]

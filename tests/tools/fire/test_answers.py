@@ -162,3 +162,15 @@ def test_whole_bodies_are_compared_without_ids_and_with_the_ids_of_tokens() -> N
     )
     assert differences(whole, other) == []
     assert differences(whole, wrong)
+
+
+@pytest.mark.parametrize("path", [EXECUTE, MESSAGES])
+def test_the_tokens_of_a_prompt_that_was_not_read_are_not_compared(path: str) -> None:
+    """A job that ends before its prompt was read says that it has 0."""
+    alone = answer_of(ask(path), 200, body(path, STREAMS[path](["abc"], "x")))
+    began = STREAMS[path]([], "")[0]
+    if path == EXECUTE:
+        began = began | {"prompt_tokens": 0}
+    else:
+        began["message"]["usage"] = {"input_tokens": 0, "cache_read_input_tokens": 0}
+    assert excesses(answer_of(ask(path), 200, body(path, [began], is_whole=False)), alone) == []
