@@ -146,7 +146,7 @@ def test_rows_are_of_the_slots_last_tokens_alone(make_pair: MakePair) -> None:
 def test_a_head_says_the_same_of_a_text_in_one_part_and_in_several(
     make_pair: MakePair, kind: made_architectures.Kind
 ) -> None:
-    """And it depends on the tokens before, and on the model's rows of them."""
+    """It depends on the tokens before, and on the model's rows of them."""
     pair = make_pair(kind)
     tokens = some(3, 24)
 

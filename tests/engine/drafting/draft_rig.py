@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from math import log
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -140,6 +141,39 @@ class DraftRig:
             queued(job, prompt, request.max_tokens, Sampling(seed=request.seed), request.stop, constraint=constraint)
         )
         return job
+
+    def serve(self, requests: Seq[Request]) -> float:
+        """The modelled seconds that some requests take, which come together; their texts are checked."""
+        for request in requests:
+            self.submit(request)
+        spent_s = self.run()
+        self.check()
+        return spent_s
+
+    def play(self, operations: Seq[Any]) -> None:
+        """Submit requests, cancel jobs and run steps as asked, and then all that is left; nothing fails."""
+        for operation in operations:
+            match operation:
+                case Request():
+                    self.submit(operation)
+                case ("cancel", job):
+                    self.engine.cancel(JobKey(job))
+                case (_, n_steps):
+                    for _ in range(n_steps):
+                        self.engine.step()
+        self.serve([])
+        assert not self.warnings
+
+    def serve_until_it_fails(self, requests: Seq[Request]) -> str:
+        """Serve requests with drafts that fail after 20 steps. Return the only warning."""
+        for request in requests:
+            self.submit(request)
+        for _ in range(20):
+            self.engine.step()
+        self.draft.has_room = False
+        self.serve([])
+        assert len(self.warnings) == 1
+        return self.warnings[0]
 
     def run(self) -> float:
         """Modelled seconds until nothing is left to do."""

@@ -17,6 +17,11 @@ MATCHES = st.sampled_from((1, 2, 5, 9, 16, 400))
 Costs = tuple[tuple[int, float], ...]
 
 
+def cheap(costs: Costs) -> Costs:
+    """The costs of a model that is a twentieth as large."""
+    return tuple((n, seconds / 20) for n, seconds in costs)
+
+
 @st.composite
 def row_costs(draw: st.DrawFn, n_rows: int = 24) -> Costs:
     """Any costs that rise: flat, straight, or with steps where a kernel's tile is full."""

@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.drafting.draft_rig import ITL_TARGET_S, DraftRig, Guesser
-from tests.engine.drafting.step_costs import CPU, GPU, Costs, cost
+from tests.engine.drafting.step_costs import CPU, GPU, Costs, cheap, cost
 from tests.engine.fake_runner import Request
 from worker.engine.drafting.draft_model import CATCH_UP_SHARE
 from worker.engine.drafting.speculation import MAX_LOST, N_INVESTED
 from worker.limits import MAX_DRAFTS
-from worker.wire.jobs import JobKey
 
 LAW = settings(max_examples=25)
 QUICK: Costs = tuple((n, seconds / 5) for n, seconds in CPU)
@@ -21,12 +20,7 @@ SLOW: Costs = tuple((n, 0.9 * seconds) for n, seconds in CPU)
 
 
 def seconds(share: float, costs: Costs, draft_costs: Costs | None, requests: list[Request]) -> float:
-    rig = DraftRig(Guesser(share=share), costs, draft_costs)
-    for request in requests:
-        rig.submit(request)
-    spent_s = rig.run()
-    rig.check()
-    return spent_s
+    return DraftRig(Guesser(share=share), costs, draft_costs).serve(requests)
 
 
 def jobs(n_jobs: int, n_tokens: int, n_prompt: int = 8) -> list[Request]:
@@ -42,8 +36,7 @@ def test_drafts_that_are_nearly_always_right_make_a_job_faster(share: float, lea
 
 def test_a_draft_model_with_recurrent_state_drafts_as_much_as_another() -> None:
     """It goes back without a copy, and computes the right tokens again with the next draft."""
-    cheap = tuple((n, one / 20) for n, one in GPU)
-    rigs = [DraftRig(Guesser(share=0.9), GPU, cheap, has_state=has_state) for has_state in (False, True)]
+    rigs = [DraftRig(Guesser(share=0.9), GPU, cheap(GPU), has_state=has_state) for has_state in (False, True)]
     for rig in rigs:
         for request in jobs(3, 200):
             rig.submit(request)
@@ -56,8 +49,8 @@ def test_a_draft_model_with_recurrent_state_drafts_as_much_as_another() -> None:
 
 
 def test_drafts_pay_for_many_jobs_where_rows_are_nearly_free() -> None:
-    cheap = tuple((n, one / 10) for n, one in GPU)
-    assert seconds(0.9, GPU, None, jobs(4, 300)) / seconds(0.9, GPU, cheap, jobs(4, 300)) >= 1.8
+    tenth = tuple((n, one / 10) for n, one in GPU)
+    assert seconds(0.9, GPU, None, jobs(4, 300)) / seconds(0.9, GPU, tenth, jobs(4, 300)) >= 1.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +119,7 @@ def test_a_draft_model_that_is_not_sure_drafts_nothing_and_is_soon_not_asked() -
 
 def test_a_long_prompt_is_read_along_in_parts_that_delay_no_other_job() -> None:
     """The draft model reads it only if the answer may be long enough."""
-    cheap = tuple((n, one / 20) for n, one in GPU)
-    rig = DraftRig(Guesser(), GPU, cheap)
+    rig = DraftRig(Guesser(), GPU, cheap(GPU))
     rig.submit(Request(tuple(range(64)) * 20, 400))
     rig.run()
     rig.check()
@@ -157,32 +149,15 @@ def test_every_job_has_the_tokens_that_it_has_alone(
     operations: list[Any], n_cells: int, n_draft_cells: int, has_state: bool
 ) -> None:
     """While others come, pause and are cancelled, and however few cells the draft model has."""
-    cheap = tuple((n, one / 20) for n, one in GPU)
-    rig = DraftRig(Guesser(share=0.8), GPU, cheap, n_cells=n_cells, n_draft_cells=n_draft_cells, has_state=has_state)
-    for operation in operations:
-        match operation:
-            case Request():
-                rig.submit(operation)
-            case ("cancel", job):
-                rig.engine.cancel(JobKey(job))
-            case (_, n_steps):
-                for _ in range(n_steps):
-                    rig.engine.step()
-    rig.run()
-    rig.check()
-    assert not rig.warnings
+    rig = DraftRig(
+        Guesser(share=0.8), GPU, cheap(GPU), n_cells=n_cells, n_draft_cells=n_draft_cells, has_state=has_state
+    )
+    rig.play(operations)
 
 
 def test_a_draft_model_that_fails_is_left_out_with_one_warning() -> None:
-    rig = DraftRig(Guesser(), GPU, tuple((n, one / 20) for n, one in GPU))
-    for request in jobs(3, 400):
-        rig.submit(request)
-    for _ in range(20):
-        rig.engine.step()
-    rig.draft.has_room = False
-    rig.run()
-    rig.check()
-    assert len(rig.warnings) == 1
+    rig = DraftRig(Guesser(), GPU, cheap(GPU))
+    rig.serve_until_it_fails(jobs(3, 400))
     n_before = len(rig.draft.ran)
     rig.submit(jobs(1, 50)[0])
     rig.run()
@@ -191,7 +166,7 @@ def test_a_draft_model_that_fails_is_left_out_with_one_warning() -> None:
 
 def test_after_the_draft_model_becomes_right_it_is_asked_again() -> None:
     """A job in which it was of no use for long, and then is of some."""
-    early, late = (DraftRig(Guesser(useless_until=n), GPU, tuple((n, one / 20) for n, one in GPU)) for n in (0, 200))
+    early, late = (DraftRig(Guesser(useless_until=n), GPU, cheap(GPU)) for n in (0, 200))
     for rig in (early, late):
         rig.submit(jobs(1, 1_000)[0])
         rig.run()
