@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import httpx2
 import psutil
 import pytest
 
@@ -30,6 +31,7 @@ from tests.web.wire import (
     request_of,
 )
 from tests.worker_process import Stream, WorkerProcess, check_order, eventually, serve_default, serving
+from worker.web.server import UNUSED_TIMEOUT_S
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -110,6 +112,29 @@ def test_a_body_that_does_not_arrive_is_cut(impatient: WorkerProcess) -> None:
         sock.sendall(head("POST", "/execute", content_type=JSON, content_length=100) + b'{"job_id"')
         assert read_to_end(sock) == b""
     check_order(impatient.run(prompt=COUNT, max_tokens=1))
+
+
+hasty = serving("shallow_model", "--ctx-size", "2048", scope="function", constants={"web.server.UNUSED_TIMEOUT_S": 1})
+
+
+def test_a_connection_without_another_request_is_closed(hasty: WorkerProcess) -> None:
+    with hasty.connect() as sock:
+        for _ in range(2):
+            sock.sendall(HEALTH)
+            assert read_answer(sock).status == 200
+        assert read_to_end(sock) == b""
+
+
+GIVEN_UP_S = {"httpx": httpx2.Limits().keepalive_expiry, "nginx": 60, "Go": 90, "reqwest": 90}
+"""The seconds after which clients and proxies close a connection that they do not use, by their documentation."""
+
+
+@pytest.mark.parametrize("client", GIVEN_UP_S)
+def test_the_client_closes_an_unused_connection_first(client: str) -> None:
+    """Otherwise a request that is on its way when the worker closes would be lost."""
+    given_up_s = GIVEN_UP_S[client]
+    assert given_up_s is not None
+    assert given_up_s < UNUSED_TIMEOUT_S
 
 
 @pytest.mark.parametrize("connection", ["close", "keep-alive"])

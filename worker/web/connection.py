@@ -227,7 +227,7 @@ class BoundedConnection(HttpToolsProtocol):
             return _Wait.FAREWELL
         if self._is_body_awaited:
             return None if self._is_body_held_back else _Wait.BODY
-        if not self._is_idle:
+        if not self._is_idle or self.flow.write_paused:
             return _Wait.READING if self.flow.write_paused else None
         if self._is_in_headers:
             return _Wait.HEADERS

@@ -25,6 +25,14 @@ WANTED_OPEN_FILES = 4096
 MIN_OPEN_FILES = 64
 """The engine, the log and the connections reserved for health need about 40. libuv aborts if it gets none itself."""
 
+UNUSED_TIMEOUT_S = 120
+"""A connection may stay unused between two requests for this long.
+
+A side that closes a connection while the other one sends a request on it loses the request, so the client is to close
+first. httpx gives up an unused connection after 5 s, as long as uvicorn's default, nginx and load balancers after 60,
+Go and reqwest after 90. If there are too many connections, unused ones make room (crowd.py).
+"""
+
 
 @contextmanager
 def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
@@ -74,6 +82,7 @@ async def served(front: Front, sock: socket.socket) -> AsyncIterator[None]:
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        timeout_keep_alive=UNUSED_TIMEOUT_S,
         timeout_graceful_shutdown=1,
     )
     n_open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
