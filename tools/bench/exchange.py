@@ -96,6 +96,11 @@ class Connection(asyncio.Protocol):
         return not self._transport.is_closing()
 
     @property
+    def heard_s(self) -> float:
+        """The time.perf_counter() of the last bytes that came; 0 before the first."""
+        return self._now_s
+
+    @property
     def exchange(self) -> Exchange:
         """The current exchange, as far as it has come."""
         return self._exchange

@@ -33,8 +33,8 @@ _NO_ROOM = 503
 """The status of a full queue, and of a worker whose engine is being replaced: the client asks again."""
 _IDLE_S = 30.0
 _LOOK_AGAIN_S = 0.02
-_LONGEST_REUSE_S = 1.0
-"""The worker closes a connection that is unused for longer than some seconds."""
+_LONGEST_REUSE_S = 60.0
+"""A client that closes unused connections first loses no request to a worker that closes them (web/server.py)."""
 _COUNTED = {
     "paused for want of cells": "worker_preemptions_total",
     "paused for their share": "worker_yields_total",
@@ -223,7 +223,8 @@ class Client:
             await self._meet(fate, connection, ask, job_id)
         exchange = await asking
         if not exchange.broken and connection.is_open:
-            self._unused.append((time.perf_counter(), connection))
+            # A cancel that was sent meanwhile may have taken seconds on a busy machine.
+            self._unused.append((connection.heard_s, connection))
         else:
             connection.close()
         return exchange
