@@ -15,9 +15,7 @@ others.
 A model with sliding windows has two caches, whose cells are used alike: one for its layers with a window, and one for
 those without. In the first llama.cpp writes over a cell that only one seq_id has, once that one's window has passed it;
 it would be missing when another sequence begins with the same tokens. So every cell there has two: each seq_id has a
-twin that goes along with it. And a saved state leaves out what the window has passed, so that a copy is made of parts
-no longer than a window.
-
+twin. A saved state leaves out what the window has passed, so a copy is made of parts no longer than a window.
 Models with recurrent layers have their own class, state_kv.py.
 """
 
@@ -68,8 +66,8 @@ class Kv:
         n_empty_bytes = int(capi.llama_state_seq_get_size(handle, 0))
         if n_empty_bytes == ORDINARY.empty_bytes:
             seq_ids = seq_ids.without_twins()  # a model may name a window that no layer has
-        self._layout = Layout(is_mrope, n_caches=2 if seq_ids.has_twins else 1)
-        if n_empty_bytes != self._layout.empty_bytes:
+        self.layout = Layout(is_mrope, n_caches=2 if seq_ids.has_twins else 1)
+        if n_empty_bytes != self.layout.empty_bytes:
             seq_ids = seq_ids.without_spares()  # a memory of other parts
         self.seq_ids = seq_ids
         self._n_swa = int(capi.llama_model_n_swa(model)) if n_empty_bytes != ORDINARY.empty_bytes else 0
@@ -79,17 +77,14 @@ class Kv:
         """Forgotten cells that are still occupied."""
         self.keeper: Keeper | None = None
         """The keeper of copies beyond this process."""
+        self.staging: Bytes | None = None
+        """Pinned memory that copies pass through; None: there is none."""
         self.on_emptied: Callable[[SlotId], None] | None = None
         """It gets each slot that was emptied."""
         self._unproven: list[Kept] = []
         """The copies that were loaded, until a decode with them has returned."""
         self._newest: tuple[SlotId, int] = (SlotId(-1), 0)
-        """The slot whose cells are the last of all used ones, as far as is known, and how many of its last positions
-        are."""
-
-    @property
-    def layout(self) -> Layout:
-        return self._layout
+        """The slot whose cells are the last of all used ones, as far as is known, and how many of its positions."""
 
     @property
     def can_share(self) -> bool:
@@ -161,8 +156,7 @@ class Kv:
     # ── our counts and the library's ─────────────────────────────────────────────────────────────
 
     def count_tokens(self) -> list[int]:
-        """Return how many tokens each slot has, by our count and by the library's; it takes a microsecond for each
-        seq_id.
+        """Return how many tokens each slot has, by our count and by the library's: a microsecond for each seq_id.
 
         Raises: KvMismatch where the two differ, and where a seq_id that is no slot's has cells that it should not have.
         """
@@ -232,17 +226,13 @@ class Kv:
             self.on_emptied(slot)
 
     def _has_window_of(self, slot: SlotId, pos: int) -> bool:
-        """Return whether everything that a token at `pos` looks back on is there; if cells have no twins, the library
-        may have written over some. Source: llama_memory_seq_pos_min.
-        """
+        """Return whether all cells that a token at `pos` sees are there. Source: llama_memory_seq_pos_min."""
         if not self._n_swa or self.seq_ids.has_twins or not pos:
             return True
         return int(capi.llama_memory_seq_pos_min(self._memory, slot)) <= max(0, pos - self._n_swa + 1)
 
     def _keep_occupied(self, slot: SlotId, n_keep: int, forgotten_seq_id: int) -> None:
-        """Give what only the slot has from `n_keep` on to the forgotten seq_id, but for the cells behind which nothing
-        lies.
-        """
+        """Give what only the slot has from `n_keep` on to the forgotten seq_id, except the last of all cells."""
         begin, end = max(n_keep, self._spans.n_shared(slot)), self._spans.n_held(slot)
         newest, n_newest = self._newest
         n_last = min(n_newest, end - begin) if slot == newest else 0
@@ -308,8 +298,8 @@ class Kv:
         allocate = lasting if len(parts) == 1 else passing
         copies = [self._copy(slot, begin, end, allocate) for begin, end in parts]
         if self.keeper is None or not tokens or salt_of(tokens):
-            return SavedCells(copies, self._layout)
-        saved = SavedCells(copies, self._layout, tokens, self.keeper.take)
+            return SavedCells(copies, self.layout)
+        saved = SavedCells(copies, self.layout, tokens, self.keeper.take)
         self.keeper.take(saved)
         return saved
 
@@ -368,18 +358,28 @@ class Kv:
     def _read(self, seq_id: int, allocate: Allocate, flags: int = ALL) -> Bytes:
         """Return what the library writes of a seq_id. Source: llama_state_seq_get_data_ext. Raises: RuntimeError."""
         state = allocate(int(capi.llama_state_seq_get_size_ext(self._handle, seq_id, flags)))
-        pointer = state.ctypes.data_as(_Uint8s)
+        passed = self._passed(state)
+        pointer = passed.ctypes.data_as(_Uint8s)
         n_read = int(capi.llama_state_seq_get_data_ext(self._handle, pointer, state.nbytes, seq_id, flags))
         if n_read != state.nbytes:
             raise RuntimeError(f"seq_id {seq_id}: {n_read} of {state.nbytes} bytes of its cells could be read")
+        if passed is not state:
+            state[:] = passed
         return state
 
     def _write(self, seq_id: int, state: Bytes, flags: int = ALL) -> None:
         """Into free cells, in the order of the state. Source: llama_state_seq_set_data_ext. Raises: RuntimeError."""
-        pointer = state.ctypes.data_as(_Uint8s)
+        passed = self._passed(state)
+        if passed is not state:
+            passed[:] = state
+        pointer = passed.ctypes.data_as(_Uint8s)
         n_written = int(capi.llama_state_seq_set_data_ext(self._handle, pointer, state.nbytes, seq_id, flags))
         if n_written != state.nbytes:
             raise RuntimeError(f"{n_written} of {state.nbytes} bytes of saved cells could be written")
+
+    def _passed(self, state: Bytes) -> Bytes:
+        """Return the memory that the library copies to or from: the pinned one if the state fits into it."""
+        return state if self.staging is None or len(state) > len(self.staging) else self.staging[: len(state)]
 
     # ── seq_ids and their twins ──────────────────────────────────────────────────────────────────
 

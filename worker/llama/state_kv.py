@@ -52,12 +52,12 @@ class StateKv(Kv):
         """The saved state of a sequence that has none, as the empty slot 0 has."""
         n_cells_bytes = int(capi.llama_state_seq_get_size(handle, 0)) - len(self._tail)
         n_caches = 0 if n_cells_bytes == HEADER_BYTES else 1
-        layout = Layout(self._layout.is_mrope, n_caches, state_bytes(self._no_state) or 0)
+        layout = Layout(self.layout.is_mrope, n_caches, state_bytes(self._no_state) or 0)
         can_copy = not n_caches or seq_ids.copy_seq_id is not None
         self._is_known = layout.n_state_bytes > 0 and n_cells_bytes == layout.empty_bytes and can_copy
         """True if the memory has cells of one kind, or none, and a state, both in the form of saved/copies.py."""
         if self._is_known:
-            self._layout, self.seq_ids, self.n_state_bytes = layout, seq_ids, layout.n_state_bytes
+            self.layout, self.seq_ids, self.n_state_bytes = layout, seq_ids, layout.n_state_bytes
         self.n_snapshots = int(capi.llama_n_rs_seq(handle)) if self._is_known else 0
         """The library's own number: 0 for architectures of which it keeps none."""
         self._newest_slots: set[SlotId] = set()
@@ -154,7 +154,7 @@ class StateKv(Kv):
 
     def save(self, slot: SlotId, start: int, tokens: Seq[TokenId] = (), *, end: int | None = None) -> SavedCells:
         """Copy cells as Kv.save does, without the state."""
-        if self._layout.n_caches:
+        if self.layout.n_caches:
             return super().save(slot, start, tokens, end=end)
         stop = self.n_cells(slot) if end is None else end
         if not 0 <= start < stop <= self.n_cells(slot):
@@ -170,7 +170,7 @@ class StateKv(Kv):
         self._check_can_share()
         if not self.n_cells(slot):
             raise ValueError(f"slot {slot} is empty: it has no recurrent state")
-        saved = SavedCheckpoint(self._read(slot, lasting, _STATE_ALONE), self._layout, tokens)
+        saved = SavedCheckpoint(self._read(slot, lasting, _STATE_ALONE), self.layout, tokens)
         if self.keeper is not None and tokens and not salt_of(tokens):
             self.keeper.take(saved)
         return saved
@@ -182,7 +182,7 @@ class StateKv(Kv):
         """
         self._check_can_share()
         found = self._check_checkpoint(checkpoint, n_tokens)
-        if self._layout.n_caches:
+        if self.layout.n_caches:
             super().load(slot, parts, n_tokens)
         else:
             self._check_empty(slot)

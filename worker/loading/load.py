@@ -38,6 +38,7 @@ from worker.llama.repack import amx_of, layout_of, repacking_of
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import MAX_S, Serving, self_test
 from worker.llama.seq_ids import n_retained_for
+from worker.llama.staging import staging_for
 from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import Shapes, row_costs_of, warm_up
 from worker.loading.chat import chat_of, check_given_template, marks_of
@@ -182,6 +183,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         found = _found(placement, model, runner.sizes + head.sizes, n_batch=runner.context.n_batch)
         if config.require_full_offload and not found.is_resident:
             raise _incomplete(placement)
+        prefix_bytes -= _stage(config, model, runner.kv, prefix_bytes)
         shapes = warm_up(
             runner,
             chunk=config.prefill_chunk,
@@ -195,11 +197,10 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         why_no_drafts = _drafts_off(config, info, placement.plan, runner.kv)
         draft = _load_draft(beside, runner, on_progress, why_no_drafts) if beside is not None else None
         undo.pop_all()
-    kept = _kept(info, placement, prefix_bytes, runner.kv, shapes)
     widest_step = _widest_step(config, shapes, runner)
     is_without_flash = runner.context.is_without_flash
     facts = msgspec.structs.replace(
-        _facts(info, placement, found, shapes, kept),
+        _facts(info, placement, found, shapes, _kept(info, placement, prefix_bytes, runner.kv, shapes)),
         drafts_off=why_no_drafts,
         amx=amx_of(model.sizes),
         step_s=shapes.chunk_s * widest_step / shapes.chunk,
@@ -229,6 +230,13 @@ def _runner_and_head(config: Configure, info: ModelInfo, model: Model, plan: Pla
         return LlamaRunner(model, Context(model, **sizes)), LoadedHead(off_because=why_off)
     context, head = contexts_of(model, plan.parallel, sizes)
     return LlamaRunner(model, context), head
+
+
+def _stage(config: Configure, model: Model, kv: Kv, cache_bytes: int) -> int:
+    """Let copies pass through pinned memory if the device has any; the bytes of it that the prefix cache has less."""
+    kv.staging = staging_for(model.device, cache_bytes) if model.device.is_gpu else None
+    # A successor's limit is what its predecessor had left.
+    return 0 if kv.staging is None or config.is_successor else len(kv.staging)
 
 
 def _has_order(runner: LlamaRunner) -> bool:
