@@ -3,9 +3,11 @@
 # Each set of flags, compiler and processor is built once. Wheels are kept in the user's cache, or in LLORCH_WHEELS.
 # This is the one place that has llama.cpp's build flags. CMAKE_ARGS of the environment come after them and override them.
 #
-# Usage: build_llama.sh cpu|cuda|metal|vulkan [--portable]
+# Usage: build_llama.sh cpu|cuda|metal|vulkan [--portable] [--tools]
 #            --portable: also for other processors than this one, as in the images
-#        build_llama.sh --flags cpu|cuda|metal|vulkan [--portable]
+#            --tools: also build llama-server, llama-bench and llama-batched-bench, which use the wheel's own libraries, and
+#                     print their folder on a second line
+#        build_llama.sh --flags cpu|cuda|metal|vulkan [--portable] [--tools]
 #            print the flags, build nothing
 #        build_llama.sh --compiler [cpu|cuda|metal|vulkan] [--portable]
 #            print the C and the C++ compiler that would be used, build nothing
@@ -21,7 +23,7 @@
 set -eu
 
 usage() {
-    echo "usage: build_llama.sh [--flags|--compiler] cpu|cuda|metal|vulkan [--portable]" >&2
+    echo "usage: build_llama.sh [--flags|--compiler] cpu|cuda|metal|vulkan [--portable] [--tools]" >&2
     exit 2
 }
 
@@ -48,11 +50,13 @@ fi
 
 printed=
 portable=
+tools=
 backend=
 for argument; do
     case $argument in
         --flags | --compiler) [ -z "$printed" ] || usage; printed=${argument#--} ;;
         --portable) portable=1 ;;
+        --tools) tools=1 ;;
         cpu | cuda | metal | vulkan) [ -z "$backend" ] || usage; backend=$argument ;;
         *) usage ;;
     esac
@@ -199,6 +203,16 @@ elif [ "$machine" = x86_64 ]; then
     fi
 fi
 
+if [ -n "$tools" ]; then
+    flag -DLLAMA_BUILD_TOOLS=ON
+    flag -DLLAMA_BUILD_SERVER=ON
+    # The server's page would be fetched or built with npm.
+    flag -DLLAMA_BUILD_UI=OFF
+    flag -DLLAMA_USE_PREBUILT_UI=OFF
+    # The tools find the libraries beside them, so that their folder can be moved.
+    flag -DCMAKE_BUILD_RPATH_USE_ORIGIN=ON
+fi
+
 # ── the backend ───────────────────────────────────────────────────────────────────────────────────
 case $backend in
     cuda)
@@ -291,6 +305,14 @@ bring_openmp() {
     echo "install(FILES $brought DESTINATION llama_cpp/lib)" >>"$scratch/source/CMakeLists.txt"
 }
 
+# Makes the peers and the benchmarks part of the build, and none of llama.cpp's other tools. EXCLUDE_FROM_ALL also leaves
+# out what they would install, so that the wheel has the same files with them as without.
+add_tools() {
+    sed -i.as_it_was 's/^\( *add_subdirectory(tools\))$/\1 EXCLUDE_FROM_ALL)/' "$scratch/source/vendor/llama.cpp/CMakeLists.txt" &&
+        grep -q 'add_subdirectory(tools EXCLUDE_FROM_ALL)' "$scratch/source/vendor/llama.cpp/CMakeLists.txt" &&
+        echo 'add_custom_target(tools ALL DEPENDS llama-server llama-bench llama-batched-bench)' >>"$scratch/source/CMakeLists.txt"
+}
+
 # Unpacks llama-cpp-python's source distribution into $scratch/source and patches it.
 unpack() {
     "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
@@ -299,6 +321,7 @@ unpack() {
     # shellcheck disable=SC2086 # names of patches, split at spaces
     [ -z "$patches" ] || "$python" scripts/apply_patches.py "$version" "$scratch/source/vendor/llama.cpp" $patches || return 1
     [ -z "$portable" ] || bring_openmp || return 1
+    [ -z "$tools" ] || add_tools || return 1
     # shellcheck disable=SC2086 # names of files
     [ -z "$sources" ] || cp $sources "$scratch/source/vendor/llama.cpp/ggml/src/ggml-cpu/" || return 1
     if [ -n "$portable" ] && [ -z "$has_sound_amx" ] && [ "$machine" = x86_64 ]; then
@@ -315,7 +338,7 @@ if ! ls "$wheels"/*.whl >/dev/null 2>&1; then
     trap 'rm -rf "$new" "$scratch"' EXIT
     # No cache, because pip's cache of wheels ignores the flags.
     { unpack && CC=$cc CXX=$cxx CMAKE_ARGS=$flags "$python" -m pip wheel --disable-pip-version-check --no-cache-dir \
-        --no-deps --wheel-dir "$new" "$scratch/source"; } >"$wheels/build.log" 2>&1 || {
+        --no-deps --config-settings "build-dir=$scratch/tree" --wheel-dir "$new" "$scratch/source"; } >"$wheels/build.log" 2>&1 || {
         grep -m 5 -E ' error: |Error' "$wheels/build.log" >&2 || tail -n 20 "$wheels/build.log" >&2
         echo "build_llama: the build failed; see $wheels/build.log" >&2
         exit 1
@@ -323,6 +346,9 @@ if ! ls "$wheels"/*.whl >/dev/null 2>&1; then
     "$python" -m zipfile -e "$new"/*.whl "$new/inside"
     library=$new/inside/llama_cpp/lib/libllama.so
     [ ! -e "$library" ] || check_runtime "$library"
+    [ -z "$tools" ] || { rm -rf "$wheels/bin" && mv "$scratch/tree/bin" "$wheels/bin"; }
+    # The wheel is last: with it the build counts as whole.
     mv "$new"/*.whl "$wheels/"
 fi
 ls "$wheels"/*.whl
+[ -z "$tools" ] || echo "$wheels/bin"

@@ -73,9 +73,81 @@ def test_llama_cpp_has_every_option_that_is_set(backend: str) -> None:
     """CMake passes over one that it does not know."""
     text = "\n".join(path.read_text() for path in build_files())
     known = set(re.findall(r"^ *option\( *(\w+)", text, re.MULTILINE))
-    asked = {flag.removeprefix("-D").partition("=")[0] for flag in flags(backend, "--portable") + flags(backend)}
+    all_flags = flags(backend, "--portable") + flags(backend, "--tools")
+    asked = {flag.removeprefix("-D").partition("=")[0] for flag in all_flags}
     assert len(asked) > 4
     assert {name for name in asked if not name.startswith("CMAKE_")} <= known
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda", "metal", "vulkan"])
+def test_the_peers_of_a_build_have_its_flags(backend: str) -> None:
+    """The flags that only the tools bring change nothing that is compiled for the wheel."""
+    alone, beside = flags(backend), flags(backend, "--tools")
+    assert set(alone) <= set(beside)
+    more = set(beside) - set(alone)
+    assert {"-DLLAMA_BUILD_TOOLS=ON", "-DLLAMA_BUILD_SERVER=ON"} <= more
+    assert not any(flag.startswith(("-DGGML", "-DCMAKE_C_", "-DCMAKE_CXX_", "-DCMAKE_CUDA_")) for flag in more)
+
+
+SDIST_NAME = "llama_cpp_python-0.0.0"
+SDIST_LINE = "    add_subdirectory(tools)\n"
+
+PYTHON_STAND_IN = """#!/bin/sh
+while [ $# -gt 0 ]; do
+    case $1 in
+        download | wheel) action=$1 ;;
+        --dest | --wheel-dir) folder=$2 ;;
+        build-dir=*) tree=${{1#build-dir=}} ;;
+        -e) exit 0 ;;
+    esac
+    last=$1
+    shift
+done
+case $action in
+    download) cp "{sdist}" "$folder/" ;;
+    wheel)
+        cp "$last/CMakeLists.txt" "{folder}/outer.txt"
+        cp "$last/vendor/llama.cpp/CMakeLists.txt" "{folder}/inner.txt"
+        mkdir -p "$tree/bin"
+        echo server >"$tree/bin/llama-server"
+        echo >"$folder/a.whl"
+        echo >>"{folder}/compiled"
+        ;;
+esac
+"""
+"""Downloads a source distribution of two files, and leaves what a build of it leaves."""
+
+
+def test_one_build_gives_the_wheel_and_the_tools_that_use_its_libraries(tmp_path: Path) -> None:
+    source = tmp_path / SDIST_NAME / "vendor" / "llama.cpp"
+    source.mkdir(parents=True)
+    (source / "CMakeLists.txt").write_text(SDIST_LINE)
+    (source.parents[1] / "CMakeLists.txt").write_text("")
+    sdist, python = tmp_path / f"{SDIST_NAME}.tar.gz", tmp_path / "python"
+    subprocess.run(["tar", "-czf", str(sdist), "-C", str(tmp_path), SDIST_NAME], check=True, timeout=60)
+    python.write_text(PYTHON_STAND_IN.format(sdist=sdist, folder=tmp_path))
+    python.chmod(0o755)
+    variables = {"PYTHON": str(python), "LLORCH_WHEELS": str(tmp_path / "wheels"), "LLORCH_STOCK": "1"}
+    printed = [build_llama("cpu", "--tools", **variables) for _ in range(2)]
+    assert printed[0].returncode == 0, printed[0].stderr
+    assert printed[0].stdout == printed[1].stdout
+    wheel, tools = map(Path, printed[0].stdout.splitlines())
+    assert wheel.suffix == ".whl"
+    assert (tools / "llama-server").read_text() == "server\n"
+    assert (tmp_path / "compiled").read_text() == "\n"
+    # None of the other tools is compiled, and none is installed into the wheel.
+    assert (tmp_path / "inner.txt").read_text() == "    add_subdirectory(tools EXCLUDE_FROM_ALL)\n"
+    assert "ALL DEPENDS llama-server llama-bench llama-batched-bench" in (tmp_path / "outer.txt").read_text()
+    alone = build_llama("cpu", **variables).stdout.splitlines()
+    assert [Path(line).suffix for line in alone] == [".whl"]
+
+
+@pytest.mark.model
+def test_llama_cpp_adds_its_tools_in_the_line_that_is_changed() -> None:
+    (top,) = [
+        path for path in build_files() if path.name == "CMakeLists.txt" and 'project("llama.cpp"' in path.read_text()
+    ]
+    assert SDIST_LINE in top.read_text()
 
 
 @pytest.mark.parametrize(
