@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Literal
 
@@ -124,7 +125,8 @@ def test_one_build_gives_the_wheel_and_the_tools_that_use_its_libraries(tmp_path
     (source / "CMakeLists.txt").write_text(SDIST_LINE)
     (source.parents[1] / "CMakeLists.txt").write_text("")
     sdist, python = tmp_path / f"{SDIST_NAME}.tar.gz", tmp_path / "python"
-    subprocess.run(["tar", "-czf", str(sdist), "-C", str(tmp_path), SDIST_NAME], check=True, timeout=60)
+    with tarfile.open(sdist, "w:gz") as archive:
+        archive.add(tmp_path / SDIST_NAME, SDIST_NAME)
     python.write_text(PYTHON_STAND_IN.format(sdist=sdist, folder=tmp_path))
     python.chmod(0o755)
     variables = {"PYTHON": str(python), "LLORCH_WHEELS": str(tmp_path / "wheels"), "LLORCH_STOCK": "1"}

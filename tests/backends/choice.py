@@ -1,4 +1,5 @@
-"""The owner's choice of the tests for this machine: `.llorch-test.toml`, and before it LLORCH_TEST_MODEL_PATH.
+"""The owner's choice of the tests for this machine: `.llorch-test.toml`, and before it LLORCH_TEST_MODEL_PATH and
+LLORCH_TEST_BACKEND.
 
 Owns the file's keys, what their absence means, and the words for a mistake. Knows nothing of what the machine has.
 `.llorch-test.example.toml` shows every key.
@@ -16,6 +17,7 @@ import msgspec
 ROOT = Path(__file__).parents[2]
 FILE = ".llorch-test.toml"
 MODEL_VARIABLE = "LLORCH_TEST_MODEL_PATH"
+BACKEND_VARIABLE = "LLORCH_TEST_BACKEND"
 
 Backend = Literal["cpu", "cuda", "metal", "vulkan"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -87,7 +89,7 @@ def chosen() -> Choice:
 
 
 def read_choice(path: Path, environ: Mapping[str, str]) -> Choice:
-    """The file's choice; without a file every default. The variable's model goes before the file's.
+    """The file's choice; without a file every default. The variables' model and backend go before the file's.
 
     Raises: MistakenChoiceError.
     """
@@ -95,9 +97,23 @@ def read_choice(path: Path, environ: Mapping[str, str]) -> Choice:
     if asked := environ.get(MODEL_VARIABLE):
         absolute = ModelTable(path=str(Path(asked).absolute()))
         choice, where = msgspec.structs.replace(choice, model=absolute), MODEL_VARIABLE
+    if backend := environ.get(BACKEND_VARIABLE):
+        choice = _with_backend(choice, backend)
     if choice.model_path is not None and not choice.model_path.is_file():
         raise MistakenChoiceError(f"{where}: {choice.model_path} is not a file; name a GGUF, or leave it out")
     return choice
+
+
+def _with_backend(choice: Choice, name: str) -> Choice:
+    """Raises: MistakenChoiceError."""
+    try:
+        table = msgspec.convert({"test_backend": name, "gpu_layers": choice.backend.gpu_layers}, BackendTable)
+    except msgspec.ValidationError:
+        raise MistakenChoiceError(f"{BACKEND_VARIABLE}: {name} is none of {', '.join(BACKENDS)}") from None
+    changed = msgspec.structs.replace(choice, backend=table)
+    for problem in _contradictions(changed):
+        raise MistakenChoiceError(f"{BACKEND_VARIABLE}: {problem}")
+    return changed
 
 
 def _tables(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends.choice import (
+    BACKEND_VARIABLE,
     BACKENDS,
     FILE,
     MODEL_VARIABLE,
@@ -50,6 +51,28 @@ def test_the_example_is_read_and_shows_every_key_with_its_default() -> None:
     for table in (BackendTable, FeaturesTable, BuildTable, ModelTable):
         for key in table.__struct_fields__:
             assert re.search(rf"^(# )?{key} = ", shown, re.MULTILINE), key
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_variables_backend_goes_before_the_files_and_must_run(tmp_path: Path, backend: str) -> None:
+    choice = read(tmp_path, '[backend]\ntest_backend = "metal"\ngpu_layers = 3', **{BACKEND_VARIABLE: backend})
+    assert (choice.backend.test_backend, choice.backend.gpu_layers) == (backend, 3)
+    assert [name for name in BACKENDS if choice.must_run(name)] == [backend]
+
+
+@pytest.mark.parametrize(
+    ("text", "backend", "words"),
+    [
+        ("", "cuda:0", "LLORCH_TEST_BACKEND: cuda:0 is none of cpu, cuda, metal, vulkan"),
+        ('[features]\nenabled = ["cpu"]', "cuda", "LLORCH_TEST_BACKEND: .*features.enabled leaves out"),
+        ("[build]\nbuild_cpu = true", "cuda", "LLORCH_TEST_BACKEND: cuda is to be tested"),
+    ],
+)
+def test_a_variables_backend_that_cannot_be_is_refused_by_its_name(
+    tmp_path: Path, text: str, backend: str, words: str
+) -> None:
+    with pytest.raises(MistakenChoiceError, match=words):
+        read(tmp_path, text, **{BACKEND_VARIABLE: backend})
 
 
 def test_the_variables_model_goes_before_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tools.bench.peaks import peaks
 from tools.bench.report import Circumstances
 from tools.bench.roofs import Roof, Weights
 from tools.bench.scenarios import CONVERSATIONS, LARGE, ON_GPU, SCENARIOS, Scenario
-from tools.bench.servers import IK_SERVER, LLAMA_SERVER, OURS, Plan, found, llama_server, our_worker
+from tools.bench.servers import IK_SERVER, LLAMA_SERVER, NO_CACHE, OURS, Plan, found, llama_server, our_worker
 from tools.bench.session import Found, Wanted
 from tools.bench.sides import LlamaBatchedBench, LlamaBench, Part
 from worker.commands.places import present
@@ -31,7 +31,7 @@ LARGE_BYTES = 300_000_000
 """A file of more is asked less, and less often, on a CPU."""
 ROUNDS, ROUNDS_OF_LARGE = 7, 3
 _NO_DRAFTS = ("--prompt-lookup", "off")
-_NO_CACHE = ("--cache-ram", "0")
+_NO_HOST_CACHE = ("--cache-ram", "0")
 """llama-server copies finished jobs' cells to main memory, which costs a GPU half of its tokens."""
 _SPECULATIONS: dict[str, tuple[str, ...]] = {
     "ngram": (
@@ -81,7 +81,7 @@ class Asked:
         """The names of the scenarios. Raises: UsageError for one that cannot run at a URL or with such a large
         model."""
         usual = [scenario.name for scenario in self._scenarios] + ([] if self._is_large else [OVERLOAD])
-        known = {*usual, *(scenario.name for scenario in CONVERSATIONS)}
+        known = {*usual, *(scenario.name for scenario in self._by_name)}
         if self.url and (refused := _ALONE.intersection(self.scenarios)):
             raise UsageError(f"--scenario {min(refused)} needs a worker of its own: leave out --url")
         if unknown := [name for name in self.scenarios if name not in known]:
@@ -102,7 +102,7 @@ class Asked:
             batched_bench=LlamaBatchedBench(self.llama_batched_bench, self.file, self.ctx_size, self.threads)
             if self.llama_batched_bench
             else None,
-            scenarios=[scenario for scenario in (*self._scenarios, *CONVERSATIONS) if scenario.name in self.names],
+            scenarios=[scenario for scenario in self._by_name if scenario.name in self.names],
             n_refusals=_N_REFUSALS if OVERLOAD in self.names else 0,
             n_rounds=self.rounds or (ROUNDS_OF_LARGE if self._is_large else ROUNDS),
             seed=seed,
@@ -111,8 +111,9 @@ class Asked:
         )
 
     def roof(self) -> Roof | None:
-        """The processor's limits, measured now; None at a URL, whose machine is unknown, or without a C compiler."""
-        if self.url:
+        """The processor's limits, measured now; None at a URL, whose machine is unknown, on a GPU, or without a C
+        compiler."""
+        if self.url or self._is_for_gpu:
             return None
         weights = Weights.of(read_info(self.file))
         found = peaks(self.threads, weights.n_bytes)
@@ -154,6 +155,11 @@ class Asked:
             return ON_GPU
         return LARGE if self._is_large else SCENARIOS
 
+    @property
+    def _by_name(self) -> Sequence[Scenario]:
+        """The usual ones, and those that run only if they are named."""
+        return (*(LARGE if self._is_large else ON_GPU), *CONVERSATIONS)
+
     def _sides(self) -> list[tuple[Part, Plan]]:
         sides = list(self._all_sides())
         names = [plan.name for _, plan in sides]
@@ -169,7 +175,7 @@ class Asked:
         if self.peer_binary:
             yield "judged", self._llama_server(LLAMA_SERVER, self.peer_binary)
         if self.peer_binary and self._is_for_gpu:
-            yield "judged", self._llama_server(f"{LLAMA_SERVER}-no-cache", self.peer_binary, _NO_CACHE)
+            yield "judged", self._llama_server(NO_CACHE, self.peer_binary, _NO_HOST_CACHE)
         for peer in self.peers:
             yield "judged", _named(peer)
         if self.our_flags_binary:

@@ -89,7 +89,7 @@ def load(*, models: tuple[str, ...], seed: int | None, out: Path | None, **optio
         asked.check()
     news: list[str] = []
     for asked in all_asked:
-        report = _measured(asked, seed, out / asked.file.stem if out and len(all_asked) > 1 else out)
+        report = measured(asked, seed, out / asked.file.stem if out and len(all_asked) > 1 else out)
         for columns, rows in tables(report):
             print_table(columns, rows)
         news += [f"{asked.file.stem}: {one}" if len(all_asked) > 1 else one for one in bad_news(report)]
@@ -98,7 +98,8 @@ def load(*, models: tuple[str, ...], seed: int | None, out: Path | None, **optio
     check(news)
 
 
-def _measured(asked: Asked, seed: int, out: Path | None) -> Report:
+def measured(asked: Asked, seed: int, out: Path | None) -> Report:
+    """Measure what was asked; with `out` write the report and the logs there. Raises: NotStarted, NotReached."""
     with tempfile.TemporaryDirectory(prefix="llorch-bench-") as temporary:
         logs = Path(temporary) if out is None else out / "logs"
         wanted = asked.wanted(seed, logs)

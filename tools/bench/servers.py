@@ -25,6 +25,8 @@ from tools.bench.processes import children
 from worker.errors import WorkerError
 
 OURS, LLAMA_SERVER = "llorch-worker", "llama-server"
+NO_CACHE = f"{LLAMA_SERVER}-no-cache"
+"""llama-server that keeps no finished jobs' cells in main memory."""
 IK_SERVER = "ik-llama-server"
 """The server of ik_llama.cpp, which is asked as llama-server is."""
 HOST = "127.0.0.1"

@@ -12,7 +12,7 @@ from tools.cuda_check.circumstances import new_report
 from tools.cuda_check.markdown import page
 from tools.cuda_check.report import DamagedReportError, Figure, Report, Step
 from tools.cuda_check.runs import BUILD, REPORT, Round
-from tools.cuda_check.steps import STEPS, Asked, StepFailedError
+from tools.cuda_check.steps import STEPS, USUAL, Asked, StepFailedError
 from tools.made_model import SHAPES
 from worker.config.settings import Settings
 from worker.errors import WorkerError
@@ -33,33 +33,34 @@ def main() -> None:
 @click.option("--work", type=_FOLDER, default=lambda: Settings().models_dir, help="Where large models are made.")
 @click.option("--model", metavar="REF", help="The small model. [default: the catalogue's]")
 @click.option("--shape", type=click.Choice(list(SHAPES)), default="llama-2-7b", help="Of the large model.")
-@click.option("--limit-s", type=float, default=540.0, show_default=True, help="The most that one step may take.")
+@click.option("--limit-s", type=float, help="The most that a step may take. [default: each has its own]")
 @click.option("--small", is_flag=True, help="Tiny sizes, to try the round itself; no speed means anything then.")
 @click.option("--again", is_flag=True, help="Also the steps that have passed.")
+@click.option("--tools", type=_FOLDER, help="Where llama-server and llama.cpp's benchmarks of that build are.")
 @click.option("--wheel", type=_FILE, help="The build of llama.cpp that is used, for the report.")
 @click.option("--build-s", type=float, default=0.0, help="How long building it took.")
 def run(
     names: tuple[str, ...],
     out: Path,
     *,
-    limit_s: float,
+    limit_s: float | None,
     again: bool,
     wheel: Path | None,
     build_s: float,
     **options: Any,
 ) -> None:
-    """Run the steps, all of them or those named; write the report, and go on with one that was broken off.
+    """Run the usual steps, or those named; write the report, and go on with one that was broken off.
 
     Exit 1 when a step of the report has failed.
     """
-    asked = _asked(**options)
+    asked = _asked(out=out.absolute(), **options)
     out.mkdir(parents=True, exist_ok=True)
     report = _begun(out / REPORT, new_report(asked.device, is_small=asked.is_small, wheel=wheel))
     steps = Round(report, asked, out.absolute(), limit_s=limit_s, say=_say)
     # A round that goes on knows how long its build took.
     if wheel is not None and (build_s or report.step(BUILD) is None):
         steps.keep(_build(wheel, build_s))
-    steps.run(names or tuple(STEPS), again=again)
+    steps.run(names or USUAL, again=again)
     _say(f"report: {out / REPORT}")
     if report.failures:
         _say(f"failed: {', '.join(step.name for step in report.failures)}")
@@ -89,15 +90,24 @@ def schema() -> None:
 def step(name: str, asked: str, result: Path) -> None:
     """One step in this process; for the round itself."""
     try:
-        found = STEPS[name](msgspec.json.decode(asked, type=Asked))
+        found = STEPS[name].run(msgspec.json.decode(asked, type=Asked))
     except (StepFailedError, WorkerError) as error:
         sys.exit(str(error))
     result.write_bytes(msgspec.json.encode(found))
 
 
-def _asked(device: str, work: Path, model: str | None, shape: str, *, small: bool) -> Asked:
-    made = "tiny" if small else shape
-    return Asked(device=device, work=str(work.absolute()), model=model, shape=made, is_small=small)
+def _asked(
+    *, device: str, out: Path, work: Path, model: str | None, shape: str, small: bool, tools: Path | None
+) -> Asked:
+    return Asked(
+        device=device,
+        work=str(work.absolute()),
+        out=str(out),
+        tools=str(tools.absolute()) if tools else None,
+        model=model,
+        shape="tiny" if small else shape,
+        is_small=small,
+    )
 
 
 def _begun(path: Path, new: Report) -> Report:

@@ -1,4 +1,4 @@
-"""A report as Markdown, for docs/device-checks. Pure: what is in the report, in tables; nothing is judged here."""
+"""A report as Markdown, for docs/device-checks. Pure: what is in the report, in tables."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,11 +14,15 @@ _NAMES = {"bytes": "MB"}
 
 
 def page(report: Report) -> str:
-    """Circumstances, steps, numbers; ends with a line feed."""
-    blocks = [_about(report)]
-    for columns, rows in (_steps(report), _speeds(report), _others(report)):
-        if rows:
-            blocks.append(table(columns, rows))
+    """Circumstances, steps, what does not hold, the device beside the CPU, and each step's numbers; ends with a line
+    feed."""
+    blocks = [_about(report), table(*_steps(report)), *_failures(report)]
+    speeds, compared = _speeds(report)
+    if speeds:
+        blocks.append(table(("model", "", f">{report.device}", ">CPU", f">{report.device} / CPU"), speeds))
+    for step in report.steps:
+        if rows := [_row(figure) for figure in step.figures if figure not in compared]:
+            blocks += [f"## {step.name}", table(("model", "", ">found", "bound", ""), rows)]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -43,28 +47,38 @@ def _steps(report: Report) -> Table:
     return ("step", "", ">time", "found"), rows
 
 
-def _speeds(report: Report) -> Table:
-    """Each measure of each model: the device, the CPU, and how many times the one is the other."""
-    found = {(one.model, one.what, one.device): one for one in _figures(report) if one.unit in ("tokens/s", "ms")}
-    pairs = dict.fromkeys((model, what) for model, what, _ in found)
-    rows = [_speed_row(found.get((*pair, report.device)), found.get((*pair, _CPU)), *pair) for pair in pairs]
-    return ("model", "", f">{report.device}", ">CPU", f">{report.device} / CPU"), rows
+def _failures(report: Report) -> Iterator[str]:
+    """A list for each step of which more than its line is known."""
+    for step in report.failures:
+        if step.failures:
+            yield "\n".join([f"`{step.name}` failed:", "", *(f"- {failure}" for failure in step.failures)])
 
 
-def _speed_row(ours: Figure | None, cpu: Figure | None, model: str, what: str) -> Cells:
-    ratio = f"{ours.value / cpu.value:.3g}" if ours and cpu and cpu.value else ""
-    return (model, what, *(_amount(one.value, one.unit) if one else "" for one in (ours, cpu)), ratio)
-
-
-def _others(report: Report) -> Table:
-    others = [one for one in _figures(report) if one.unit not in ("tokens/s", "ms")]
-    return ("model", "", ">found", "bound"), [
-        (one.model, one.what, _amount(one.value, one.unit), one.bound) for one in others
+def _speeds(report: Report) -> tuple[Sequence[Cells], Sequence[Figure]]:
+    """A row for each measure of a model that the CPU has too, and the figures in them: the device, the CPU, and how
+    many times the one is the other."""
+    found = {
+        (one.model, one.what, one.device): one
+        for step in report.steps
+        for one in step.figures
+        if one.unit in ("tokens/s", "ms")
+    }
+    pairs = [
+        (ours, cpu)
+        for (model, what, device), ours in found.items()
+        if device == report.device != _CPU and (cpu := found.get((model, what, _CPU))) is not None
     ]
+    return [_speed_row(*pair) for pair in pairs], [figure for pair in pairs for figure in pair]
 
 
-def _figures(report: Report) -> Iterator[Figure]:
-    return (figure for step in report.steps for figure in step.figures)
+def _speed_row(ours: Figure, cpu: Figure) -> Cells:
+    ratio = f"{ours.value / cpu.value:.3g}" if cpu.value else ""
+    return (ours.model, ours.what, *(_amount(one.value, one.unit) for one in (ours, cpu)), ratio)
+
+
+def _row(figure: Figure) -> Cells:
+    verdict = "" if not figure.bound else "holds" if figure.holds else "MISSED"
+    return (figure.model, figure.what, _amount(figure.value, figure.unit), figure.bound, verdict)
 
 
 def _amount(value: float, unit: str) -> str:

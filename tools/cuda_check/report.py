@@ -60,6 +60,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     """One line; of a failed step, why."""
     figures: tuple[Figure, ...] = ()
+    """The numbers of a failed step, too, where it got to them."""
+    failures: tuple[str, ...] = ()
+    """A line for each thing that does not hold: a test's name, a target that is missed."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,7 +29,8 @@ Say = Callable[[str], None]
 class Round:
     """`names` of STEPS, into `out`/report.json, where `report` is what it begins with."""
 
-    def __init__(self, report: Report, asked: Asked, out: Path, *, limit_s: float, say: Say) -> None:
+    def __init__(self, report: Report, asked: Asked, out: Path, *, limit_s: float | None, say: Say) -> None:
+        """`limit_s`: instead of each step's own limit."""
         self._report = report
         self._asked = asked
         self._out = out
@@ -54,6 +55,8 @@ class Round:
         self._report.keep(step, ORDER)
         self._report.write(self._out / REPORT)
         self._say(f"{step.name}: {step.outcome} in {step.seconds:.0f} s: {step.summary}")
+        for failure in step.failures:
+            self._say(f"    {failure}")
 
     def _has_passed(self, name: str) -> bool:
         before = self._report.step(name)
@@ -61,11 +64,24 @@ class Round:
 
     def _step(self, name: str) -> Step:
         began_s = time.monotonic()
-        ended = run_apart(name, self._asked, self._out / LOGS, limit_s=self._limit_s)
+        limit_s = STEPS[name].limit_s if self._limit_s is None else self._limit_s
+        ended = run_apart(name, self._asked, self._out / LOGS, limit_s=limit_s)
         seconds = time.monotonic() - began_s
-        if isinstance(ended, Found):
-            return Step(name=name, outcome="passed", seconds=seconds, summary=ended.summary, figures=ended.figures)
+        return step_of(name, ended, seconds)
+
+
+def step_of(name: str, ended: Found | str, seconds: float) -> Step:
+    """A step of the report from its result, or from why there is none. Figures are kept whatever they show."""
+    if isinstance(ended, str):
         return Step(name=name, outcome="failed", seconds=seconds, summary=ended)
+    return Step(
+        name=name,
+        outcome="failed" if ended.failures else "passed",
+        seconds=seconds,
+        summary=ended.summary,
+        figures=ended.figures,
+        failures=ended.failures,
+    )
 
 
 def run_apart(name: str, asked: Asked, logs: Path, *, limit_s: float) -> Found | str:

@@ -65,9 +65,14 @@ def compare(model: Path, asked: str, *, n_tokens: int) -> list[Figure]:
     ]
 
 
+def is_golden(model: Path) -> bool:
+    """True if the golden reference is of this file."""
+    return sha256_of(model) == LogitsFile.open(GOLDEN).provenance.made_from_sha256
+
+
 def _chosen(model: Path, n_vocab: int, n_tokens: int) -> _Both:
-    golden = LogitsFile.open(GOLDEN)
-    if sha256_of(model) == golden.provenance.made_from_sha256:
+    if is_golden(model):
+        golden = LogitsFile.open(GOLDEN)
         numbers = evaluated(golden, n_tokens)
         return _Both([golden.windows[number] for number in numbers], golden, numbers)
     chance = np.random.default_rng(_SEED)

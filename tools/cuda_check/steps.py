@@ -3,21 +3,19 @@
 Owns the steps' names, their order and what each says. Refuses to know processes and the report's file (runs.py).
 """
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from xml.etree import ElementTree
 
 import msgspec
 
-from tools import CHECKOUT
-from tools.cuda_check import speed
+from tools.cuda_check import certificate as certificates
+from tools.cuda_check import probe as probes
+from tools.cuda_check import served as rounds
+from tools.cuda_check import speed, suites
 from tools.cuda_check.report import Figure
-from tools.cuda_check.same_numbers import compare
+from tools.cuda_check.same_numbers import GOLDEN, compare, is_golden
 from tools.made_model import Q4_1, Q8_0, SHAPES, made_model
 from worker.commands.places import present
 from worker.config.settings import Settings
@@ -27,7 +25,6 @@ from worker.plan.devices import choose_device
 CPU = "cpu"
 STREAMS = (1, 8, speed.N_STREAMS)
 """The streams of the step `steps`."""
-_SHOWN_OF_PYTEST = 3
 _CONTROL_LAYERS = 12
 """Enough for errors to add up, few enough for a file that is written in seconds."""
 
@@ -42,6 +39,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     work: str
     """A folder for the made models, which are kept."""
+    out: str
+    """A folder for a step's own files: the bench's reports, the proof bundle, the probe's figures as they are found."""
+    tools: str | None = None
+    """The folder of llama-server, llama-bench and llama-batched-bench."""
     model: str | None = None
     """The small one; None: the catalogue's default."""
     shape: str = "llama-2-7b"
@@ -55,6 +56,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
     summary: str
     figures: tuple[Figure, ...] = ()
+    failures: tuple[str, ...] = ()
+    """A line for each thing that does not hold; a step with one has failed, and keeps its figures."""
 
 
 def device(asked: Asked) -> Found:
@@ -71,44 +74,46 @@ def device(asked: Asked) -> Found:
 
 def tests(asked: Asked) -> Found:
     """The tests of GPUs, of which one must have run. Raises: StepFailedError."""
-    with TemporaryDirectory(prefix="llorch-check-") as folder:
-        results = Path(folder) / "results.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={results}"]
-        subprocess.run([*command, "tests/backends/test_gpu.py"], cwd=CHECKOUT, check=False)
-        if not results.is_file():
-            raise StepFailedError("pytest could not run: see the step's log")
-        return read_results(results.read_text(), asked.device.partition(":")[0])
+    return of_suite(suites.of_gpus(), _backend(asked))
 
 
-def read_results(junit: str, backend: str) -> Found:
-    """The results in pytest's JUnit file. Raises: StepFailedError if a test failed, or if no test for GPUs ran."""
-    cases = list(ElementTree.fromstring(junit).iter("testcase"))  # noqa: S314 - written by our own pytest just now
-    failed = [_name(case) for case in cases if case.find("failure") is not None or case.find("error") is not None]
-    passed = [_name(case) for case in cases if _name(case) not in failed and case.find("skipped") is None]
-    if failed:
-        raise StepFailedError(f"{len(failed)} of {len(cases)} failed: {', '.join(failed[:_SHOWN_OF_PYTEST])}")
-    of_it = [name for name in passed if name.endswith(f"[{backend}]")]
-    if not of_it and backend != CPU:
-        raise StepFailedError(f"none of {len(cases)} tests ran on {backend}")
+def all_tests(asked: Asked) -> Found:
+    """The project's whole suite, with its workers on the device. Raises: StepFailedError."""
+    return of_suite(suites.whole(_backend(asked)), _backend(asked))
+
+
+def _backend(asked: Asked) -> str:
+    return asked.device.partition(":")[0]
+
+
+def of_suite(junit: str | None, backend: str) -> Found:
+    """What a suite's JUnit file says; None of one that did not run. Raises: StepFailedError without a test that passed
+    on the backend."""
+    if junit is None:
+        raise StepFailedError("the tests could not run: see the step's log")
+    results = suites.read(junit)
+    n_of_it = results.n_passed_on(backend)
+    if not n_of_it and not results.failed and backend != CPU:
+        raise StepFailedError(f"none of {results.n_all} tests ran on {backend}")
+    n_passed, n_failed = len(results.passed), len(results.failed)
+    of_it = f"{n_passed} passed, {n_of_it} of them on {backend}; {results.n_skipped} skipped"
     return Found(
-        summary=f"{len(passed)} passed, {len(of_it)} of them on {backend}; {len(cases) - len(passed)} skipped",
-        figures=(Figure(what="tests passed", value=len(passed), device=backend),),
+        summary=f"{n_failed} of {results.n_all} failed; {of_it}" if n_failed else of_it,
+        figures=(
+            Figure(what="tests passed", value=n_passed, device=backend),
+            Figure(what="tests failed", value=n_failed, device=backend, at_most=0),
+        ),
+        failures=results.failed,
     )
 
 
-def _name(case: "ElementTree.Element[str]") -> str:
-    return case.get("name", "")
-
-
 def parity(asked: Asked) -> Found:
-    """The same tokens on the CPU and on the device. Raises: StepFailedError where a bound is not kept."""
+    """The same tokens on the CPU and on the device."""
     return _judged(compare(_small_model(asked), asked.device, n_tokens=64 if asked.is_small else 1024))
 
 
 def control(asked: Asked) -> Found:
-    """The same with random weights, in a type whose sums a GPU rounds as the CPU does, and in one where it does not.
-    Raises: StepFailedError where a bound is not kept.
-    """
+    """The same with random weights, in a type whose sums a GPU rounds as the CPU does, and in one where it does not."""
     shape = replace(SHAPES["tiny"] if asked.is_small else SHAPES["smollm2-135m"], n_layers=_CONTROL_LAYERS)
     models = [
         made_model(Path(asked.work), replace(shape, name=f"control-{shape.name}", type_id=type_id))
@@ -119,11 +124,73 @@ def control(asked: Asked) -> Found:
 
 
 def _judged(figures: Sequence[Figure]) -> Found:
-    """Raises: StepFailedError where a bound is not kept."""
     broken = [f"{figure.what}: {figure.value:.3g}, {figure.bound} is allowed" for figure in figures if not figure.holds]
-    if broken:
-        raise StepFailedError("; ".join(broken))
-    return Found(summary=f"{figures[0].what}: {figures[0].value:.2g}, {figures[0].bound}", figures=tuple(figures))
+    summary = f"{figures[0].what}: {figures[0].value:.2g}, {figures[0].bound}"
+    return Found(summary="; ".join(broken) or summary, figures=tuple(figures), failures=tuple(broken))
+
+
+def certificate(asked: Asked) -> Found:
+    """A certificate of the small model on the device, which a worker there is held against. Raises: StepFailedError."""
+    model = _small_model(asked)
+    if not is_golden(model):
+        raise StepFailedError(f"there are no reference logits of {model.name}: leave out --model")
+    proofs = Path(asked.out) / "proof_bundle"
+    try:
+        report, bundle = certificates.make(model, asked.device, GOLDEN, proofs, is_small=asked.is_small)
+    except certificates.NoReportError as error:
+        raise StepFailedError(str(error)) from None
+    failures = list(certificates.failures_of(report, bundle))
+    if not failures:
+        failures = [f"a worker is not covered: {one}" for one in certificates.uncovered(model, asked.device, bundle)]
+    passed = ", ".join(level.name for level in report.levels if level.verdict == "pass") or "no level"
+    return Found(
+        summary=f"passed: {passed}; it covers {'not all that' if failures else 'exactly what'} a worker runs there",
+        figures=tuple(certificates.figures_of(report, asked.device)),
+        failures=tuple(failures),
+    )
+
+
+def probe(asked: Asked) -> Found:
+    """Times of steps and copies with either model, without the engine; kept in a file as they are found."""
+    sizes, figures = (probes.SMALL if asked.is_small else probes.USUAL), []
+    with (Path(asked.out) / "probe.jsonl").open("wb", buffering=0) as kept:
+        for model in (_small_model(asked), _large_model(asked)):
+            for figure in probes.probe(model, asked.device, sizes):
+                figures.append(figure)
+                kept.write(msgspec.json.encode(figure) + b"\n")
+    shown = ("load", "step of 1", "step of 2", "step of 9")
+    return Found(
+        summary=_summary([figure for figure in figures if figure.what in shown]),
+        figures=tuple(figures),
+    )
+
+
+def served(asked: Asked) -> Found:
+    """The large model over HTTP, beside the peers. Raises: StepFailedError without them."""
+    return _served(asked, _large_model(asked), n_rounds=1 if asked.is_small else 2)
+
+
+def served_small(asked: Asked) -> Found:
+    """The small model in the same way, in one round."""
+    return _served(asked, _small_model(asked), n_rounds=1)
+
+
+def _served(asked: Asked, model: Path, *, n_rounds: int) -> Found:
+    if asked.tools is None:
+        raise StepFailedError("there are no peers: name the folder of llama-server and its benchmarks with --tools")
+    try:
+        peers = rounds.Peers.within(Path(asked.tools))
+    except FileNotFoundError as error:
+        raise StepFailedError(f"--tools: {error}") from None
+    out = Path(asked.out) / "served" / model.stem
+    report = rounds.serve(model, asked.device, peers, out, n_rounds=n_rounds)
+    figures, failures = rounds.figures_of(report, asked.device), rounds.failures_of(report)
+    n_judged = sum(bool(figure.bound) for figure in figures)
+    return Found(
+        summary=f"{len(failures)} of {n_judged} targets missed" if failures else f"all {n_judged} targets reached",
+        figures=tuple(figures),
+        failures=tuple(failures),
+    )
 
 
 def small(asked: Asked) -> Found:
@@ -168,19 +235,38 @@ def large_cpu(asked: Asked) -> Found:
     return _speed(_large_model(asked), CPU, speed.SMALL if asked.is_small else speed.LARGE)
 
 
-STEPS: Mapping[str, Callable[[Asked], Found]] = {
-    "device": device,
-    "tests": tests,
-    "parity": parity,
-    "control": control,
-    "small": small,
-    "small-cpu": small_cpu,
-    "make": make,
-    "large": large,
-    "steps": steps,
-    "large-cpu": large_cpu,
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The place of a step in a round."""
+
+    run: Callable[[Asked], Found]
+    limit_s: float
+    """The most that it may take. It is the safety stop for a device that hangs, not the expected time."""
+    is_usual: bool = True
+    """It runs in a round that names no steps."""
+
+
+STEPS: Mapping[str, Plan] = {
+    "device": Plan(device, 60.0),
+    "tests": Plan(tests, 240.0),
+    "make": Plan(make, 240.0),
+    "served": Plan(served, 420.0),
+    "probe": Plan(probe, 240.0),
+    "parity": Plan(parity, 180.0),
+    "control": Plan(control, 180.0),
+    "certificate": Plan(certificate, 420.0),
+    "served-small": Plan(served_small, 240.0),
+    "small": Plan(small, 180.0),
+    "steps": Plan(steps, 180.0),
+    "small-cpu": Plan(small_cpu, 240.0),
+    "large": Plan(large, 240.0, is_usual=False),
+    "large-cpu": Plan(large_cpu, 540.0, is_usual=False),
+    "all-tests": Plan(all_tests, 3600.0, is_usual=False),
 }
-"""The steps in the order in which they run; the first one is needed by all others."""
+"""The steps in the order in which they run: the first one is needed by all others, `make` by those of the large model,
+and what only a GPU can show comes before the rest, in case the time is short."""
+USUAL = tuple(name for name, plan in STEPS.items() if plan.is_usual)
+"""The steps of a round that names none. scripts/cuda_check.sh has the time each is expected to take."""
 
 
 def _speed(model: Path, device: str, load: speed.Load) -> Found:

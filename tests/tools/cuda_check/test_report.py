@@ -121,6 +121,26 @@ def test_a_page_has_every_step_and_sets_the_device_next_to_the_cpu() -> None:
     text = page(report(*steps))
     assert "| x.gguf | prompt | 5 tokens/s |  |  |" in text
     assert "| x.gguf | 1 stream | 300 tokens/s | 10 tokens/s | 30 |" in text
-    assert "| x.gguf | KL | 0.001 nats | ≤ 0.02 |" in text
+    assert text.count("| 1 stream |") == 1
+    assert "## parity\n\n| model |  | found | bound |  |" in text
+    assert "| x.gguf | KL | 0.001 nats | ≤ 0.02 | holds |" in text
     assert "| make | failed | 2 s | a \\| b |" in text
     assert "A GPU, 80000 MB, driver 580.1" in text
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=5), st.lists(st.text("ab", min_size=1), max_size=4))
+def test_a_page_has_every_figure_and_every_failure_of_a_step_that_failed(
+    values: list[float], failures: list[str]
+) -> None:
+    figures = [
+        Figure(what=f"figure {number}", value=value, device="cuda", model="x.gguf", at_most=5.0)
+        for number, value in enumerate(values)
+    ]
+    failed = msgspec.structs.replace(step("served", *figures, is_passed=False), failures=tuple(failures))
+    text = page(report(failed))
+    for number, value in enumerate(values):
+        (row,) = [line for line in text.splitlines() if f"| figure {number} |" in line]
+        assert row.endswith(f"| ≤ 5 | {'holds' if value <= 5 else 'MISSED'} |")
+    assert [
+        line.removeprefix("- ") for line in text.splitlines() if line.startswith("- ") and line[2] in "ab"
+    ] == failures

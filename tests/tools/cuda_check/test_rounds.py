@@ -1,6 +1,7 @@
 """A round's steps in their processes: what comes back, and what does when nothing does."""
 
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,21 +10,25 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.worker_process import eventually
 from tools import CHECKOUT
-from tools.cuda_check.report import Report
-from tools.cuda_check.runs import REPORT, run_apart
+from tools.cuda_check.report import Figure, Report
+from tools.cuda_check.runs import BUILD, REPORT, run_apart, step_of
 from tools.cuda_check.speed import N_STREAMS
-from tools.cuda_check.steps import Asked, Found, StepFailedError, read_results
+from tools.cuda_check.steps import STEPS, USUAL, Asked, Found
 from tools.made_model import SHAPES, made_model
 
 PATIENCE_S = 120.0
+MOST_S = 20 * 60
+"""A round of one machine with 16 cores, the build included."""
 SCRIPT = CHECKOUT / "scripts" / "cuda_check.sh"
 
 
 def asked(folder: Path, device: str = "cpu", model: str | None = None) -> Asked:
-    return Asked(device=device, work=str(folder), model=model, shape="tiny", is_small=True)
+    return Asked(device=device, work=str(folder), out=str(folder), model=model, shape="tiny", is_small=True)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -35,44 +40,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         timeout=PATIENCE_S,
         check=False,
     )
-
-
-def cases(*outcomes: str) -> str:
-    """A JUnit file of tests named for a backend and their outcome."""
-    inner = "".join(f'<testcase name="test_x[{name}]">{what}</testcase>' for name, _, what in map(_parts, outcomes))
-    return f"<testsuites><testsuite>{inner}</testsuite></testsuites>"
-
-
-def _parts(outcome: str) -> tuple[str, str, str]:
-    name, sign, what = outcome.partition(":")
-    return name, sign, f"<{what}/>" if what else ""
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "backend", "summary"),
-    [
-        (("cpu", "cuda", "vulkan:skipped"), "cuda", "2 passed, 1 of them on cuda; 1 skipped"),
-        (("cuda:skipped", "x"), "cpu", "1 passed, 0 of them on cpu; 1 skipped"),
-    ],
-)
-def test_results_count_the_tests_of_the_backend(outcomes: tuple[str, ...], backend: str, summary: str) -> None:
-    """The CPU has no tests of its own, so it needs none."""
-    assert read_results(cases(*outcomes), backend).summary == summary
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "words"),
-    [
-        (("cpu", "cuda:skipped"), "none of 2 tests ran on cuda"),
-        (("a file about cuda",), "none of 1 tests ran on cuda"),
-        ((), "none of 0 tests ran on cuda"),
-        (("cpu", "cuda:failure"), r"1 of 2 failed: test_x\[cuda\]"),
-        (("cuda", "cpu:error"), r"1 of 2 failed: test_x\[cpu\]"),
-    ],
-)
-def test_tests_that_skip_the_backend_or_fail_are_a_failure(outcomes: tuple[str, ...], words: str) -> None:
-    with pytest.raises(StepFailedError, match=words):
-        read_results(cases(*outcomes), "cuda")
 
 
 @pytest.mark.process
@@ -164,6 +131,26 @@ def test_a_round_goes_on_where_it_was_and_keeps_what_failed(tmp_path: Path) -> N
     ]
     assert "run the step `make` first" in report.steps[2].summary
     assert "make: passed before" in run(*flags, "make").stderr
+
+
+@given(st.lists(st.text(min_size=1)), st.lists(st.floats(allow_nan=False, allow_infinity=False)))
+def test_a_step_fails_where_something_does_not_hold_and_keeps_all_its_figures(
+    failures: list[str], values: list[float]
+) -> None:
+    figures = tuple(Figure(what=f"figure {number}", value=value) for number, value in enumerate(values))
+    found = Found(summary="found", figures=figures, failures=tuple(failures))
+    sent = msgspec.json.decode(msgspec.json.encode(found), type=Found)
+    step = step_of("served", sent, 1.0)
+    assert (step.outcome, step.failures) == ("failed" if failures else "passed", tuple(failures))
+    assert step.figures == figures
+
+
+def test_the_expected_times_of_the_script_are_of_the_usual_steps_and_fit_in_twenty_minutes() -> None:
+    """Each step's limit leaves room beyond its expected time."""
+    expected = dict(re.findall(r"^#  +([a-z-]+) +(\d+) s\b", SCRIPT.read_text(), re.MULTILINE))
+    assert list(expected) == [BUILD, *USUAL]
+    assert sum(map(int, expected.values())) <= MOST_S
+    assert all(int(expected[name]) < STEPS[name].limit_s for name in USUAL)
 
 
 @pytest.mark.process

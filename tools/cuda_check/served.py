@@ -1,0 +1,161 @@
+"""Rounds of served requests beside llama-server and llama.cpp's benchmarks, all of one build, and their targets.
+
+Owns the scenarios, the targets and the figures. How a scenario is measured is the bench's (tools/bench), whose own
+report is kept beside this one. Starts servers as child processes; does not load llama.cpp.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from tools.bench.asked import Asked
+from tools.bench.load_command import measured
+from tools.bench.measures import Unit as BenchUnit
+from tools.bench.report import Line, Report
+from tools.bench.servers import LLAMA_SERVER, NO_CACHE, OURS
+from tools.bench.sides import LLAMA_BATCHED_BENCH, LLAMA_BENCH
+from tools.cuda_check.report import Figure, Unit
+from worker.host import cpu_quota
+
+N_STREAMS = 32
+_N_CELLS = 16_384
+_MAX_THREADS = 8
+"""The threads of both sides: a GPU's host has little to compute."""
+_SEED = 1
+
+ONE, EIGHT, SIXTEEN, ALL = (f"{n}-no-drafts" for n in ("1-stream", "8-streams", "16-streams", "32-streams"))
+FIRST_TOKEN, SHARED_PREFIX, ENDS = "first-token", "shared-prefix", "ends"
+SCENARIOS = (ONE, EIGHT, SIXTEEN, ALL, FIRST_TOKEN, SHARED_PREFIX, ENDS)
+
+_UNITS: dict[BenchUnit, Unit] = {"tokens/s": "tokens/s", "ms": "ms", "tokens": "", "×": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A limit on our number by a peer's or, without a peer, on our number."""
+
+    scenario: str
+    peer: str | None
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+TARGETS = (
+    Target(ONE, LLAMA_BENCH, at_least=0.97),
+    *(Target(name, NO_CACHE, at_least=0.95) for name in (EIGHT, SIXTEEN, ALL)),
+    *(Target(name, LLAMA_SERVER, at_least=1.5) for name in (EIGHT, SIXTEEN, ALL)),
+    *(Target(name, LLAMA_BATCHED_BENCH, at_least=0.85) for name in (EIGHT, SIXTEEN, ALL)),
+    *(Target(FIRST_TOKEN, peer, at_most=1.03) for peer in (NO_CACHE, LLAMA_SERVER)),
+    *(Target(SHARED_PREFIX, peer, at_most=0.2) for peer in (NO_CACHE, LLAMA_SERVER)),
+    Target(ENDS, None, at_most=1.0),
+)
+"""A peer is named as the bench names it. NO_CACHE copies no finished jobs to main memory, which costs a GPU tokens."""
+
+
+class Peers(msgspec.Struct, frozen=True, kw_only=True):
+    """The programs of the build that the worker has its libraries of."""
+
+    llama_server: str
+    llama_bench: str
+    llama_batched_bench: str
+
+    @classmethod
+    def within(cls, folder: Path) -> "Peers":
+        """The programs in a folder. Raises: FileNotFoundError."""
+        programs = [folder / name for name in ("llama-server", "llama-bench", "llama-batched-bench")]
+        for program in programs:
+            if not program.is_file():
+                raise FileNotFoundError(f"{program} is not there")
+        return cls(**dict(zip(cls.__struct_fields__, map(str, programs), strict=True)))
+
+
+def serve(model: Path, device: str, peers: Peers, out: Path, *, n_rounds: int) -> Report:
+    """Measure every scenario, and leave the bench's report in `out`. Raises: NotStarted, NotReached."""
+    out.mkdir(parents=True, exist_ok=True)
+    asked = Asked(
+        model=str(model),
+        models_dir=model.parent,
+        catalog=None,
+        rounds=n_rounds,
+        scenarios=SCENARIOS,
+        ctx_size=_N_CELLS,
+        parallel=N_STREAMS,
+        threads=min(_MAX_THREADS, cpu_quota()),
+        worker_flags=["--device", device],
+        url=None,
+        api_key=None,
+        peers=(),
+        peer_binary=Path(peers.llama_server),
+        our_flags_binary=None,
+        ik_server=None,
+        llama_bench=Path(peers.llama_bench),
+        llama_batched_bench=Path(peers.llama_batched_bench),
+    )
+    return measured(asked, _SEED, out)
+
+
+def figures_of(report: Report, device: str) -> list[Figure]:
+    """The numbers of every side, then ours by theirs, with the targets."""
+    lines = [line for line in report.lines if line.is_own]
+    return [
+        msgspec.structs.replace(figure, device=device, model=report.circumstances.model)
+        for figure in (*_numbers(lines), *_ratios(lines))
+    ]
+
+
+def failures_of(report: Report) -> list[str]:
+    """A line for each target that is missed or was not measured, and for each side's failed requests."""
+    return [*_missed(report), *report.failures]
+
+
+def _missed(report: Report) -> Iterator[str]:
+    lines = [line for line in report.lines if line.is_own]
+    for figure in _ratios(lines):
+        if not figure.holds:
+            yield f"{figure.what}: {figure.value:.3g}, the target is {figure.bound}"
+    for line in lines:
+        if _target(line) is not None and _value(line) is None:
+            yield f"{_what(line)}: not measured"
+
+
+def _numbers(lines: Iterable[Line]) -> list[Figure]:
+    """Each side's number once. Ours stands in a line for each peer; where it has a target itself, _ratios has it."""
+    found: dict[str, Figure] = {}
+    for line in lines:
+        what, unit = f"{line.title}: {line.measure}", _UNITS[line.unit]
+        sides = {f"{what}, {OURS}": line.ours, f"{what}, {line.peer}": line.theirs} if line.peer else {}
+        found |= {
+            side: Figure(what=side, value=median(numbers), unit=unit) for side, numbers in sides.items() if numbers
+        }
+    return list(found.values())
+
+
+def _ratios(lines: Iterable[Line]) -> Iterator[Figure]:
+    """Ours by each peer's; and ours alone, where no peer has the number or none is the measure."""
+    for line in lines:
+        value, target = _value(line), _target(line)
+        if value is not None:
+            yield Figure(
+                what=_what(line),
+                value=value,
+                unit="" if line.peer else _UNITS[line.unit],
+                at_least=target.at_least if target else None,
+                at_most=target.at_most if target else None,
+            )
+
+
+def _what(line: Line) -> str:
+    return f"{line.title}: {line.measure}" + (f" by {line.peer}'s" if line.peer else "")
+
+
+def _value(line: Line) -> float | None:
+    if line.peer is None:
+        return median(line.ours) if line.ours else None
+    return line.ratio.median if line.ratio else None
+
+
+def _target(line: Line) -> Target | None:
+    return next((one for one in TARGETS if (one.scenario, one.peer) == (line.scenario, line.peer)), None)
