@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from llama_cpp import llama_cpp as capi
 
 from tests.llama.served import Served
 from tests.llama.tiny import write_tiny
 from tests.on_cpu import loaded_on_cpu
 from worker.engine.config import EngineConfig
+from worker.engine.step import Slice, Step
 from worker.limits import MAX_DRAFTS
 from worker.llama.batch import RowGroups
 from worker.llama.context import Context
@@ -58,6 +60,21 @@ def test_the_warm_up_measures_what_a_gpu_has_and_leaves_no_trace(model: Model) -
     assert runner.context.row_groups == RowGroups(padded=dict(shapes.padded_widths))
     assert is_on_gpu or not shapes.padded_widths
     assert (runner.context.row_groups.held is not None) == is_on_gpu
+
+
+def test_the_time_of_a_step_is_the_devices_and_work_is_done_while_it_computes(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without rows, too: no later step that waits is charged for it."""
+    events: list[str] = []
+    synchronize = capi.llama_synchronize
+    monkeypatch.setattr(capi, "llama_synchronize", lambda handle: (events.append("waited"), synchronize(handle))[1])
+    runner = runner_on(model)
+    events.clear()
+    for sampling in (None, Sampling(seed=0, temperature=0.0)):
+        step = Slice(SlotId(0), runner.kv.n_cells(SlotId(0)), [TokenId(5)] * 3, sampling)
+        runner.run(Step("prefill", (step,)), lambda: events.append("meanwhile"))
+    assert events == (["meanwhile", "waited"] * 2 if model.device.is_gpu else [])
 
 
 def test_jobs_next_to_others_give_what_they_give_alone(model: Model) -> None:

@@ -8,16 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker.engine.step import Step
+from worker.llama import warm_up as warm_up_module
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.warm_up import (
+    MAX_DEAD_COST,
     MAX_PADDED,
     WIDTHS,
     Shapes,
     chunk_within,
     padded_costs,
     padded_widths_of,
+    retention_of,
+    row_costs_of,
     switch_s_of,
     warm_up,
     widest_within,
@@ -181,3 +186,98 @@ class SlowGpu:
 
 def test_a_change_of_width_costs_nothing_where_only_one_width_was_measured() -> None:
     assert switch_s_of(cast(LlamaRunner, SlowGpu()), ((1, 2.0),)) == 0.0
+
+
+class Gpu:
+    """A runner on a device whose times are known, and the clock that they pass on.
+
+    A step takes a second for each token, and `change_s` more if it has another width than the one before, as a graph is
+    built anew; the first one of a width takes `first_s` more, as kernels are loaded. Next to cells of another slot a
+    step takes `dead_s` more for each of them.
+    """
+
+    is_gpu, kind, n_vocab = True, "gpu", 1000
+
+    def __init__(
+        self,
+        *,
+        first_s: float = 0.0,
+        change_s: float = 0.0,
+        dead_s: float = 0.0,
+        save_s: float = 0.0,
+        load_s: float = 0.0,
+        n_ctx: int = 4096,
+    ) -> None:
+        self.now_s = 0.0
+        self.first_s, self.change_s, self.dead_s, self.save_s, self.load_s = first_s, change_s, dead_s, save_s, load_s
+        self.n_ctx = n_ctx
+        self.model = self.device = self.kv = self.context = self
+        self._seen: set[int] = set()
+        self._width = self._n_dead = 0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def run(self, step: Step) -> None:
+        n_tokens = step.n_tokens
+        self.now_s += n_tokens + self.dead_s * self._n_dead
+        self.now_s += self.first_s * (n_tokens not in self._seen) + self.change_s * (n_tokens != self._width)
+        self._seen.add(n_tokens)
+        self._width = n_tokens
+        (slice_,) = step.slices
+        if slice_.slot == 1:
+            self._n_dead += n_tokens
+
+    def clear(self) -> None:
+        self._n_dead = 0
+
+    def trim(self, slot: int, _: int) -> None:
+        if slot == 1:
+            self._n_dead = 0
+
+    def save(self, *_: object) -> None:
+        self.now_s += self.save_s
+
+    def load(self, *_: object) -> None:
+        self.now_s += self.load_s
+
+
+def on(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> LlamaRunner:
+    monkeypatch.setattr(warm_up_module, "time", gpu)
+    monkeypatch.setattr(warm_up_module, "_ROW_COSTS_S", math.inf)
+    return cast(LlamaRunner, gpu)
+
+
+@given(first_s=st.floats(0, 1e3), change_s=st.floats(0, 1e3))
+def test_on_a_gpu_a_width_costs_what_its_steps_in_a_row_take(first_s: float, change_s: float) -> None:
+    """The least of three counts, because the first step of a width loads kernels and the next captures a graph."""
+    with pytest.MonkeyPatch.context() as patched:
+        runner = on(Gpu(first_s=first_s, change_s=change_s), patched)
+        assert dict(row_costs_of(runner)) == {width: pytest.approx(width) for width in (*range(1, 13), 16, 24, 32)}
+
+
+@given(change_s=st.floats(0, 1e3), first_s=st.floats(0, 1e3))
+def test_a_change_of_width_costs_what_leaving_it_and_coming_back_do(change_s: float, first_s: float) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        runner = on(Gpu(first_s=first_s, change_s=change_s), patched)
+        assert switch_s_of(runner, row_costs_of(runner)) == pytest.approx(2 * change_s, abs=1e-6)
+
+
+@given(load_s=st.floats(0, 3000), save_s=st.floats(0, 3000))
+def test_copies_are_worthwhile_where_loading_one_takes_less_than_reading_its_tokens(
+    load_s: float, save_s: float
+) -> None:
+    """A copy out does not count, because it is made while nothing runs."""
+    with pytest.MonkeyPatch.context() as patched:
+        found = retention_of(on(Gpu(load_s=load_s, save_s=save_s), patched), 256)
+    assert found.is_copying_worthwhile == (load_s < 1024)
+
+
+@given(dead_s=st.floats(1e-7, 1e-1), n_ctx=st.sampled_from((2048, 4096, 16_384)))
+def test_as_many_cells_of_finished_jobs_stay_as_cost_a_step_of_one_token_two_hundredths(
+    dead_s: float, n_ctx: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        found = retention_of(on(Gpu(dead_s=dead_s, n_ctx=n_ctx), patched), 256)
+    least, most = 256, n_ctx // 2
+    assert found.max_dead_cells == pytest.approx(min(max(least, MAX_DEAD_COST / dead_s), most), rel=1e-3, abs=1)

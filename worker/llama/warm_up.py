@@ -138,7 +138,7 @@ def warm_up(
         ubatch_size,
         switch_s if may_draft else 0.0,
         padded_widths,
-        _retention(runner, min(chosen, DEFAULT_UBATCH)) if has_retention else None,
+        retention_of(runner, min(chosen, DEFAULT_UBATCH)) if has_retention else None,
     )
 
 
@@ -243,7 +243,7 @@ def switch_s_of(runner: LlamaRunner, row_costs: RowCosts) -> float:
     return max([0.0, *(surplus_s(width) for width in _SWITCHED_WIDTHS if width in costs)])
 
 
-def _retention(runner: LlamaRunner, chunk: int) -> Retention:
+def retention_of(runner: LlamaRunner, chunk: int) -> Retention:
     """Compare a step in empty memory with one next to finished jobs' cells, and copying these with reading them."""
     kv, n_dead = runner.kv, min(_N_DEAD, runner.context.n_ctx // 2) // chunk * chunk
     tokens = [TokenId(i % runner.model.n_vocab) for i in range(n_dead)]
