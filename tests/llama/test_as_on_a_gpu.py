@@ -65,10 +65,15 @@ def test_the_warm_up_measures_what_a_gpu_has_and_leaves_no_trace(model: Model) -
 def test_the_time_of_a_step_is_the_devices_and_work_is_done_while_it_computes(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without rows, too: no later step that waits is charged for it."""
+    """A step without rows is waited for too, so that no later step is charged for it."""
     events: list[str] = []
     synchronize = capi.llama_synchronize
-    monkeypatch.setattr(capi, "llama_synchronize", lambda handle: (events.append("waited"), synchronize(handle))[1])
+
+    def noted(handle: object) -> None:
+        events.append("waited")
+        synchronize(handle)
+
+    monkeypatch.setattr(capi, "llama_synchronize", noted)
     runner = runner_on(model)
     events.clear()
     for sampling in (None, Sampling(seed=0, temperature=0.0)):

@@ -73,9 +73,9 @@ class Times:
     """The parts of one step."""
 
     submit_s: float
-    """Until llama_decode has returned. On a CPU it computes all the while."""
+    """The time until llama_decode has returned. On a CPU it computes all the while."""
     wait_s: float
-    """From then until the device is done."""
+    """The time from then until the device is done."""
     draw_s: float
     """The rest: the batch filled in, the tokens drawn."""
 
@@ -137,7 +137,7 @@ class Steps:
         return self._run("prefill", [self._slice(slot, n_tokens)])
 
     def fill(self, slot: int, n_cells: int) -> None:
-        """Read until the slot has so many cells."""
+        """Read until the slot has `n_cells` cells."""
         while (n_more := n_cells - self.kv.n_cells(SlotId(slot))) > 0:
             self.read(slot, min(n_more, self._runner.context.n_ubatch))
 
@@ -220,7 +220,7 @@ def _dead_cells(steps: Steps, sizes: Sizes) -> Iterator[Figure]:
 
 
 def _copies(steps: Steps, sizes: Sizes) -> Iterator[Figure]:
-    """In one run, as a prompt lies; and in as many as a job has tokens that it generated beside others."""
+    """A prompt lies in one run of cells. Of a job that generated while others did, each token is a run."""
     for n_cells in sizes.copied:
         steps.clear()
         steps.fill(0, n_cells)

@@ -87,8 +87,10 @@ def _backend(asked: Asked) -> str:
 
 
 def of_suite(junit: str | None, backend: str) -> Found:
-    """What a suite's JUnit file says; None of one that did not run. Raises: StepFailedError without a test that passed
-    on the backend."""
+    """The step of a suite by its JUnit file; None is a suite that did not run.
+
+    Raises: StepFailedError for that, and if no test passed that is of the backend.
+    """
     if junit is None:
         raise StepFailedError("the tests could not run: see the step's log")
     results = suites.read(junit)

@@ -31,7 +31,7 @@ class Results:
         return len(self.passed) + len(self.failed) + self.n_skipped
 
     def n_passed_on(self, backend: str) -> int:
-        """How many passed that are of this backend alone."""
+        """The number of tests that passed and are of this backend alone."""
         return sum(name.endswith(f"[{backend}]") for name in self.passed)
 
 

@@ -66,7 +66,7 @@ def test_a_target_is_missed_by_name_exactly_where_its_number_is_beyond_it(values
 
 
 @given(st.lists(RATES, min_size=1, max_size=3), st.lists(RATES, min_size=1, max_size=3))
-def test_each_sides_number_is_told_once_as_its_median(ours: list[float], theirs: list[float]) -> None:
+def test_each_sides_number_is_reported_once_as_its_median(ours: list[float], theirs: list[float]) -> None:
     peers = (LLAMA_SERVER, NO_CACHE)
     lines = [made_report.line(peer=peer, ours=tuple(ours), theirs=tuple(theirs)) for peer in peers]
     figures = served.figures_of(report_of(lines), "cuda")
