@@ -4,7 +4,7 @@ Owns the scenarios, the targets and the figures. How a scenario is measured is t
 report is kept beside this one. Starts servers as child processes; does not load llama.cpp.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -29,6 +29,8 @@ _SEED = 1
 ONE, EIGHT, SIXTEEN, ALL = (f"{n}-no-drafts" for n in ("1-stream", "8-streams", "16-streams", "32-streams"))
 FIRST_TOKEN, SHARED_PREFIX, ENDS = "first-token", "shared-prefix", "ends"
 SCENARIOS = (ONE, EIGHT, SIXTEEN, ALL, FIRST_TOKEN, SHARED_PREFIX, ENDS)
+FEW = (ONE, FIRST_TOKEN)
+"""The scenarios for testing the round with a model that takes a CPU milliseconds for each token."""
 
 _UNITS: dict[BenchUnit, Unit] = {"tokens/s": "tokens/s", "ms": "ms", "tokens": "", "×": ""}
 
@@ -72,15 +74,17 @@ class Peers(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**dict(zip(cls.__struct_fields__, map(str, programs), strict=True)))
 
 
-def serve(model: Path, device: str, peers: Peers, out: Path, *, n_rounds: int) -> Report:
-    """Measure every scenario, and leave the bench's report in `out`. Raises: NotStarted, NotReached."""
+def serve(
+    model: Path, device: str, peers: Peers, out: Path, *, n_rounds: int, scenarios: tuple[str, ...] = SCENARIOS
+) -> Report:
+    """Measure the scenarios, and leave the bench's report in `out`. Raises: NotStarted, NotReached."""
     out.mkdir(parents=True, exist_ok=True)
     asked = Asked(
         model=str(model),
         models_dir=model.parent,
         catalog=None,
         rounds=n_rounds,
-        scenarios=SCENARIOS,
+        scenarios=scenarios,
         ctx_size=_N_CELLS,
         parallel=N_STREAMS,
         threads=min(_MAX_THREADS, cpu_quota()),
@@ -97,27 +101,27 @@ def serve(model: Path, device: str, peers: Peers, out: Path, *, n_rounds: int) -
     return measured(asked, _SEED, out)
 
 
-def figures_of(report: Report, device: str) -> list[Figure]:
+def figures_of(report: Report, device: str, targets: Sequence[Target] = TARGETS) -> list[Figure]:
     """The numbers of every side, then ours by theirs, with the targets."""
     lines = [line for line in report.lines if line.is_own]
     return [
         msgspec.structs.replace(figure, device=device, model=report.circumstances.model)
-        for figure in (*_numbers(lines), *_ratios(lines))
+        for figure in (*_numbers(lines), *_ratios(lines, targets))
     ]
 
 
-def failures_of(report: Report) -> list[str]:
+def failures_of(report: Report, targets: Sequence[Target] = TARGETS) -> list[str]:
     """A line for each target that is missed or was not measured, and for each side's failed requests."""
-    return [*_missed(report), *report.failures]
+    return [*_missed(report, targets), *report.failures]
 
 
-def _missed(report: Report) -> Iterator[str]:
+def _missed(report: Report, targets: Sequence[Target]) -> Iterator[str]:
     lines = [line for line in report.lines if line.is_own]
-    for figure in _ratios(lines):
+    for figure in _ratios(lines, targets):
         if not figure.holds:
             yield f"{figure.what}: {figure.value:.3g}, the target is {figure.bound}"
     for line in lines:
-        if _target(line) is not None and _value(line) is None:
+        if _target(line, targets) is not None and _value(line) is None:
             yield f"{_what(line)}: not measured"
 
 
@@ -133,10 +137,10 @@ def _numbers(lines: Iterable[Line]) -> list[Figure]:
     return list(found.values())
 
 
-def _ratios(lines: Iterable[Line]) -> Iterator[Figure]:
+def _ratios(lines: Iterable[Line], targets: Sequence[Target]) -> Iterator[Figure]:
     """Ours by each peer's; and ours alone, where no peer has the number or none is the measure."""
     for line in lines:
-        value, target = _value(line), _target(line)
+        value, target = _value(line), _target(line, targets)
         if value is not None:
             yield Figure(
                 what=_what(line),
@@ -157,5 +161,5 @@ def _value(line: Line) -> float | None:
     return line.ratio.median if line.ratio else None
 
 
-def _target(line: Line) -> Target | None:
-    return next((one for one in TARGETS if (one.scenario, one.peer) == (line.scenario, line.peer)), None)
+def _target(line: Line, targets: Sequence[Target]) -> Target | None:
+    return next((one for one in targets if (one.scenario, one.peer) == (line.scenario, line.peer)), None)

@@ -174,10 +174,12 @@ def served(asked: Asked) -> Found:
 
 def served_small(asked: Asked) -> Found:
     """The small model in the same way, in one round."""
-    return _served(asked, _small_model(asked), n_rounds=1)
+    scenarios = rounds.FEW if asked.is_small else rounds.SCENARIOS
+    return _served(asked, _small_model(asked), n_rounds=1, scenarios=scenarios)
 
 
-def _served(asked: Asked, model: Path, *, n_rounds: int) -> Found:
+def _served(asked: Asked, model: Path, *, n_rounds: int, scenarios: tuple[str, ...] = rounds.SCENARIOS) -> Found:
+    """A round with tiny sizes has no targets, because no speed means anything then."""
     if asked.tools is None:
         raise StepFailedError("there are no peers: name the folder of llama-server and its benchmarks with --tools")
     try:
@@ -185,11 +187,13 @@ def _served(asked: Asked, model: Path, *, n_rounds: int) -> Found:
     except FileNotFoundError as error:
         raise StepFailedError(f"--tools: {error}") from None
     out = Path(asked.out) / "served" / model.stem
-    report = rounds.serve(model, asked.device, peers, out, n_rounds=n_rounds)
-    figures, failures = rounds.figures_of(report, asked.device), rounds.failures_of(report)
-    n_judged = sum(bool(figure.bound) for figure in figures)
+    report = rounds.serve(model, asked.device, peers, out, n_rounds=n_rounds, scenarios=scenarios)
+    targets = () if asked.is_small else rounds.TARGETS
+    figures, failures = rounds.figures_of(report, asked.device, targets), rounds.failures_of(report, targets)
+    judged = [figure for figure in figures if figure.bound]
+    n_reached = sum(figure.holds for figure in judged)
     return Found(
-        summary=f"{len(failures)} of {n_judged} targets missed" if failures else f"all {n_judged} targets reached",
+        summary=f"{n_reached} of {len(judged)} targets reached; {len(report.failures)} sides with failed requests",
         figures=tuple(figures),
         failures=tuple(failures),
     )
@@ -252,7 +256,7 @@ STEPS: Mapping[str, Plan] = {
     "device": Plan(device, 60.0),
     "tests": Plan(tests, 240.0),
     "make": Plan(make, 240.0),
-    "served": Plan(served, 420.0),
+    "served": Plan(served, 600.0),
     "probe": Plan(probe, 240.0),
     "parity": Plan(parity, 180.0),
     "control": Plan(control, 180.0),

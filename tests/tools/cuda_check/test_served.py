@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from tools.bench.scenarios import ON_GPU
 from tools.bench.servers import LLAMA_SERVER, NO_CACHE, OURS
 from tools.bench.sides import LLAMA_BATCHED_BENCH, LLAMA_BENCH
 from tools.cuda_check import served
+from tools.cuda_check.report import Figure
 from tools.cuda_check.served import SCENARIOS, TARGETS, Peers, Target
 
 RATES = st.floats(0.01, 1000)
@@ -84,6 +86,19 @@ def test_a_target_without_a_number_is_a_failure_and_not_a_figure(target: Target)
     first, *rest = served.failures_of(report)
     assert first.endswith(": not measured")
     assert rest == ["8 of 8 requests failed"]
+
+
+@given(st.lists(RATES, min_size=len(TARGETS), max_size=len(TARGETS)))
+def test_a_trial_of_the_round_has_the_numbers_and_no_target(values: list[float]) -> None:
+    report = report_of([line_of(target, value) for target, value in zip(TARGETS, values, strict=True)], "1 failed")
+    figures = served.figures_of(report, "cpu", ())
+    assert [unjudged(figure) for figure in served.figures_of(report, "cpu")] == figures
+    assert served.failures_of(report, ()) == ["1 failed"]
+
+
+def unjudged(figure: Figure) -> Figure:
+    """The figure without its target."""
+    return msgspec.structs.replace(figure, at_least=None, at_most=None)
 
 
 def test_a_peer_that_was_not_asked_for_has_no_target_here() -> None:
