@@ -7,6 +7,7 @@ that may serve nothing without it shows that it covers what runs. Starts both as
 import subprocess
 import sys
 from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
 
 import msgspec
@@ -50,7 +51,8 @@ def make(model: Path, device: str, reference: Path, proofs: Path, *, is_small: b
 
 
 def figures_of(report: Report, device: str) -> list[Figure]:
-    """Every number that the report judged, with its bound."""
+    """Every number that the report judged, with its bound. JSON has no form for one that is not finite; its level has
+    failed."""
     return [
         Figure(
             what=f"{level.name}: {check.name}",
@@ -62,6 +64,7 @@ def figures_of(report: Report, device: str) -> list[Figure]:
         )
         for level in report.levels
         for check in level.checks
+        if isfinite(check.value)
     ]
 
 

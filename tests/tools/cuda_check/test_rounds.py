@@ -101,6 +101,36 @@ def test_steps_are_measured_on_both_models_with_the_part_of_llama_decode(tmp_pat
 
 
 @pytest.mark.process
+def test_the_probe_times_every_part_with_both_models_and_keeps_each_figure_at_once(tmp_path: Path) -> None:
+    model = made_model(tmp_path, SHAPES["tiny"])
+    found = run_apart("probe", asked(tmp_path, model=str(model)), tmp_path, limit_s=PATIENCE_S)
+    assert isinstance(found, Found), found
+    kept = [msgspec.json.decode(line, type=Figure) for line in (tmp_path / "probe.jsonl").read_bytes().splitlines()]
+    assert tuple(kept) == found.figures
+    names = [figure.what for figure in kept]
+    assert names[: len(names) // 2] == names[len(names) // 2 :]
+    for part in ("prompt of 32", "step of 9: draw", "one step of 2 among", "step of 1 beside 256", "copy in of 40"):
+        assert any(name.startswith(part) for name in names), part
+    values = {figure.what: figure.value for figure in kept}
+    for width in (1, 2, 9):
+        parts = [values[f"step of {width}: {part}"] for part in ("submit", "wait", "draw")]
+        assert all(part >= 0 for part in parts)
+        assert parts[1] == pytest.approx(0, abs=1e-3), "a CPU is not waited for"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("served", "there are no peers: name the folder"), ("certificate", "there are no reference logits of")],
+)
+def test_what_a_step_lacks_is_one_line(tmp_path: Path, name: str, words: str) -> None:
+    model = made_model(tmp_path, SHAPES["tiny"])
+    ended = run_apart(name, asked(tmp_path, model=str(model)), tmp_path, limit_s=PATIENCE_S)
+    assert isinstance(ended, str)
+    assert words in ended
+
+
+@pytest.mark.process
 def test_the_same_device_twice_computes_the_same(tmp_path: Path) -> None:
     model = made_model(tmp_path, SHAPES["tiny"])
     found = run_apart("parity", asked(tmp_path, model=str(model)), tmp_path, limit_s=PATIENCE_S)
