@@ -26,7 +26,8 @@ from tools.bench.measures import check
 from worker.commands.places import not_here, where
 from worker.commands.tables import print_table
 from worker.downloads.catalog import load_catalog, locate
-from worker.llama.draws import fastest_estimate
+from worker.host import cpu_quota
+from worker.llama.draws import DrawThreads, fastest_estimate
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import candidates, sample
 from worker.wire.jobs import Sampling, TokenId
@@ -61,6 +62,9 @@ but exponentiate the row."""
 SYNTHETIC_VOCABULARIES = (49_152, 152_064)
 """The default model's and a large one's."""
 
+N_STEP_ROWS = 32
+"""The rows of a step that many jobs share."""
+
 _N_PHRASE, _N_BIASED = 250, 16
 """The generated tokens that penalties look back on are a phrase of this many, twice; this many tokens have a bias."""
 
@@ -74,7 +78,8 @@ def sampling(model: str | None, models_dir: Path, catalog: Path | None, rounds: 
 
     Exit 1 when greedy costs more than a tenth of theirs, or the worst case (temperature 0.8, top_p 0.95, top_k off)
     more than a twentieth on synthetic rows, where very many tokens may be drawn, or a quarter on a model's rows. The
-    second table is the cost of each request field switched on alone. Measure on an idle machine.
+    second table is the cost of each request field switched on alone, the third that of a step of 32 rows on several
+    threads. Measure on an idle machine.
     """
     path = _model_file(model, models_dir, catalog)
     with ExitStack() as open_models:
@@ -83,10 +88,13 @@ def sampling(model: str | None, models_dir: Path, catalog: Path | None, rounds: 
             rows.insert(0, open_models.enter_context(model_rows(path)))
         found = [compare(each, settings, rounds) for each in rows for settings, at in BOUNDS if at == each.origin]
         fields = field_costs(rows[0], rounds)
+        steps = {each.n_vocab: step_costs(each, rounds) for each in rows if each.origin == "synthetic"}
     columns = ["settings", "rows", ">vocabulary", ">kept", ">ours", ">llama.cpp", "its chain", ">ratio", ">bound", ""]
     print_table(columns, [comparison.cells for comparison in found])
     alone = f"one field alone, {found[0].origin} rows of {found[0].n_vocab}"
     print_table([alone, ">per token"], [(field, f"{us:.1f} µs") for field, us in fields.items()])
+    by_threads = [(str(n), str(n_vocab), f"{ms:.1f} ms") for n_vocab, costs in steps.items() for n, ms in costs.items()]
+    print_table([">threads", ">vocabulary", f">worst case, a step of {N_STEP_ROWS} rows"], by_threads)
     check(bad_news(found))
 
 
@@ -198,6 +206,26 @@ def field_costs(rows: Rows, n_rounds: int) -> dict[str, float]:
 
     costs_us = _medians_us([drawing(asked) for asked in fields.values()], rows.logits, n_rounds)
     return dict(zip(fields, costs_us, strict=True))
+
+
+def step_costs(rows: Rows, n_rounds: int) -> dict[int, float]:
+    """The milliseconds of drawing from all rows of a step, in the worst case, by the number of threads: 1, 2, 4 as far
+    as there are processors. Medians over rounds, in which they take turns."""
+    estimate = fastest_estimate()
+    turns = [(rows.logits[at % len(rows.logits)], replace(_WORST_CASE, seed=at)) for at in range(N_STEP_ROWS)]
+
+    def draw(turn: tuple[Logits, Sampling]) -> TokenId:
+        return sample(*turn, (), estimate=estimate)
+
+    threads = {n: DrawThreads(n) for n in (1, 2, 4) if n <= cpu_quota()}
+    taken_ms: dict[int, list[float]] = {n: [] for n in threads}
+    for n_round in range(n_rounds + 1):
+        for n, each in threads.items():
+            began_s = time.perf_counter()
+            _ = each.map(draw, turns) if n > 1 else [draw(turn) for turn in turns]
+            if n_round:  # the first starts threads
+                taken_ms[n].append(1000 * (time.perf_counter() - began_s))
+    return {n: median(taken) for n, taken in taken_ms.items()}
 
 
 def _fields(tokens: Sequence[int]) -> dict[str, Sampling]:

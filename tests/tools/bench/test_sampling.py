@@ -16,7 +16,9 @@ from tools.bench.sampling import (
     bad_news,
     compare,
     field_costs,
+    step_costs,
 )
+from worker.host import cpu_quota
 
 SETTINGS: tuple[Settings, ...] = get_args(Settings)
 
@@ -101,6 +103,12 @@ def test_every_field_s_cost_is_measured_alone() -> None:
         assert field in measured
 
 
+def test_a_step_s_rows_are_timed_with_as_many_threads_as_there_are_processors() -> None:
+    costs = step_costs(small_rows(), 1)
+    assert list(costs) == [n for n in (1, 2, 4) if n <= cpu_quota()]
+    assert all(ms > 0 for ms in costs.values())
+
+
 @pytest.mark.model
 def test_a_model_s_rows_are_its_answers_to_a_text(default_model: Path) -> None:
     with model_rows(default_model) as rows:
@@ -145,6 +153,6 @@ def test_the_table_says_what_the_exit_code_says(
     compared = [row for row in rows if row[0] in SETTINGS]
     assert [row[1] for row in compared] == ["model"] * 2 + ["synthetic"] * 4
     assert [row[-1] for row in compared] == ["MISSED", "ok"] * 3
-    assert {len(row) for row in rows if row not in compared} == {2}
+    assert {len(row) for row in rows if row not in compared} == {2, 3}
     assert "greedy on model rows of 49152 tokens" in shown.err
     assert "worst case" not in shown.err
