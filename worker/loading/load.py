@@ -66,11 +66,6 @@ from worker.wire.refusals import Violation
 log = logging.getLogger(__name__)
 """Its warnings go to the front, which logs them (process/main.py)."""
 
-COPYING_IS_SLOW = (
-    "on this device a prefix is computed again sooner than a copy of it is loaded from main memory; finished jobs' "
-    "prefixes stay in the device's memory as far as there is room"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class LoadedRunner:
@@ -253,9 +248,16 @@ def _check_cache_types(config: Configure, placement: Placement) -> None:
 
 
 def _kept(info: ModelInfo, placement: Placement, limit_bytes: int, kv: Kv, shapes: Shapes) -> Kept:
-    kept = kept_of(info, placement.plan, limit_bytes, can_share=kv.can_share, state_bytes=kv.n_state_bytes)
-    if shapes.retention is not None and not shapes.retention.is_copying_worthwhile and kept.limit_bytes:
-        return Kept(0, COPYING_IS_SLOW)
+    kept = kept_of(
+        info,
+        placement.plan,
+        limit_bytes,
+        can_share=kv.can_share,
+        state_bytes=kv.n_state_bytes,
+        is_copying_worthwhile=shapes.retention is None or shapes.retention.is_copying_worthwhile,
+    )
+    if not kept.limit_bytes:
+        kv.staging = None  # nothing is copied
     return kept
 
 

@@ -17,6 +17,11 @@ from worker.wire.load import Configure
 MAX_SLOTS, MAX_SLOTS_OF_WINDOWS = MAX_SEQ_IDS - 1, MAX_SEQ_IDS // 2 - 1
 """The most slots that leave a sequence id for sharing (llama/seq_ids.py)."""
 
+COPYING_IS_SLOW = (
+    "on this device a prefix is computed again sooner than a copy of it is loaded from main memory; finished jobs' "
+    "prefixes stay in the device's memory as far as there is room"
+)
+
 _NO_LIMIT = 2**63 - 1
 
 
@@ -61,11 +66,21 @@ class Kept:
     checkpoint_stride: int = 0
 
 
-def kept_of(info: ModelInfo, plan: Plan, limit_bytes: int, *, can_share: bool, state_bytes: int = 0) -> Kept:
+def kept_of(
+    info: ModelInfo,
+    plan: Plan,
+    limit_bytes: int,
+    *,
+    can_share: bool,
+    state_bytes: int = 0,
+    is_copying_worthwhile: bool = True,
+) -> Kept:
     """The limit and why it is 0. What the context says counts; the model info knows the words."""
     if not can_share:
         why = obstacle(info, swa_full=plan.swa_full, parallel=plan.parallel)
         return Kept(0, why or f"llama.cpp's memory for {info.architecture} cannot be cut")
+    if limit_bytes and not is_copying_worthwhile:
+        return Kept(0, COPYING_IS_SLOW)
     why_off = None if limit_bytes else "--prefix-cache-mb is 0, or the model leaves no main memory for it"
     return Kept(limit_bytes, why_off, state_bytes, (plan.checkpoint_stride or MAX_STRIDE) if state_bytes else 0)
 
