@@ -196,7 +196,9 @@ def footprints(child: Child) -> Iterator[tuple[str, Footprint]]:
 def grown(samples: Sequence[Sample]) -> list[str]:
     """One line for each figure that is larger in the last tenth of the time than in the second one, beyond its bound.
 
-    Medians are compared, because a sample may meet a connection that is being closed.
+    The medians of each minute's least are compared. An engine returns freed memory at most once a minute, so a sample
+    between two returns shows the traffic since the last one; and a sample may meet a connection that is being closed.
+    What a process never gives back raises the least, too.
     """
     if not samples:
         return ["nothing was sampled"]
@@ -207,12 +209,18 @@ def grown(samples: Sequence[Sample]) -> list[str]:
     late = [sample for sample in after if sample.at_s >= 9 * tenth_s]
     for process in late[-1].processes:
         for name, most in (("own_bytes", MAX_GROWTH_BYTES), ("n_descriptors", MAX_MORE), ("n_threads", MAX_MORE)):
-            before, now = (
-                statistics.median([getattr(one.processes[process], name) for one in part if process in one.processes])
-                for part in (early, late)
-            )
+            before, now = (statistics.median(_least_of_minutes(part, process, name)) for part in (early, late))
             if now - before > most:
                 found.append(
                     f"{name} of the {process} grew by {now - before:g}, from {before:g} to {now:g}; at most {most}"
                 )
     return found
+
+
+def _least_of_minutes(samples: Sequence[Sample], process: str, name: str) -> list[float]:
+    least: dict[int, float] = {}
+    for sample in samples:
+        if process in sample.processes:
+            minute, value = int(sample.at_s // 60), getattr(sample.processes[process], name)
+            least[minute] = min(value, least.get(minute, value))
+    return list(least.values())
