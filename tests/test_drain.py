@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.worker_process import Stream, WorkerProcess, check_order, serve_default
+from tests.worker_process import Stream, WorkerProcess, check_order, eventually, serve_default
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -166,6 +166,15 @@ def test_an_engine_that_does_not_move_does_not_hold_up_the_exit(shallow_model: P
             assert last_of(running)["code"] == "CANCELLED"
         assert worker.exit_code() == 0
         assert not engine.is_running()
+
+
+def test_a_draining_workers_answers_close_their_connections(shallow_model: Path) -> None:
+    """A client that keeps its connection would otherwise find it closed without a word."""
+    with one_slot(shallow_model) as worker, worker.stream(prompt=STORY, max_tokens=LONG) as running:
+        running.until("token")
+        assert "connection" not in worker.get("/health").headers
+        worker.terminate()
+        eventually(lambda: worker.get("/health").headers.get("connection") == "close")
 
 
 def test_282_an_idle_worker_leaves_at_once_whatever_is_connected(shallow_model: Path) -> None:

@@ -125,8 +125,17 @@ def test_a_connection_without_another_request_is_closed(hasty: WorkerProcess) ->
         assert read_to_end(sock) == b""
 
 
-GIVEN_UP_S = {"httpx": httpx2.Limits().keepalive_expiry, "nginx": 60, "Go": 90, "reqwest": 90}
-"""The seconds after which clients and proxies close a connection that they do not use, by their documentation."""
+GIVEN_UP_S = {
+    "httpx": httpx2.Limits().keepalive_expiry,
+    "nginx": 60,
+    "Go": 90,
+    "reqwest": 90,
+    "Google's load balancers": 600,
+}
+"""The seconds after which clients and proxies close a connection that they do not use. Source: nginx's
+keepalive_timeout of upstreams, http.DefaultTransport's IdleConnTimeout, reqwest's pool_idle_timeout, Google's HTTP
+keepalive timeout to backends.
+"""
 
 
 @pytest.mark.parametrize("client", GIVEN_UP_S)

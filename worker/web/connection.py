@@ -215,7 +215,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _standing(self) -> Standing:
         if self._is_idle:
-            return Standing.SILENT
+            return Standing.NOT_READING if self.flow.write_paused else Standing.SILENT
         if self._is_body_awaited:
             return Standing.SENDING
         return Standing.NOT_READING if self.flow.write_paused else Standing.SERVED

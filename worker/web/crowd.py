@@ -38,7 +38,7 @@ class Standing(Enum):
     SENDING = auto()
     """It has a request whose body is not complete."""
     NOT_READING = auto()
-    """It has an answer that the client does not read."""
+    """It has an answer that the client does not read, whether or not all of it was handed over."""
     SERVED = auto()
     """It has a whole request without a complete answer. It is never closed for another connection."""
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import uvicorn
 
 from worker.errors import BindFailed, StartupError
+from worker.front.health import Phase
 from worker.front.state import Front
 from worker.front.supervision import supervised
 from worker.web.app import create_app
@@ -25,12 +26,12 @@ WANTED_OPEN_FILES = 4096
 MIN_OPEN_FILES = 64
 """The engine, the log and the connections reserved for health need about 40. libuv aborts if it gets none itself."""
 
-UNUSED_TIMEOUT_S = 120
+UNUSED_TIMEOUT_S = 620
 """A connection may stay unused between two requests for this long.
 
-A side that closes a connection while the other one sends a request on it loses the request, so the client is to close
-first. httpx gives up an unused connection after 5 s, as long as uvicorn's default, nginx and load balancers after 60,
-Go and reqwest after 90. If there are too many connections, unused ones make room (crowd.py).
+A request is lost if the worker closes the connection while it is sent, so the client is to close first. httpx gives up
+an unused connection after 5 s, as long as uvicorn's default, nginx after 60, Go and reqwest after 90, Google's load
+balancers after 600. If there are too many connections, unused ones make room (crowd.py).
 """
 
 
@@ -53,9 +54,17 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
 class _Server(uvicorn.Server):
     is_wanted = True
 
-    def __init__(self, config: uvicorn.Config, crowd: Crowd) -> None:
+    def __init__(self, config: uvicorn.Config, crowd: Crowd, front: Front) -> None:
         super().__init__(config)
         self.server_state = crowd
+        self._front = front
+
+    async def on_tick(self, counter: int) -> bool:
+        """Let a draining worker's answers close their connections, before its end closes them without a word."""
+        if self._front.phase is Phase.DRAINING and not self.config.encoded_headers:
+            self.config.encoded_headers = [(b"connection", b"close")]
+            counter = 0  # uvicorn makes the headers of all answers anew
+        return await super().on_tick(counter)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Raises: RuntimeError if uvicorn ends by itself, because clients can no longer reach the worker."""
@@ -87,7 +96,7 @@ async def served(front: Front, sock: socket.socket) -> AsyncIterator[None]:
     )
     n_open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     crowd = Crowd(affordable_connections(n_open_files), front.settings.max_connections_per_address)
-    server = _Server(config, crowd)
+    server = _Server(config, crowd, front)
     serving = supervised(server.serve([sock]), front.on_fatal, "the web server")
     try:
         yield
