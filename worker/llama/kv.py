@@ -84,7 +84,7 @@ class Kv:
         self._unproven: list[Kept] = []
         """The copies that were loaded, until a decode with them has returned."""
         self._newest: tuple[SlotId, int] = (SlotId(-1), 0)
-        """The slot whose cells are the last of all used ones, as far as is known, and how many of its positions."""
+        """The slot whose cells are the last of all used ones, as far as is known, and how many of its positions are."""
 
     @property
     def can_share(self) -> bool:

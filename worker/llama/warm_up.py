@@ -50,7 +50,7 @@ _N_SETTLING = 4
 """The number of steps of one token behind a wider one: on a GPU the first is enqueued kernel by kernel, the second
 captures a graph, the third replays it."""
 
-_N_DEAD = 1024
+N_DEAD = 1024
 """The number of cells that are filled to measure what finished jobs' cells cost a step, and how long a copy takes."""
 _BESIDE_DEAD = (1, 16)
 """The numbers of tokens of the steps that are measured beside them."""
@@ -245,7 +245,7 @@ def switch_s_of(runner: LlamaRunner, row_costs: RowCosts) -> float:
 
 def retention_of(runner: LlamaRunner, chunk: int) -> Retention:
     """Compare a step in empty memory with one next to finished jobs' cells, and copying these with reading them."""
-    kv, n_dead = runner.kv, min(_N_DEAD, runner.context.n_ctx // 2) // chunk * chunk
+    kv, n_dead = runner.kv, min(N_DEAD, runner.context.n_ctx // 2) // chunk * chunk
     tokens = [TokenId(i % runner.model.n_vocab) for i in range(n_dead)]
     if not n_dead:
         return Retention(0, is_copying_worthwhile=True)
