@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.choice import FILE, Backend, chosen
+from tests.backends.choice import BACKEND_VARIABLE, FILE, Backend, chosen
 from tests.turns import N_CELLS, PROMPTS
 from worker.config.engine import configure
 from worker.config.settings import Settings
@@ -34,7 +34,7 @@ def gpu(request: pytest.FixtureRequest) -> Device:
         return found[0]
     reason = f"{backend}: {why_not(backend)}"
     if chosen().must_run(backend):
-        pytest.fail(f"{reason}; but {FILE} asks for it")
+        pytest.fail(f"{reason}; but {FILE} or {BACKEND_VARIABLE} asks for it")
     pytest.skip(reason)
 
 

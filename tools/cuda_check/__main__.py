@@ -12,7 +12,7 @@ from tools.cuda_check.circumstances import new_report
 from tools.cuda_check.markdown import page
 from tools.cuda_check.report import DamagedReportError, Figure, Report, Step
 from tools.cuda_check.runs import BUILD, REPORT, Round
-from tools.cuda_check.steps import STEPS, USUAL, Asked, StepFailedError
+from tools.cuda_check.steps import OF_PEERS, STEPS, USUAL, Asked, StepFailedError
 from tools.made_model import SHAPES
 from worker.config.settings import Settings
 from worker.errors import WorkerError
@@ -60,7 +60,10 @@ def run(
     # A round that goes on knows how long its build took.
     if wheel is not None and (build_s or report.step(BUILD) is None):
         steps.keep(_build(wheel, build_s))
-    steps.run(names or USUAL, again=again)
+    left_out = () if asked.tools else OF_PEERS
+    if left_out and not names:
+        _say(f"left out without --tools: {', '.join(left_out)}")
+    steps.run(names or [name for name in USUAL if name not in left_out], again=again)
     _say(f"report: {out / REPORT}")
     if report.failures:
         _say(f"failed: {', '.join(step.name for step in report.failures)}")

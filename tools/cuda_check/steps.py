@@ -74,26 +74,28 @@ def device(asked: Asked) -> Found:
 
 def tests(asked: Asked) -> Found:
     """The tests of GPUs, of which one must have run. Raises: StepFailedError."""
-    return of_suite(suites.of_gpus(), _backend(asked))
+    return of_suite(*suites.of_gpus(), _backend(asked))
 
 
 def all_tests(asked: Asked) -> Found:
     """The project's whole suite, with its workers on the device. Raises: StepFailedError."""
-    return of_suite(suites.whole(_backend(asked)), _backend(asked))
+    return of_suite(*suites.whole(_backend(asked)), _backend(asked))
 
 
 def _backend(asked: Asked) -> str:
     return asked.device.partition(":")[0]
 
 
-def of_suite(junit: str | None, backend: str) -> Found:
-    """The step of a suite by its JUnit file; None is a suite that did not run.
+def of_suite(junit: str | None, code: int, backend: str) -> Found:
+    """The step of a suite by its JUnit file and exit code; None is a suite that did not run.
 
-    Raises: StepFailedError for that, and if no test passed that is of the backend.
+    Raises: StepFailedError for that, for a suite that broke off, and if no test passed that is of the backend.
     """
     if junit is None:
         raise StepFailedError("the tests could not run: see the step's log")
     results = suites.read(junit)
+    if code and not results.failed:
+        raise StepFailedError(f"no test failed, but the suite ended with {code}: see the step's log")
     n_of_it = results.n_passed_on(backend)
     if not n_of_it and not results.failed and backend != CPU:
         raise StepFailedError(f"none of {results.n_all} tests ran on {backend}")
@@ -271,6 +273,8 @@ STEPS: Mapping[str, Plan] = {
 }
 """The steps in the order in which they run: the first one is needed by all others, `make` by those of the large model,
 and what only a GPU can show comes before the rest, in case the time is short."""
+OF_PEERS = ("served", "served-small")
+"""The steps that need llama.cpp's own servers and benchmarks."""
 USUAL = tuple(name for name, plan in STEPS.items() if plan.is_usual)
 """The steps of a round that names none. scripts/cuda_check.sh has the time each is expected to take."""
 

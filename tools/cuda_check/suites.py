@@ -35,14 +35,15 @@ class Results:
         return sum(name.endswith(f"[{backend}]") for name in self.passed)
 
 
-def of_gpus() -> str | None:
-    """The JUnit file of the tests of GPUs; None if pytest could not run."""
+def of_gpus() -> tuple[str | None, int]:
+    """The JUnit file of the tests of GPUs and the exit code; None if pytest could not run."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", _OF_GPUS]
     return _junit_of(command, {})
 
 
-def whole(backend: str) -> str | None:
-    """The JUnit file of `make test` with the tests' workers on the backend; None if it could not run."""
+def whole(backend: str) -> tuple[str | None, int]:
+    """The JUnit file of `make test` with the tests' workers on the backend and the exit code; None if it could not
+    run."""
     kept = [option for target in _PREPARED for option in ("--old-file", target)]
     command = ["make", *kept, f"BIN={Path(sys.executable).parent}", "test"]
     return _junit_of(command, {"LLORCH_TEST_BACKEND": backend})
@@ -63,10 +64,10 @@ def read(junit: str) -> Results:
     return Results(tuple(passed), tuple(failed), n_skipped)
 
 
-def _junit_of(command: list[str], environment: dict[str, str]) -> str | None:
+def _junit_of(command: list[str], environment: dict[str, str]) -> tuple[str | None, int]:
     with TemporaryDirectory(prefix="llorch-check-") as folder:
         results = Path(folder) / "results.xml"
         options = " ".join(filter(None, [os.environ.get("PYTEST_ADDOPTS"), f"--junitxml={results}"]))
         variables = {**os.environ, **environment, "PYTEST_ADDOPTS": options}
-        subprocess.run(command, cwd=CHECKOUT, env=variables, check=False)
-        return results.read_text() if results.is_file() else None
+        code = subprocess.run(command, cwd=CHECKOUT, env=variables, check=False).returncode
+        return (results.read_text() if results.is_file() else None), code

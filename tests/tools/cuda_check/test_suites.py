@@ -47,22 +47,27 @@ def test_a_step_names_every_test_that_failed_and_counts_those_of_the_device(case
     failed = names(cases, "failure", "error")
     if not n_on_it and not failed:
         with pytest.raises(StepFailedError, match=f"none of {len(cases)} tests ran on cuda"):
-            of_suite(junit(cases), "cuda")
+            of_suite(junit(cases), 0, "cuda")
         return
-    found = of_suite(junit(cases), "cuda")
+    found = of_suite(junit(cases), 0, "cuda")
     assert found.failures == failed
     assert [figure.value for figure in found.figures] == [len(names(cases, "")), len(failed)]
     assert f"{n_on_it} of them on cuda" in found.summary
 
 
+def test_a_suite_that_broke_off_fails_though_no_test_of_it_did() -> None:
+    with pytest.raises(StepFailedError, match="ended with 2"):
+        of_suite(junit([("x[cuda]", "")]), 2, "cuda")
+
+
 def test_the_cpu_needs_no_tests_of_its_own() -> None:
-    found = of_suite(junit([("x[cuda]", "skipped"), ("x", "")]), "cpu")
+    found = of_suite(junit([("x[cuda]", "skipped"), ("x", "")]), 0, "cpu")
     assert found.summary == "1 passed, 0 of them on cpu; 1 skipped"
 
 
 def test_a_suite_that_could_not_run_is_a_failure() -> None:
     with pytest.raises(StepFailedError, match="the tests could not run"):
-        of_suite(None, "cuda")
+        of_suite(None, 2, "cuda")
 
 
 MAKE = """#!/bin/sh
@@ -70,6 +75,7 @@ echo "$LLORCH_TEST_BACKEND $*" >"{asked}"
 for option in $PYTEST_ADDOPTS; do
     case $option in --junitxml=*) echo '{junit}' >"${{option#--junitxml=}}" ;; esac
 done
+exit 2
 """
 
 
@@ -81,8 +87,9 @@ def test_the_whole_suite_is_make_tests_own_on_the_device_in_the_rounds_interpret
     make.write_text(MAKE.format(asked=asked, junit=junit(cases)))
     make.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    text = suites.whole("cuda")
+    text, code = suites.whole("cuda")
     assert text is not None
+    assert code == 2
     assert suites.read(text).failed == names(cases, "failure")
     backend, *arguments = asked.read_text().split()
     assert (backend, arguments[-1]) == ("cuda", "test")
