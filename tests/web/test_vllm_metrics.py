@@ -173,7 +173,8 @@ def test_running_waiting_and_cancelled_jobs_agree_with_health(worker: WorkerProc
             assert value(found, "num_requests_waiting") == health["queue_depth"] == 1
             assert value(found, "generation_tokens_total") > 0, "tokens count as they are drawn"
             used = value(found, "kv_cache_usage_perc")
-            assert started["prompt_tokens"] / N_CELLS < used <= 1
+            # The cell of the first token is computed by the step behind it.
+            assert started["prompt_tokens"] / N_CELLS <= used <= 1
             assert value(found, "gpu_cache_usage_perc") == used
             worker.post("/cancel/waits")
             list(waiting)

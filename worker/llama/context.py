@@ -244,7 +244,7 @@ class Context:
         """Free the library's context. Idempotent; views of logits are dead from here on."""
         if self._handle is not None:
             capi.llama_free(self._handle)
-            self._handle, self.kv.staging = None, None
+            self._handle = None
             self._row_of, self._rows = {}, _NO_ROWS
 
     @property

@@ -230,6 +230,7 @@ def _runner_and_head(config: Configure, info: ModelInfo, model: Model, plan: Pla
 def _stage(config: Configure, model: Model, kv: Kv, cache_bytes: int) -> int:
     """Let copies pass through pinned memory if the device has any. Return the bytes that the prefix cache loses."""
     kv.staging = staging_for(model.device, cache_bytes) if model.device.is_gpu else None
+    model.close_before(partial(setattr, kv, "staging", None))
     # A successor's limit is what its predecessor had left.
     return 0 if kv.staging is None or config.is_successor else len(kv.staging)
 
