@@ -16,12 +16,12 @@ from worker.constraints.constraint import Constraint
 from worker.engine.step import Sampled, Score, Scoring, Slice
 from worker.llama.constrained import constraints_of
 from worker.llama.context import Logits
-from worker.llama.draws import MIN_ROWS, MIN_VALUES, Draws, DrawThreads
+from worker.llama.draws import MIN_ROWS, MIN_VOCABULARY, Draws, DrawThreads
 from worker.llama.model import Model
 from worker.wire.jobs import Sampling, SlotId, TokenId
 
 LAW = settings(max_examples=40)
-ALONE, THREADS = DrawThreads(1), DrawThreads(3, min_rows=1, min_values=1)
+ALONE, THREADS = DrawThreads(1), DrawThreads(3, min_rows=1, min_vocabulary=1)
 N_CHARACTERS = 5_000
 """The vocabulary is wide enough for the samplers to cut before they sort."""
 
@@ -123,8 +123,8 @@ def test_threads_change_no_draw(wide: Model, constraints: list[Constraint | None
 
 @given(n_threads=st.integers(1, 9), n_rows=st.integers(0, 64), n_vocab=st.sampled_from((1_000, 32_000, 152_064)))
 def test_drawing_is_shared_out_where_there_are_many_rows_and_values(n_threads: int, n_rows: int, n_vocab: int) -> None:
-    pays = DrawThreads(n_threads).pays(n_rows, n_rows * n_vocab)
-    assert pays == (n_threads > 1 and n_rows >= MIN_ROWS and n_rows * n_vocab >= MIN_VALUES)
+    pays = DrawThreads(n_threads).pays(n_rows, n_vocab)
+    assert pays == (n_threads > 1 and n_rows >= MIN_ROWS and n_vocab >= MIN_VOCABULARY)
 
 
 @given(asked=st.lists(st.integers()), n_threads=st.integers(2, 9))
