@@ -88,7 +88,7 @@ def sampling(model: str | None, models_dir: Path, catalog: Path | None, rounds: 
             rows.insert(0, open_models.enter_context(model_rows(path)))
         found = [compare(each, settings, rounds) for each in rows for settings, at in BOUNDS if at == each.origin]
         fields = field_costs(rows[0], rounds)
-        steps = {each.n_vocab: step_costs(each, rounds) for each in rows if each.origin == "synthetic"}
+        steps = {each.n_vocab: costs_by_threads(each, rounds) for each in rows if each.origin == "synthetic"}
     columns = ["settings", "rows", ">vocabulary", ">kept", ">ours", ">llama.cpp", "its chain", ">ratio", ">bound", ""]
     print_table(columns, [comparison.cells for comparison in found])
     alone = f"one field alone, {found[0].origin} rows of {found[0].n_vocab}"
@@ -208,7 +208,7 @@ def field_costs(rows: Rows, n_rounds: int) -> dict[str, float]:
     return dict(zip(fields, costs_us, strict=True))
 
 
-def step_costs(rows: Rows, n_rounds: int) -> dict[int, float]:
+def costs_by_threads(rows: Rows, n_rounds: int) -> dict[int, float]:
     """The milliseconds of drawing from all rows of a step, in the worst case, by the number of threads: 1, 2, 4 as far
     as there are processors. Medians over rounds, in which they take turns."""
     estimate = fastest_estimate()

@@ -171,7 +171,7 @@ class Client:
         self._life = life
         self._address = Address.of(child.url)
         self._numbers = count(1)
-        self._unused: list[tuple[float, Connection]] = []
+        self._unused: list[Connection] = []
         self._kills_s: list[float] = []
 
     async def play(self, life: Life) -> list[Outcome]:
@@ -179,7 +179,7 @@ class Client:
         kills = [asyncio.create_task(self._kill(at_ms)) for at_ms in life.kills_ms]
         outcomes = await asyncio.gather(*(self._act(act) for act in life.acts))
         await asyncio.gather(*kills)
-        for _, connection in self._unused:
+        for connection in self._unused:
             connection.close()
         return outcomes
 
@@ -223,8 +223,7 @@ class Client:
             await self._meet(fate, connection, ask, job_id)
         exchange = await asking
         if not exchange.broken and connection.is_open:
-            # A cancel that was sent meanwhile may have taken seconds on a busy machine.
-            self._unused.append((connection.heard_s, connection))
+            self._unused.append(connection)
         else:
             connection.close()
         return exchange
@@ -245,11 +244,12 @@ class Client:
     async def _connected(self) -> Connection:
         """An open connection: one that has been used before, if there is any."""
         while self._unused:
-            since_s, connection = self._unused.pop()
+            connection = self._unused.pop()
             # On a busy machine the worker may have closed it long ago; two turns of the loop hear of that.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            if connection.is_open and time.perf_counter() - since_s < _LONGEST_REUSE_S:
+            # Counted from the last bytes: a cancel between them and the return may have taken seconds.
+            if connection.is_open and time.perf_counter() - connection.heard_s < _LONGEST_REUSE_S:
                 return connection
             connection.close()
         return await connect(self._address, _SILENCE_S)

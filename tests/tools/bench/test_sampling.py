@@ -15,8 +15,8 @@ from tools.bench.sampling import (
     Settings,
     bad_news,
     compare,
+    costs_by_threads,
     field_costs,
-    step_costs,
 )
 from worker.host import cpu_quota
 
@@ -104,7 +104,7 @@ def test_every_field_s_cost_is_measured_alone() -> None:
 
 
 def test_a_step_s_rows_are_timed_with_as_many_threads_as_there_are_processors() -> None:
-    costs = step_costs(small_rows(), 1)
+    costs = costs_by_threads(small_rows(), 1)
     assert list(costs) == [n for n in (1, 2, 4) if n <= cpu_quota()]
     assert all(ms > 0 for ms in costs.values())
 
