@@ -131,6 +131,7 @@ TINY_METADATA: dict[str, Value] = {
     "tokenizer.ggml.model": "gpt2",
     "tokenizer.ggml.tokens": ["a", "b", "c", "d", "e", "f", "g", "é"],
     "tokenizer.ggml.token_type": [1] * 8,
+    "tokenizer.ggml.merges": ["a b"],
     "tokenizer.ggml.add_bos_token": False,
     "tokenizer.chat_template": "{{ messages }}",
 }

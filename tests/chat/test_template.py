@@ -71,8 +71,8 @@ def text(source: str, *messages: Message, **more: bool) -> str:
     return rendered(source, *messages, **more).text
 
 
-def refusal(source: str, *messages: Message, variables: dict[str, Json] | None = None, **more: bool) -> Violation:
-    found = templates(source).read(msgspec.structs.replace(conversation(*messages, variables=variables), **more))
+def refusal(source: str, *messages: Message, **more: bool) -> Violation:
+    found = templates(source).read(msgspec.structs.replace(conversation(*messages), **more))
     assert isinstance(found, Violation), found
     return found
 
@@ -347,8 +347,7 @@ def test_a_template_gets_the_variables_that_it_reads_and_no_others() -> None:
         found = chat.read(conversation(USER, variables=dict(variables)))
         assert isinstance(found, Rendered)
         assert found.text.endswith("<think>") == is_thinking
-    found = chat.read(conversation(USER, variables={"secret": 1}))
-    assert found == Violation("chat_template_kwargs", "known_keys", "the chat template reads enable_thinking")
+    assert chat.read(conversation(USER, variables={"secret": 1})) == chat.read(conversation(USER))
 
 
 def test_a_template_may_work_only_with_its_variables() -> None:
@@ -363,7 +362,8 @@ def test_a_template_may_work_only_with_its_variables() -> None:
 @pytest.mark.parametrize("key", ["messages", "tools", "bos_token", "add_generation_prompt", "raise_exception"])
 def test_a_request_cannot_set_the_variables_that_the_worker_sets(key: str) -> None:
     source = CHATML + "{{ bos_token }}{{ tools }}"
-    assert refusal(source, USER, variables={key: "x"}).field == "chat_template_kwargs"
+    chat = templates(source)
+    assert chat.read(conversation(USER, variables={key: "x"})) == chat.read(conversation(USER))
 
 
 def test_the_template_for_tools_is_for_tools() -> None:

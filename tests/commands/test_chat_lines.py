@@ -64,7 +64,7 @@ BAD = [
 BAD_FOR: dict[str, list[Any]] = {
     "render": [
         *({"messages": each} for each in (None, 1, [], [1], [{"role": "nobody", "content": "a"}])),
-        *({"kwargs": 1}, {"kwargs": {"other": 1}}, {"add_generation_prompt": "no"}),
+        *({"kwargs": 1}, {"add_generation_prompt": "no"}),
     ],
     "parse": [
         *({"text": None}, {"chunks": ["a"]}, {"token_ids": [1]}, {"text": None, "token_ids": [1]}, {"prompt": 1}),
@@ -110,6 +110,14 @@ def test_variables_and_the_names_of_tokens_come_from_kwargs(capsysbinary: Captur
     template = "{{ bos_token }}{{ messages[0].content }}{{ mood }}"
     asked = {"template": template, "messages": [USER], "kwargs": {"mood": "!", "bos_token": "<b>"}}
     assert answers("render", asked, capture=capsysbinary) == [{"prompt": "<b>Hi!"}]
+
+
+def test_variables_that_the_template_does_not_read_are_ignored_and_named(capsysbinary: Capture) -> None:
+    asked = {"template": HERMES, "messages": [USER]}
+    (plain,) = answers("render", asked, capture=capsysbinary)
+    more = asked | {"kwargs": {"mood": 1, "messages": []}, "colour": 1}
+    (found,) = answers("render", more, capture=capsysbinary)
+    assert found == plain | {"ignored": ["colour", "kwargs.messages", "kwargs.mood"]}
 
 
 def test_a_file_without_weights_gives_template_and_vocabulary(words: Path, capsysbinary: Capture) -> None:

@@ -86,9 +86,9 @@ def test_what_the_settings_alone_make_idle_is_reported_before_the_load(
         ({"split_mode": "layer"}, {"backend": "cuda"}, []),
         ({"no_fenced_calls": True, "keep_billing_block": True}, {}, []),
         (
-            {"no_fenced_calls": True, "keep_billing_block": True},
+            {"no_fenced_calls": True, "keep_billing_block": True, "reasoning_field": "both"},
             {"model": ModelFacts(chat_template=None)},
-            ["--no-fenced-calls", "--keep-billing-block"],
+            ["--no-fenced-calls", "--keep-billing-block", "--reasoning-field both"],
         ),
     ],
 )

@@ -277,12 +277,32 @@ def test_an_end_is_never_forced(constraints: Constraints) -> None:
 
 def test_a_constraint_in_error_says_so_and_allows_nothing(constraints: Constraints) -> None:
     """A run without an end is more than the library goes through at once."""
-    constraint = constrain(constraints, grammar='%llguidance {}\nstart: "a" start')
+    constraint = constrain(constraints, grammar='%llguidance {}\nstart: /[bc]/ rest\nrest: "a" rest')
+    constraint.accept(byte(ord("b")))
     assert constraint.take_forced(9) == []
     assert not constraint.is_over
     assert constraint.n_allowed([byte(ord("a"))]) == 0
     with pytest.raises(ValueError, match="the constraint"):
         constraint.allowed()
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("regex", "a{70000}"),
+        ("regex", "(a{300}){300}b"),
+        ("grammar", 'root ::= "a" root'),
+        ("grammar", 'root ::= x root\nx ::= "ab"'),
+        ("grammar", '%llguidance {}\nstart: "a" start'),
+    ],
+)
+def test_a_text_without_a_choice_that_is_endless_or_too_long_is_refused(
+    constraints: Constraints, field: str, text: str
+) -> None:
+    found = constraints.constrain(submit(**{field: text}))
+    assert isinstance(found, Violation)
+    assert (found.field, found.constraint) == (field, "supported")
+    assert "endless or too long" in found.message
 
 
 @pytest.mark.long
@@ -294,8 +314,9 @@ def test_a_run_is_forced_whole_up_to_a_length_and_never_spelled_beyond(
     names = [f"r{number}" for number in range(n_doublings + 1)]
     rules = [f"{one}: {two} {two}" for one, two in pairwise(names)]
     literal = "0123456789" * 25
-    grammar = "\n".join(["%llguidance {}", "start: r0", *rules, f'{names[-1]}: "{literal}"'])
+    grammar = "\n".join(["%llguidance {}", "start: /[bc]/ r0", *rules, f'{names[-1]}: "{literal}"'])
     constraint = constrain(constraints, grammar=grammar)
+    constraint.accept(byte(ord("b")))
     length = len(literal) * 2**n_doublings
     run = constraint.take_forced(10)
     if length <= MAX_FORCED_BYTES:

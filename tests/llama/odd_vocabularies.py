@@ -76,6 +76,8 @@ REFUSED: dict[str, tuple[Keys, str]] = {
     "an end that is text": (spm(eos_token_id="</s>"), "type string, must be u32"),
     "an end that is signed": (spm(eos_token_id=Typed("i32", 2)), "type i32, must be u32"),
     "a flag that is a number": (spm(add_bos_token=1), "type u32, must be bool"),
+    "BPE without merges": (keys("gpt2", ["a", "b"]), "'tokenizer.ggml.merges' is missing"),
+    "BPE with byte fallback without merges": (keys("gemma4", ["a", "b"], pre="kimi-k2"), "is missing"),
     "merges that are numbers": (keys("gpt2", ["a", "b"], merges=[1, 2]), "must be an array of strings"),
     "suppressed tokens that are texts": (spm(suppress_tokens=["a"]), "must be an array of i32"),
     "a short byte": (spm(["b", *FULL[1:]], [BYTE, *FULL_TYPES[1:]]), "token 0, 'b', is a byte"),
@@ -99,6 +101,7 @@ SERVED: dict[str, tuple[Keys, str]] = {
     "empty tokens": (spm([*FULL[:-2], "", ""]), "2 of 261 tokens are empty"),
     "an end outside": (spm(eos_token_id=261), "eos_token_id is 261, outside the vocabulary of 261 tokens"),
     "a padding of -1": (spm(padding_token_id=2**32 - 1), f"padding_token_id is {2**32 - 1}, outside"),
+    "Kimi K2 without merges": (keys("gpt2", ["a", "b"], pre="kimi-k2"), "bytes have no token"),
     "merges without a space": (
         keys("gpt2", ["a", "b"], merges=["ab", "", " ", "a b c"]),
         "bytes have no token",

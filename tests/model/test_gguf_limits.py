@@ -209,7 +209,7 @@ def test_the_parts_of_a_model_share_its_limits(tmp_path: Path) -> None:
     for path in paths:
         with mapped(path) as data:
             assert isinstance(read_header(data, path, shared), Header)
-    assert (shared.n_tensors, shared.n_strings) == (MAX_TENSORS - 3, MAX_ARRAY_STRINGS - 8)
+    assert (shared.n_tensors, shared.n_strings) == (MAX_TENSORS - 3, MAX_ARRAY_STRINGS - 9)
     assert shared.n_keys == MAX_KEYS - len(tiny_model().metadata) - 3 * 3
     assert shared.n_header_bytes < MAX_HEADER_BYTES
     rows = [TensorRow(f"t{number}", (1,), 4) for number in range(MAX_TENSORS - 1)]

@@ -3,14 +3,23 @@
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.openai.asking import ASKED, HEADING, TERMS, body, entry, fail, finish, objects, start
 from worker.openai.answers import Allowance, last_chunks, whole
 from worker.openai.chat import ChatAsked, read_chat
-from worker.openai.chat_message import CHUNK_OBJECT, CollectedMessage, MessageTerms
+from worker.openai.chat_message import (
+    CHUNK_OBJECT,
+    REASONING_FIELDS,
+    CollectedMessage,
+    MessageTerms,
+    StreamedMessage,
+)
+from worker.openai.fields import StreamOptions
 from worker.openai.reading import PLAIN
+from worker.wire.encoding import encode_json
 from worker.wire.jobs import Logprob
 
 texts = st.lists(st.text(min_size=1, max_size=5), max_size=8)
@@ -161,6 +170,28 @@ def test_a_job_that_runs_again_leaves_nothing_of_its_first_run() -> None:
     assert made.message.content == "kept"
     assert made.logprobs is not None
     assert b"lost" not in bytes(made.logprobs.content)
+
+
+@pytest.mark.parametrize("names", [("reasoning_content",), ("reasoning",), REASONING_FIELDS])
+def test_the_reasoning_is_in_the_chosen_fields(names: tuple[str, ...]) -> None:
+    terms = MessageTerms(reading=PLAIN, reasoning_fields=names)
+    whole_one = CollectedMessage(0, Allowance(), terms)
+    stream = StreamedMessage(0, Allowance(), HEADING, StreamOptions(), terms)
+    sent = start(stream)
+    for choice in (whole_one, stream):
+        sent += choice.token("Hm.", 0, is_reasoning=True) + choice.token("Yes.", 1)
+        finish(choice, "EOS", 2)
+    message = json.loads(encode_json(whole_one.made().message))
+    assert {name: message[name] for name in REASONING_FIELDS if name in message} == dict.fromkeys(names, "Hm.")
+    (thought,) = (
+        delta for each in objects(sent) if not {"role", "content"} & (delta := each["choices"][0]["delta"]).keys()
+    )
+    assert thought == dict.fromkeys(names, "Hm.")
+
+
+def test_a_variable_that_the_template_does_not_read_is_ignored_and_named() -> None:
+    request = asked(chat_template_kwargs={"enable_thinking": False, "preserve_thinking": True, "tools": []})
+    assert request.generation.ignored == ("chat_template_kwargs.preserve_thinking", "chat_template_kwargs.tools")
 
 
 def test_the_bytes_that_an_answer_holds_are_bounded_over_all_choices() -> None:

@@ -138,7 +138,7 @@ def test_the_rest_travels_beside_the_messages() -> None:
     ("message", "place", "constraint"),
     [
         pytest.param("hi", "", "type", id="text"),
-        pytest.param({"content": "hi"}, "", "type", id="no-role"),
+        pytest.param({"content": "hi"}, ".role", "required", id="no-role"),
         pytest.param({"role": 1, "content": "hi"}, ".role", "type", id="role-number"),
         pytest.param({"role": "root", "content": "hi"}, ".role", "role", id="role-unknown"),
         pytest.param({"role": "user"}, ".content", "required", id="no-content"),
@@ -146,7 +146,9 @@ def test_the_rest_travels_beside_the_messages() -> None:
         pytest.param({"role": "user", "reasoning": "hm"}, ".content", "required", id="reasoning-of-a-user"),
         pytest.param({"role": "user", "content": 7}, ".content", "type", id="number"),
         pytest.param({"role": "user", "content": ["hi"]}, ".content[0]", "type", id="part-text"),
-        pytest.param({"role": "user", "content": [{"text": "hi"}]}, ".content[0]", "type", id="part-without-type"),
+        pytest.param(
+            {"role": "user", "content": [{"text": "hi"}]}, ".content[0].type", "required", id="part-without-type"
+        ),
         pytest.param({"role": "user", "content": [{"type": "text"}]}, ".content[0].text", "required", id="part-empty"),
         pytest.param(
             {"role": "user", "content": [{"type": "text", "text": 1}]}, ".content[0].text", "type", id="part-number"
@@ -164,7 +166,9 @@ def test_the_rest_travels_beside_the_messages() -> None:
         pytest.param(
             {**calling("{}"), "function_call": {"name": "f"}}, ".function_call", "exclusive(tool_calls)", id="both"
         ),
-        pytest.param({"role": "assistant", "tool_calls": [{}]}, ".tool_calls[0]", "type", id="call-without-function"),
+        pytest.param(
+            {"role": "assistant", "tool_calls": [{}]}, ".tool_calls[0].function", "required", id="call-without-function"
+        ),
     ],
 )
 def test_what_is_wrong_with_a_message_is_told_with_its_place(message: object, place: str, constraint: str) -> None:
@@ -184,7 +188,7 @@ def test_each_wrong_message_is_told_but_no_more_than_an_answer_holds() -> None:
 @pytest.mark.parametrize(
     ("messages", "constraint"),
     [
-        (None, "type"),
+        (None, "required"),
         ("hi", "type"),
         ({"0": HI}, "type"),
         ([], "non_empty"),

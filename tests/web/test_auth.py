@@ -61,6 +61,12 @@ def test_without_the_token_everything_but_health_is_401(stranger: httpx2.Client,
     check_unauthorized(stranger.request(method, path))
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_the_refusal_names_each_header_that_may_have_the_token(stranger: httpx2.Client, path: str) -> None:
+    assert "'x-api-key: <token>'" in stranger.post(path, json={}).json()["error"]["message"]
+    assert "x-api-key" not in stranger.post("/v1/chat/completions", json={}).text
+
+
 @pytest.mark.parametrize("authorization", NOT_THE_TOKEN)
 def test_nothing_but_the_token_is_the_token(stranger: httpx2.Client, authorization: str) -> None:
     headers = {b"authorization": authorization.encode("latin-1")}

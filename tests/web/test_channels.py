@@ -15,12 +15,14 @@ SPOKEN = "analysisThe user greets.assistantfinalHello!"
 
 
 thinking = serving_toy(kind=THINKING)
+both = serving_toy("--reasoning-field", "both", kind=THINKING)
 
 
 def test_a_whole_answer_has_reasoning_and_content(thinking: WorkerProcess) -> None:
     answer = ask(thinking, CHAT, QUESTION)
     message = answer["choices"][0]["message"]
-    assert (message["content"], message["reasoning_content"], message["reasoning"]) == (ANSWER, THOUGHT, THOUGHT)
+    assert (message["content"], message["reasoning_content"]) == (ANSWER, THOUGHT)
+    assert "reasoning" not in message
     assert answer["usage"]["completion_tokens"] == len(SCRIPT)
     assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == SAID.index("Hel")
 
@@ -33,6 +35,13 @@ def test_a_stream_says_the_same_in_order(thinking: WorkerProcess) -> None:
     assert told == sorted(told, reverse=True), "first the thoughts"
     assert "".join(each.get("reasoning_content", "") for each in deltas) == THOUGHT
     assert "".join(each.get("content", "") for each in deltas) == ANSWER
+
+
+def test_both_fields_have_the_reasoning_on_request(both: WorkerProcess) -> None:
+    message = ask(both, CHAT, QUESTION)["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"], message["reasoning"]) == (ANSWER, THOUGHT, THOUGHT)
+    deltas = [each["choices"][0]["delta"] for each in chunks(both, CHAT, QUESTION)[:-1]]
+    assert "".join(each.get("reasoning", "") for each in deltas) == THOUGHT
 
 
 def test_an_answer_that_ends_in_its_thoughts_has_no_content(thinking: WorkerProcess) -> None:

@@ -14,12 +14,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from worker.anthropic.blocks import SIGNATURE, encoded_thoughts
+from worker.anthropic.blocks import SIGNATURE
 from worker.anthropic.errors import error_body, failure_detail
 from worker.chat.parse import Arguments, CallBegun, Content, Delta, Thought
 from worker.openai.answers import JSON_TYPE, Heading
 from worker.openai.event_choice import EventChoice
 from worker.openai.reading import Reading
+from worker.openai.thinking import encoded_thoughts
 from worker.protocol.bodies import Count, doc
 from worker.protocol.events import SSE_TYPE, EndEvent, ErrorEvent
 from worker.wire.encoding import encode_json

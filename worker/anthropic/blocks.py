@@ -4,8 +4,6 @@ Owns: the kinds of blocks, which of them are read, left out and named, or refuse
 bill. Refuses to know: tools, templates. Pure; runs on the front's event loop, or on a thread for large bodies.
 """
 
-import base64
-import binascii
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -13,9 +11,10 @@ from typing import Annotated, Any
 import msgspec
 
 from worker.openai.fields import read_field
-from worker.openai.turns import Turns, joined
+from worker.openai.thinking import decoded_thoughts
+from worker.openai.turns import LEFT_OUT, Turns, joined
 from worker.protocol.bodies import MAX_ERRORS, FieldError, doc
-from worker.protocol.conversation import MAX_MESSAGES
+from worker.protocol.conversation import entries
 from worker.protocol.unread import unread
 
 ROLES = ("user", "assistant", "system")
@@ -30,12 +29,8 @@ _BILL_LINE = re.compile(rf"{BILL}[^\n]*\n*")
 
 _KIND = re.compile(r"[a-z_]{1,40}")
 """An answer may name a type of this form, but no text that was sent by mistake."""
-_OURS = "llorch:"
-"""The beginning of a signature that has the reasoning's text in base64. Such a block comes back without its text, if
-the client has asked for thinking that is not shown."""
 SIGNATURE = "llorch"
 """The signature of a thinking block that has its text. Clients give back a block with a signature only."""
-_LEFT_OUT = "[{kind} left out: this model reads text only]"
 _FAILED = "Error: "
 """The beginning of a result that the client marks as an error."""
 
@@ -72,11 +67,6 @@ class GivenMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: Annotated[str | list[Block], doc("A text, or blocks.")]
 
 
-def encoded_thoughts(text: str) -> str:
-    """The signature of a thinking block whose text is not shown."""
-    return _OURS + base64.b64encode(text.encode()).decode()
-
-
 def read_system(value: object, turns: Turns, errors: list[FieldError], *, keeps_bill: bool) -> list[str]:
     """Add the system message. The errors gain an entry for each broken rule. Return the names of what is left out."""
     values: dict[str, Any] = {}
@@ -100,18 +90,7 @@ def read_system(value: object, turns: Turns, errors: list[FieldError], *, keeps_
 
 def read_turns(value: object, turns: Turns, errors: list[FieldError]) -> list[str]:
     """Add the messages. The errors gain an entry for each broken rule. Return the names of what is left out."""
-    if value is None:
-        errors.append(FieldError(field="messages", constraint="required", message="messages is missing"))
-        return []
-    if not isinstance(value, list):
-        errors.append(FieldError(field="messages", constraint="type", message="messages: Expected `array`"))
-        return []
-    if not value:
-        errors.append(FieldError(field="messages", constraint="non_empty", message="messages must not be empty"))
-    if len(value) > MAX_MESSAGES:
-        text = f"messages must have at most {MAX_MESSAGES} entries (got {len(value)})"
-        errors.append(FieldError(field="messages", constraint=f"max_count({MAX_MESSAGES})", message=text))
-        return []
+    value = entries("messages", value, errors)
     left_out = list(unread("messages", value, list[GivenMessage]))
     reader = _Reader(errors, left_out, turns)
     for at, raw in enumerate(value):
@@ -189,7 +168,7 @@ class _Reader:
     def _think(self, place: str, block: Block) -> None:
         text = block.thinking or ""
         if not text and block.signature and block.signature != SIGNATURE:
-            text = _decoded(block.signature)
+            text = decoded_thoughts(block.signature)
             if not text:
                 self._left_out.append("messages.content.signature")
         if text:
@@ -208,7 +187,7 @@ class _Reader:
     def _of_result(self, where: str, block: Block) -> Iterator[str]:
         if block.type in _MEDIA and not _has_text(block):
             self._left_out.append(f"messages.content.content.{block.type}")
-            yield _LEFT_OUT.format(kind=block.type)
+            yield LEFT_OUT.format(kind=block.type)
         else:
             yield from self._text(where, block)
 
@@ -245,13 +224,3 @@ def _is_result(kind: str) -> bool:
 
 def _has_text(block: Block) -> bool:
     return block.source is not None and block.source.type == "text" and block.source.data is not None
-
-
-def _decoded(signature: str) -> str:
-    """The reasoning's text, if this worker has put it into the signature; else nothing."""
-    if not signature.startswith(_OURS):
-        return ""
-    try:
-        return base64.b64decode(signature.removeprefix(_OURS), validate=True).decode()
-    except (binascii.Error, ValueError):
-        return ""

@@ -274,9 +274,8 @@ class ChatTemplates:
     def read(self, conversation: Conversation) -> Rendered | Violation:
         """The prompt of the conversation, or the reason why there is none."""
         tools = _decoded(conversation.tools) if conversation.tools is not None else None
-        variables = cast(dict[str, Json], _decoded(conversation.template_kwargs))
-        if not variables.keys() <= self.keys:
-            return Violation("chat_template_kwargs", "known_keys", self.known_variables)
+        given = cast(dict[str, Json], _decoded(conversation.template_kwargs))
+        variables = {name: value for name, value in given.items() if name in self.keys}
         template = self.for_tools if tools else self.default
         messages = cast(list[Message], _decoded(conversation.messages))
         n_before = len(messages)

@@ -101,7 +101,8 @@ def _answer_lines(shape: type[Line], answer: Callable[[Line], dict[str, Any]]) -
         try:
             sent = _object(line)
             found = answer(_line(shape, sent))
-            if ignored := sorted(sent.keys() - {field.name for field in msgspec.structs.fields(shape)}):
+            ignored = sorted(sent.keys() - {field.name for field in msgspec.structs.fields(shape)})
+            if ignored := ignored + found.pop("ignored", []):
                 found["ignored"] = ignored
         except LineError as error:
             found = {"error": str(error)}
@@ -189,7 +190,7 @@ class Lines:
         found = chat.read(asked)
         if isinstance(found, Violation):
             raise LineError(found.message)
-        return {"prompt": found.text}
+        return {"prompt": found.text, "ignored": sorted(f"kwargs.{name}" for name in kwargs.keys() - chat.keys)}
 
     def parsed(self, line: ParseLine) -> dict[str, Any]:
         """Return the answer to a line of `chat parse`: the message in a text, and its deltas. Raises: LineError."""

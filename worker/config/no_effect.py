@@ -82,9 +82,11 @@ def idle_after_load(settings: Settings, facts: Loaded) -> Idle:
     if facts.model.chat_template is None:
         # Without a template a conversation is refused, and only conversations have tools and instructions.
         reason = "the model has no chat template, so no conversation is answered"
-        if settings.no_fenced_calls:
-            yield "--no-fenced-calls", reason
-        if settings.keep_billing_block:
-            yield "--keep-billing-block", reason
+        given = {
+            "--no-fenced-calls": settings.no_fenced_calls,
+            "--keep-billing-block": settings.keep_billing_block,
+            f"--reasoning-field {settings.reasoning_field}": settings.reasoning_field != "reasoning_content",
+        }
+        yield from ((flag, reason) for flag, is_given in given.items() if is_given)
     if settings.split_mode != "none" and facts.backend == "cpu":
         yield f"--split-mode {settings.split_mode}", "no GPU has room for a layer, so the CPU has all of them"

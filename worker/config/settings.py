@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from platformdirs import user_cache_path
 from rich_click import Choice, FloatRange, IntRange
@@ -56,6 +56,9 @@ _LONGEST_ESCAPE_BYTES = 12
 _MAX_TEMPLATE_BYTES = 2**20
 """The largest chat template; the longest that a model is known to have is forty times shorter. A user who gives the
 model file by mistake gets an error."""
+
+ReasoningField = Literal["reasoning_content", "reasoning", "both"]
+"""The fields of a chat completion that may have the reasoning."""
 
 _API_TOKEN = ("LLORCH_API_TOKEN", "LLORCH_API_KEY")
 """The variables that may hold the token of clients."""
@@ -139,6 +142,13 @@ class Settings:
         "Do not read a fenced JSON object as a call of an offered tool. Models such as Qwen2.5-Coder write calls like "
         "this; they count if the model was sure of the tool.",
         "Model",
+    )
+    reasoning_field: ReasoningField = setting(
+        "reasoning_content",
+        "Send the reasoning of chat completions in this field. Some clients show both fields, so that each thought "
+        "appears twice with both.",
+        "Model",
+        Choice(get_args(ReasoningField)),
     )
     catalog: Path | None = setting(
         None,

@@ -152,6 +152,15 @@ def _matcher(
     if matcher.is_error():
         is_empty = matcher.get_error().startswith(_NOTHING_FOLLOWS)
         raise Unsupported("nothing can satisfy it" if is_empty else "it is too large or too complex")
+    # An endless text without a choice compiles too, and a very long one, and shows when the first part is followed.
+    ahead = matcher.deep_copy()
+    is_too_long = len(ahead.compute_ff_bytes()) > MAX_FORCED_BYTES
+    if not is_too_long and (forced := ahead.compute_ff_tokens()):
+        ahead.consume_tokens(forced)
+        ahead.compute_bitmask()
+        is_too_long = ahead.is_error() and not ahead.get_error().startswith(_NOTHING_FOLLOWS)
+    if is_too_long:
+        raise Unsupported("its text begins with a part without a choice that is endless or too long; make it shorter")
     return matcher
 
 

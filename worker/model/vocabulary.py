@@ -115,8 +115,9 @@ def _check_merges(metadata: Metadata, tokenizer: str, pre: str) -> None:
             f"metadata key 'tokenizer.ggml.pre' is 'whitespace'; with tokenizer {tokenizer!r} that fails"
         )
     if metadata.has(MERGES):
-        # A merge without a space in it merges nothing; that there are none is the library's own line.
-        metadata.n_strings(MERGES)
+        metadata.n_strings(MERGES)  # a merge without a space in it merges nothing
+    elif pre != "kimi-k2" or tokenizer == "gemma4":
+        raise metadata.error(f"metadata key {MERGES!r} is missing; tokenizer {tokenizer!r} needs it")
 
 
 def _check_doubles(metadata: Metadata, texts: Sequence[bytes]) -> None:

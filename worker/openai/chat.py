@@ -25,6 +25,7 @@ from worker.openai.fields import (
     Generation,
     Terms,
     conversation_of,
+    idle_variables,
     in_header,
     read_generation,
     read_object,
@@ -91,12 +92,17 @@ class ChatAsked:
     prompt: Conversation
     generation: Generation
     wants_logprobs: bool
+    reasoning_fields: tuple[str, ...]
     marks: ClassVar[MarkUse] = "split"
 
     def choices(self, heading: Heading) -> list[Choice]:
         """A choice for each of the n answers, in order."""
         allowance = Allowance()
-        terms = MessageTerms(reading=self.generation.reading, wants_logprobs=self.wants_logprobs)
+        terms = MessageTerms(
+            reading=self.generation.reading,
+            wants_logprobs=self.wants_logprobs,
+            reasoning_fields=self.reasoning_fields,
+        )
         indexes = range(self.generation.n)
         if self.generation.is_stream:
             return [StreamedMessage(i, allowance, heading, self.generation.options, terms) for i in indexes]
@@ -144,7 +150,11 @@ def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
             "logprobs": "top_logprobs",
             "max_tokens": tokens_field,
         },
-        ignored=(*unread_members(request.messages), *thinking.ignored),
+        ignored=(
+            *unread_members(request.messages),
+            *idle_variables(request.chat_template_kwargs, terms),
+            *thinking.ignored,
+        ),
     )
     if both := list(constraint_errors(offered.use, generation.fields, generation.names)):
         raise FieldsRefused(both)
@@ -162,6 +172,7 @@ def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
             ignored_tools=in_header(offered.skipped),
         ),
         bool(request.logprobs),
+        terms.reasoning_fields,
     )
 
 
@@ -174,9 +185,6 @@ def _prompt(
     request: ChatRequest, thinking: Thinking, offered: Offered, terms: Terms, errors: list[FieldError]
 ) -> Conversation | None:
     """The conversation. If it breaks a rule, add the errors and return None."""
-    if request.messages is None:
-        errors.append(FieldError(field="messages", constraint="required", message="messages is missing"))
-        return None
     try:
         return conversation_of(
             request.messages,

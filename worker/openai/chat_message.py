@@ -32,6 +32,8 @@ OBJECT = "chat.completion"
 CHUNK_OBJECT = "chat.completion.chunk"
 
 MessageReason = Literal["stop", "length", "tool_calls"]
+REASONING_FIELDS = ("reasoning_content", "reasoning")
+"""The names of the reasoning that clients know, DeepSeek's and OpenRouter's."""
 
 # ── shapes ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -81,7 +83,9 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_content: Annotated[
         str | msgspec.UnsetType, doc("The model's reasoning, if markers separate it from the answer.")
     ] = msgspec.UNSET
-    reasoning: Annotated[str | msgspec.UnsetType, doc("Alias of reasoning_content.")] = msgspec.UNSET
+    reasoning: Annotated[
+        str | msgspec.UnsetType, doc("The same. --reasoning-field chooses one of the two, or both.")
+    ] = msgspec.UNSET
     tool_calls: Annotated[list[MessageCall] | msgspec.UnsetType, doc("The calls, if there are any.")] = msgspec.UNSET
     refusal: None = None
 
@@ -116,6 +120,7 @@ class MessageTerms:
 
     reading: Reading
     wants_logprobs: bool = False
+    reasoning_fields: tuple[str, ...] = ("reasoning_content",)
 
 
 class _ReadMessage:
@@ -184,7 +189,7 @@ class CollectedMessage(Choice):
 
     def __init__(self, index: int, allowance: Allowance, terms: MessageTerms) -> None:
         super().__init__(index, allowance)
-        self._wants_logprobs = terms.wants_logprobs
+        self._terms = terms
         self._read = _ReadMessage(terms)
         self._deltas: list[Delta] = []
         self._logprobs: list[bytes] = []
@@ -212,8 +217,8 @@ class CollectedMessage(Choice):
     def made(self) -> ChatChoice:
         return ChatChoice(
             index=self.index,
-            message=_whole(message_of(self._deltas)),
-            logprobs=ChatLogprobs(content=array(self._logprobs)) if self._wants_logprobs else None,
+            message=_whole(message_of(self._deltas), self._terms.reasoning_fields),
+            logprobs=ChatLogprobs(content=array(self._logprobs)) if self._terms.wants_logprobs else None,
             finish_reason=_reason(self, self._read),
         )
 
@@ -234,7 +239,7 @@ class CollectedMessage(Choice):
             self._hold(len(item))
 
 
-def _whole(message: Message) -> ChatMessage:
+def _whole(message: Message, reasoning_fields: Sequence[str]) -> ChatMessage:
     calls = [
         MessageCall(id=call.id, function=MessageFunction(name=call.name, arguments=call.arguments))
         for call in message.calls
@@ -242,8 +247,8 @@ def _whole(message: Message) -> ChatMessage:
     thoughts = message.reasoning or msgspec.UNSET
     return ChatMessage(
         content=None if calls and not message.content else message.content,
-        reasoning_content=thoughts,
-        reasoning=thoughts,
+        reasoning_content=thoughts if "reasoning_content" in reasoning_fields else msgspec.UNSET,
+        reasoning=thoughts if "reasoning" in reasoning_fields else msgspec.UNSET,
         tool_calls=calls or msgspec.UNSET,
     )
 
@@ -257,7 +262,7 @@ class StreamedMessage(StreamedChoice):
         self, index: int, allowance: Allowance, heading: Heading, options: StreamOptions, terms: MessageTerms
     ) -> None:
         super().__init__(index, allowance, heading, options)
-        self._wants_logprobs = terms.wants_logprobs
+        self._terms = terms
         self._read = _ReadMessage(terms)
 
     def token(
@@ -285,33 +290,31 @@ class StreamedMessage(StreamedChoice):
         found = self._read.finish(logprobs, is_cut=is_cut)
         last = b"".join(self._grown(delta, shown, self.n_drawn) for delta, shown in found)
         shown = self._read.rest(is_cut=is_cut)
-        rest = self._entries(shown) if shown and self._wants_logprobs else b"null"
+        rest = self._entries(shown) if shown and self._terms.wants_logprobs else b"null"
         reason = encode_json(_reason(self, self._read))
         return last + self._chunk(b'"delta":{},"logprobs":%b,"finish_reason":%b' % (rest, reason), self.n_drawn)
 
     def _grown(self, delta: Delta, shown: Sequence[Logprob], n_drawn: int) -> bytes:
-        is_listed = self._wants_logprobs and (bool(shown) or isinstance(delta, Content))
+        is_listed = self._terms.wants_logprobs and (bool(shown) or isinstance(delta, Content))
         entries = self._entries(shown) if is_listed else b"null"
-        members = b'"delta":%b,"logprobs":%b,"finish_reason":null' % (_delta(delta), entries)
+        members = b'"delta":%b,"logprobs":%b,"finish_reason":null' % (self._delta(delta), entries)
         return self._chunk(members, n_drawn)
 
     def _entries(self, logprobs: Sequence[Logprob]) -> bytes:
         return encode_json(ChatLogprobs(content=array(_encoded(logprobs))))
 
-
-def _delta(delta: Delta) -> bytes:
-    """The members of a chunk's delta. A call's id, type and name come once, then parts of its arguments."""
-    match delta:
-        case Content(text):
-            return b'{"content":%b}' % encode_json(text)
-        case Thought(text):
-            thought = encode_json(text)
-            return b'{"reasoning_content":%b,"reasoning":%b}' % (thought, thought)
-        case CallBegun(index, call_id, name):
-            head = b'{"index":%d,"id":%b,"type":"function"' % (index, encode_json(call_id))
-            return b'{"tool_calls":[%b,"function":{"name":%b,"arguments":""}}]}' % (head, encode_json(name))
-        case Arguments(index, text):
-            return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (index, encode_json(text))
+    def _delta(self, delta: Delta) -> bytes:
+        """The members of a chunk's delta. A call's id, type and name come once, then parts of its arguments."""
+        match delta:
+            case Content(text):
+                return b'{"content":%b}' % encode_json(text)
+            case Thought(text):
+                return encode_json(dict.fromkeys(self._terms.reasoning_fields, text))
+            case CallBegun(index, call_id, name):
+                head = b'{"index":%d,"id":%b,"type":"function"' % (index, encode_json(call_id))
+                return b'{"tool_calls":[%b,"function":{"name":%b,"arguments":""}}]}' % (head, encode_json(name))
+            case Arguments(index, text):
+                return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (index, encode_json(text))
 
 
 def _encoded(logprobs: Sequence[Logprob]) -> list[bytes]:

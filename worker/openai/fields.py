@@ -5,7 +5,6 @@ are protocol/rules.py's. A field that is null counts as absent. Refuses to know:
 on the front's event loop, or on a thread for large bodies.
 """
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -18,7 +17,7 @@ from worker.openai.constraints import ConstrainedRequest, constraint_of
 from worker.openai.errors import NotAnObject, UnknownModel, respelled
 from worker.openai.reading import PLAIN, Reading
 from worker.openai.tools import ToolUse
-from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, doc
+from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, doc, shaped
 from worker.protocol.conversation import Part, conversation, part_errors
 from worker.protocol.execute import GenerationFields, narrow
 from worker.protocol.json_bytes import fault_of, without_mark
@@ -77,10 +76,6 @@ ROUTED_FIELDS = (
 
 _I64_MAX = 2**63 - 1
 _U64 = 2**64
-
-_PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<inside>.*)`)?", re.DOTALL)
-"""The form of msgspec's message for a value of a wrong type. It names types and quotes nothing of the value."""
-_MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +143,8 @@ class Terms:
     """True if the engine keeps a limit of the reasoning."""
     reads_fenced: bool = True
     """True if a fenced JSON object that is a call of an offered tool is read as one."""
+    reasoning_fields: tuple[str, ...] = ("reasoning_content",)
+    """The members of a chat's message that have the reasoning."""
     keeps_billing_block: bool = False
     """True if Claude Code's billing block reaches the prompt."""
 
@@ -227,17 +224,9 @@ def read_struct(shape: type[Shape], members: Members, errors: list[FieldError]) 
 
 def read_field(name: str, value: object, kind: Any, values: Members, errors: list[FieldError]) -> None:
     """Put the value into `values` under its name. If it is not of the type `kind`, add an error."""
-    try:
-        values[name] = msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        found = _PLACE.fullmatch(str(error))
-        assert found is not None
-        place = name + (found["inside"] or "")
-        if missing := _MISSING.fullmatch(found["what"]):
-            place += f".{missing[1]}"
-            errors.append(FieldError(field=place, constraint="required", message=f"{place} is missing"))
-        else:
-            errors.append(FieldError(field=place, constraint="type", message=f"{place}: {found['what']}"))
+    found = shaped(name, value, kind, errors)
+    if found is not None:
+        values[name] = found
 
 
 def conversation_of(
@@ -258,6 +247,11 @@ def conversation_of(
         continue_final_message=bool(continue_final_message),
         max_chars=terms.max_text_chars,
     )
+
+
+def idle_variables(kwargs: Mapping[str, Any] | None, terms: Terms) -> Iterator[str]:
+    """Yield the places of the variables that the model's template does not read."""
+    return (f"chat_template_kwargs.{name}" for name in kwargs or () if name not in terms.template_keys)
 
 
 def check_model(model: str | None, terms: Terms) -> None:

@@ -3,6 +3,8 @@
 Owns: the words for efforts, and the limits of models whose templates read no effort. Pure.
 """
 
+import base64
+import binascii
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +24,9 @@ EFFORTS: Mapping[str, int | None] = {
 _EFFORT = "reasoning_effort"
 _SWITCHES = ("enable_thinking", "thinking")
 """The variables by which templates turn reasoning on and off."""
+_OURS = "llorch:"
+"""The beginning of an encrypted_content, and of a signature, that this worker has written. Nothing is encrypted: the
+text follows in base64, because a worker that keeps nothing gets its reasoning back from the client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,3 +80,18 @@ def with_idle_named(
     idle = () if is_limited or thinking.variables else tuple(wishes)
     idle += () if is_limited else tuple(name for name in limits if name.partition(".")[0] not in idle)
     return replace(thinking, ignored=idle)
+
+
+def encoded_thoughts(text: str) -> str:
+    """The reasoning as an encrypted_content or a signature."""
+    return _OURS + base64.b64encode(text.encode()).decode()
+
+
+def decoded_thoughts(encoded: str) -> str:
+    """The reasoning's text, if this worker has written it; else nothing."""
+    if not encoded.startswith(_OURS):
+        return ""
+    try:
+        return base64.b64decode(encoded.removeprefix(_OURS), validate=True).decode()
+    except (binascii.Error, ValueError):
+        return ""

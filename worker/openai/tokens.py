@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from worker.openai.fields import Terms, conversation_of, ignored_fields, read_object, read_struct
+from worker.openai.fields import Terms, conversation_of, idle_variables, ignored_fields, read_object, read_struct
 from worker.protocol.bodies import Count, FieldError, FieldsRefused, doc
 from worker.protocol.conversation import unread_members
 from worker.wire.jobs import Prompt, TokenId
@@ -114,7 +114,8 @@ def read_tokenize(body: bytes | bytearray, terms: Terms) -> TextAsked:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
         )
-        ignored = ignored_fields(members, TokenizeRequest, further=unread_members(members["messages"]))
+        idle = (*unread_members(members["messages"]), *idle_variables(request.chat_template_kwargs, terms))
+        ignored = ignored_fields(members, TokenizeRequest, further=idle)
         return TextAsked(prompt=prompt, field="messages", ignored=ignored)
     return _text_asked(request, given[0], terms, ignored_fields(members, TokenizeRequest))
 

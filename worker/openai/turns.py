@@ -8,6 +8,8 @@ rules of messages (protocol/conversation.py). Pure; runs on the front's event lo
 from typing import Any
 
 _BETWEEN_TEXTS = "\n"
+LEFT_OUT = "[{kind} left out: this model reads text only]"
+"""The text that stands for a picture or a file in a tool's result."""
 
 
 class Turns:

@@ -6,6 +6,7 @@ OpenAPI document. Refuses to know: the source of the figures, the rules of reque
 front's event loop. A struct becomes bytes with `encode_json`.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -72,6 +73,28 @@ class FieldError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         str | msgspec.UnsetType,
         doc("The value in the request, as text; never a prompt, a stop, a grammar, a schema or a regular expression."),
     ] = msgspec.UNSET
+
+
+_SHAPE_ERROR = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<inside>.*)`)?", re.DOTALL)
+"""The form of msgspec's message for a value of a wrong type. It names our types and fields and quotes nothing of the
+value."""
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+
+
+def shaped(place: str, value: object, kind: Any, errors: list[FieldError]) -> Any:
+    """The value as its type. If it has another type, add an error with the place and return None."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        found = _SHAPE_ERROR.fullmatch(str(error))
+        assert found is not None
+        where = place + (found["inside"] or "")
+        if missing := _MISSING.fullmatch(found["what"]):
+            where += f".{missing[1]}"
+            errors.append(FieldError(field=where, constraint="required", message=f"{where} is missing"))
+        else:
+            errors.append(FieldError(field=where, constraint="type", message=f"{where}: {found['what']}"))
+    return None
 
 
 class FieldsRefused(InvalidRequest):

@@ -9,13 +9,13 @@ the front's event loop.
 import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, doc
+from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, doc, shaped
 from worker.protocol.constraints import MAX_BYTES, MAX_DEPTH
 from worker.protocol.unread import unread
 from worker.wire.encoding import encode_json
@@ -29,9 +29,6 @@ MAX_CALLS = 128
 _BETWEEN_PARTS = "\n"
 """The separator of the parts of a content, the same as in llama-server and vLLM."""
 
-_SHAPE_ERROR = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<inside>.*)`)?", re.DOTALL)
-"""The form of msgspec's message for a value of a wrong type. It names our types and fields and quotes nothing of the
-value."""
 _KIND_OF_PART = re.compile(r"[a-z_]{1,32}")
 """An answer may name a part's type of this form, e.g. `image_url`, but no text that was sent by mistake."""
 
@@ -111,6 +108,21 @@ def conversation(
     return made
 
 
+def entries(field: str, raw: object, errors: list[FieldError]) -> list[Any]:
+    """The entries of a conversation. The errors gain one if there are none or too many; then none is returned."""
+    if raw is None:
+        errors.append(_error(field, "required", f"{field} is missing"))
+        return []
+    found: list[Any] = shaped(field, raw, list[Any], errors) or []
+    if raw == []:
+        errors.append(_error(field, "non_empty", f"{field} must not be empty"))
+    if len(found) > MAX_MESSAGES:
+        text = f"{field} must have at most {MAX_MESSAGES} entries (got {len(found)})"
+        errors.append(_error(field, f"max_count({MAX_MESSAGES})", text))
+        return []
+    return found
+
+
 def unread_members(messages: object) -> Iterator[str]:
     """Yield the places of members that are not null and have no effect, spelled as in `unread`."""
     yield from unread("messages", messages, Message)
@@ -124,20 +136,11 @@ def unread_members(messages: object) -> Iterator[str]:
 
 def _messages(raw: object, max_chars: int, errors: list[FieldError]) -> list[Message]:
     """The valid messages in the form that templates expect. The errors gain an entry for each broken rule."""
-    found = _shaped("messages", raw, list[Any], errors)
-    if found is None:
-        return []
-    if not found:
-        errors.append(_error("messages", "non_empty", "messages must not be empty"))
-    if len(found) > MAX_MESSAGES:
-        text = f"messages must have at most {MAX_MESSAGES} entries (got {len(found)})"
-        errors.append(_error("messages", f"max_count({MAX_MESSAGES})", text))
-        return []
     read = []
-    for at, one in enumerate(found):
+    for at, one in enumerate(entries("messages", raw, errors)):
         if len(errors) >= MAX_ERRORS:
             return []
-        message = _shaped(f"messages[{at}]", one, Message, errors)
+        message = shaped(f"messages[{at}]", one, Message, errors)
         if message is None:
             continue
         broken = list(islice(_message_errors(f"messages[{at}]", message), MAX_ERRORS))
@@ -267,24 +270,10 @@ def _with_object(called: Called) -> Called:
 
 # ── any JSON ─────────────────────────────────────────────────────────────────────────────────────
 
-Shape = TypeVar("Shape")
-
-
-def _shaped(place: str, raw: object, shape: type[Shape], errors: list[FieldError]) -> Shape | None:
-    """The value as its type. If it has another type, add an error with the place and return None."""
-    try:
-        return msgspec.convert(raw, shape)
-    except msgspec.ValidationError as error:
-        found = _SHAPE_ERROR.fullmatch(str(error))
-        assert found is not None
-        where = place + (found["inside"] or "")
-        errors.append(_error(where, "type", f"{where}: {found['what']}"))
-    return None
-
 
 def _limited(field: str, raw: object, shape: type[Any], max_chars: int, errors: list[FieldError]) -> str:
     """The value as JSON. Add an error if it has another type, is nested too deeply, or is longer than `max_chars`."""
-    if _shaped(field, raw, shape, errors) is None:
+    if shaped(field, raw, shape, errors) is None:
         return ""
     if deep := list(_depth_errors(field, raw)):
         errors += deep

@@ -71,7 +71,7 @@ def _salt_of(cache_salt: str | None) -> bytes:
 
 def _sampling_of(fields: GenerationFields) -> Sampling:
     return Sampling(
-        seed=fields.seed if fields.seed is not None else secrets.randbits(64),
+        seed=fields.seed if fields.seed is not None else secrets.randbits(53),  # JavaScript reads it back
         temperature=fields.temperature,
         top_p=fields.top_p,
         top_k=fields.top_k,

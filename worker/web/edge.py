@@ -51,7 +51,6 @@ BROWSED_PATHS = frozenset({"/docs", "/docs/", "/docs/page.js", "/docs/redoc.stan
 path does, because a browser also sends a password with requests that another site's page starts.
 """
 
-
 _ROUTED_AS: dict[str, Method] = {"HEAD": "GET", "OPTIONS": "TRACE"}
 """HEAD works on every route with GET; uvicorn omits its body. OPTIONS, which Litestar would answer, is not offered."""
 
@@ -159,7 +158,8 @@ def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
 
 
 async def _send_unauthorized(scope: Scope, send: Send) -> None:
-    error = Unauthorized("this route needs the header 'Authorization: Bearer <token>' with the right token")
+    or_key = " or 'x-api-key: <token>'" if is_messages_path(scope["path"]) else ""
+    error = Unauthorized(f"this route needs the header 'Authorization: Bearer <token>'{or_key} with the right token")
     note_refusal(scope, error)
     body = unauthorized_body(scope["path"], error)
     headers = [

@@ -27,7 +27,7 @@ from worker.front.state import Front
 from worker.openai import completions, operations, tokens
 from worker.openai.answers import Choice, Heading, last_chunks, whole
 from worker.openai.chat import ChatAsked, read_chat
-from worker.openai.chat_message import CHUNK_OBJECT
+from worker.openai.chat_message import CHUNK_OBJECT, REASONING_FIELDS
 from worker.openai.completions import CompletionAsked, Echo, PlainPrompt, read_completion
 from worker.openai.errors import UnknownModel, refused_as_spelled
 from worker.openai.fields import Generation, Terms, in_header
@@ -95,6 +95,7 @@ class Api:
             chat_format=self.facts.model.chat_format,
             can_limit_reasoning=self.facts.model.can_limit_reasoning,
             reads_fenced=not settings.no_fenced_calls,
+            reasoning_fields=REASONING_FIELDS if settings.reasoning_field == "both" else (settings.reasoning_field,),
             keeps_billing_block=settings.keep_billing_block,
         )
         return await self._bodies.decoded(request, lambda body: read(body, terms))

@@ -22,7 +22,6 @@ class Violation(msgspec.Struct, frozen=True, array_like=True):
     field: Literal[
         "prompt",
         "messages",
-        "chat_template_kwargs",
         "tokens",
         "grammar",
         "json_schema",

@@ -8,8 +8,10 @@ import pytest
 
 from tests.openai.asking import TERMS, body
 from tests.openai.responses.wrong import CALL, CUSTOM, FUNCTION, RIGHT, USER, WRONG
+from worker.openai.responses.hosted import SILENT
 from worker.openai.responses.request import ResponseAsked, read_response
 from worker.openai.tools import TEXT_ARGUMENT
+from worker.openai.turns import LEFT_OUT
 from worker.protocol.bodies import FieldsRefused
 
 
@@ -83,6 +85,114 @@ def test_a_picture_in_a_result_is_left_out_and_named() -> None:
 def test_reasoning_of_another_server_is_named() -> None:
     request = asked(input=[USER, {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}, USER])
     assert request.generation.ignored == ("input.encrypted_content",)
+
+
+# ── items of hosted services ─────────────────────────────────────────────────────────────────────
+
+PICTURE = {"type": "computer_screenshot", "image_url": "data:image/png;base64,PICTURE"}
+BROUGHT_IN: list[tuple[dict[str, Any], list[tuple[str, str]], list[str]]] = [
+    (
+        {"type": "mcp_call", "server_label": "wiki", "name": "ask", "arguments": '{"q": 1}', "output": "Paris"},
+        [
+            ("assistant", '[mcp_call: {"server_label":"wiki","name":"ask","arguments":"{\\"q\\": 1}"}]'),
+            ("user", "[result of mcp_call: Paris]"),
+        ],
+        [],
+    ),
+    (
+        {"type": "local_shell_call", "call_id": "c", "action": {"type": "exec", "command": ["ls"]}},
+        [("assistant", '[local_shell_call: {"type":"exec","command":["ls"]}]')],
+        [],
+    ),
+    (
+        {"type": "local_shell_call_output", "id": "c", "output": "a.txt"},
+        [("user", "[local_shell_call_output: a.txt]")],
+        [],
+    ),
+    (
+        {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "é", "outcome": {"type": "timeout"}}]},
+        [("user", '[shell_call_output: [{"stdout":"é","outcome":{"type":"timeout"}}]]')],
+        [],
+    ),
+    (
+        {"type": "apply_patch_call", "operation": {"type": "delete_file", "path": "a"}},
+        [("assistant", '[apply_patch_call: {"type":"delete_file","path":"a"}]')],
+        [],
+    ),
+    ({"type": "apply_patch_call_output", "status": "failed"}, [("user", "[apply_patch_call_output: failed]")], []),
+    (
+        {
+            "type": "code_interpreter_call",
+            "code": "1+1",
+            "outputs": [{"type": "logs", "logs": "2"}, {"type": "image", "url": "PICTURE"}],
+        },
+        [
+            ("assistant", "[code_interpreter_call: 1+1]"),
+            (
+                "user",
+                f'[result of code_interpreter_call: [{{"type":"logs","logs":"2"}},"{LEFT_OUT.format(kind="image")}"]]',
+            ),
+        ],
+        ["input.code_interpreter_call.outputs.image"],
+    ),
+    (
+        {"type": "computer_call_output", "call_id": "c", "output": PICTURE},
+        [("user", "[computer_call_output: [computer_screenshot left out: this model reads text only]]")],
+        ["input.computer_call_output.output.computer_screenshot"],
+    ),
+    ({"type": "file_search_call", "queries": ["x"]}, [("assistant", '[file_search_call: ["x"]]')], []),
+    ({"type": "program_output", "call_id": "c", "result": "7"}, [("user", "[program_output: 7]")], []),
+]
+"""item → the messages that it becomes, and the names of what is left out"""
+
+
+@pytest.mark.parametrize(("item", "said", "left_out"), BROUGHT_IN, ids=[item["type"] for item, _, _ in BROUGHT_IN])
+def test_calls_of_other_services_and_their_results_come_as_text(
+    item: dict[str, Any], said: list[tuple[str, str]], left_out: list[str]
+) -> None:
+    request = asked(input=[USER, {"id": "x", "status": "completed", **item}, USER])
+    read = json.loads(request.prompt.messages)
+    assert [(one["role"], one["content"]) for one in read[1:-1]] == said
+    assert list(request.generation.ignored) == left_out
+    assert "PICTURE" not in request.prompt.messages
+
+
+@pytest.mark.parametrize("kind", SILENT)
+def test_an_item_that_carries_nothing_for_the_model_is_left_out_and_named(kind: str) -> None:
+    item = {"type": kind, "id": "x", "action": {"query": "?"}, "result": "aGk=", "encrypted_content": "gAAAA"}
+    request = asked(input=[USER, item, USER])
+    assert json.loads(request.prompt.messages) == [USER, USER]
+    assert request.generation.ignored == (f"input.{kind}",)
+
+
+def nested(n: int) -> Any:
+    return [nested(n - 1)] if n else 0
+
+
+@pytest.mark.parametrize("kind", [*SILENT, *(item["type"] for item, _, _ in BROUGHT_IN), "telepathy_call"])
+@pytest.mark.parametrize(
+    "value",
+    [None, 5, "x", [], {}, [[[]]], {"type": 5}, [[0] * 3] * 3, nested(60), nested(200)],
+    ids=lambda value: str(value)[:12],
+)
+def test_no_value_in_such_an_item_is_an_error(kind: str, value: Any) -> None:
+    request = asked(input=[USER, {"type": kind, **dict.fromkeys(("action", "output", "error", "id"), value)}])
+    assert json.loads(request.prompt.messages)[0] == USER
+
+
+def test_text_around_a_call_of_another_service_stays_one_message() -> None:
+    said = {"type": "message", "role": "assistant", "content": "I look."}
+    _, reply = messages(USER, said, {"type": "shell_call", "action": {"commands": ["ls"]}})
+    assert reply["content"] == 'I look.\n[shell_call: {"commands":["ls"]}]'
+
+
+@pytest.mark.parametrize("kind", ["additional_tools", "tool_search_output"])
+def test_tools_of_the_input_are_offered_once(kind: str) -> None:
+    more = {"type": kind, "role": "developer", "tools": [FUNCTION, CUSTOM]}
+    request = asked(tools=[FUNCTION], input=[USER, more, {**more, "tools": [{"type": "web_search"}]}])
+    assert [tool.name for tool in request.generation.reading.use.tools] == ["read", CUSTOM["name"]]
+    assert request.generation.ignored_tools == ("web_search",)
+    assert json.loads(request.prompt.messages) == [USER]
 
 
 # ── tools ────────────────────────────────────────────────────────────────────────────────────────

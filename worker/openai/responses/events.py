@@ -23,7 +23,6 @@ from worker.openai.answers import JSON_TYPE, usage_of
 from worker.openai.errors import failure_detail
 from worker.openai.event_choice import EventChoice
 from worker.openai.reading import Reading
-from worker.openai.responses.items import encoded_thoughts
 from worker.openai.responses.resource import (
     CustomToolCall,
     ErrorCode,
@@ -41,6 +40,7 @@ from worker.openai.responses.resource import (
     usage_in_names,
 )
 from worker.openai.text_argument import TextArgument
+from worker.openai.thinking import encoded_thoughts
 from worker.openai.tools import Tool
 from worker.protocol.events import SSE_TYPE, ErrorEvent, StreamCode
 from worker.wire.encoding import encode_json

@@ -4,8 +4,6 @@ Owns: the kinds of items and of their parts, which of them are read, left out an
 tools (offered.py), templates. Pure; runs on the front's event loop, or on a thread for large bodies.
 """
 
-import base64
-import binascii
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -13,10 +11,12 @@ from typing import Annotated, Any
 import msgspec
 
 from worker.openai.fields import read_field
+from worker.openai.responses.hosted import SILENT, TOOLS, is_hosted, read_hosted
+from worker.openai.thinking import decoded_thoughts
 from worker.openai.tools import TEXT_ARGUMENT, flattened
-from worker.openai.turns import Turns, joined
+from worker.openai.turns import LEFT_OUT, Turns, joined
 from worker.protocol.bodies import MAX_ERRORS, FieldError, doc
-from worker.protocol.conversation import MAX_MESSAGES
+from worker.protocol.conversation import entries
 from worker.protocol.unread import unread
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -28,11 +28,6 @@ MEDIA_PARTS = ("input_image", "input_file", "input_audio", "input_video")
 
 _KIND = re.compile(r"[a-z_]{1,40}")
 """An answer may name a type of this form, but no text that was sent by mistake."""
-_OURS = "llorch:"
-"""The beginning of a reasoning item's encrypted_content that this worker has written. Nothing is encrypted: the text
-follows in base64, because a worker that keeps nothing gets its reasoning back from the client."""
-LEFT_OUT = "[{kind} left out: this model reads text only]"
-"""The text that stands for a picture or a file in a tool's result."""
 
 
 class InputPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +46,7 @@ _Content = str | list[InputPart] | None
 class InputItem(msgspec.Struct, frozen=True, kw_only=True):
     """One item of the conversation so far."""
 
-    type: Annotated[str | None, doc("message if it is absent.", enum=[*ITEMS, None])] = None
+    type: Annotated[str | None, doc("message if it is absent.", enum=[*ITEMS, *SILENT, *TOOLS, None])] = None
     id: str | None = None
     status: str | None = None
     role: Annotated[str | None, doc("The author of a message.", enum=[*ROLES, None])] = None
@@ -67,36 +62,30 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True):
     encrypted_content: Annotated[str | None, doc("As this worker has sent it; another's is ignored and named.")] = None
 
 
-def encoded_thoughts(text: str) -> str:
-    """The encrypted_content of a reasoning item."""
-    return _OURS + base64.b64encode(text.encode()).decode()
-
-
 def read_input(value: object, turns: Turns, errors: list[FieldError]) -> list[str]:
     """Add the input's messages. The errors gain an entry for each broken rule. Return the names of what is left out."""
     if isinstance(value, str):
         turns.say("user", value, "input")
         return []
-    if not isinstance(value, list):
-        text = "input is missing" if value is None else "input: Expected `str | array`"
-        kind = "required" if value is None else "type"
-        errors.append(FieldError(field="input", constraint=kind, message=text))
-        return []
-    if not value:
-        errors.append(FieldError(field="input", constraint="non_empty", message="input must not be empty"))
-    if len(value) > MAX_MESSAGES:
-        text = f"input must have at most {MAX_MESSAGES} entries (got {len(value)})"
-        errors.append(FieldError(field="input", constraint=f"max_count({MAX_MESSAGES})", message=text))
-        return []
-    left_out = list(unread("input", value, list[InputItem]))
+    value = entries("input", value, errors)
+    left_out = list(unread("input", [raw for raw in value if not is_hosted(raw)], list[InputItem]))
     for at, raw in enumerate(value):
         if len(errors) >= MAX_ERRORS:
             return []
+        if is_hosted(raw):
+            left_out += read_hosted(raw, turns, f"input[{at}]")
+            continue
         values: dict[str, Any] = {}
         read_field(f"input[{at}]", raw, InputItem, values, errors)
         for place, item in values.items():
             _ItemReader(place, item, turns, errors, left_out).read()
     return left_out
+
+
+def tools_in(value: object) -> dict[str, object]:
+    """The lists of tools that items of the input offer, by their places."""
+    places = enumerate(value if isinstance(value, list) else [])
+    return {f"input[{at}].tools": raw.get("tools") for at, raw in places if is_hosted(raw) and raw["type"] in TOOLS}
 
 
 class _ItemReader:
@@ -157,7 +146,7 @@ class _ItemReader:
         item = self._item
         text = self._text("content", item.content or "")
         if not text and item.encrypted_content is not None:
-            text = _decoded(item.encrypted_content) or ""
+            text = decoded_thoughts(item.encrypted_content)
             if not text:
                 self._left_out.append("input.encrypted_content")
         if not text:
@@ -197,13 +186,3 @@ class _ItemReader:
         if len(self._errors) < MAX_ERRORS:
             where = f"{self._place}.{field}"
             self._errors.append(FieldError(field=where, constraint=constraint, message=f"{where} {text}"))
-
-
-def _decoded(encrypted: str) -> str | None:
-    """The reasoning's text, if this worker has written it."""
-    if not encrypted.startswith(_OURS):
-        return None
-    try:
-        return base64.b64decode(encrypted.removeprefix(_OURS), validate=True).decode()
-    except (binascii.Error, ValueError):
-        return None

@@ -5,7 +5,7 @@ are left out and named. Refuses to know: the answers. Pure; runs on the front's 
 bodies.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Annotated, Any
@@ -75,10 +75,17 @@ class Offered:
     """The places of members without effect."""
 
 
-def read_tools(tools: object, choice: object, *, is_parallel: bool, errors: list[FieldError]) -> Offered:
-    """The tools. The errors gain an entry for each broken rule."""
+def read_tools(
+    tools: object, choice: object, further: Mapping[str, object], *, is_parallel: bool, errors: list[FieldError]
+) -> Offered:
+    """The tools. `further`: lists of tools in the input, by their places; a tool whose name is taken counts once. The
+    errors gain an entry for each broken rule."""
     offered = Offered()
-    places = dict(_Reader(offered, errors).all_in("tools", tools))
+    reader = _Reader(offered, errors)
+    places = dict(reader.all_in("tools", tools))
+    for place, more in further.items():
+        taken = {tool.name for tool in places.values()}
+        places |= {where: tool for where, tool in reader.all_in(place, more) if tool.name not in taken}
     errors += count_errors("tools", len(places))
     errors += islice(twin_errors(places), MAX_ERRORS)
     known = tuple(places.values())

@@ -28,7 +28,7 @@ from worker.openai.fields import (
 )
 from worker.openai.foreign import read_foreign
 from worker.openai.responses.events import CollectedResponse, ResponseChoice, Shown, StreamedResponse
-from worker.openai.responses.items import read_input
+from worker.openai.responses.items import read_input, tools_in
 from worker.openai.responses.offered import Offered, read_tools
 from worker.openai.responses.resource import EchoedReasoning, InputTokens, ResponseResource
 from worker.openai.thinking import EFFORTS, Thinking, thinking_of, with_idle_named
@@ -184,7 +184,11 @@ def read_response(body: bytes | bytearray, terms: Terms) -> ResponseAsked:
         turns.say("system", request.instructions, "instructions")
     left_out = read_input(request.input, turns, errors)
     offered = read_tools(
-        request.tools, request.tool_choice, is_parallel=request.parallel_tool_calls is not False, errors=errors
+        request.tools,
+        request.tool_choice,
+        tools_in(request.input),
+        is_parallel=request.parallel_tool_calls is not False,
+        errors=errors,
     )
     effort = None if request.reasoning is None else request.reasoning.effort
     thinking = with_idle_named(

@@ -6,7 +6,7 @@ import { make } from "./dom.js";
 // Adds a chunk's delta to the turn. Returns true if there was anything to add.
 export function take(turn, delta) {
   const text = delta.content ?? "";
-  const thought = delta.reasoning_content ?? "";
+  const thought = delta.reasoning_content ?? delta.reasoning ?? "";
   const calls = delta.tool_calls ?? [];
   turn.content += text;
   turn.reasoning += thought;
