@@ -18,8 +18,7 @@ from tests.agents.programs import Program, Said, program
 from tests.gguf_files import tiny_model
 from tests.scripted_engine import CRASH, RECOVERED, SAYS
 from tests.worker_process import WorkerProcess, altered
-from worker.commands.launch import ask, write_to
-from worker.commands.launch_clients import AGENTS
+from worker.commands.launch import ask, configuration_of, write_to
 
 pytestmark = [pytest.mark.agents, pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -104,7 +103,7 @@ def said(agent: Agent, worker: WorkerProcess, home: Path, prompt: str, timeout_s
     (home / "work").mkdir()
     (home / "work" / "note.txt").write_text(f"{NOTE}\n")
     served = ask(worker.url, None)
-    configuration = AGENTS[agent.name](replace(served, context=max(served.context, BELIEVED)))
+    configuration = configuration_of(agent.name, replace(served, context=max(served.context, BELIEVED)))
     path = home / configuration.path
     write_to(path, configuration)
     if agent.api:

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from tests.clients.pages import blocks
 from tests.loopback import LoopbackServer, QuietHandler, reserved_port
 from worker.cli import run
-from worker.commands.launch import merged
-from worker.commands.launch_clients import AGENTS, Configuration, Served
+from worker.commands.launch import AGENTS, Configuration, Served, configuration_of, merged
 
 SERVED = Served("http://127.0.0.1:8080", "qwen2.5-coder", 32_768, "s3cret")
 every_agent = pytest.mark.parametrize("name", AGENTS)
@@ -49,7 +48,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 @every_agent
 def test_a_configuration_names_the_address_the_model_and_the_token(name: str) -> None:
-    found = [*leaves(read(AGENTS[name](SERVED)))]
+    found = [*leaves(read(configuration_of(name, SERVED)))]
     assert any(SERVED.model in str(leaf).split("/") for leaf in found)
     assert SERVED.token in found
     is_anthropic = name == "claude"
@@ -58,14 +57,14 @@ def test_a_configuration_names_the_address_the_model_and_the_token(name: str) ->
 
 @every_agent
 def test_a_configuration_names_the_context_if_the_agent_reads_it(name: str) -> None:
-    found = [str(leaf) for leaf in leaves(read(AGENTS[name](SERVED)))]
+    found = [str(leaf) for leaf in leaves(read(configuration_of(name, SERVED)))]
     assert (str(SERVED.context) in found) == (name not in {"aider", "cline"})
 
 
 @every_agent
 def test_any_name_of_a_model_is_read_back_and_survives_the_shell(name: str) -> None:
     model = 'it\'s "a" $(model)\\ ü\x7f'
-    configuration = AGENTS[name](Served("http://[::1]:80", model, 1000))
+    configuration = configuration_of(name, Served("http://[::1]:80", model, 1000))
     assert any(model in str(leaf) for leaf in leaves(read(configuration)))
     words = shlex.split(configuration.start)
     assert all("(model)" not in word or model in word for word in words)
@@ -73,7 +72,7 @@ def test_any_name_of_a_model_is_read_back_and_survives_the_shell(name: str) -> N
 
 @every_agent
 def test_the_command_names_the_file_unless_the_agent_finds_it_by_itself(name: str) -> None:
-    configuration = AGENTS[name](SERVED)
+    configuration = configuration_of(name, SERVED)
     is_named = f"~/{configuration.path}" in configuration.start
     assert is_named or name in {"codex", "pi", "cline"}
     assert (f"~/{configuration.path}").startswith("~/.cline/llorch-worker/") == (name == "cline")
@@ -98,7 +97,7 @@ SETTINGS: dict[str, list[tuple[str | int, ...]]] = {
 @every_agent
 def test_the_members_are_those_that_the_agent_reads(name: str) -> None:
     for place in SETTINGS[name]:
-        found: Any = read(AGENTS[name](SERVED))
+        found: Any = read(configuration_of(name, SERVED))
         for step in place:
             found = found[step]
         assert found
@@ -142,7 +141,7 @@ def test_stdout_is_the_configuration_for_the_worker_that_answers(
 ) -> None:
     with serving(CARDS) as server:
         assert run(["launch", name, "--url", f"{server.url}{tail}"]) == 0
-        expected = AGENTS[name](Served(server.url, SERVED.model, SERVED.context, SERVED.token))
+        expected = configuration_of(name, Served(server.url, SERVED.model, SERVED.context, SERVED.token))
     out, err = capsys.readouterr()
     assert out == expected.text
     assert err.splitlines() == [f"belongs in {home / expected.path}", f"start with: {expected.start}"]
@@ -156,7 +155,7 @@ def test_write_puts_it_where_the_agent_looks_and_only_its_owner_can_read_it(
     with serving(CARDS) as server:
         for _ in range(2):
             assert run(["launch", name, "--write", "--url", server.url]) == 0
-        expected = AGENTS[name](Served(server.url, SERVED.model, SERVED.context, SERVED.token))
+        expected = configuration_of(name, Served(server.url, SERVED.model, SERVED.context, SERVED.token))
     path = home / expected.path
     assert capsys.readouterr().out == ""
     assert path.read_text() == expected.text
@@ -254,7 +253,7 @@ LANGUAGES = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 
 @every_agent
 def test_the_page_shows_what_launch_prints(name: str) -> None:
-    expected = AGENTS[name](Served("http://127.0.0.1:8080", "any", 32_768))
+    expected = configuration_of(name, Served("http://127.0.0.1:8080", "any", 32_768))
     language = LANGUAGES[Path(expected.path).suffix]
     assert blocks("docs/clients.md", HEADINGS[name], language) == [expected.text]
     assert blocks("docs/clients.md", HEADINGS[name], "sh") == [f"{expected.start}\n"]

@@ -1,25 +1,75 @@
 """`llorch-worker launch NAME`: the configuration of a coding agent for a running worker.
 
 Owns: asking the worker, and writing the file. The configuration goes to stdout, where it belongs and how to start the
-agent to stderr. Refuses to know: what an agent needs (launch_clients.py).
+agent to stderr. Refuses to know: what an agent needs (agents.toml).
 Runs in a short-lived process of its own.
 """
 
 import json
 import os
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
+from shlex import quote
+from string import Template
 from typing import Any
 
 import httpx2
 import msgspec
 import rich_click as click
 
-from worker.commands.launch_clients import AGENTS, Configuration, Served
 from worker.config.option import Token
 from worker.errors import UsageError, WorkerError
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
 _PATIENCE_S = 10.0
+_NO_KEY = "none"
+"""The key that agents send if the worker has no token; they insist on having one."""
+_MAX_ANSWER = 16_384
+"""The most tokens of an answer that an agent is given to reserve."""
+AGENTS = ("claude", "codex", "opencode", "pi", "qwen", "cline", "continue", "aider")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A running worker, as an agent has to know it."""
+
+    url: str
+    """The worker's address without a slash at its end."""
+    model: str
+    context: int
+    """The tokens of a conversation, prompt and answer together."""
+    token: str | None = None
+
+
+class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An agent's configuration file and the command that uses it."""
+
+    path: str
+    """The file's path below the user's home."""
+    text: str
+    start: str
+    """The command that starts the agent, as it is typed in a shell."""
+    is_shared: bool = False
+    """True if the agent has one such file for all its providers: then `text` is merged into it, and is JSON."""
+
+
+def configuration_of(agent: str, served: Served) -> Configuration:
+    """The configuration of one of AGENTS for a worker. An answer may take a quarter of the context at most."""
+    known = msgspec.toml.decode(files(__package__).joinpath("agents.toml").read_bytes(), type=dict[str, Configuration])[
+        agent
+    ]
+    texts = {"url": served.url, "v1": f"{served.url}/v1", "model": served.model, "key": served.token or _NO_KEY}
+    numbers = {"context": served.context, "answer": min(served.context // 4, _MAX_ANSWER)}
+    values = numbers | {name: _escaped(text) for name, text in texts.items()}
+    text = Template(known.text).substitute(values)
+    start = Template(known.start).substitute(word=quote(served.model))
+    return Configuration(known.path, text, start, known.is_shared)
+
+
+def _escaped(text: str) -> str:
+    """The text inside a string of JSON, YAML and TOML. JSON leaves DEL as it is, which the others do not have."""
+    return json.dumps(text, ensure_ascii=False)[1:-1].replace("\x7f", "\\u007f")
 
 
 class _Card(msgspec.Struct):
@@ -34,7 +84,7 @@ class _Cards(msgspec.Struct):
 
 
 @click.command("launch")
-@click.argument("name", type=click.Choice(list(AGENTS)), metavar="NAME")
+@click.argument("name", type=click.Choice(AGENTS), metavar="NAME")
 @click.option("--url", default=_DEFAULT_URL, show_default=True, metavar="URL", help="Use the worker at URL.")
 @click.option(
     "--api-key",
@@ -51,7 +101,7 @@ def launch(name: str, *, url: str, api_key: str | None, write: bool) -> None:
     from the worker at --url. The configuration goes to stdout; its place and the command that starts the agent go to
     stderr.
     """
-    configuration = AGENTS[name](ask(url, api_key))
+    configuration = configuration_of(name, ask(url, api_key))
     path = Path.home() / configuration.path
     if write:
         write_to(path, configuration)
