@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from worker.cli import setting_options
-from worker.config.spellings import LLAMA_SERVER, NO_FLAG
+from worker.config.spellings import llama_server_flags
+
+FLAGS = llama_server_flags()
 
 FOLDER = Path(__file__).parents[1] / "docs" / "migrating"
 PAGES = sorted(FOLDER.glob("*.md"))
@@ -35,7 +37,7 @@ def test_each_flag_of_ours_exists(page: Path) -> None:
 def test_each_flag_of_llama_servers_that_the_worker_knows_is_on_the_page() -> None:
     page = (FOLDER / "from-llama-server.md").read_text(encoding="utf-8")
     named = {flag for code in re.findall(r"`([^`\n]+)`", page) for flag in re.findall(r"(?<![\w-])--?[\w-]+", code)}
-    known = {flag for theirs in (*LLAMA_SERVER.values(), *NO_FLAG.values()) for flag in theirs}
+    known = {flag for theirs in (*FLAGS.ours.values(), *FLAGS.advice.values()) for flag in theirs}
     assert sorted(known - named) == []
 
 

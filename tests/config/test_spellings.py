@@ -9,7 +9,9 @@ from tests.config.given import parse
 from worker.cli import setting_options
 from worker.commands.generate import generate
 from worker.config.settings import flag_name, options
-from worker.config.spellings import LLAMA_SERVER, NO_FLAG, OF_A_REQUEST, flag_hint, is_llama_servers, unread
+from worker.config.spellings import OF_A_REQUEST, flag_hint, is_llama_servers, llama_server_flags, unread
+
+FLAGS = llama_server_flags()
 
 SHORT = {
     "-m": ("model", "x.gguf"),
@@ -30,27 +32,27 @@ def flags_of(params: Collection[click.Parameter]) -> set[str]:
 SERVE, GENERATE = flags_of(setting_options()), flags_of(generate.params)
 
 
-@pytest.mark.parametrize("spelling", sorted({spelling for theirs in LLAMA_SERVER.values() for spelling in theirs}))
+@pytest.mark.parametrize("spelling", sorted({spelling for theirs in FLAGS.ours.values() for spelling in theirs}))
 def test_every_spelling_of_llama_servers_leads_to_a_flag_of_ours(spelling: str) -> None:
-    targets = {target.split(maxsplit=1)[0] for target, theirs in LLAMA_SERVER.items() if spelling in theirs}
+    targets = {target.split(maxsplit=1)[0] for target, theirs in FLAGS.ours.items() if spelling in theirs}
     assert targets <= SERVE | GENERATE
     assert targets & SERVE or targets <= OF_A_REQUEST
     for ours in (SERVE, GENERATE):
         assert flag_hint(spelling, ours) or not targets & ours
 
 
-@pytest.mark.parametrize("said", NO_FLAG)
+@pytest.mark.parametrize("said", FLAGS.advice)
 def test_a_flag_of_llama_servers_that_has_none_here_is_said_to_have_none(said: str) -> None:
     """The hint is never a flag of ours that only looks like it."""
     visible = flags_of(setting_options())
-    assert NO_FLAG[said]
-    assert {flag: flag_hint(flag, visible) for flag in NO_FLAG[said]} == dict.fromkeys(NO_FLAG[said], said)
+    assert FLAGS.advice[said]
+    assert {flag: flag_hint(flag, visible) for flag in FLAGS.advice[said]} == dict.fromkeys(FLAGS.advice[said], said)
 
 
 def test_each_flag_of_llama_servers_has_one_answer() -> None:
-    told = [flag for theirs in NO_FLAG.values() for flag in theirs]
+    told = [flag for theirs in FLAGS.advice.values() for flag in theirs]
     assert len(told) == len(set(told))
-    assert set(told).isdisjoint(flag for theirs in LLAMA_SERVER.values() for flag in theirs)
+    assert set(told).isdisjoint(flag for theirs in FLAGS.ours.values() for flag in theirs)
     assert set(told).isdisjoint({*SERVE, *GENERATE})
     assert all(map(is_llama_servers, told))
     assert not is_llama_servers("--no-such-flag")
@@ -72,7 +74,7 @@ def test_every_short_flag_is_tested() -> None:
 
 
 @pytest.mark.parametrize(
-    "flag", sorted({one for theirs in LLAMA_SERVER.values() for one in theirs if not one.startswith("--")})
+    "flag", sorted({one for theirs in FLAGS.ours.values() for one in theirs if not one.startswith("--")})
 )
 def test_a_flag_that_begins_like_a_short_one_is_not_taken_for_it(flag: str) -> None:
     """A cluster of short flags would be: `-tb 4` would mean `-t b`."""
