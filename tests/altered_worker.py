@@ -13,6 +13,7 @@ from worker.cli import parse
 from worker.front.client import ENGINE_COMMAND, EngineClient
 from worker.front.state import Front
 from worker.web import server
+from worker.web.site import Site
 
 
 def _fail(*_: object, **__: object) -> None:
@@ -52,6 +53,8 @@ def main() -> None:
         module, _, constant = f"worker.{name}".rpartition(".")
         assert hasattr(importlib.import_module(module), constant), name
         setattr(sys.modules[module], constant, value)
+    if changes["is_open"]:
+        Site.refusal = lambda *_: None  # type: ignore[method-assign] # as before the worker judged pages and hosts
     if changes["failing"]:
         _fail_once_open(changes["failing"])
     engine_command = (sys.executable, "-m", *changes["engine"]) if changes["engine"] else ENGINE_COMMAND

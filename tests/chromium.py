@@ -34,30 +34,40 @@ _PIPES = 'exec "$@" 3<&"$TO_BROWSER" 4>&"$FROM_BROWSER"'
 
 _APT = ("apt-get", "-y", "-qq", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=120")
 
+_SEARCHED = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin"])
+"""Debian keeps servers where an ordinary user does not look."""
+
 Answer = dict[str, Any]
 
 
 def chromium() -> str:
-    """The program. Debian's is installed if there is none; the test is skipped where that cannot be done."""
-    found = shutil.which("chromium")
+    """The program, from Debian's package if there is none."""
+    return debians("chromium")
+
+
+def debians(name: str) -> str:
+    """The program of a package of its name. Debian's is installed if there is none; the test is skipped where that
+    cannot be done."""
+    found = shutil.which(name, path=_SEARCHED)
     if found is not None:
         return found
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        pytest.skip("there is no chromium, which only root can install, from Debian's packages")
-    for command in ((*_APT, "update"), (*_APT, "install", "chromium")):
+        pytest.skip(f"there is no {name}, which only root can install, from Debian's packages")
+    for command in ((*_APT, "update"), (*_APT, "install", name)):
         done = subprocess.run(
             command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, capture_output=True, check=False
         )
         if done.returncode != 0:
-            pytest.skip(f"there is no chromium, and Debian's packages are out of reach: {done.stderr.decode()[-200:]}")
-    return shutil.which("chromium") or "chromium"
+            pytest.skip(f"there is no {name}, and Debian's packages are out of reach: {done.stderr.decode()[-200:]}")
+    return shutil.which(name, path=_SEARCHED) or name
 
 
 class Browser:
     """One Chromium. Use as a context manager; it keeps nothing when it ends."""
 
-    def __init__(self, program: str, profile: Path) -> None:
-        self._command = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+    def __init__(self, program: str, profile: Path, *flags: str) -> None:
+        """`flags` override those of FLAGS."""
+        self._command = [program, *FLAGS, *flags, f"--user-data-dir={profile}", "about:blank"]
         self._numbers = count(1)
         self._rest = b""
         self._tabs: dict[str, Tab] = {}

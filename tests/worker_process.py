@@ -275,20 +275,25 @@ def serving_toy(*arguments: str, scope: Scope = "module", **options: Any) -> Any
     return serving_worker
 
 
-def toy_worker(folder: Path, *arguments: str, kind: str = "", failing: str = "", **options: Any) -> WorkerProcess:
+def toy_worker(
+    folder: Path, *arguments: str, kind: str = "", failing: str = "", is_open: bool = False, **options: Any
+) -> WorkerProcess:
     """A worker whose engine has no model, of a kind of tests/toy_engine.py: for what the front does by itself."""
     flags = ("--model", str(tiny_model().write(folder / "tiny.gguf")), "--port", "0")
-    command = altered("tests.toy_engine", *filter(None, [kind]), failing=failing)
+    command = altered("tests.toy_engine", *filter(None, [kind]), failing=failing, is_open=is_open)
     return WorkerProcess(*flags, *arguments, command=command, **options)
 
 
-def altered(*engine: str, constants: Mapping[str, float] | None = None, failing: str = "") -> tuple[str, ...]:
+def altered(
+    *engine: str, constants: Mapping[str, float] | None = None, failing: str = "", is_open: bool = False
+) -> tuple[str, ...]:
     """The command of a real worker in which something is changed (tests/altered_worker.py); its flags follow.
 
     `engine` is run as `python -m` in the engine's place. `constants` have other values, each named by its module
-    within `worker` and its own name. `failing` is a key of FAILURES: that part fails once the model is loaded.
+    within `worker` and its own name. `failing` is a key of FAILURES: that part fails once the model is loaded. A worker
+    that `is_open` answers what browsers send for any page, under any host.
     """
-    changes = {"engine": engine, "constants": constants or {}, "failing": failing}
+    changes = {"engine": engine, "constants": constants or {}, "failing": failing, "is_open": is_open}
     return (sys.executable, "-m", "tests.altered_worker", json.dumps(changes))
 
 

@@ -1,7 +1,8 @@
 """Every error a user can meet, as one tree.
 
 WorkerError
-├── InvalidRequest · Unauthorized · DuplicateJob · DeadlineExceeded        the caller's side
+├── Unauthorized · Forbidden · WrongHost
+├── InvalidRequest · DuplicateJob · DeadlineExceeded                       the caller's side
 │   └── UnreadableDeadline
 ├── WorkerBusy · WorkerLoading · WorkerDraining · WorkerUnhealthy          the worker's state
 ├── InternalError · InferenceFailed                                        a defect of ours, or of the library
@@ -24,6 +25,8 @@ class WorkerError(Exception):
     http_status: ClassVar[int] = 500
     retriable: ClassVar[bool] = True
     wording: ClassVar[str] = "{}"
+    unquoted: ClassVar[str] = ""
+    """The log's text, if the message quotes the request."""
 
     def __init__(self, message: str) -> None:
         super().__init__(self.wording.format(message) if "{}" in self.wording else self.wording)
@@ -31,28 +34,38 @@ class WorkerError(Exception):
     @property
     def reason(self) -> str:
         """The log's text for a refusal; it never quotes the request."""
-        return str(self)
+        return self.unquoted or str(self)
 
 
 class InvalidRequest(WorkerError):
-    """Its message may quote the request, its `reason` does not."""
-
     code, http_status, retriable = "INVALID_REQUEST", 400, False
-    wording = "Invalid request: {}"
-
-    @property
-    def reason(self) -> str:
-        return "a value is not valid"
+    wording, unquoted = "Invalid request: {}", "a value is not valid"
 
 
 class UnreadableDeadline(InvalidRequest):
-    @property
-    def reason(self) -> str:
-        return "X-Deadline is not a time"
+    unquoted = "X-Deadline is not a time"
 
 
 class Unauthorized(WorkerError):
     code, http_status, retriable = "UNAUTHORIZED", 401, False
+
+
+class Forbidden(WorkerError):
+    """A browser sent the request for a page of another origin, and the worker has no token."""
+
+    code, http_status, retriable = "FORBIDDEN", 403, False
+    unquoted = "a page of another origin sent it"
+    wording = (
+        "a page of another origin ({}) sent this request: start the worker with --cors-origin and it, or with a token"
+    )
+
+
+class WrongHost(WorkerError):
+    """The request is for a host that is not known to be this worker, which has no token."""
+
+    code, http_status, retriable = "WRONG_HOST", 421, False
+    unquoted = "Host is not a name of this worker"
+    wording = "the host {} is not known to be this worker: start it with --allowed-host and this name, or with a token"
 
 
 class DuplicateJob(WorkerError):

@@ -40,7 +40,10 @@ def facts(**changes: Any) -> Loaded:
         ({"scheduling": "first-come"}, []),
         ({"scheduling": "first-come", "deterministic": True}, ["--scheduling first-come"]),
         ({"advertise_url": "http://a:1", "callback_url": "http://b:1"}, []),
-        ({"advertise_url": "http://a:1"}, ["--advertise-url"]),
+        ({"advertise_url": "http://a:1"}, []),  # requests for the host `a` are answered
+        ({"advertise_url": "http://a:1", "api_key": "k"}, ["--advertise-url"]),
+        ({"allowed_host": ("a.example", "*.b.example")}, []),
+        ({"allowed_host": ("a.example", "*"), "api_key": "k"}, ["--allowed-host a.example *"]),
         ({"legacy_callback_body": True}, ["--legacy-callback-body"]),
         ({"kv_events": "tcp://127.0.0.1:0", "kv_events_topic": "a", "kv_events_public": True}, []),
         ({"kv_events_topic": "a", "kv_events_public": True}, ["--kv-events-topic a", "--kv-events-public"]),

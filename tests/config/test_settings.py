@@ -148,6 +148,10 @@ BAD: dict[str, list[str]] = {
         *("http://pool:0/ready", "http://[::1/ready"),
     ],
     "advertise_url": ["http://a b", "http://pool:65536/ready"],
+    "allowed_host": [
+        *("", "a.example:8080", "http://a.example", "*.", ".a", "a.", "a.*.b", "**", "*a", "a/b", "-a", "a@b", "[::1]"),
+        *("münchen.example", "a\nb", "a,b c"),
+    ],
     "cors_origin": [
         *(
             "",
@@ -257,6 +261,18 @@ def test_in_the_file_every_origin_is_a_text(tmp_path: Path, text: str) -> None:
     config.write_text(f"cors-origin = {text}")
     with pytest.raises(UsageError, match=r"config\.toml: cors-origin"):
         parse(["--model", "m.gguf", "--config", str(config)], {})
+
+
+def test_several_hosts_may_come_from_each_source(tmp_path: Path) -> None:
+    both, model = ("llm.example.org", "*.pool.example.org"), ["--model", "m.gguf"]
+    assert parse([*model, "--allowed-host", both[0], "--allowed-host", both[1]], {}).allowed_host == both
+    assert parse([*model, "--allowed-host", "*"], {}).allowed_host == ("*",)
+    for between in (" ", ",", ", "):
+        assert parse(model, {"LLORCH_ALLOWED_HOST": between.join(both)}).allowed_host == both
+    config = tmp_path / "config.toml"
+    config.write_text(f"allowed-host = {list(both)}")
+    assert parse([*model, "--config", str(config)], {}).allowed_host == both
+    assert parse(model, {}).allowed_host == ()
 
 
 def test_a_mistake_in_one_of_several_origins_names_that_one() -> None:

@@ -22,6 +22,7 @@ from worker.config.settings import Settings
 from worker.front import pool_manager as pool
 from worker.front.state import Front
 from worker.observe import log_lines as logs
+from worker.observe.stderr_tail import LAST_WORDS_BYTES, StderrTail
 from worker.observe.metrics import Metrics
 from worker.wire.load import Warned
 
@@ -118,7 +119,7 @@ def test_a_missing_stderr_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fed(*chunks: bytes) -> tuple[list[str], str]:
-    tail = logs.StderrTail()
+    tail = StderrTail()
     return [line for chunk in chunks for line in tail.feed(chunk)], tail.last_words
 
 
@@ -184,4 +185,4 @@ def test_the_last_4_kib_are_kept_and_no_half_character() -> None:
 
 def test_a_line_without_an_end_does_not_grow_for_ever() -> None:
     lines, _ = fed(*[b"x" * 1000] * 10)
-    assert [len(line) for line in lines] == [logs.LAST_WORDS_BYTES] * 2
+    assert [len(line) for line in lines] == [LAST_WORDS_BYTES] * 2

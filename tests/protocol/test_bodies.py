@@ -10,6 +10,7 @@ from tests.protocol.test_rules import entry
 from worker.errors import (
     DeadlineExceeded,
     DuplicateJob,
+    Forbidden,
     InternalError,
     InvalidRequest,
     Unauthorized,
@@ -18,6 +19,7 @@ from worker.errors import (
     WorkerError,
     WorkerLoading,
     WorkerUnhealthy,
+    WrongHost,
 )
 from worker.protocol.bodies import (
     CancelBody,
@@ -203,6 +205,24 @@ def test_a_legacy_receiver_reads_the_full_callback(body: bytes) -> None:
         ),
         pytest.param(InternalError("crash"), 500, "INTERNAL", True, "Internal error: crash", id="TV-197d"),
         (Unauthorized("m"), 401, "UNAUTHORIZED", False, "m"),
+        pytest.param(
+            Forbidden("'http://a.b'"),
+            403,
+            "FORBIDDEN",
+            False,
+            "a page of another origin ('http://a.b') sent this request: start the worker with --cors-origin and it, or "
+            "with a token",
+            id="a page",
+        ),
+        pytest.param(
+            WrongHost("'a.b'"),
+            421,
+            "WRONG_HOST",
+            False,
+            "the host 'a.b' is not known to be this worker: start it with --allowed-host and this name, or with a "
+            "token",
+            id="a host",
+        ),
         (DuplicateJob("m"), 409, "DUPLICATE_JOB", False, "m"),
         (DeadlineExceeded("m"), 504, "DEADLINE_EXCEEDED", False, "m"),
         (WorkerBusy("m", 1), 503, "WORKER_BUSY", True, "m"),

@@ -132,7 +132,7 @@ def test_every_answer_carries_the_correlation_id_and_errors_their_headers() -> N
     assert "Retry-After" in found["/execute", "503"]
     assert {"Cache-Control", "X-Accel-Buffering"} < found["/execute", "200"]
     assert "Allow" in found["/health", "405"]
-    statuses = ["200", "400", "401", "405", "409", "413", "415", "422", "500", "503", "504"]
+    statuses = ["200", "400", "401", "403", "405", "409", "413", "415", "421", "422", "500", "503", "504"]
     assert [status for path, status in found if path == "/execute"] == statuses
 
 
@@ -146,7 +146,9 @@ def test_the_errors_of_a_status_are_told_by_their_codes() -> None:
     assert codes == {
         "400": {"INVALID_REQUEST"},
         "401": {"UNAUTHORIZED"},
+        "403": {"FORBIDDEN"},
         "409": {"DUPLICATE_JOB"},
+        "421": {"WRONG_HOST"},
         "500": {"INTERNAL"},
         "503": {"WORKER_BUSY", "WORKER_LOADING", "WORKER_DRAINING", "WORKER_UNHEALTHY"},
         "504": {"DEADLINE_EXCEEDED"},

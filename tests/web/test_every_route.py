@@ -6,8 +6,9 @@ import httpx2
 import pytest
 
 from tests.worker_process import WorkerProcess, serving_toy
+from worker.web.browsed import BROWSED_PATHS
 from worker.web.chat_page import PAGE_PATHS
-from worker.web.edge import BROWSED_PATHS, OPEN_PATHS
+from worker.web.edge import OPEN_PATHS
 
 pytestmark = pytest.mark.process
 

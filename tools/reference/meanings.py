@@ -22,6 +22,14 @@ REFUSALS: Final[dict[str, Meaning]] = {
         "The worker has a token, and the request has none or another one.",
         "Send Authorization: Bearer with the worker's token (LLORCH_API_TOKEN).",
     ),
+    "FORBIDDEN": Meaning(
+        "The worker has no token, and a browser sent the request for a web page of another origin.",
+        "Allow the page's origin with --cors-origin, or give the worker a token. A proxy in front must pass on Host.",
+    ),
+    "WRONG_HOST": Meaning(
+        "The worker has no token, and the host of the request is not known to be this worker.",
+        "If the name is yours, start the worker with --allowed-host and the name, or with a token.",
+    ),
     "DUPLICATE_JOB": Meaning(
         "A job with this job_id is still in flight.", "Wait for its end, cancel it, or use another job_id."
     ),

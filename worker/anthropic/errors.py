@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from worker.errors import Unauthorized, WorkerBusy, WorkerDraining, WorkerError, WorkerLoading, WorkerUnhealthy
-from worker.openai.errors import UnknownModel, failure
+from worker.errors import WorkerError
+from worker.openai.errors import failure
 from worker.protocol.bodies import FieldsRefused, doc
 from worker.protocol.events import ErrorEvent
 from worker.wire.encoding import encode_json
@@ -63,12 +63,6 @@ def error_detail(error: WorkerError) -> MessagesError:
         case FieldsRefused(overflow=Overflow() as overflow):
             others = (other.message for other in error.errors[1:])
             return MessagesError(type="invalid_request_error", message="; ".join([_too_long(overflow), *others]))
-        case Unauthorized():
-            return MessagesError(type="authentication_error", message=str(error))
-        case UnknownModel():
-            return MessagesError(type="not_found_error", message=str(error))
-        case WorkerBusy() | WorkerLoading() | WorkerDraining() | WorkerUnhealthy():
-            return MessagesError(type="overloaded_error", message=str(error))
         case _:
             return MessagesError(type=type_of(error.http_status), message=str(error))
 

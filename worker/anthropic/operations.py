@@ -13,12 +13,12 @@ from worker.anthropic.blocks import Block, GivenMessage
 from worker.anthropic.errors import MessagesError, MessagesErrorBody, error_detail
 from worker.anthropic.offered import MessageTool
 from worker.anthropic.request import MessagesRequest
-from worker.errors import DeadlineExceeded, InternalError, Unauthorized, WorkerError
+from worker.errors import DeadlineExceeded, WorkerError
 from worker.openai.errors import CANCELLED_STATUS, NotAnObject, UnknownModel
 from worker.openai.operations import TOP_K, documented
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.events import SSE_TYPE
-from worker.protocol.operations import JSON, NOT_NOW, TEXT, Answer, Content, Operation, ServerSentChunk
+from worker.protocol.operations import JSON, NOT_NOW, TEXT, Answer, Content, Operation, ServerSentChunk, common_errors
 from worker.wire.refusals import Overflow
 
 _BODY = documented(
@@ -52,11 +52,7 @@ _ASKED: dict[int, Answer] = {
         NotAnObject("the body is not JSON"),
         FieldsRefused([_TOO_LONG], Overflow(9000, 8192)),
     ),
-    401: _errors(
-        "The worker requires a token (`--api-key`), and the request has no valid one.",
-        Unauthorized("this route needs the header 'Authorization: Bearer <token>' with the right token"),
-        headers=("WWW-Authenticate",),
-    ),
+    **common_errors(_errors),
     404: _errors(
         "With `--strict-model`: the request names another model.", UnknownModel("claude", "smollm2-135m-instruct")
     ),
@@ -67,7 +63,6 @@ _ASKED: dict[int, Answer] = {
     ),
     413: _details("The body exceeds the limit: 2 MiB, more with a larger `--max-prompt-chars`.", []),
     415: _details("The content type is not application/json or application/*+json.", []),
-    500: _errors("Internal error of the worker.", InternalError("the request could not be answered")),
     503: _errors("The worker takes no jobs now, or its queue is full.", *NOT_NOW, headers=("Retry-After",)),
     504: _errors("X-Deadline or `--inference-timeout-sec` has passed.", DeadlineExceeded("X-Deadline passed")),
 }

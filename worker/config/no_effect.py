@@ -42,11 +42,12 @@ def idle_before_load(settings: Settings) -> Idle:
             yield f"--kv-events-topic {settings.kv_events_topic}", "it needs --kv-events"
         if settings.kv_events_public:
             yield "--kv-events-public", "it needs --kv-events"
-    if settings.callback_url is None:
-        if settings.advertise_url is not None:
-            yield "--advertise-url", "without --callback-url the address is not reported"
-        if settings.legacy_callback_body:
-            yield "--legacy-callback-body", "without --callback-url no callback is sent"
+    if settings.api_key is not None and settings.allowed_host:
+        yield f"--allowed-host {' '.join(settings.allowed_host)}", "with a token every host is answered"
+    if settings.callback_url is None and settings.advertise_url is not None and settings.api_key is not None:
+        yield "--advertise-url", "without --callback-url the address is not reported"
+    if settings.callback_url is None and settings.legacy_callback_body:
+        yield "--legacy-callback-body", "without --callback-url no callback is sent"
 
 
 def idle_after_load(settings: Settings, facts: Loaded) -> Idle:

@@ -45,6 +45,9 @@ class Text(click.ParamType[str]):
             self.fail(f"{value!r} is not valid; allowed is {allowed}", param, ctx)
         return value
 
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return rv.replace(",", " ").split()
+
 
 class Url(Text):
     """A URL that can be called: urlsplit finds no host, a port past 65535, a broken IPv6 address."""
@@ -115,9 +118,6 @@ class Origin(Text):
         origin = super().convert(value, param, ctx)
         scheme, _, host = origin.partition("://")
         return f"{scheme.lower()}://{host.removesuffix('/')}"
-
-    def split_envvar_value(self, rv: str) -> list[str]:
-        return rv.replace(",", " ").split()
 
     def _of_web(
         self, found: re.Match[str], value: str, param: click.Parameter | None, ctx: click.Context | None

@@ -429,6 +429,16 @@ class Settings:
         multiple=True,
         show_default="none",
     )
+    allowed_host: tuple[str, ...] = setting(
+        (),
+        "Answer requests for this host name, too. A worker without a token answers only addresses, local names and its "
+        "own. Can be repeated; in the environment, separate several with spaces or commas.",
+        "Network",
+        Text(r"(?a)\*|(\*\.)?\w([\w.-]*\w)?", "a name without a port, *.NAME, or * for any host"),
+        metavar="NAME",
+        multiple=True,
+        show_default="none",
+    )
     legacy_callback_body: bool = setting(False, "Send only the three legacy fields in the ready callback.", "Network")
     no_page: bool = setting(False, "Do not serve the chat page at /.", "Network")
     sse_event_names: bool = setting(False, "Write `event:` lines into event streams, for old clients.", "Network")

@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 from worker.errors import StartupError
 from worker.front.supervision import failures_to, supervised
-from worker.observe.log_lines import StderrTail
+from worker.observe.stderr_tail import StderrTail
 from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
 from worker.wire.messages import Inbound, Outbound
 

@@ -1,7 +1,7 @@
 """Log lines: one per event, on stderr, JSON off a terminal and readable on one (docs/protocol.md#metrics-and-logs).
 
-Owns: the words for events, the form of a line, the escaping of control characters, the routing of other libraries'
-lines through the same form, and the reading of the engine's raw stderr.
+Owns: the words for events, the form of a line, the escaping of control characters, and the routing of other
+libraries' lines through the same form.
 Refuses to know: what a secret is (redaction.py), who waits for a slow reader (log_writer.py), who logs and why.
 Any thread of the front or of a subcommand may log; a failing stderr does no harm.
 """
@@ -13,7 +13,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from json import dumps
-from typing import Final, Literal, Protocol, TextIO
+from typing import Literal, Protocol, TextIO
 
 import stamina
 import structlog
@@ -58,9 +58,6 @@ LogEvent = Literal[
 
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["json", "pretty"]
-
-LAST_WORDS_BYTES: Final = 4096
-"""The bytes of the engine's stderr that are kept for the report of a crash."""
 
 _DEEPEST_CAUSE = 8
 
@@ -137,39 +134,6 @@ def escape(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
-class StderrTail:
-    """The engine's raw stderr, cut into lines, of which the last 4 KiB are kept. Pure: `feed` takes what the pipe gave.
-
-    Lines are without their end, never empty, with invalid UTF-8 replaced and control characters escaped;
-    one longer than 4 KiB is cut there.
-    """
-
-    def __init__(self) -> None:
-        self._unfinished = b""
-        self._tail = b""
-
-    def feed(self, chunk: bytes) -> list[str]:
-        """The lines that `chunk` completes."""
-        self._tail = (self._tail + chunk)[-LAST_WORDS_BYTES:]
-        *complete, rest = (self._unfinished + chunk).split(b"\n")
-        *overlong, self._unfinished = _cut(rest)
-        return _readable([piece for line in complete for piece in _cut(line)] + overlong)
-
-    @property
-    def last_words(self) -> str:
-        """The last lines, joined with ` | ` for a one-line report; an unfinished line counts."""
-        half_a_character = bytes(range(0x80, 0xC0))
-        return " | ".join(_readable(self._tail.lstrip(half_a_character).split(b"\n")))
-
-
-def _cut(line: bytes) -> list[bytes]:
-    return [line[at : at + LAST_WORDS_BYTES] for at in range(0, len(line), LAST_WORDS_BYTES)] or [b""]
-
-
-def _readable(lines: list[bytes]) -> list[str]:
-    return [escape(line.strip().decode(errors="replace")) for line in lines if line.strip()]
 
 
 # ── from event to line ───────────────────────────────────────────────────────────────────────────

@@ -52,24 +52,17 @@ class ApiErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 class NotAnObject(InvalidRequest):
     """The body is not a JSON object, so it holds no request."""
 
-    wording = "{}"
-
-    @property
-    def reason(self) -> str:
-        return "the body is not a JSON object"
+    wording, unquoted = "{}", "the body is not a JSON object"
 
 
 class UnknownModel(WorkerError):
     """The request names another model than the one that is served."""
 
     code, http_status, retriable = "NOT_FOUND", 404, False
+    unquoted = "another model"
 
     def __init__(self, asked: str, served: str) -> None:
         super().__init__(f"model {_quoted(asked)} not found; this worker serves {_quoted(served)}")
-
-    @property
-    def reason(self) -> str:
-        return "another model"
 
 
 CODES: dict[str, str] = {

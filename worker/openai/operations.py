@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 
-from worker.errors import DeadlineExceeded, InternalError, Unauthorized, WorkerError
+from worker.errors import DeadlineExceeded, WorkerError
 from worker.openai.chat import ChatRequest
 from worker.openai.chat_message import ChatCompletion
 from worker.openai.completions import Completion, CompletionRequest
@@ -34,7 +34,7 @@ from worker.openai.tokens import (
 )
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.events import SSE_TYPE
-from worker.protocol.operations import JSON, NOT_NOW, TEXT, Answer, Content, Operation, ServerSentChunk
+from worker.protocol.operations import JSON, NOT_NOW, TEXT, Answer, Content, Operation, ServerSentChunk, common_errors
 from worker.wire.refusals import Overflow
 
 
@@ -53,11 +53,7 @@ def _json(description: str, shape: Any, headers: tuple[str, ...] = ()) -> Answer
 
 
 _EVERYWHERE: dict[int, Answer] = {
-    401: _api_error(
-        "The worker requires a token (`--api-key`), and the request has no valid one.",
-        Unauthorized("this route needs the header 'Authorization: Bearer <token>' with the right token"),
-        headers=("WWW-Authenticate",),
-    ),
+    **common_errors(_api_error),
     405: _details(
         "The route does not support this method.",
         [
@@ -69,7 +65,6 @@ _EVERYWHERE: dict[int, Answer] = {
         ],
         ("Allow",),
     ),
-    500: _api_error("Internal error of the worker.", InternalError("the request could not be answered")),
 }
 _TOO_LONG = FieldError(
     field="messages",

@@ -35,12 +35,7 @@ class BodyRejected(WorkerError):
 
 
 class MalformedJson(BodyRejected):
-    wording = "Failed to parse the request body as JSON: {}"
-
-    @property
-    def reason(self) -> str:
-        """The message may quote a byte of the body."""
-        return "the body is not JSON"
+    wording, unquoted = "Failed to parse the request body as JSON: {}", "the body is not JSON"
 
 
 class WrongShape(BodyRejected):

@@ -5,7 +5,7 @@ Owns no field of any body: the fields are in the structs that are encoded and de
 Refuses to know: HTTP frameworks, settings. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ import msgspec
 from worker.errors import (
     DeadlineExceeded,
     DuplicateJob,
+    Forbidden,
     InternalError,
     InvalidRequest,
     Unauthorized,
@@ -22,6 +23,7 @@ from worker.errors import (
     WorkerError,
     WorkerLoading,
     WorkerUnhealthy,
+    WrongHost,
 )
 from worker.protocol.bodies import (
     AmxBody,
@@ -134,7 +136,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One route, without the answers that all routes have in common: 401, 405 and 500."""
+    """One route, without the answers that all routes have in common (EVERYWHERE)."""
 
     summary: str
     tag: Tag
@@ -173,14 +175,23 @@ NOT_NOW = (
 
 # ── what all have in common ──────────────────────────────────────────────────────────────────────
 
+
+def common_errors(answer_of: Callable[..., Answer]) -> dict[int, Answer]:
+    """The errors of all routes in the shape that `answer_of` makes, as `error_answer` does."""
+    no_token = Unauthorized("this route needs the header 'Authorization: Bearer <token>' with the right token")
+    why = "The worker requires a token (`--api-key`), and the request has no valid one."
+    page, host = "A page of another origin asks a worker without a token.", "A worker without a token has another name."
+    return {
+        401: answer_of(why, no_token, headers=("WWW-Authenticate",)),
+        403: answer_of(page, Forbidden("'http://a.example'")),
+        421: answer_of(host, WrongHost("'a.example'")),
+        500: answer_of("Internal error of the worker.", InternalError("the request could not be answered")),
+    }
+
+
 EVERYWHERE: dict[int, Answer] = {
-    401: error_answer(
-        "The worker requires a token (`--api-key`), and the request has no valid one.",
-        Unauthorized("this route needs the header 'Authorization: Bearer <token>' with the right token"),
-        headers=("WWW-Authenticate",),
-    ),
     405: Answer("The route does not support this method. HEAD works if GET does.", headers=("Allow",)),
-    500: error_answer("Internal error of the worker.", InternalError("the request could not be answered")),
+    **common_errors(error_answer),
 }
 
 _JSON_BODY: dict[int, Answer] = {

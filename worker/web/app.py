@@ -26,10 +26,10 @@ from worker.web.bodies import AnyRequest, Bodies
 from worker.web.browsed import browsed, page_file
 from worker.web.chat_page import page_routes
 from worker.web.described import described, operation_of
-from worker.web.edge import OPEN_PATHS, Edge, note_refusal
+from worker.web.edge import OPEN_PATHS, Edge
 from worker.web.execute import execute_route
 from worker.web.openai import Api, openai_routes
-from worker.web.refusals import json_answer, refusal_of, text_answer
+from worker.web.refusals import json_answer, note_refusal, refusal_of, text_answer
 from worker.wire.encoding import encode_json
 
 _POLICY = (

@@ -5,6 +5,11 @@ from importlib.resources import files
 
 from litestar import Response
 
+BROWSED_PATHS = frozenset({"/docs", "/docs/", "/docs/page.js", "/docs/redoc.standalone.js"})
+"""Browsers ask for a password but never for a bearer token, so these pages accept the token as a password. No other
+path does, because a browser also sends a password with requests that another site's page starts.
+"""
+
 
 def browsed(body: bytes, media_type: str, headers: dict[str, str]) -> Response[bytes]:
     guards = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}

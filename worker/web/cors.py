@@ -6,8 +6,6 @@ Runs on the front's event loop.
 
 from collections.abc import Iterable
 
-from litestar.types import Send
-
 Headers = list[tuple[bytes, bytes]]
 
 _MAX_AGE_S = 600
@@ -29,7 +27,7 @@ class Cors:
         if not self._origins:
             return []
         vary = (b"vary", b"origin")
-        if (origin := self._allowed(request)) is None:
+        if (origin := self.allowed(request)) is None:
             return [vary]
         return [vary, (b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED)]
 
@@ -37,7 +35,7 @@ class Cors:
         """The headers of the answer to a preflight request, which has no token; None if this request is not one."""
         asked = _value(request, b"access-control-request-headers") or b""
         is_asked = method == "OPTIONS" and _value(request, b"access-control-request-method") is not None
-        if not is_asked or self._allowed(request) is None:
+        if not is_asked or self.allowed(request) is None:
             return None
         return [
             (b"access-control-allow-methods", b"GET, HEAD, POST"),
@@ -46,7 +44,7 @@ class Cors:
             (b"access-control-max-age", str(_MAX_AGE_S).encode()),
         ]
 
-    def _allowed(self, request: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    def allowed(self, request: Iterable[tuple[bytes, bytes]]) -> bytes | None:
         """The request's origin, unchanged, if it is allowed; browsers compare bytes."""
         origin = _value(request, b"origin")
         return origin if origin is not None and origin.lower() in self._origins else None
@@ -54,8 +52,3 @@ class Cors:
 
 def _value(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
     return next((value for key, value in headers if key == name), None)
-
-
-async def send_preflight(headers: Headers, send: Send) -> None:
-    await send({"type": "http.response.start", "status": 204, "headers": headers})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,5 +1,5 @@
-"""The edge of every route: the ids on each response, the check of the bearer token before anything is read, and
-the log lines and counters of each exchange: its request, its end, and the reason of a refusal.
+"""The edge of every route: the ids on each response, the check of the bearer token, or without one of host and origin,
+before anything is read, and the log lines and counters of each exchange: its request, its end, and a refusal's reason.
 
 Owns: the labels, which are closed sets that no client can extend, and the `refused` and `access` lines.
 Refuses to know: the form of a refusal on the wire. Runs on the front's event loop.
@@ -10,11 +10,11 @@ import binascii
 import hashlib
 import hmac
 import re
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from http import HTTPStatus
+from urllib.parse import urlsplit
 
 import structlog
 from litestar import Litestar
@@ -22,7 +22,7 @@ from litestar.datastructures import MutableScopeHeaders
 from litestar.enums import ScopeType
 from litestar.exceptions import HTTPException
 from litestar.routes import HTTPRoute
-from litestar.types import Message, Method, Receive, Scope, Send
+from litestar.types import HTTPScope, Message, Method, Receive, Scope, Send
 
 from worker.config.settings import Settings
 from worker.errors import InternalError, Unauthorized, WorkerError
@@ -32,9 +32,11 @@ from worker.observe.log_lines import get_logger
 from worker.observe.redaction import Secrets
 from worker.protocol.headers import correlation_id, request_id, trace_context
 from worker.web.bodies import AnyRequest
+from worker.web.browsed import BROWSED_PATHS
 from worker.web.chat_page import PAGE_PATHS
-from worker.web.cors import Cors, send_preflight
-from worker.web.refusals import is_messages_path, unauthorized_body
+from worker.web.cors import Cors
+from worker.web.refusals import NOT_HTTP, Refusal, is_messages_path, noted_refusal, send_refusal, send_whole
+from worker.web.site import Site
 
 log = get_logger()
 
@@ -46,10 +48,6 @@ API_KEY_HEADER = b"x-api-key"
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/v1/ready", "/livez", "/readyz", "/ping"})
 """All other paths need the token, including unknown ones. The page at `/` and its files are open if they are served."""
 
-BROWSED_PATHS = frozenset({"/docs", "/docs/", "/docs/page.js", "/docs/redoc.standalone.js"})
-"""Browsers ask for a password but never for a bearer token, so these pages accept the token as a password. No other
-path does, because a browser also sends a password with requests that another site's page starts.
-"""
 
 _ROUTED_AS: dict[str, Method] = {"HEAD": "GET", "OPTIONS": "TRACE"}
 """HEAD works on every route with GET; uvicorn omits its body. OPTIONS, which Litestar would answer, is not offered."""
@@ -63,11 +61,6 @@ OTHER = "other"
 CLIENT_LEFT = 499
 """The status of an exchange whose client disconnected before its answer, as nginx logs it."""
 
-_CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE", 415: "UNSUPPORTED_MEDIA_TYPE"}
-"""The codes of Litestar's own refusals."""
-
-_REFUSAL = "refusal"
-
 
 class Edge:
     """The outermost ASGI application. Without an API key every route is open."""
@@ -78,6 +71,8 @@ class Edge:
         self._open_paths = OPEN_PATHS if settings.no_page else OPEN_PATHS | PAGE_PATHS
         self._exchange_log = ExchangeLog(app, settings, metrics)
         self._cors = Cors(settings.cors_origin)
+        advertised = urlsplit(settings.advertise_url or "").hostname or ""
+        self.site = Site([socket.gethostname(), settings.host, advertised, *settings.allowed_host], self._cors)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == ScopeType.HTTP
@@ -100,11 +95,11 @@ class Edge:
         with structlog.contextvars.bound_contextvars(correlation_id=correlation):
             try:
                 if (preflight := self._cors.preflight(scope["method"], scope["headers"])) is not None:
-                    await send_preflight(preflight, send_with_id)
-                elif self._is_allowed(scope):
-                    await self._app(_as_routed(scope), receive, send_with_id)
+                    await send_whole(send_with_id, 204, preflight)
+                elif (refusal := self._refusal(scope)) is not None:
+                    await send_refusal(scope, refusal, send_with_id)
                 else:
-                    await _send_unauthorized(scope, send_with_id)
+                    await self._app(_as_routed(scope), receive, send_with_id)
             finally:
                 with structlog.contextvars.bound_contextvars(**named):
                     exchange.end()
@@ -114,11 +109,17 @@ class Edge:
         with structlog.contextvars.bound_contextvars(correlation_id=correlation):
             self._exchange_log.malformed(n_bytes)
 
-    def _is_allowed(self, scope: Scope) -> bool:
-        if self._key_digest is None or scope["path"] in self._open_paths:
-            return True
+    def _refusal(self, scope: HTTPScope) -> WorkerError | None:
+        """The reason to refuse a request before its route is looked up, if there is one."""
+        if self._key_digest is None:
+            return self.site.refusal(scope["method"], scope["path"], list(scope["headers"]))
         # All digests have the same length, so the comparison does not reveal the token's length.
-        return any(hmac.compare_digest(_digest(token), self._key_digest) for token in _tokens(scope))
+        if scope["path"] in self._open_paths or any(
+            hmac.compare_digest(_digest(token), self._key_digest) for token in _tokens(scope)
+        ):
+            return None
+        or_key = " or 'x-api-key: <token>'" if is_messages_path(scope["path"]) else ""
+        return Unauthorized(f"this route needs the header 'Authorization: Bearer <token>'{or_key} with the right token")
 
 
 def _tokens(scope: Scope) -> Iterator[bytes]:
@@ -157,39 +158,7 @@ def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
     return next((value.decode("latin-1") for key, value in headers if key == name), None)
 
 
-async def _send_unauthorized(scope: Scope, send: Send) -> None:
-    or_key = " or 'x-api-key: <token>'" if is_messages_path(scope["path"]) else ""
-    error = Unauthorized(f"this route needs the header 'Authorization: Bearer <token>'{or_key} with the right token")
-    note_refusal(scope, error)
-    body = unauthorized_body(scope["path"], error)
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"www-authenticate", b"Bearer"),
-    ]
-    if scope["path"] in BROWSED_PATHS:
-        headers.append((b"www-authenticate", b'Basic realm="llorch-worker", charset="UTF-8"'))
-    await send({"type": "http.response.start", "status": Unauthorized.http_status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
 # ── the log and the counters ─────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    status: int
-    code: str
-    reason: str
-    """A text of the worker, never a value of the request."""
-
-
-_NOT_HTTP = Refusal(400, "INVALID_REQUEST", "the bytes are not an HTTP request")
-
-
-def note_refusal(scope: Scope, error: Exception) -> None:
-    """Note the error that is answered, so that the end of the exchange reports it."""
-    scope["state"][_REFUSAL] = _refusal(error)
 
 
 @contextmanager
@@ -204,16 +173,6 @@ def counted(front: Front, request: AnyRequest, operation: str | None = None) -> 
         scope = request.scope
         front.refused(trace_context(scope["headers"]), scope["state"]["correlation_id"], began_s, code, operation)
         raise
-
-
-def _refusal(error: Exception) -> Refusal:
-    match error:
-        case WorkerError():
-            return Refusal(error.http_status, error.code, error.reason)
-        case HTTPException(status_code=status):
-            return Refusal(status, _CODES.get(status, "INVALID_REQUEST"), HTTPStatus(status).phrase.lower())
-        case _:
-            return Refusal(InternalError.http_status, InternalError.code, type(error).__name__)
 
 
 class Routes:
@@ -257,7 +216,7 @@ class ExchangeLog:
 
     def malformed(self, n_bytes: int) -> None:
         """Count and log an exchange without a request: the bytes were not HTTP, and the 400 had `n_bytes`."""
-        self.enter(OTHER, OTHER, _NOT_HTTP.status, _NOT_HTTP, path="", n_bytes=n_bytes, seconds=0.0)
+        self.enter(OTHER, OTHER, NOT_HTTP.status, NOT_HTTP, path="", n_bytes=n_bytes, seconds=0.0)
 
     def enter(
         self,
@@ -323,7 +282,7 @@ class Exchange:
             self._method,
             self._route,
             self._status,
-            self._scope["state"].get(_REFUSAL),
+            noted_refusal(self._scope),
             path=self._scope["path"],
             n_bytes=self._n_bytes,
             seconds=time.monotonic() - self._began_s,

@@ -1,5 +1,5 @@
 """The form of a refusal on the wire: the texts of docs/protocol.md#http, OpenAI's shape on the routes of `/v1`, or
-Anthropic's on `/v1/messages`.
+Anthropic's on `/v1/messages`; and a refusal as the log and the counters name it.
 
 Owns: the choice between the forms by path. Refuses to know: the reason of a refusal.
 Runs on the front's event loop.
@@ -12,6 +12,7 @@ from http import HTTPStatus
 
 from litestar import Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException
+from litestar.types import Scope, Send
 
 from worker.anthropic import errors as anthropic
 from worker.errors import InternalError, Unauthorized, WorkerBusy, WorkerError, WorkerLoading
@@ -22,6 +23,7 @@ from worker.protocol.bodies import FieldsRefused, encode_error, encode_violation
 from worker.protocol.events import ErrorEvent
 from worker.protocol.execute import BodyRejected
 from worker.web.bodies import AnyRequest, EncodedBody
+from worker.web.browsed import BROWSED_PATHS
 
 log = get_logger()
 
@@ -75,10 +77,58 @@ def refusal_of(request: AnyRequest, error: Exception, route_list: str = "") -> R
     return _api_http_error(request, error, errors) if isinstance(error, HTTPException) else errors.render(error)
 
 
-def unauthorized_body(path: str, error: Unauthorized) -> bytes:
-    if is_messages_path(path):
-        return anthropic.error_body(anthropic.error_detail(error))
-    return error_body(error_detail(error)) if is_api_path(path) else encode_error(error)
+async def send_refusal(scope: Scope, error: WorkerError, send: Send) -> None:
+    """Answer a request that no route has seen."""
+    note_refusal(scope, error)
+    path = scope["path"]
+    errors = ANTHROPIC_ERRORS if is_messages_path(path) else OPENAI_ERRORS
+    body = errors.refusal(error) if is_api_path(path) else encode_error(error)
+    headers = [(b"content-type", _JSON.encode()), (b"content-length", str(len(body)).encode())]
+    if isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
+        if path in BROWSED_PATHS:
+            headers.append((b"www-authenticate", b'Basic realm="llorch-worker", charset="UTF-8"'))
+    await send_whole(send, error.http_status, headers, body)
+
+
+async def send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes = b"") -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+# ── the log's ────────────────────────────────────────────────────────────────────────────────────
+
+_CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE", 415: "UNSUPPORTED_MEDIA_TYPE"}
+"""The codes of Litestar's own refusals."""
+_REFUSAL = "refusal"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    status: int
+    code: str
+    reason: str
+    """A text of the worker, never a value of the request."""
+
+
+NOT_HTTP = Refusal(400, "INVALID_REQUEST", "the bytes are not an HTTP request")
+
+
+def note_refusal(scope: Scope, error: Exception) -> None:
+    """Note the error that is answered, so that the end of the exchange reports it."""
+    match error:
+        case WorkerError():
+            noted = Refusal(error.http_status, error.code, error.reason)
+        case HTTPException(status_code=status):
+            noted = Refusal(status, _CODES.get(status, "INVALID_REQUEST"), HTTPStatus(status).phrase.lower())
+        case _:
+            noted = Refusal(InternalError.http_status, InternalError.code, type(error).__name__)
+    scope["state"][_REFUSAL] = noted
+
+
+def noted_refusal(scope: Scope) -> Refusal | None:
+    noted: Refusal | None = scope["state"].get(_REFUSAL)
+    return noted
 
 
 # ── the pool manager's ───────────────────────────────────────────────────────────────────────────

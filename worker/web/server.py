@@ -15,7 +15,7 @@ import uvicorn
 from worker.errors import BindFailed, StartupError
 from worker.front.health import Phase
 from worker.front.state import Front
-from worker.front.supervision import supervised
+from worker.front.supervision import running, supervised
 from worker.web.app import create_app
 from worker.web.connection import BoundedConnection
 from worker.web.crowd import Crowd, affordable_connections
@@ -99,7 +99,8 @@ async def served(front: Front, sock: socket.socket) -> AsyncIterator[None]:
     server = _Server(config, crowd, front)
     serving = supervised(server.serve([sock]), front.on_fatal, "the web server")
     try:
-        yield
+        async with running(app.site.add_full_name(socket.gethostname())):
+            yield
     finally:
         server.is_wanted = False
         server.should_exit = True

@@ -18,7 +18,7 @@ from worker.front.job import Job, next_chunk_of
 from worker.front.state import Front
 from worker.front.supervision import first_of, running
 from worker.web.connection import wait_until_taken
-from worker.web.edge import note_refusal
+from worker.web.refusals import note_refusal
 
 SILENCE_S = 10.0
 """The longest silence of a stream: proxies close a silent stream after 60 s, some earlier."""

@@ -1,0 +1,81 @@
+"""A worker without a token refuses what a browser sends for other pages than its own (docs/security.md#web-pages).
+
+Any page can have a browser send requests, and any site can give its own name the address of this machine. So the host
+of a request must be known to be this worker, and the page that asks must be the worker's own, or be allowed.
+Owns: both decisions. Refuses to know: tokens, and forwarded headers, which any client can write.
+"""
+
+import asyncio
+import re
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+
+from worker.config.option import shown
+from worker.errors import Forbidden, WrongHost
+from worker.web.cors import Cors, Headers
+
+ANY_HOST_PATHS = frozenset({"/livez", "/readyz", "/ping"})
+_AUTHORITY = re.compile(r"(\[[0-9a-f:.]+(?:%[^\]\s]*)?\]|[^\[\]@:/\\?#,\s]*)(?::([0-9]{0,5}))?")
+_ADDRESS = re.compile(r"\[.*\]|[0-9][0-9.]*")
+"""No name looks like this: a host that ends in a number is an address (WHATWG URL, 3.5)."""
+_LOCAL = (".localhost", ".local", ".internal", ".svc")
+_PORTS = {"http": 80, "https": 443}
+
+
+class Site:
+    def __init__(self, names: Iterable[str], cors: Cors) -> None:
+        """`names`: hosts besides addresses and local names; `*.NAME` is every host below NAME, and `*` any."""
+        self._names = {name.lower().removesuffix(".") for name in names}
+        self._suffixes = (*_LOCAL, *(name.removeprefix("*") for name in self._names if name.startswith("*")))
+        self._cors = cors
+
+    async def add_full_name(self, host: str) -> None:
+        """Add the name that this machine, called `host`, has in its domain. No request waits for the lookup."""
+        with suppress(OSError, UnicodeError):
+            found = await asyncio.get_running_loop().getaddrinfo(host, None, flags=socket.AI_CANONNAME)
+            self._names.add(found[0][3].lower().removesuffix("."))
+
+    def refusal(self, method: str, path: str, headers: Headers) -> WrongHost | Forbidden | None:
+        """The reason to refuse a request, if there is one. `headers` have the host of the request's target."""
+        hosts = _values(headers, b"host")
+        wrong = next((host for host in hosts if not self._is_own(host)), None)
+        if wrong is not None and path not in ANY_HOST_PATHS:
+            return WrongHost(shown(wrong))
+        if self._cors.allowed(headers) is not None or not _is_of_another_page(method, headers, hosts):
+            return None
+        return Forbidden(" ".join(map(shown, _values(headers, b"origin"))) or "not named")
+
+    def _is_own(self, host: str) -> bool:
+        name = (_place(host, 0) or ("?.", 0))[0]  # no host has a question mark, but `*` is any
+        is_local = "." not in name or _ADDRESS.fullmatch(name) is not None
+        return is_local or name in self._names or name.endswith(self._suffixes)
+
+
+def _is_of_another_page(method: str, headers: Headers, hosts: list[str]) -> bool:
+    """True if a page of another origin sent the request, and it is not a link that was followed. Browsers send
+    Sec-Fetch-Site only to https and to this machine, and no page can change it (W3C Fetch Metadata, 2)."""
+    sites = set(_values(headers, b"sec-fetch-site"))
+    if sites & {"cross-site", "same-site"}:
+        way = _values(headers, b"sec-fetch-mode") + _values(headers, b"sec-fetch-dest")
+        return method not in ("GET", "HEAD") or way != ["navigate", "document"]
+    is_own = sites & {"same-origin", "none"} or all(_is_origin_of(hosts, one) for one in _values(headers, b"origin"))
+    return not is_own
+
+
+def _is_origin_of(hosts: list[str], origin: str) -> bool:
+    """True if pages of the origin come from these hosts, which are one. A host without a port has that of the origin's
+    scheme, because TLS may end in front of the worker."""
+    scheme, _, authority = origin.lower().partition("://")
+    place = _place(authority, _PORTS.get(scheme, 0))
+    return scheme in _PORTS and place is not None and {place} == {_place(host, _PORTS[scheme]) for host in hosts}
+
+
+def _place(authority: str, port: int) -> tuple[str, int] | None:
+    """The host as browsers write it, and its port or this one; None for other text."""
+    found = _AUTHORITY.fullmatch(authority.lower())
+    return found and (found[1].removesuffix("."), int(found[2] or port))
+
+
+def _values(headers: Headers, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in headers if key == name]
