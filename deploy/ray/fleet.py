@@ -45,7 +45,7 @@ _MAX_BLOCKS = 500_000
 _ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--") if sys.platform == "linux" else ()
 """The option that makes the kernel end the worker when its replica is killed."""
 _NO_WORKER = ("WORKER_LOADING", "no worker is ready")
-_OF_ONE_HOP = {"connection", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+_OF_ONE_HOP = {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
 """Headers that end at each hop. Source: RFC 9110, 7.6.1."""
 _RAYS_OWN = {"date", "server", "x-request-id"}
 """The headers of answers that Ray's proxy also sets."""

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.process
 DEFAULT = (
     "server {{ listen {listen}; server_name {name}; location / {{ proxy_pass http://127.0.0.1:{port}; {more} }} }}"
 )
-"""Without `more` nginx sends the worker the host of `proxy_pass`, whatever the client asked for."""
+"""nginx sends the worker the host of `proxy_pass`, whatever the client asked for, unless `more` changes that."""
 NO_OTHER = "server { listen TLS ssl default_server; listen PLAIN default_server; return 421; }"
 """The block for all hosts that no other block names."""
 

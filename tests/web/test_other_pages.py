@@ -282,7 +282,7 @@ SECRETS = {
 def test_a_page_whose_name_comes_to_mean_this_machine_reads_nothing(
     browser: Browser, port: int, tmp_path: Path
 ) -> None:
-    """For the browser the page and the worker are then one site. `*` turns off what protects from it."""
+    """The browser then takes the page and the worker for one site. `*` turns off what protects from it."""
     for flags, statuses in ((("--allowed-host", "*"), {200, 202}), ((), {421})):
         with toy_worker(tmp_path, *flags) as worker, rebinding(port) as name, browser.tab() as tab:
             worker.ready()

@@ -254,7 +254,7 @@ def test_an_origin_that_is_not_the_worker_s_is_refused(origin: str) -> None:
     assert refused(asked(origin=origin), "GET", site=OPEN) is Forbidden
 
 
-def test_a_word_of_the_browser_that_nobody_knows_is_no_word() -> None:
+def test_an_unknown_word_of_the_browser_is_no_word() -> None:
     """A value outside the list is ignored (W3C Fetch Metadata, 2)."""
     assert refused(asked(sec_fetch_site="same-planet")) is None
     assert refused(asked(sec_fetch_site="same-planet", origin="null")) is Forbidden

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 EVIL = {"host": "evil.example"}
 CROSS = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "empty"}
 FORM = {"origin": "http://evil.example", "content-type": "text/plain"}
-"""What a form of another site sends from a browser that does not know Sec-Fetch-Site, or over plain HTTP."""
+"""The headers of a form of another site from a browser that does not know Sec-Fetch-Site, or over plain HTTP."""
 ENDS = ("/shutdown", "/v1/shutdown", "/v1/admin/shutdown")
 TOKEN = "correct-horse-battery-staple"
 PAGE = "https://chat.example.org"
