@@ -51,18 +51,14 @@ class Unauthorized(WorkerError):
 
 
 class Forbidden(WorkerError):
-    """A browser sent the request for a page of another origin, and the worker has no token."""
-
     code, http_status, retriable = "FORBIDDEN", 403, False
     unquoted = "a page of another origin sent it"
     wording = (
-        "a page of another origin ({}) sent this request: start the worker with --cors-origin and it, or with a token"
+        "a page of another origin ({}) sent this request: give the worker --cors-origin and that origin, or a token"
     )
 
 
 class WrongHost(WorkerError):
-    """The request is for a host that is not known to be this worker, which has no token."""
-
     code, http_status, retriable = "WRONG_HOST", 421, False
     unquoted = "Host is not a name of this worker"
     wording = "the host {} is not known to be this worker: start it with --allowed-host and this name, or with a token"

@@ -210,8 +210,8 @@ def test_a_legacy_receiver_reads_the_full_callback(body: bytes) -> None:
             403,
             "FORBIDDEN",
             False,
-            "a page of another origin ('http://a.b') sent this request: start the worker with --cors-origin and it, or "
-            "with a token",
+            "a page of another origin ('http://a.b') sent this request: give the worker --cors-origin and that "
+            "origin, or a token",
             id="a page",
         ),
         pytest.param(

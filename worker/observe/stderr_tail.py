@@ -1,11 +1,8 @@
 """The engine's raw stderr as lines, and the last of it for the report of a crash. Pure."""
 
-from typing import Final
-
 from worker.observe.log_lines import escape
 
-LAST_WORDS_BYTES: Final = 4096
-"""The bytes of the engine's stderr that are kept."""
+LAST_WORDS_BYTES = 4096
 
 
 class StderrTail:

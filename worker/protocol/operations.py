@@ -180,11 +180,10 @@ def common_errors(answer_of: Callable[..., Answer]) -> dict[int, Answer]:
     """The errors of all routes in the shape that `answer_of` makes, as `error_answer` does."""
     no_token = Unauthorized("this route needs the header 'Authorization: Bearer <token>' with the right token")
     why = "The worker requires a token (`--api-key`), and the request has no valid one."
-    page, host = "A page of another origin asks a worker without a token.", "A worker without a token has another name."
     return {
         401: answer_of(why, no_token, headers=("WWW-Authenticate",)),
-        403: answer_of(page, Forbidden("'http://a.example'")),
-        421: answer_of(host, WrongHost("'a.example'")),
+        403: answer_of("A page of another origin asks a worker without a token.", Forbidden("'http://a.example'")),
+        421: answer_of("The host is not known to be this worker, which has no token.", WrongHost("'a.example'")),
         500: answer_of("Internal error of the worker.", InternalError("the request could not be answered")),
     }
 

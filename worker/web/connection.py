@@ -54,8 +54,7 @@ _LEADING_ZERO = b"0"
 _WITHOUT_CHUNKS = ("0.9", "1.0")
 """The versions of HTTP whose clients cannot read a chunked body."""
 
-_ABSOLUTE = re.compile(rb"[a-z][a-z0-9+.-]*://([^/?#]*)", re.IGNORECASE)
-"""A request target that is a whole URL, with its authority."""
+_ABSOLUTE_TARGET = re.compile(rb"[a-z][a-z0-9+.-]*://([^/?#]*)", re.IGNORECASE)
 
 _SO_NWRITE = 0x1024
 
@@ -165,7 +164,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._is_in_headers = False
         if self.parser.get_http_version() in _WITHOUT_CHUNKS:
             self.expect_100_continue = False  # RFC 9110 10.1.1: it knows no interim answers either
-        if absolute := _ABSOLUTE.match(self.url):
+        if absolute := _ABSOLUTE_TARGET.match(self.url):
             # RFC 9112 3.2.2: the target's host counts, and the header does not.
             self.headers[:] = [(b"host", absolute[1]), *(line for line in self.headers if line[0] != b"host")]
         super().on_headers_complete()

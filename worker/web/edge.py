@@ -35,7 +35,7 @@ from worker.web.bodies import AnyRequest
 from worker.web.browsed import BROWSED_PATHS
 from worker.web.chat_page import PAGE_PATHS
 from worker.web.cors import Cors
-from worker.web.refusals import NOT_HTTP, Refusal, is_messages_path, noted_refusal, send_refusal, send_whole
+from worker.web.refusals import NOT_HTTP, REFUSAL, Refusal, is_messages_path, send_refusal, send_whole
 from worker.web.site import Site
 
 log = get_logger()
@@ -110,13 +110,11 @@ class Edge:
             self._exchange_log.malformed(n_bytes)
 
     def _refusal(self, scope: HTTPScope) -> WorkerError | None:
-        """The reason to refuse a request before its route is looked up, if there is one."""
         if self._key_digest is None:
             return self.site.refusal(scope["method"], scope["path"], list(scope["headers"]))
         # All digests have the same length, so the comparison does not reveal the token's length.
-        if scope["path"] in self._open_paths or any(
-            hmac.compare_digest(_digest(token), self._key_digest) for token in _tokens(scope)
-        ):
+        is_known = any(hmac.compare_digest(_digest(token), self._key_digest) for token in _tokens(scope))
+        if is_known or scope["path"] in self._open_paths:
             return None
         or_key = " or 'x-api-key: <token>'" if is_messages_path(scope["path"]) else ""
         return Unauthorized(f"this route needs the header 'Authorization: Bearer <token>'{or_key} with the right token")
@@ -282,7 +280,7 @@ class Exchange:
             self._method,
             self._route,
             self._status,
-            noted_refusal(self._scope),
+            self._scope["state"].get(REFUSAL),
             path=self._scope["path"],
             n_bytes=self._n_bytes,
             seconds=time.monotonic() - self._began_s,

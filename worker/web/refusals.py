@@ -78,7 +78,6 @@ def refusal_of(request: AnyRequest, error: Exception, route_list: str = "") -> R
 
 
 async def send_refusal(scope: Scope, error: WorkerError, send: Send) -> None:
-    """Answer a request that no route has seen."""
     note_refusal(scope, error)
     path = scope["path"]
     errors = ANTHROPIC_ERRORS if is_messages_path(path) else OPENAI_ERRORS
@@ -96,11 +95,9 @@ async def send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]]
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-# ── the log's ────────────────────────────────────────────────────────────────────────────────────
-
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE", 415: "UNSUPPORTED_MEDIA_TYPE"}
 """The codes of Litestar's own refusals."""
-_REFUSAL = "refusal"
+REFUSAL = "refusal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +120,7 @@ def note_refusal(scope: Scope, error: Exception) -> None:
             noted = Refusal(status, _CODES.get(status, "INVALID_REQUEST"), HTTPStatus(status).phrase.lower())
         case _:
             noted = Refusal(InternalError.http_status, InternalError.code, type(error).__name__)
-    scope["state"][_REFUSAL] = noted
-
-
-def noted_refusal(scope: Scope) -> Refusal | None:
-    noted: Refusal | None = scope["state"].get(_REFUSAL)
-    return noted
+    scope["state"][REFUSAL] = noted
 
 
 # ── the pool manager's ───────────────────────────────────────────────────────────────────────────

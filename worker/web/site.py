@@ -59,8 +59,8 @@ def _is_of_another_page(method: str, headers: Headers, hosts: list[str]) -> bool
     if sites & {"cross-site", "same-site"}:
         way = _values(headers, b"sec-fetch-mode") + _values(headers, b"sec-fetch-dest")
         return method not in ("GET", "HEAD") or way != ["navigate", "document"]
-    is_own = sites & {"same-origin", "none"} or all(_is_origin_of(hosts, one) for one in _values(headers, b"origin"))
-    return not is_own
+    origins = _values(headers, b"origin")
+    return not (sites & {"same-origin", "none"} or all(_is_origin_of(hosts, origin) for origin in origins))
 
 
 def _is_origin_of(hosts: list[str], origin: str) -> bool:
