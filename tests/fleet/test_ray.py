@@ -69,6 +69,11 @@ def test_a_refusal_is_the_workers_own(fleet: Fleet) -> None:
     assert [error["field"] for error in refused.json()["errors"]] == ["prompt", "max_tokens"]
     assert "x-correlation-id" in refused.headers
     assert fleet.get("/nowhere").status_code == 404
+    # The door passes on Host, with which the worker compares a page's origin.
+    own = {"host": "ray:8000", "origin": "http://ray:8000"}
+    assert fleet.post("/cancel/7", headers=own).status_code == 202
+    assert fleet.post("/cancel/7", headers=own | {"origin": "http://evil.example"}).status_code == 403
+    assert fleet.get("/health", headers={"host": "evil.example"}).status_code == 421
 
 
 def test_tokens_come_as_they_are_made_and_a_client_that_leaves_cancels_its_job(fleet: Fleet) -> None:
