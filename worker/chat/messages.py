@@ -1,8 +1,7 @@
-"""Answers that are several messages with headers (gpt-oss, Muse), and reasoning between markers.
+"""Answers that are several messages with heads (gpt-oss, Muse), and reasoning between markers.
 
-Owns the headers: a header's channel and recipient say whether its body is reasoning, content, or a call. Pure.
-
-    <|start|>assistant<|channel|>commentary to=functions.N <|constrain|>json<|message|>{...}<|call|>
+Owns the way from head to body in a text; wire/harmony.py says what a head means. In a divided text, whose messages the
+engine has read by tokens, only calls are left. Pure.
 """
 
 import re
@@ -23,103 +22,143 @@ from worker.chat.scan import (
     char_at,
     tokens_of,
 )
+from worker.wire import harmony
 from worker.wire.chat_format import CallFormat
 
-_MESSAGE: Final = "<|message|>"
+_START, _CHANNEL, _MESSAGE, _TYPE = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+_BEGINS: Final = (_START, _CHANNEL)
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|eom|>", "<|eot|>")
-_BEGINS: Final = ("<|start|>", "<|channel|>", _MESSAGE)
-_CHANNELS: Final = ("analysis", "self")
-"""The channel and the recipient of reasoning."""
-_PARTS: Final = ("<|start|>assistant", "<|channel|>", "<|constrain|>", "to=", _MESSAGE)
-_WORD: Final = re.compile(r"[^\s<]*")
-_MAX_PART: Final = 256
+_MARK: Final = re.compile("|".join(map(re.escape, (*_BEGINS, _MESSAGE, *_ENDS))))
+_MAX_HELD: Final = 512
+"""A head in a divided text has at most this many characters. In a whole one it may be a thought's mention."""
 
 
 class MessageReader:
     """Reads the messages of one answer."""
 
-    def __init__(self, form: CallFormat, scan: Scan, deltas: Deltas, calls: CallReader) -> None:
+    def __init__(self, form: CallFormat, scan: Scan, deltas: Deltas, calls: CallReader, *, is_divided: bool) -> None:
         self._form = form
         self._scan = scan
         self._deltas = deltas
         self._calls = calls
+        self._is_divided = is_divided
         self._section = tokens_of(form.section_begin)
         self._section_end = tokens_of(form.section_end)
-        self.openers: dict[str, Callable[[str], Steps[None]]] = {
-            **dict.fromkeys(_BEGINS, self._message),
-            **dict.fromkeys(_ENDS, self._hide),
-        }
+        marks = (*_BEGINS, *_ENDS) if is_divided else (*_BEGINS, *_ENDS, _MESSAGE, _TYPE)
+        self._markers = Markers(marks)
+        self.openers: dict[str, Callable[[str], Steps[None]]] = dict.fromkeys(
+            _BEGINS if is_divided else marks, self._messages
+        )
         """The markers that are looked for in content, and what reads the text behind each."""
+        self.is_headed = is_divided
+        """True if a head has been read: what follows is the answer as it is."""
 
-    def _hide(self, marker: str) -> Steps[None]:
-        self._scan.take(len(marker))
-        return
-        yield
-
-    def _message(self, marker: str) -> Steps[None]:
-        """Read a header, and its body if that is not content."""
-        try:
-            channel, recipient, k = yield from self._header()
-        except NotACallError:
-            self._deltas.say(self._scan.take(len(marker)))
+    def begun(self, *, is_thought: bool) -> Steps[None]:
+        """Read the messages whose first head, or reasoning, the prompt has begun. If the model has left out the head,
+        nothing is read."""
+        scan = self._scan
+        if is_thought:
+            yield from self._messages("", is_thought=True)
+        if is_thought or self._is_divided:
             return
-        self._scan.take(k)
-        self._deltas.opening = ""
-        if recipient not in ("", "user", "assistant", *_CHANNELS):
-            yield from self._call(recipient.removeprefix(self._form.name_prefix))
-        elif channel in _CHANNELS or recipient in _CHANNELS:
-            yield from thought(self._scan, self._deltas, (*_ENDS, "<|start|>"), {})
+        while (k := harmony.n_begun(scan.ahead(0))) == scan.n_ahead and not scan.is_final:
+            yield
+        is_head = k == scan.n_ahead and "to=" in scan.ahead(0)
+        for marker in self._markers.tokens:
+            is_head = is_head or (yield from after_token(scan, k, marker)) >= 0
+        if is_head:
+            yield from self._messages("")
 
-    def _header(self) -> Steps[tuple[str, str, int]]:
-        """Return the channel, the recipient, and the offset of the body."""
-        found, k = {"<|channel|>": "", "to=": ""}, 0
+    def thought(self) -> Steps[bool]:
+        """Read reasoning up to a message's end, and the marker there. Return True if reasoning follows."""
         while True:
-            k = yield from after_space(self._scan, k)
-            for part in _PARTS:
-                end = yield from after_token(self._scan, k, part)
-                if end >= 0:
-                    break
-            else:
-                if not any(found.values()):
-                    raise NotACallError
-                part, end = "", k
-            if part == _MESSAGE:
-                return found["<|channel|>"], found["to="], end
-            start = k = end
-            if part != "<|start|>assistant":
-                k = yield from self._word(end)
-                if k == start:
-                    raise NotACallError
-                found[part] = self._scan.ahead(start, k)
-
-    def _word(self, k: int) -> Steps[int]:
-        start = k
-        while True:
-            match = _WORD.match(self._scan.text, self._scan.at + k)
-            k = match.end() - self._scan.at if match else k
-            if k - start > _MAX_PART:
-                raise NotACallError
-            if k < self._scan.n_ahead or self._scan.is_final:
-                return k
+            k, marker = self._markers.next(self._scan)
+            self._deltas.think(self._scan.take(k))
+            if marker:
+                return (yield from self._after(marker, is_thought=True))
+            if self._scan.is_final:
+                return False
             yield
 
-    def _call(self, name: str) -> Steps[None]:
-        """Read the body of a message to a tool. A body that is no call is content."""
-        if self._form.parameter_begin:
-            k = yield from after_tokens(self._scan, 0, self._section)
+    def _messages(self, marker: str, *, is_thought: bool = False) -> Steps[None]:
+        """Read from a marker on, or from within a reasoning, until content follows."""
+        is_thought = is_thought or (yield from self._after(marker, is_thought=False))
+        while is_thought:
+            is_thought = yield from self.thought()
+
+    def _after(self, marker: str, *, is_thought: bool) -> Steps[bool]:
+        """Read a marker, and the head and the call that it begins. Return True if reasoning follows."""
+        scan = self._scan
+        self.is_headed = True
+        if marker in _ENDS:
+            scan.take(len(marker))
+            return False
+        if marker in (_MESSAGE, _TYPE):
+            text = scan.take(len(marker))
+            if is_thought:
+                self._deltas.think(text)
+            return is_thought
+        if self._is_divided and is_thought:
+            return False
+        k, end = yield from self._next(len(marker))
+        role, header = (scan.ahead(0, k), None) if marker != _CHANNEL else ("", scan.ahead(len(marker), k))
+        role = role.removeprefix(_START)
+        if header is None and end == _CHANNEL:
+            begin = k + len(end)
+            k, end = yield from self._next(begin)
+            header = scan.ahead(begin, k)
+        return (yield from self._headed(role, header, k, end, is_thought=is_thought))
+
+    def _headed(self, role: str, header: str | None, k: int, end: str, *, is_thought: bool) -> Steps[bool]:
+        """Go on behind a head, which `end` ends at offset k."""
+        is_ended = end == _MESSAGE
+        body = harmony.body_of(role, header) if is_ended else "unknown"
+        if self._is_divided and body != "call":
+            self._deltas.say(self._scan.take(1))
+            return False
+        self._scan.take(k + (len(end) if is_ended else 0))
+        if is_thought and end:
+            self._deltas.think(harmony.mention(role, header, is_ended=is_ended))
+        if body == "call":
+            yield from self._call(harmony.recipient_of(role, header))
+        return body != "content" if is_ended else is_thought
+
+    def _next(self, k: int) -> Steps[tuple[int, str]]:
+        """Return the offset of the next marker, and the marker; nothing if there is none."""
+        scan = self._scan
+        while (match := _MARK.search(scan.text, scan.at + k)) is None:
+            if scan.is_final or (self._is_divided and scan.n_ahead > _MAX_HELD):
+                return scan.n_ahead, ""
+            yield
+        return match.start() - scan.at, match[0]
+
+    def _call(self, recipient: str) -> Steps[None]:
+        """Read the call in the body of a message to a tool. What is no call there is reasoning: nobody sees it but the
+        tool, and a tool that is not offered is one that the model was trained with (`python`)."""
+        scan, tools = self._scan, self._deltas.tools
+        if self._form.parameter_begin and tools:
+            k = yield from after_tokens(scan, 0, self._section)
             try:
                 yield from self._calls.read(max(k, 0))
             except NotACallError:
                 return
-            self._scan.take((yield from after_present(self._scan, 0, self._section_end)))
+            scan.take((yield from after_present(scan, 0, self._section_end)))
             return
-        k = yield from after_space(self._scan, 0)
-        if (yield from char_at(self._scan, k)) != "{":
+        name = recipient.removeprefix(self._form.name_prefix)
+        k = yield from after_space(scan, 0)
+        char = yield from char_at(scan, k)
+        if not tools or not name or (name == recipient and name not in tools) or self._form.parameter_begin:
             return
-        self._scan.take(k)
-        self._deltas.begin(name)
-        yield from self._calls.json()
-        self._deltas.end()
+        is_empty = not char
+        for marker in (*_BEGINS, *_ENDS):
+            is_empty = is_empty or (yield from after_token(scan, k, marker)) >= 0
+        if is_empty or char == "{":
+            scan.take(k)
+            self._deltas.begin(name)
+            yield from iter(()) if is_empty else self._calls.json()
+            self._deltas.argue("{}" if is_empty else "")
+            self._deltas.end()
+            scan.take((yield from after_space(scan, 0)))
 
 
 def thought(
@@ -132,9 +171,7 @@ def thought(
         k, marker = markers.next(scan)
         deltas.think(scan.take(k))
         if marker in ends:
-            # The header of the message that ends this one by its beginning is read next.
-            if marker != "<|start|>" or (yield from after_token(scan, 0, _PARTS[0])) < 0:
-                scan.take(len(marker))
+            scan.take(len(marker))
             break
         if marker:
             if (yield from calls[marker]()):

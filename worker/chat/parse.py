@@ -58,22 +58,29 @@ class Reader:
         *,
         new_id: Callable[[int], str],
         is_reasoning: bool = False,
+        is_divided: bool = False,
         reads_fenced: bool = True,
         is_sure: Callable[[str], bool] = lambda _: True,
     ) -> None:
         """`tools` maps the names of the offered tools to the schemas of their arguments; empty if calls must not be
         read. `new_id` makes the id of a call from its index. `is_reasoning` says that the prompt has opened the
-        reasoning. `reads_fenced` says that a fenced JSON object that is an offered tool's call is read as a call,
-        if `is_sure` of its name.
+        reasoning. `is_divided` says that the engine has read messages with heads by their tokens. `reads_fenced` says
+        that a fenced JSON object that is an offered tool's call is read as a call, if `is_sure` of its name.
         """
         self._form = form
         self._is_sure = is_sure
-        self._scan = Scan(form.opening)
-        self._deltas = Deltas(tools, new_id, form.opening)
+        is_harmony = form.calls is not None and form.calls.form == "harmony"
+        opening = "" if is_harmony else form.opening
+        self._scan = Scan(opening)
+        self._deltas = Deltas(tools, new_id, opening)
         self._is_reasoning = is_reasoning and form.reasoning is not None
         self._reads_fenced = reads_fenced and bool(tools)
         self._calls = CallReader(form.calls, self._scan, self._deltas) if form.calls else None
-        self._reads_calls = bool(tools) and form.calls is not None and form.calls.form != "harmony"
+        self._messages: MessageReader | None = None
+        if is_harmony and form.calls is not None and self._calls is not None:
+            parts = form.calls, self._scan, self._deltas, self._calls
+            self._messages = MessageReader(*parts, is_divided=is_divided)
+        self._reads_calls = bool(tools) and form.calls is not None and not is_harmony
         self._section = tokens_of(form.calls.section_begin) if form.calls else ()
         self._section_end = tokens_of(form.calls.section_end) if form.calls else ()
         self._is_bare = self._reads_calls and not self._section and not (self._calls and self._calls.begin)
@@ -105,13 +112,13 @@ class Reader:
         form, found = self._form, dict[str, Callable[[str], Steps[None]]]()
         if self._reads_fenced:
             found |= dict.fromkeys(FENCES, self._fence)
+        if self._messages is not None:
+            return found | self._messages.openers
         hidden = (form.content_begin, form.content_end, *form.hidden)
         found |= dict.fromkeys(filter(None, hidden), self._hide)
         if form.reasoning is not None:
             found[form.reasoning.end.strip()] = self._hide
             found[form.reasoning.begin.strip()] = self._think
-        if form.calls is not None and self._calls is not None and form.calls.form == "harmony":
-            return found | MessageReader(form.calls, self._scan, self._deltas, self._calls).openers
         if form.calls is not None and self._calls is not None and self._reads_calls:
             ends = (*tokens_of(form.calls.call_end), *self._section_end)
             found |= dict.fromkeys((end for end in ends if len(end) >= _MIN_STRAY and end not in FENCES), self._stray)
@@ -119,7 +126,9 @@ class Reader:
         return found
 
     def _run(self) -> Steps[None]:
-        if self._is_reasoning:
+        if self._messages is not None:
+            yield from self._messages.begun(is_thought=self._is_reasoning)
+        elif self._is_reasoning:
             yield from self._reasoning()
         while True:
             if self._deltas.is_fresh:
@@ -270,6 +279,8 @@ class Reader:
     def _dressed(self, k: int, end: str) -> Steps[bool]:
         """Read calls as JSON values from offset k to an end marker, or to the end of the answer. Return False if there
         are none."""
+        if self._messages is not None and self._messages.is_headed:
+            return False
         try:
             texts, k = yield from self._values(k, end)
         except NotACallError:

@@ -8,14 +8,15 @@ step thread.
     └ header ──────────┘             └ reasoning ───┘         └ role ─────────────────────┘             └ content ───┘
 """
 
-import re
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final, assert_never
 
+from worker.engine.spoken import ThoughtfulStream
 from worker.engine.text import TextStream
+from worker.wire import harmony
 from worker.wire.jobs import MarkUse, TokenId
 
 
@@ -44,17 +45,13 @@ class Turn(Enum):
     """Begin the channel that the header has named."""
     SPEAK = auto()
     """Begin a role: the text until the next of these tokens is not shown."""
+    STAY = auto()
+    """Nothing. In a header it is a part of that."""
 
 
-FINAL: Final = frozenset({"final", "response"})
-"""The names of channels whose text is the answer. The text of a message without a name is the answer, too."""
-
-_TO: Final = re.compile(rb"(?:^|\s)(to=\S*?)(?=$|\s|<)")
-"""The recipient in a header or a role."""
-_TO_ITSELF, _TO_THE_USER = b"to=self", b"to=user"
 _N_COMPARED: Final = 64
 """The number of a prompt's last tokens in which a marker is looked for."""
-_FIRST_WORD: Final = re.compile(rb"\s*([^\s<]*)")
+_HEADS: Final = (Channel.ROLE, Channel.HEADER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +69,14 @@ class Place:
     """The token that closes the reasoning."""
     is_opened: bool = False
     """True if the prompt has opened a reasoning whose markers are text."""
+    opened_in: Channel | None = None
+    """The channel in which the answer has begun a role or a header; None if the prompt has begun it."""
+
+    @property
+    def head(self) -> tuple[str, str | None]:
+        """The role, and the header if there is one."""
+        role, header = self.role.decode(errors="replace"), self.header.decode(errors="replace")
+        return (header, None) if self.channel is Channel.ROLE else (role, header)
 
 
 CONTENT: Final = Place(Channel.CONTENT)
@@ -98,33 +103,43 @@ class Marks:
     def after(self, place: Place, token: TokenId, piece: bytes) -> Place:
         """Return the place after a token."""
         turn = self.turns.get(token)
-        if turn is None:
-            if place.channel is Channel.ROLE or place.channel is Channel.HEADER:
-                return self._read_on(place, self.names.get(token, "").encode() or piece)
-            return CONTENT if token in self.enders and place.channel is Channel.REASONING else place
-        return self._turned(place, token, turn)
+        if turn is not None:
+            return self._turned(place, token, turn)
+        if place.channel in _HEADS:
+            return self._read_on(place, (place.channel is Channel.HEADER and self._name(token)) or piece)
+        return CONTENT if token in self.enders and place.channel is Channel.REASONING else place
+
+    def _name(self, token: TokenId) -> bytes:
+        return self.names.get(token, "").encode()
 
     def _turned(self, place: Place, token: TokenId, turn: Turn) -> Place:
+        closer = self.closers.get(token)
+        opened_in = (place.opened_in or Channel.CONTENT) if place.channel in _HEADS else place.channel
         match turn:
             case Turn.THINK:
-                return Place(Channel.REASONING, closer=self.closers.get(token))
+                return Place(Channel.REASONING, closer=closer)
             case Turn.ANSWER:
                 return CONTENT
             case Turn.NAME | Turn.NAME_LINE:
                 role = place.header if place.channel is Channel.ROLE else b""
-                return Place(Channel.HEADER, b"", role, turn is Turn.NAME_LINE, self.closers.get(token))
+                return Place(Channel.HEADER, b"", role, turn is Turn.NAME_LINE, closer, opened_in=opened_in)
             case Turn.BODY:
-                return _body_of(place, self.closers.get(token))
+                return _body_of(place, closer) if place.channel in _HEADS else place
             case Turn.SPEAK:
-                return Place(Channel.ROLE)
+                return Place(Channel.ROLE, opened_in=opened_in)
+            case Turn.STAY:
+                is_in_head = place.channel in _HEADS
+                return self._read_on(replace(place, opened_in=opened_in), self._name(token)) if is_in_head else place
             case _:
                 assert_never(turn)
 
     def _read_on(self, place: Place, text: bytes) -> Place:
         place = replace(place, header=place.header + text)
-        if not place.is_line or b"\n" not in place.header:
-            return place
-        return _body_of(replace(place, header=place.header.partition(b"\n")[0]), place.closer)
+        if place.is_line and b"\n" in place.header:
+            return _body_of(replace(place, header=place.header.partition(b"\n")[0]), place.closer)
+        text_so_far, _ = place.head
+        is_begun = place.channel is Channel.ROLE and place.opened_in is None
+        return CONTENT if is_begun and harmony.n_begun(text_so_far) < len(text_so_far) else place
 
     def place_after(self, prompt: Seq[TokenId]) -> Place:
         """Return the place after a prompt: some templates open the reasoning, and a final message may go on.
@@ -133,13 +148,13 @@ class Marks:
         content.
         """
         if self.spoken is not None:
-            end = b"".join(self.names.get(token, "").encode() or self.piece(token) for token in prompt[-_N_COMPARED:])
+            end = b"".join(self._name(token) or self.piece(token) for token in prompt[-_N_COMPARED:])
             is_opened = end.rstrip().endswith(self.spoken[0].strip().encode())
             return replace(CONTENT, is_opened=True) if is_opened else CONTENT
         last = self._last_turn(prompt)
         if last is None or self.turns[last] not in {Turn.THINK, Turn.SPEAK, Turn.NAME}:
             return CONTENT
-        return self.after(CONTENT, last, b"")
+        return replace(self.after(CONTENT, last, b""), opened_in=None)
 
     def _last_turn(self, prompt: Seq[TokenId]) -> TokenId | None:
         """Return the last token that divides. Texts of clients may have words among them, and a control token comes
@@ -154,26 +169,21 @@ class Marks:
 
 
 def _body_of(place: Place, closer: TokenId | None) -> Place:
-    """Return the beginning of the text behind a header, or behind a role alone."""
-    if place.channel is Channel.ROLE:
-        place = replace(place, header=b"", role=place.header)
-    if recipient := _TO.search(place.header) or _TO.search(place.role):
-        if recipient[1] == _TO_ITSELF:
-            return Place(Channel.REASONING, closer=closer)
-        return CONTENT if recipient[1] == _TO_THE_USER else Place(Channel.CALL, place.header, place.role)
-    if place.channel is not Channel.HEADER:
-        return CONTENT
-    named = _FIRST_WORD.match(place.header)
-    name = named[1].decode(errors="replace") if named else ""
-    return CONTENT if not name or name in FINAL else Place(Channel.REASONING, closer=closer)
+    """Return the beginning of the text behind a head."""
+    role, header = place.head
+    body = harmony.body_of(role, (header or None) if place.is_line else header)
+    if body == "call":
+        return replace(place, channel=Channel.CALL)
+    return CONTENT if body == "content" else Place(Channel.REASONING, closer=closer)
 
 
 NO_MARKS: Final = Marks({}, {})
 
 
 class ChannelText:
-    """A job's text, divided into channels if that is wanted. A stop never spans two channels: text that is held back as
-    a possible stop belongs to the channel that it was written in.
+    """A job's text, divided into channels if that is wanted. No stop is looked for in the reasoning of a divided text.
+    A stop never spans two channels: text that is held back as a possible stop belongs to the channel that it was
+    written in.
     """
 
     def __init__(
@@ -184,24 +194,32 @@ class ChannelText:
         place: Place = CONTENT,
         *,
         reads_calls: bool = False,
+        stops_anywhere: bool = False,
     ) -> None:
         """`use` says whether control tokens have no text, or their names as text, or no text and divide it. `place` is
         the beginning of a divided text. `reads_calls` says that calls are content, with the markers around them.
+        `stops_anywhere` says that stops are looked for in the reasoning, too.
         """
-        self._stream = TextStream(stops)
-        self._marks = marks if use == "split" else replace(marks, turns={})
+        is_split = use == "split"
+        self._marks = marks if is_split else replace(marks, turns={})
         self._names = marks.names if use == "shown" else {}
-        if use == "split" and reads_calls:
-            self._names = {token: marks.names[token] for token in marks.calls}
+        if is_split:
+            spoken = "".join(marks.spoken or ())
+            names = {token: marks.names[token] for token in marks.calls}
+            self._names = {token: name for token, name in names.items() if reads_calls or name in spoken}
         self._reads_calls = reads_calls
-        self._place = place if use == "split" else CONTENT
-        self._unheaded: bytes | None = b""
-        """The text so far of an answer that has begun in a role or a header; None once a control token has come."""
-        self._due = b""
-        """Text that belongs before the next token's."""
+        self._place = place if is_split else CONTENT
         self._opening = marks.spoken[0] if self._place.is_opened and marks.spoken is not None else ""
         """The marker with which the prompt has opened a reasoning: who reads the text has not seen the prompt. No stop
         is looked for in it."""
+        self._quiet: ThoughtfulStream | None = None
+        """The stream, if no stop is looked for in the reasoning."""
+        if is_split and not stops_anywhere:
+            is_thought = place.is_opened or self._is_reasoning(place)
+            self._quiet = ThoughtfulStream(stops, marks.spoken, is_thought=is_thought)
+        self._stream = self._quiet or TextStream(stops)
+        self._due = b""
+        """Text that belongs before the next token's."""
         self._n_head = 0
         """The number of tokens of the current role and header."""
         self.is_reasoning = False
@@ -225,21 +243,25 @@ class ChannelText:
         is_begun = turn is None and before.channel is Channel.REASONING and self._place is CONTENT
         self.is_answer |= is_begun
         self.n_reasoning += not self.is_answer
+        if token in self._marks.enders:
+            self._hush(CONTENT)
         if is_begun:
             # What was held back is reasoning, and all of a text is of one channel.
             self._due = self._names.get(token, "").encode() or piece
             return self._stream.part()
         if turn is not None:
-            self._unheaded = None
-            return self._turned(before, token)
-        if self._unheaded is not None and not self.is_answer:
-            self._unheaded += piece
-        if before.channel is Channel.ROLE or before.channel is Channel.HEADER:
+            return self._turned(before, token, turn)
+        if before.channel in _HEADS:
             self._n_head += 1
             if self._place.channel is before.channel:
                 return ""
-            piece = (before.header + piece).partition(b"\n")[2]
+            piece = before.header + piece
+            if before.is_line:
+                piece = piece.partition(b"\n")[2]
+            else:
+                self.is_answer, self.n_reasoning = True, 0
             self.is_reasoning = self._is_reasoning(self._place)
+            self._hush(self._place)
         name = self._names.get(token)
         due, self._due = self._due, b""
         opening, self._opening = self._opening, ""
@@ -250,39 +272,47 @@ class ChannelText:
 
         A model may leave out the header that its prompt has begun. Then its whole text is the answer.
         """
-        if self._unheaded and self._place.channel in (Channel.ROLE, Channel.HEADER):
-            self.n_reasoning = 0
-            return self._unheaded.decode(errors="replace")
-        if self._due:
+        due = self._due
+        if self._place.channel in _HEADS:
+            is_answer = self._place.opened_in is None and b"to=" not in self._place.header
+            due = self._place.header if is_answer else b""
+            self.n_reasoning = 0 if is_answer else self.n_reasoning
+        if due:
             self.is_reasoning = False
-        return self._opening + self._stream.push(self._due) + self._stream.flush()
+        return self._opening + self._stream.push(due) + self._stream.flush()
 
-    def _turned(self, before: Place, token: TokenId) -> str:
-        """Return the text at a token that divides: what was held back before it, or the markers of a call."""
-        after = self._place
-        is_in_head = before.channel is Channel.ROLE or before.channel is Channel.HEADER
+    def _turned(self, before: Place, token: TokenId, turn: Turn) -> str:
+        """Return the text at a token that divides: what was held back before it, the markers of a call, or markers that
+        a reasoning mentions."""
+        after, text, head, name = self._place, "", "", self._marks.names.get(token, "")
+        is_in_head = before.channel in _HEADS
+        goes_on = turn is Turn.STAY or (turn is Turn.NAME and before.channel is Channel.ROLE)
         self._n_head = self._n_head + 1 if is_in_head else 1
-        if not self._reads_calls or Channel.CALL not in (before.channel, after.channel):
-            return self._stream.part()
-        self.is_answer, self.is_reasoning = True, False
-        self.n_reasoning -= 1
-        if before.channel is Channel.CALL:
-            return self._stream.push(self._marks.names[token].encode()) + self._stream.part()
-        self.n_reasoning -= self._n_head - 1
-        return self._stream.part() + self._stream.push(_head_of_call(after))
+        if self._reads_calls and Channel.CALL in (before.channel, after.channel):
+            self.is_answer, self.is_reasoning = True, False
+            self.n_reasoning -= 1
+            if before.channel is Channel.CALL:
+                text = "<|call|>" if after.channel in _HEADS else name
+            else:
+                self.n_reasoning -= self._n_head - 1
+                head = f"<|channel|>commentary to={harmony.recipient_of(*after.head)}<|message|>"
+        elif before is after and self._is_reasoning(before):
+            text = name
+        elif is_in_head and before.opened_in in (Channel.REASONING, Channel.CALL) and not goes_on:
+            text = harmony.mention(*before.head, is_ended=turn is Turn.BODY)
+            self.is_reasoning = True
+            self._hush(Place(Channel.REASONING))
+        text = self._stream.push(text.encode()) + self._stream.part()
+        self._hush(after)
+        return text + self._stream.push(head.encode())
+
+    def _hush(self, place: Place) -> None:
+        """Look for stops where the text is the answer's."""
+        if self._quiet is not None:
+            self._quiet.hush(is_quiet=self._is_reasoning(place))
 
     def _is_shown(self, place: Place) -> bool:
         return place.channel is Channel.CONTENT or (place.channel is Channel.CALL and self._reads_calls)
 
     def _is_reasoning(self, place: Place) -> bool:
         return place.channel is Channel.REASONING or (place.channel is Channel.CALL and not self._reads_calls)
-
-
-def _head_of_call(call: Place) -> bytes:
-    """Return the header of a call. A recipient that stood in the role is put where most models write it."""
-    recipient = _TO.search(call.role)
-    if _TO.search(call.header) or recipient is None:
-        return b"<|channel|>" + call.header + b"<|message|>"
-    named = _FIRST_WORD.match(call.header)
-    name = named[0] if named else b""
-    return b"<|channel|>%s %s%s<|message|>" % (name or b"commentary", recipient[1], call.header[len(name) :])

@@ -16,6 +16,8 @@ FAMILIES: tuple[Mapping[str, Turn], ...] = (
         "<|start|>": Turn.SPEAK,
         "<|end|>": Turn.ANSWER,
         "<|call|>": Turn.ANSWER,
+        "<|return|>": Turn.ANSWER,
+        "<|constrain|>": Turn.STAY,
     },
     {"<|message|>": Turn.BODY, "<|eom|>": Turn.ANSWER, "<|start|>": Turn.SPEAK, "<|eot|>": Turn.ANSWER},  # Muse
     {"[THINK]": Turn.THINK, "[/THINK]": Turn.ANSWER},  # Magistral, Ministral 3

@@ -139,13 +139,17 @@ class Engine:
         submit, prompt, constraint = queued.submit, queued.prompt, queued.constraint
         room = self._context_length - len(prompt)
         place = self._marks.place_after(prompt) if submit.marks == "split" else CONTENT
-        reads_calls = submit.tools is not None
+        text = ChannelText(
+            *(submit.stop, self._marks, submit.marks, place),
+            reads_calls=submit.tools is not None,
+            stops_anywhere=submit.stops_anywhere,
+        )
         sequence = Sequence(
             submit.job,
             salted(prompt, submit.salt),
             min(submit.max_tokens, room),
             submit.sampling,
-            ChannelText(submit.stop, self._marks, submit.marks, place, reads_calls=reads_calls),
+            text,
             constraint=constraint,
             is_cut=submit.max_tokens > room,
             predicted=Predicted(queued.prediction) if queued.prediction else None,
@@ -504,6 +508,7 @@ class Engine:
         reason = sequence.stop_reason(is_end=is_end, is_stop_token=is_stop_token, is_over=is_over)
         if reason is not None:
             text += sequence.text.flush()
+            reason = reason if sequence.text.matched is None else "STOP_SEQUENCE"
         sequence.unreported.append(
             Delta(sequence.job, text, logprob if sequence.text.is_answer else None, sequence.text.is_reasoning)
         )

@@ -31,7 +31,7 @@ class TextStream:
         self._decoder = _Utf8Decoder("replace")
         self._is_unfinished = False
         """True within a code point."""
-        self._watches = tuple(_StopWatch(stop) for stop in stops)
+        self._stops = tuple(stops)
         self._held = ""
 
     def push(self, piece: bytes) -> str:
@@ -41,19 +41,11 @@ class TextStream:
         if self.matched is not None:
             return ""
         text = self._decode(piece)
-        if not self._watches:
-            return text
-        for n_read, char in enumerate(text, start=1):
-            self.matched = self._completed_by(char)
-            if self.matched is not None:
-                return self._cut_before_stop(text[:n_read], self.matched)
-        return self._hold_back(text)
+        return self._looked_at(text) if self._stops else text
 
     def part(self) -> str:
         """Return the held text, at a place that no stop spans; the text goes on after it. An unfinished code point is
         dropped."""
-        for watch in self._watches:
-            watch.n_matched = 0
         return self.flush()
 
     def flush(self) -> str:
@@ -64,6 +56,9 @@ class TextStream:
         """
         self._decoder.reset()
         self._is_unfinished = False
+        return self._released()
+
+    def _released(self) -> str:
         held, self._held = self._held, ""
         return held
 
@@ -78,50 +73,23 @@ class TextStream:
         self._is_unfinished = bool(pending)
         return text
 
-    def _completed_by(self, char: str) -> str | None:
-        completed = [watch.stop for watch in self._watches if watch.advance(char)]
-        return completed[0] if completed else None
-
-    def _cut_before_stop(self, text: str, stop: str) -> str:
-        text, self._held = self._held + text, ""
-        return text[: len(text) - len(stop)]
-
-    def _hold_back(self, text: str) -> str:
-        text = self._held + text
-        n_held = max(watch.n_matched for watch in self._watches)
-        edge = len(text) - n_held
+    def _looked_at(self, text: str) -> str:
+        """Return what may be shown now of the held text and this one."""
+        text = self._released() + text
+        found = [(at + len(stop), n) for n, stop in enumerate(self._stops) if (at := text.find(stop)) >= 0]
+        if found:
+            end, n = min(found)
+            self.matched = self._stops[n]
+            return text[: end - len(self.matched)]
+        edge = len(text) - max((n_begun(text, stop) for stop in self._stops), default=0)
         self._held = text[edge:]
         return text[:edge]
 
 
-class _StopWatch:
-    """Follows how much of one stop string the text now ends with (Knuth, Morris, Pratt 1977).
-
-    `n_matched` is the length of the longest prefix of the stop that is a suffix of the text read so far.
-    """
-
-    def __init__(self, stop: str) -> None:
-        assert stop, "an empty stop string is refused at the door"
-        self.stop = stop
-        self.n_matched = 0
-        self._borders = _borders(stop)
-
-    def advance(self, char: str) -> bool:
-        """Read one character; True when it completes the stop. Amortised O(1); not to be called after True."""
-        self.n_matched = _extend(self.stop, self._borders, self.n_matched, char)
-        return self.n_matched == len(self.stop)
-
-
-def _borders(stop: str) -> list[int]:
-    """Return for each n the length of the longest proper prefix of stop[:n] that is also its suffix (0 for n < 2)."""
-    borders = [0, 0]
-    for char in stop[1:]:
-        borders.append(_extend(stop, borders, borders[-1], char))
-    return borders
-
-
-def _extend(stop: str, borders: list[int], n_matched: int, char: str) -> int:
-    """Return the longest prefix of `stop` that ends a text whose longest was `n_matched` before `char` came."""
-    while n_matched and stop[n_matched] != char:
-        n_matched = borders[n_matched]
-    return n_matched + (stop[n_matched] == char)
+def n_begun(text: str, sought: str) -> int:
+    """Return how many characters at the end of a text may begin the sought one, which it does not contain."""
+    at = max(0, len(text) - len(sought) + 1) - 1
+    while (at := text.find(sought[0], at + 1)) >= 0:
+        if sought.startswith(text[at:]):
+            return len(text) - at
+    return 0

@@ -161,7 +161,7 @@ def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
     assert prompt is not None  # or there were errors
     reading = replace(terms.reading(offered.use), keeps_thoughts=request.reasoning_format == "none")
     if generation.shows_marks:
-        reading = replace(reading, form=_unmarked(reading.form))
+        reading = replace(reading, form=_unmarked(reading.form), is_divided=True)
     return ChatAsked(
         prompt,
         replace(

@@ -108,7 +108,7 @@ class GeneratingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     ] = None
     stop: Annotated[str | list[str] | None, doc("At most 16 texts that end the answer and are not shown.")] = None
     stream: Annotated[bool | None, doc("Stream the answer as server-sent events, chunk by chunk.")] = None
-    stream_options: Annotated[StreamOptions | None, doc("Only with `stream`.")] = None
+    stream_options: Annotated[StreamOptions | None, doc("No effect without `stream`.")] = None
     prediction: Prediction | None = None
     skip_special_tokens: Annotated[
         bool | None,
@@ -150,7 +150,8 @@ class Terms:
 
     def reading(self, use: ToolUse) -> Reading:
         """The rules by which answers to a request with these tools are read."""
-        return Reading(form=self.chat_format, use=use, reads_fenced=self.reads_fenced)
+        is_divided = self.can_limit_reasoning
+        return Reading(form=self.chat_format, use=use, is_divided=is_divided, reads_fenced=self.reads_fenced)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,6 +330,8 @@ def read_generation(
     prediction = _predicted_text(request.prediction, errors)
     if prediction and not terms.takes_predictions:
         prediction, ignored = "", chain(("prediction",), ignored)
+    if request.stream_options is not None and not request.stream:
+        ignored = chain(("stream_options",), ignored)
     values |= {"logprobs": logprobs, **wanted.fields}
     max_tokens_out = terms.max_tokens_out
     values["max_tokens"] = (default_tokens or max_tokens_out) if max_tokens is None else max_tokens
@@ -337,7 +340,6 @@ def read_generation(
         *int_range("max_tokens", max_tokens, min_max_tokens),
         *int_range("n", request.n, 1, MAX_CHOICES),
         *sampling_violations(fields, max(max_tokens_out, fields.max_tokens), terms.vocab_size, max_stops=MAX_STOPS),
-        *_stream_errors(request),
     ]
     errors += respelled(broken, spelled)
     if errors:
@@ -418,9 +420,3 @@ def _prediction_errors(prediction: Prediction) -> Iterator[FieldError]:
     if n_chars > MAX_PREDICTION_CHARS:
         text = f"prediction.content must be at most {MAX_PREDICTION_CHARS} characters (got {n_chars})"
         yield FieldError(field="prediction.content", constraint=f"length(..={MAX_PREDICTION_CHARS})", message=text)
-
-
-def _stream_errors(request: GeneratingRequest) -> Iterator[FieldError]:
-    if request.stream_options is not None and not request.stream:
-        text = "stream_options needs stream to be true; remove it"
-        yield FieldError(field="stream_options", constraint="needs(stream)", message=text)

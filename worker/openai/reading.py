@@ -34,6 +34,8 @@ class Reading:
 
     form: ChatFormat = HERMES
     use: ToolUse = NO_TOOLS
+    is_divided: bool = False
+    """True if the engine divides reasoning from content."""
     reads_fenced: bool = True
     """True if a fenced JSON object that is a call of an offered tool is read as one."""
     keeps_thoughts: bool = False
@@ -41,7 +43,13 @@ class Reading:
 
     def reader(self, is_sure: Callable[[str], bool]) -> Reader:
         """Return a reader of one answer. `is_sure` says whether the model was sure of a tool's name."""
-        return Reader(self.form, self.use.schemas(), new_id=call_id, reads_fenced=self.reads_fenced, is_sure=is_sure)
+        return Reader(
+            *(self.form, self.use.schemas()),
+            new_id=call_id,
+            is_divided=self.is_divided,
+            reads_fenced=self.reads_fenced,
+            is_sure=is_sure,
+        )
 
 
 _THOUGHTS: Final = ReasoningFormat(begin="<think>", end="</think>")

@@ -32,6 +32,8 @@ class JobRequest:
     """The text of Submit.prediction."""
     marks: MarkUse = "hidden"
     """The word of Submit.marks."""
+    stops_anywhere: bool = False
+    """The value of Submit.stops_anywhere."""
     tools: Tools | None = None
     """The calls that its answer may have; None if it has none."""
     reasoning_budget: int | None = None
@@ -60,6 +62,7 @@ class JobRequest:
             prediction=self.prediction,
             salt=_salt_of(fields.cache_salt),
             marks=self.marks,
+            stops_anywhere=self.stops_anywhere,
             tools=self.tools,
             reasoning_budget=self.reasoning_budget,
         )

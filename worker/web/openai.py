@@ -135,6 +135,7 @@ class Api:
                     prompt_logprobs=prompt_logprobs,
                     prediction=generation.prediction,
                     marks="shown" if generation.shows_marks else asked.marks,
+                    stops_anywhere=generation.reading.keeps_thoughts,
                     tools=tools,
                     reasoning_budget=generation.reasoning_budget,
                     answer_id=heading.id,

@@ -101,6 +101,8 @@ class Submit(Frame, frozen=True, kw_only=True):
     salt: bytes = b""
     """Nothing that is cached is shared with a job of another salt; empty means none."""
     marks: MarkUse = "hidden"
+    stops_anywhere: bool = False
+    """True if stops are looked for in the reasoning, too, which marks "split" divide from the content."""
     tools: Tools | None = None
     """The calls to hold to their form. Their markers are part of the text then, control tokens by their names. No
     grammar and no regex is set beside tools; a schema may be, unless a call is required."""
