@@ -8,7 +8,8 @@ STARVED: it cannot be loaded, and UNLOADABLE warns of that before; DIFFERING: it
 the jobs beside them; UNTESTABLE: its self-test finds nothing out; KEEPING: what it keeps outlives it, and it has found
 something; SLOW: steps that read a long prompt go on until one is stopped; HOSTILE: each job is told ANSWER again and
 again, a few bytes with each token; TALKATIVE: its library has a mebibyte to say at every step, more than anybody reads;
-THINKING: its model thinks before it answers, as gpt-oss does, by SCRIPT; FRAGILE: it dies of POISON in a text that is
+THINKING: its model thinks before it answers, as gpt-oss does, by SCRIPT; PREAMBLE: so does this one, and says what it
+does before it answers, by PREAMBLE_SCRIPT; FRAGILE: it dies of POISON in a text that is
 read or a schema that is compiled, and of POISON_TOKEN when that becomes text.
 """
 
@@ -45,6 +46,7 @@ STARVED, DIFFERING, UNTESTABLE, KEEPING, SLOW = "starved", "differing", "untesta
 GIVING, GIVEN_BACK = "giving", "the toy gave memory back"
 WARNING = "the toy is 100% tin"
 HOSTILE, TALKATIVE, THINKING, FRAGILE = "hostile", "talkative", "thinking", "fragile"
+PREAMBLE = "preamble"
 FOUND = SelfTested(is_same=False, differences=("in decode steps of 2 to 8 rows", "beside 7 others"))
 
 ON_A_GPU = replace(FACTS, backend="cuda", memory_architecture="vram-only", memory_bytes=1000)
@@ -109,11 +111,25 @@ _IDS = {name: token for token, name in MARKS.names.items()}
 _END = TokenId(63)
 SAID: tuple[str, ...] = ("<|channel|>", "analysis", "<|message|>", "The user", " greets.", "<|end|>")
 SAID += ("<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "Hel", "lo!")
-SCRIPT = [*((_IDS.get(said, TokenId(3)), b"" if said in _IDS else said.encode()) for said in SAID), (_END, b"")]
+PREAMBLE_SAID: tuple[str, ...] = ("<|channel|>", "analysis", "<|message|>", "Hm", ".\n", "So.", "<|end|>", "<|start|>")
+PREAMBLE_SAID += ("assistant", "<|channel|>", "commentary", "<|message|>", "I look", " first.", "<|end|>", "<|start|>")
+PREAMBLE_SAID += ("assistant", "<|channel|>", "??", "<|message|>", "A stray", " word.", "<|end|>", "<|start|>")
+PREAMBLE_SAID += ("assistant", "<|channel|>", "final", "<|message|>", " It is", " here.", "\nBye.")
+
+Script = list[tuple[TokenId, bytes]]
+
+
+def _script_of(said: Sequence[str]) -> Script:
+    return [*((_IDS.get(one, TokenId(3)), b"" if one in _IDS else one.encode()) for one in said), (_END, b"")]
+
+
+SCRIPT, PREAMBLE_SCRIPT = _script_of(SAID), _script_of(PREAMBLE_SAID)
 """The tokens that each job draws, one by one; control tokens have no text, as in the library."""
 
 
 class ThinkingRunner(FakeRunner):
+    script = SCRIPT
+
     def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
         n_said = {slice_.slot: len(slice_.generated) for slice_ in step.slices}
         # No draft is ever right: only the first draw of a slot counts.
@@ -122,10 +138,13 @@ class ThinkingRunner(FakeRunner):
             self._scripted(first[slice_.slot], n_said[slice_.slot]) for slice_ in step.slices if slice_.slot in first
         ]
 
-    @staticmethod
-    def _scripted(sampled: Sampled, n_said: int) -> Sampled:
-        token, piece = SCRIPT[min(n_said, len(SCRIPT) - 1)]
+    def _scripted(self, sampled: Sampled, n_said: int) -> Sampled:
+        token, piece = self.script[min(n_said, len(self.script) - 1)]
         return replace(sampled, token=token, piece=piece, is_end=token == _END)
+
+
+class PreambleRunner(ThinkingRunner):
+    script = PREAMBLE_SCRIPT
 
 
 RUNNERS = {
@@ -135,6 +154,7 @@ RUNNERS = {
     HOSTILE: HostileRunner,
     TALKATIVE: TalkativeRunner,
     THINKING: ThinkingRunner,
+    PREAMBLE: PreambleRunner,
 }
 """These kinds do not have a FakeRunner."""
 
@@ -165,6 +185,7 @@ def _loaded(kind: str) -> LoadedModel:
         DIFFERING: {"self_test": differing},
         UNTESTABLE: {"self_test": untestable},
         THINKING: {"marks": MARKS},
+        PREAMBLE: {"marks": MARKS},
         GIVING: {"give_back": lambda: logging.getLogger("worker.llama").warning(GIVEN_BACK)},
         FRAGILE: {"prompts": FragilePrompts(), "constrain": fragile_constrain},
     }

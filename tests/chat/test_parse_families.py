@@ -87,6 +87,9 @@ HARMONY_BODY = '<|message|>{"days": 2}'
 TWO: tuple[tuple[str, dict[str, object]], ...] = (("weather", {"days": 2}),)
 ROME: tuple[tuple[str, dict[str, object]], ...] = (("weather", {"city": "Rome"}),)
 WEATHER = '{"name": "weather", "arguments": {"days": 2}}'
+OTHER = '{"name": "x", "arguments": {"days": 2}}'
+STOP: tuple[tuple[str, dict[str, object]], ...] = (("stop", {}),)
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
 
 CASES = (
     # Hermes, Qwen
@@ -234,8 +237,66 @@ CASES = (
         "harmony",
         "code for a tool of its own",
         "<|channel|>commentary to=python <|constrain|>code<|message|>print(1)<|call|>",
-        "print(1)",
+        reasoning="print(1)",
     ),
+    Case(
+        "harmony", "a browser's call", '<|channel|>analysis to=browser.find<|message|>{"a": 1}<|call|>', "", '{"a": 1}'
+    ),
+    Case("harmony", "a tool without its prefix", f"<|channel|>commentary to=weather{HARMONY_BODY}<|call|>", calls=TWO),
+    Case("harmony", "a tool that is not offered", f"<|channel|>commentary to=functions.x{HARMONY_BODY}", OTHER),
+    Case(
+        "harmony", "code for a function", "<|channel|>commentary to=functions.weather<|message|>f()<|call|>", "", "f()"
+    ),
+    Case(
+        "harmony",
+        "words behind a call",
+        f"<|channel|>commentary to=functions.weather{HARMONY_BODY} Hm.",
+        "",
+        "Hm.",
+        TWO,
+    ),
+    *(
+        Case(
+            "harmony", f"an empty call, {name}", f"<|channel|>commentary to=functions.stop<|message|>{text}", calls=STOP
+        )
+        for name, text in (
+            ("ended", "<|call|>"),
+            ("at the end", ""),
+            ("blank", " \n<|call|>"),
+            ("cut off", "<|start|>"),
+        )
+    ),
+    *(
+        Case("harmony", f"a head of {head!r}", f"<|channel|>{head}<|message|>Hm.<|end|>{FINAL}Hi.", "Hi.", "Hm.")
+        for head in ("??", "", "thought", "analysis analysis json", "commentary I think of", "<|constrain|>json")
+    ),
+    *(
+        Case("harmony", f"a cut head {head!r}", f"<|channel|>analysis<|message|>Hm.<|end|>{head}", "", "Hm.")
+        for head in (
+            "<|start|>",
+            "<|start|>assist",
+            "<|start|>assistant<|channel|>fin",
+            "<|channel|>commentary to=functio",
+        )
+    ),
+    *(
+        Case("harmony", f"a first head cut in {head!r}", head)
+        for head in ("<|channel|>ana", "<|channel|>commentary to=functions.weather <|constrain|>js", " to=functions.w")
+    ),
+    *(
+        Case(
+            *("harmony", f"a thought that mentions {mention!r}"),
+            f"<|channel|>analysis<|message|>Is {mention} it?<|end|>{FINAL}Hi.",
+            *("Hi.", f"Is {mention} it?"),
+        )
+        for mention in ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|channel|> then a <|message|>")
+    ),
+    Case("harmony", "an object like a call", f"{FINAL}{WEATHER}<|return|>", WEATHER),
+    Case("harmony", "a fenced object like a call", f"{FINAL}```json\n{WEATHER}\n```", f"```json\n{WEATHER}\n```"),
+    Case("harmony", "an object like a call for the user", f"<|channel|>commentary<|message|>{WEATHER}", WEATHER),
+    Case("harmony", "no head, and an end", "Hi there.<|end|>", "Hi there."),
+    Case("harmony", "a head twice", f"<|start|>assistant{FINAL}Hi.", "Hi."),
+    Case("harmony", "a thought that the prompt has begun", f"Hm.<|end|>{FINAL}Hi.", "Hi.", "Hm.", is_reasoning=True),
     Case(
         "harmony",
         "text, then two calls",

@@ -1,5 +1,6 @@
 """Control tokens divide reasoning from content, however the text is cut into tokens."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engine.text_reference import first_stop
 from worker.engine.channels import NO_MARKS, Channel, ChannelText, Place, Turn
 from worker.engine.dividers import FAMILIES, marks_among
 from worker.engine.text import TextStream
@@ -39,6 +41,12 @@ def mark(name: str) -> list[Drawn]:
     return [(CONTROLS[name], b"")]
 
 
+def named(text: str) -> list[Drawn]:
+    """A text in which a control token may stand by its name."""
+    parts = re.split(f"({'|'.join(map(re.escape, CONTROLS))})", text)
+    return [each for part in parts for each in (mark(part) if part in CONTROLS else letters(part))]
+
+
 def harmony(channel: str, text: str, cuts: Sequence[int] = ()) -> list[Drawn]:
     head = [*mark("<|channel|>"), *letters(channel, cuts), *mark("<|message|>")]
     return [*head, *letters(text, cuts), *mark("<|end|>"), *mark("<|start|>"), *letters("assistant", cuts)]
@@ -66,16 +74,16 @@ def test_a_message_in_the_form_of_gpt_oss_reads_as_its_final_channel() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(("analysis", "commentary", "final", "final json")), TEXTS), max_size=5),
+    st.lists(st.tuples(st.sampled_from(("analysis", "commentary", "final", "final json", "??")), TEXTS), max_size=5),
     st.lists(st.integers(0, 50), max_size=4),
 )
-def test_what_is_in_no_final_channel_is_reasoning_in_any_order_and_cut(
+def test_a_channel_says_whether_text_is_the_users_in_any_order_and_cut(
     messages: list[tuple[str, str]], cuts: list[int]
 ) -> None:
     parts = shown([each for channel, text in messages for each in harmony(channel, text, cuts)])
-    finals = [text for channel, text in messages if channel.startswith("final")]
-    others = [text for channel, text in messages if not channel.startswith("final")]
-    assert (reasoning(parts), content(parts)) == ("".join(others), "".join(finals))
+    said = [text for channel, text in messages if channel.split()[0] in ("final", "commentary")]
+    others = [text for channel, text in messages if channel.split()[0] in ("analysis", "??")]
+    assert (reasoning(parts), content(parts)) == ("".join(others), "".join(said))
 
 
 PAIRS = [family for family in FAMILIES if Turn.THINK in family.values()]
@@ -193,10 +201,63 @@ def test_no_stop_spans_two_channels_and_what_was_held_back_stays_in_its_own(
     assert content(parts) == "OP" + answer
 
 
-def test_a_stop_within_a_channel_ends_the_text() -> None:
-    text = ChannelText(["b"], MARKS, "split")
+@given(TEXTS, TEXTS, st.lists(st.integers(0, 50), max_size=4), st.lists(st.sampled_from("ab\n é"), max_size=3))
+@pytest.mark.parametrize("pair", [("[THINK]", "[/THINK]"), ("<|channel|>analysis<|message|>", "<|end|>")])
+def test_a_stop_ends_the_answer_and_never_its_reasoning(
+    pair: tuple[str, str], thought: str, answer: str, cuts: list[int], stops: list[str]
+) -> None:
+    """White space behind the reasoning belongs to its marker."""
+    text = ChannelText(stops, MARKS, "split")
+    drawn = [*named(pair[0]), *letters(thought, cuts), *mark(pair[1]), *letters(answer, cuts)]
+    told = []
+    for token, piece in drawn:
+        told.append((text.push(token, piece), text.is_reasoning))
+        if text.matched is not None:
+            break
+    told.append((text.flush(), text.is_reasoning))
+    words = answer.lstrip()
+    stopped = first_stop(words, stops)
+    assert "".join(part for part, is_reasoning in told if is_reasoning) == thought
+    shown_words = words if stopped is None else stopped[0]
+    assert "".join(part for part, is_reasoning in told if not is_reasoning) == (
+        answer[: len(answer) - len(words)] + shown_words
+    )
+    assert text.matched == (stopped and stopped[1])
+
+
+def test_where_all_is_content_a_stop_ends_the_reasoning_too() -> None:
+    text = ChannelText(["b"], MARKS, "split", stops_anywhere=True)
     assert shown([*mark("[THINK]"), *letters("abc"), *mark("[/THINK]"), *letters("d")], text) == [(True, "a")]
     assert text.matched == "b"
+
+
+@pytest.mark.parametrize("reads_calls", [True, False])
+def test_a_stop_is_looked_for_in_a_call_if_calls_are_read(reads_calls: bool) -> None:
+    text = ChannelText(["}"], MARKS, "split", reads_calls=reads_calls)
+    drawn = [*mark("<|channel|>"), *letters("commentary to=functions.get"), *mark("<|message|>"), *letters('{"a": 1}')]
+    assert shown([*drawn, *mark("<|call|>")], text)[-1][1].endswith('{"a": 1' if reads_calls else '{"a": 1}')
+    assert text.matched == ("}" if reads_calls else None)
+
+
+def test_a_call_that_ends_a_reasoning_in_text_is_looked_at() -> None:
+    """The reasoning's markers are no tokens, the call's are."""
+    call = TokenId(7)
+    marks = replace(NO_MARKS, names={call: "<call>"}, calls=frozenset({call}), enders=frozenset({call}))
+    marks = replace(marks, spoken=("<think>", "</think>"))
+    text = ChannelText(["x"], marks, "split", reads_calls=True)
+    parts = shown([*letters("<think>x"), (call, b""), *letters("yxz")], text)
+    assert (content(parts), text.matched) == ("<think>x<call>y", "x")
+
+
+def test_markers_of_a_reasoning_that_are_tokens_between_words_are_shown() -> None:
+    """The reader finds the reasoning by them, with tools and without."""
+    opening, end = TokenId(7), TokenId(8)
+    marks = replace(NO_MARKS, names={opening: "<|open|>", end: "<|sep|>"}, calls=frozenset({opening, end}))
+    marks = replace(marks, spoken=("<|open|>think<|sep|>", "<|close|>think<|sep|>"))
+    drawn = [(opening, b""), *letters("think"), (end, b""), *letters("a")]
+    for reads_calls in (True, False):
+        text = ChannelText(["think", "a"], marks, "split", reads_calls=reads_calls)
+        assert content(shown(drawn, text)) == "<|open|>think<|sep|>a"
 
 
 @given(st.lists(st.sampled_from(["<|channel|>", "[THINK]", "<|other|>", "text", "é"]), max_size=8))

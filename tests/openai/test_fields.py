@@ -119,6 +119,8 @@ def test_an_error_names_the_limit_as_the_client_spelled_it(name: str, n_tokens: 
         {"store": False},
         {"modalities": ["text"]},
         {"functions": []},
+        {"stream_options": {"include_usage": True}},
+        {"stream_options": {}},
         {"guided_decoding_backend": "xgrammar"},
     ],
 )

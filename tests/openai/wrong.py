@@ -308,9 +308,7 @@ CONFLICTS = [
     changed(CHAT, param="top_logprobs", top_logprobs=3),
     changed(CHAT, param="top_logprobs", logprobs=False, top_logprobs=3),
     changed(CHAT, param="max_tokens", max_tokens=4, max_completion_tokens=5),
-    changed(CHAT, param="stream_options", stream_options={"include_usage": True}),
     changed(CHAT, param="stream_options.include_usage", stream=True, stream_options={"include_usage": 1}),
-    changed(COMPLETIONS, param="stream_options", stream=False, stream_options={"include_usage": True}),
     changed(CHAT, param="continue_final_message", continue_final_message=True, add_generation_prompt=True),
 ]
 

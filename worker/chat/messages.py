@@ -42,8 +42,7 @@ class MessageReader:
         self._deltas = deltas
         self._calls = calls
         self._is_divided = is_divided
-        self._section = tokens_of(form.section_begin)
-        self._section_end = tokens_of(form.section_end)
+        self._section, self._section_end = tokens_of(form.section_begin), tokens_of(form.section_end)
         marks = (*_BEGINS, *_ENDS) if is_divided else (*_BEGINS, *_ENDS, _MESSAGE, _TYPE)
         self._markers = Markers(marks)
         self.openers: dict[str, Callable[[str], Steps[None]]] = dict.fromkeys(
@@ -133,8 +132,8 @@ class MessageReader:
         return match.start() - scan.at, match[0]
 
     def _call(self, recipient: str) -> Steps[None]:
-        """Read the call in the body of a message to a tool. What is no call there is reasoning: nobody sees it but the
-        tool, and a tool that is not offered is one that the model was trained with (`python`)."""
+        """Read the call in the body of a message to a tool. Other text there is reasoning: the user is not spoken
+        to, and a tool that is not offered is one that the model was trained with (`python`)."""
         scan, tools = self._scan, self._deltas.tools
         if self._form.parameter_begin and tools:
             k = yield from after_tokens(scan, 0, self._section)

@@ -69,7 +69,7 @@ class Reader:
         """
         self._form = form
         self._is_sure = is_sure
-        is_harmony = form.calls is not None and form.calls.form == "harmony"
+        is_harmony = form.calls is not None and form.calls.form == "harmony"  # whose head messages.py reads
         opening = "" if is_harmony else form.opening
         self._scan = Scan(opening)
         self._deltas = Deltas(tools, new_id, opening)
@@ -78,8 +78,7 @@ class Reader:
         self._calls = CallReader(form.calls, self._scan, self._deltas) if form.calls else None
         self._messages: MessageReader | None = None
         if is_harmony and form.calls is not None and self._calls is not None:
-            parts = form.calls, self._scan, self._deltas, self._calls
-            self._messages = MessageReader(*parts, is_divided=is_divided)
+            self._messages = MessageReader(form.calls, self._scan, self._deltas, self._calls, is_divided=is_divided)
         self._reads_calls = bool(tools) and form.calls is not None and not is_harmony
         self._section = tokens_of(form.calls.section_begin) if form.calls else ()
         self._section_end = tokens_of(form.calls.section_end) if form.calls else ()

@@ -212,11 +212,9 @@ class ChannelText:
         self._opening = marks.spoken[0] if self._place.is_opened and marks.spoken is not None else ""
         """The marker with which the prompt has opened a reasoning: who reads the text has not seen the prompt. No stop
         is looked for in it."""
-        self._quiet: ThoughtfulStream | None = None
+        is_quiet, is_thought = is_split and not stops_anywhere, place.is_opened or self._is_reasoning(place)
+        self._quiet = ThoughtfulStream(stops, marks.spoken, is_thought=is_thought) if is_quiet else None
         """The stream, if no stop is looked for in the reasoning."""
-        if is_split and not stops_anywhere:
-            is_thought = place.is_opened or self._is_reasoning(place)
-            self._quiet = ThoughtfulStream(stops, marks.spoken, is_thought=is_thought)
         self._stream = self._quiet or TextStream(stops)
         self._due = b""
         """Text that belongs before the next token's."""
@@ -273,10 +271,8 @@ class ChannelText:
         A model may leave out the header that its prompt has begun. Then its whole text is the answer.
         """
         due = self._due
-        if self._place.channel in _HEADS:
-            is_answer = self._place.opened_in is None and b"to=" not in self._place.header
-            due = self._place.header if is_answer else b""
-            self.n_reasoning = 0 if is_answer else self.n_reasoning
+        if self._place.channel in _HEADS and self._place.opened_in is None and b"to=" not in self._place.header:
+            due, self.n_reasoning = self._place.header, 0
         if due:
             self.is_reasoning = False
         return self._opening + self._stream.push(due) + self._stream.flush()

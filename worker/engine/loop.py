@@ -139,17 +139,16 @@ class Engine:
         submit, prompt, constraint = queued.submit, queued.prompt, queued.constraint
         room = self._context_length - len(prompt)
         place = self._marks.place_after(prompt) if submit.marks == "split" else CONTENT
-        text = ChannelText(
-            *(submit.stop, self._marks, submit.marks, place),
-            reads_calls=submit.tools is not None,
-            stops_anywhere=submit.stops_anywhere,
-        )
         sequence = Sequence(
             submit.job,
             salted(prompt, submit.salt),
             min(submit.max_tokens, room),
             submit.sampling,
-            text,
+            ChannelText(
+                *(submit.stop, self._marks, submit.marks, place),
+                reads_calls=submit.tools is not None,
+                stops_anywhere=submit.stops_anywhere,
+            ),
             constraint=constraint,
             is_cut=submit.max_tokens > room,
             predicted=Predicted(queued.prediction) if queued.prediction else None,

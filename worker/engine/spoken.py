@@ -10,7 +10,7 @@ from worker.engine.text import TextStream, n_begun
 
 
 class ThoughtfulStream(TextStream):
-    """As TextStream. No stop is found in the reasoning, in its markers, and in white space behind it, which belongs to
+    """A TextStream that finds no stop in the reasoning, in its markers, and in white space behind it, which belongs to
     its marker."""
 
     def __init__(self, stops: Seq[str], markers: tuple[str, str] | None = None, *, is_thought: bool = False) -> None:
@@ -28,7 +28,7 @@ class ThoughtfulStream(TextStream):
         self._is_quiet = is_quiet
 
     def flush(self) -> str:
-        waiting, self._waiting = self._waiting, ""
+        waiting, self._waiting = "" if self.matched is not None else self._waiting, ""
         return self._heard(waiting) + super().flush()
 
     def _looked_at(self, text: str) -> str:
@@ -36,17 +36,16 @@ class ThoughtfulStream(TextStream):
             return self._heard(text)
         self._waiting += text
         shown = ""
-        while self.matched is None:
+        while True:
             marker = self._markers[self._is_quiet]
             before, found, rest = self._waiting.partition(marker)
             edge = len(before) - (0 if found else n_begun(before, marker))
             self._waiting = before[edge:] + rest
             shown += self._heard(before[:edge])
-            if not found:
+            if not found or self.matched is not None:
                 break
-            if self.matched is None:
-                shown += self._released() + found
-                self.hush(is_quiet=not self._is_quiet)
+            shown, self._held = shown + self._held + found, ""
+            self.hush(is_quiet=not self._is_quiet)
         return shown
 
     def _heard(self, text: str) -> str:

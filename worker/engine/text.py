@@ -40,8 +40,7 @@ class TextStream:
         """
         if self.matched is not None:
             return ""
-        text = self._decode(piece)
-        return self._looked_at(text) if self._stops else text
+        return self._looked_at(self._decode(piece)) if self._stops else self._decode(piece)
 
     def part(self) -> str:
         """Return the held text, at a place that no stop spans; the text goes on after it. An unfinished code point is
@@ -56,9 +55,6 @@ class TextStream:
         """
         self._decoder.reset()
         self._is_unfinished = False
-        return self._released()
-
-    def _released(self) -> str:
         held, self._held = self._held, ""
         return held
 
@@ -75,7 +71,7 @@ class TextStream:
 
     def _looked_at(self, text: str) -> str:
         """Return what may be shown now of the held text and this one."""
-        text = self._released() + text
+        text, self._held = self._held + text, ""
         found = [(at + len(stop), n) for n, stop in enumerate(self._stops) if (at := text.find(stop)) >= 0]
         if found:
             end, n = min(found)

@@ -353,7 +353,7 @@ def read_generation(
         model=request.model,
         n=request.n or 1,
         is_stream=bool(request.stream),
-        options=request.stream_options or StreamOptions(),
+        options=(request.stream_options if request.stream else None) or StreamOptions(),
         names=spelled,
         ignored=ignored_fields(
             members, type(request), known=SHARED, unheeded=ROUTED_FIELDS if is_routed else (), further=ignored

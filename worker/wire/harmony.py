@@ -21,7 +21,7 @@ _CHANNELS: Final[dict[str, Body]] = {
     "final": "content",
     "response": "content",
 }
-_MOST_WORDS: Final = 2
+_MAX_WORDS: Final = 2
 """The channel, and a type without its marker (`json`)."""
 _NO_TOOLS: Final = ("", "user", "assistant")
 _TO: Final = re.compile(r"(?:^|(?<=\s))to=(\S*?)(?=$|\s|<)")
@@ -45,7 +45,7 @@ def body_of(role: str, header: str | None) -> Body:
     if header is None:
         return "content"
     words = _TO.sub(" ", _TYPE.sub(" ", header)).split()
-    return _CHANNELS.get(words[0], "unknown") if 0 < len(words) <= _MOST_WORDS else "unknown"
+    return _CHANNELS.get(words[0], "unknown") if 0 < len(words) <= _MAX_WORDS else "unknown"
 
 
 def n_begun(text: str) -> int:

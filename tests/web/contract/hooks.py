@@ -129,8 +129,6 @@ def _consistent_here(request: Fields) -> Fields:
         for name in VALID_CONSTRAINTS:
             request.pop(name, None)
         request.pop("ignore_eos", None)
-    if not request.get("stream"):
-        request.pop("stream_options", None)
     if not request.get("logprobs"):
         request.pop("top_logprobs", None)
     elif "prompt" in request:
