@@ -559,3 +559,24 @@ def test_a_constraint_knows_where_a_divided_answer_begins(turn: Turn) -> None:
 def test_a_prompt_that_has_opened_the_reasoning_makes_the_answer_begin_there(turn: Turn) -> None:
     shown = [delta.text for delta in deltas_behind(turn, "split") if not delta.is_reasoning]
     assert any(shown) == (turn is not Turn.THINK)
+
+
+def test_a_stop_that_waited_because_a_marker_might_have_begun_ends_the_answer() -> None:
+    """The answer ends before anything can follow the stop."""
+
+    def told(marks: Marks, stop: tuple[str, ...]) -> tuple[str, Finished]:
+        frames: list[Outbound] = []
+        config = EngineConfig(n_slots=1, n_cells=100, context_length=100, chunk=8)
+        engine = Engine(FakeRunner.of(ToyModel(), config), config, emit=frames.append, clock=lambda: 0.0, marks=marks)
+        engine.submit(queued(JobKey(0), [TokenId(7)], 8, Sampling(seed=1), marks="split", stop=stop))
+        while not engine.is_idle:
+            engine.step()
+        steps = [frame for frame in frames if isinstance(frame, StepDone)]
+        (finished,) = [each for step in steps for each in step.finished]
+        return "".join(delta.text for step in steps for delta in step.deltas), finished
+
+    text, _ = told(Marks({}, {}), ())
+    n_last = next(n for n in range(1, len(text)) if text.find(text[-n:]) == len(text) - n)
+    stop = text[-n_last:]
+    shown, finished = told(Marks({}, {}, spoken=(f"{stop}?", "</t>")), (stop,))
+    assert (shown, finished.reason, finished.stop) == (text[:-n_last], "STOP_SEQUENCE", stop)
