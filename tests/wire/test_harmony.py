@@ -1,4 +1,4 @@
-"""What a message's head says of the text behind it."""
+"""A message's head says what the text behind it is."""
 
 import pytest
 from hypothesis import given
