@@ -8,7 +8,7 @@ import re
 from typing import Final
 
 from worker.chat.deltas import Deltas
-from worker.chat.literals import GEMMA, PYTHON, literal, mapping, python_json
+from worker.chat.literals import gap, literal, mapping, python_json
 from worker.chat.scan import (
     MAX_ELEMENTS,
     Markers,
@@ -470,18 +470,15 @@ class CallReader:
         name, _, k = yield from self._name(k)
         k = (yield from after_space(self._scan, k)) + 1
         members: list[str] = []
-        while True:
-            k = yield from after_space(self._scan, k)
-            char = yield from char_at(self._scan, k)
-            if char == ")":
-                break
+        while (char := (yield from char_at(self._scan, k := (yield from gap(self._scan, k))))) != ")":
             if char == "," and members:
-                k = yield from after_space(self._scan, k + 1)
+                k += 1
+                continue
             end = yield from self._find("=", k)
             key = self._scan.ahead(k, end).strip()
             if not _WORD.fullmatch(key):
                 raise NotACallError
-            value, k = yield from literal(self._scan, end + 1, PYTHON, is_argument=True)
+            value, k = yield from literal(self._scan, end + 1, "python", is_argument=True)
             members.append(f"{quoted(key)}: {value}")
         self._give(name, "{" + ", ".join(members) + "}", k + 1)
         yield from self._finish()
@@ -489,7 +486,7 @@ class CallReader:
     def _gemma(self, k: int) -> Steps[None]:
         """Read NAME{KEY:VALUE,...}. It is given out as a whole."""
         name, _, k = yield from self._name(k)
-        arguments, k = yield from mapping(self._scan, k, GEMMA)
+        arguments, k = yield from mapping(self._scan, k, "gemma")
         self._give(name, arguments, k)
         yield from self._finish()
 

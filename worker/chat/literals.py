@@ -2,57 +2,56 @@
 
 Owns the two notations of values. Each function reads one value at an offset and returns its JSON text and the offset
 after it; a text that is no value raises NotACallError. Pure.
+
+A text that `ast.literal_eval` reads has the value that it has there. JSON has no bytes, sets and complex numbers, so
+they are no values. Two more things are read, because models write them: JSON's words, and quotes in a text that are not
+escaped.
 """
 
+import ast
+import json
 import re
-from dataclasses import dataclass
-from typing import Final
+import warnings
+from typing import Final, Literal
 
 from worker.chat.scan import MAX_ELEMENTS, NotACallError, Scan, Steps, after_space, after_token, char_at, complete
 from worker.chat.values import is_value, loaded, quoted
 from worker.wire.chat_format import GEMMA_QUOTE
 
+Notation = Literal["python", "gemma"]
+
 _WORDS: Final = {"True": "true", "False": "false", "None": "null"}
-_ESCAPES: Final = {
-    "n": "\n",
-    "t": "\t",
-    "r": "\r",
-    "\\": "\\",
-    "'": "'",
-    '"': '"',
-    "b": "\b",
-    "f": "\f",
-    "\n": "",
-    "/": "/",
-}
-_HEX_ESCAPES: Final = {"x": 2, "u": 4, "U": 8}
+_BEGIN: Final = re.compile(r"""(?i:[bru]?|br|rb)('''|\"""|'|")""")
+"""The beginning of a string in Python."""
+_MAY_BEGIN: Final = re.compile(r"""(?i:[bru]{0,2}(?:''?|""?)?)\Z""")
+_ESCAPE: Final = re.compile(r"\\(?:x.{2}|u.{4}|U.{8}|N\{[^}]*\}|[0-7]{1,3}|.)", re.DOTALL)
+_SPACE: Final = re.compile(r"(?:[ \t\f\r\n]|\\\r?\n|#[^\n]*\n)*")
+"""The text between two of Python's tokens."""
 _NAME: Final = re.compile(r"[\w.-]")
 _MAX_WORD: Final = 400
-_MAX_CODE_POINT: Final = 0x10FFFF
-
-
-@dataclass(frozen=True, slots=True)
-class Notation:
-    """The ways in which strings and keys are written."""
-
-    quotes: tuple[str, ...]
-    has_escapes: bool
-    has_bare_keys: bool
-
-
-PYTHON: Final = Notation(quotes=('"', "'"), has_escapes=True, has_bare_keys=False)
-GEMMA: Final = Notation(quotes=(GEMMA_QUOTE,), has_escapes=False, has_bare_keys=True)
 
 
 def python_json(text: str) -> str | None:
     """Return the JSON text of a value in Python's notation, or None if the text is none."""
-    scan = Scan(text)
+    scan = Scan(text + "\n")
     scan.is_final = True
     try:
-        value, end = complete(literal(scan, 0, PYTHON))
+        value, end = complete(literal(scan, 0, "python"))
     except NotACallError:
         return None
-    return None if text[end:].strip() else value
+    return value if complete(gap(scan, end)) == scan.n_ahead else None
+
+
+def gap(scan: Scan, k: int, notation: Notation = "python") -> Steps[int]:
+    """Return the offset of the first token at or after offset k. Python has comments between its tokens."""
+    if notation == "gemma":
+        return (yield from after_space(scan, k))
+    while True:
+        k = yield from after_space(scan, k, _SPACE)
+        char = yield from char_at(scan, k)
+        if scan.is_final or char not in "#\\" or (char == "\\" and scan.n_ahead > k + 2):
+            return k
+        yield
 
 
 def literal(
@@ -61,18 +60,16 @@ def literal(
     """Read a value. `is_argument` says that it is a whole keyword argument, so the next one or `)` follows it."""
     if depth > MAX_ELEMENTS:
         raise NotACallError
-    k = yield from after_space(scan, k)
-    for quote in notation.quotes:
-        end = yield from after_token(scan, k, quote)
-        if end >= 0:
-            text, end = yield from _string(scan, end, quote, notation, is_argument=is_argument)
-            return quoted(text), end
+    k = yield from gap(scan, k, notation)
+    text, end = yield from _text(scan, k, notation, is_argument=is_argument)
+    if text is not None:
+        return text, end
     char = yield from char_at(scan, k)
     if char in "[(" and char:
         return (yield from _sequence(scan, k + 1, notation, "]" if char == "[" else ")", depth))
     if char == "{":
         return (yield from mapping(scan, k, notation, depth))
-    return (yield from _word(scan, k))
+    return (yield from _word(scan, k, notation))
 
 
 def mapping(scan: Scan, k: int, notation: Notation, depth: int = 0) -> Steps[tuple[str, int]]:
@@ -80,87 +77,139 @@ def mapping(scan: Scan, k: int, notation: Notation, depth: int = 0) -> Steps[tup
     members: list[str] = []
     k += 1
     while True:
-        k = yield from after_space(scan, k)
+        k = yield from gap(scan, k, notation)
         char = yield from char_at(scan, k)
+        if members and char == ",":
+            k = yield from gap(scan, k + 1, notation)
+            char = yield from char_at(scan, k)
+        elif members and char != "}":
+            raise NotACallError
         if char == "}":
             return "{" + ", ".join(members) + "}", k + 1
-        if char == "," and members:
-            k = yield from after_space(scan, k + 1)
-        key, k = yield from _key(scan, k, notation)
-        value, k = yield from literal(scan, k, notation, depth=depth + 1)
-        members.append(f"{quoted(key)}: {value}")
-        k = yield from after_space(scan, k)
-        if (yield from char_at(scan, k)) not in (",", "}"):
+        key, k = yield from (_key(scan, k) if notation == "gemma" else literal(scan, k, notation, depth=depth + 1))
+        k = yield from gap(scan, k, notation)
+        if (yield from char_at(scan, k)) != ":" or key[0] in "[{":
             raise NotACallError
+        value, k = yield from literal(scan, k + 1, notation, depth=depth + 1)
+        members.append((key if key[0] == '"' else quoted(json.dumps(loaded(key)))) + ": " + value)
 
 
 def _sequence(scan: Scan, k: int, notation: Notation, end: str, depth: int) -> Steps[tuple[str, int]]:
     values: list[str] = []
+    is_list = end == "]"
     while True:
-        k = yield from after_space(scan, k)
+        k = yield from gap(scan, k, notation)
         char = yield from char_at(scan, k)
+        if values and char == ",":
+            is_list, k = True, (yield from gap(scan, k + 1, notation))
+            char = yield from char_at(scan, k)
+        elif values and char != end:
+            raise NotACallError
         if char == end:
-            return "[" + ", ".join(values) + "]", k + 1
-        if values:
-            if char != ",":
-                raise NotACallError
-            k = yield from after_space(scan, k + 1)
-            if (yield from char_at(scan, k)) == end:
-                continue
+            return f"[{', '.join(values)}]" if is_list or not values else values[0], k + 1
         value, k = yield from literal(scan, k, notation, depth=depth + 1)
         values.append(value)
 
 
-def _key(scan: Scan, k: int, notation: Notation) -> Steps[tuple[str, int]]:
-    for quote in notation.quotes:
-        end = yield from after_token(scan, k, quote)
-        if end >= 0:
-            text, k = yield from _string(scan, end, quote, notation, is_argument=False)
-            k = yield from after_space(scan, k)
-            if (yield from char_at(scan, k)) != ":":
-                raise NotACallError
-            return text, k + 1
-    if not notation.has_bare_keys:
-        raise NotACallError
+def _key(scan: Scan, k: int) -> Steps[tuple[str, int]]:
+    """Read a key of Gemma's notation, which may have no quotes."""
+    text, end = yield from _text(scan, k, "gemma", is_argument=False)
+    if text is not None:
+        return text, end
     start = k
     while (char := (yield from char_at(scan, k))) != ":":
         if not char or char in "{}[]," or k - start > _MAX_WORD:
             raise NotACallError
         k += 1
-    return scan.ahead(start, k).strip(), k + 1
+    return quoted(scan.ahead(start, k).strip()), k
 
 
-def _word(scan: Scan, k: int) -> Steps[tuple[str, int]]:
+def _word(scan: Scan, k: int, notation: Notation) -> Steps[tuple[str, int]]:
     start = k
-    while (char := (yield from char_at(scan, k))) and char not in ",)]} \t\r\n":
+    if (yield from char_at(scan, k)) in ("+", "-"):
+        k = yield from gap(scan, k + 1, notation)
+    while (char := (yield from char_at(scan, k))) and char not in ",:)]}# \t\f\r\n\\":
         k += 1
         if k - start > _MAX_WORD:
             raise NotACallError
     word = scan.ahead(start, k)
     word = _WORDS.get(word, word)
-    if not is_value(loaded(word)) or word.startswith('"'):
+    if is_value(loaded(word)) and not word.startswith('"'):
+        return word, k
+    value = _evaluated(word)
+    if type(value) not in (int, float) or not is_value(loaded(json.dumps(value))):
         raise NotACallError
-    return word, k
+    return json.dumps(value), k
 
 
-def _string(scan: Scan, k: int, quote: str, notation: Notation, *, is_argument: bool) -> Steps[tuple[str, int]]:
-    parts: list[str] = []
+# strings
+
+
+def _text(scan: Scan, k: int, notation: Notation, *, is_argument: bool) -> Steps[tuple[str | None, int]]:
+    """Read a string; None if none begins here."""
+    if notation == "gemma":
+        begin = yield from after_token(scan, k, GEMMA_QUOTE)
+        if begin < 0:
+            return None, k
+        end = yield from _find(scan, begin, GEMMA_QUOTE, has_escapes=False)
+        return quoted(scan.ahead(begin, end)), end + len(GEMMA_QUOTE)
+    if not (yield from _begin(scan, k)):
+        return None, k
+    try:
+        text, end = yield from _strings(scan, k, is_argument=is_argument)
+    except NotACallError:
+        text, end = yield from _loose_string(scan, k, is_argument=is_argument)
+    # A surrogate has no UTF-8, but JSON can escape it.
+    return quoted(text) if text.encode(errors="ignore").decode() == text else json.dumps(text), end
+
+
+def _begin(scan: Scan, k: int) -> Steps[re.Match[str] | None]:
+    while not scan.is_final and _MAY_BEGIN.match(scan.text, scan.at + k):
+        yield
+    return _BEGIN.match(scan.text, scan.at + k)
+
+
+def _strings(scan: Scan, k: int, *, is_argument: bool) -> Steps[tuple[str, int]]:
+    """Read a string as Python does, with those that follow it and belong to it."""
+    start = end = k
+    while begin := (yield from _begin(scan, k)):
+        end = k + len(begin[0])
+        while (yield from char_at(scan, end := (yield from _find(scan, end, begin[1])))) == "\\":
+            end += 2
+        end += len(begin[1])
+        k = yield from gap(scan, end)
+    value = _evaluated(scan.ahead(start, end)) if (yield from _is_end(scan, end, is_argument=is_argument)) else None
+    if not isinstance(value, str):
+        raise NotACallError
+    return value, end
+
+
+def _loose_string(scan: Scan, k: int, *, is_argument: bool) -> Steps[tuple[str, int]]:
+    """Read a string in which quotes may stand that are not escaped. An escape that Python refuses is text."""
+    quote, end = scan.ahead(k, k + 1), k + 1
+    if quote not in ("'", '"'):
+        raise NotACallError
     while True:
-        end = yield from _find(scan, k, quote, has_escapes=notation.has_escapes)
-        parts.append(scan.ahead(k, end))
-        if not notation.has_escapes:
-            return "".join(parts), end + len(quote)
+        end = yield from _find(scan, end, quote)
         if (yield from char_at(scan, end)) == "\\":
-            text, k = yield from _escape(scan, end + 1)
-            parts.append(text)
+            end += 2
         elif (yield from _is_end(scan, end + 1, is_argument=is_argument)):
-            return "".join(parts), end + 1
+            break
         else:
-            parts.append(quote)
-            k = end + 1
+            end += 1
+    return _ESCAPE.sub(lambda found: str(_evaluated(f"'{found[0]}'", found[0])), scan.ahead(k + 1, end)), end + 1
 
 
-def _find(scan: Scan, k: int, quote: str, *, has_escapes: bool) -> Steps[int]:
+def _evaluated(text: str, otherwise: object = None) -> object:
+    """Return the value of a text in Python, or the other value if it has none."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return ast.literal_eval(f"({text}\n)")
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return otherwise
+
+
+def _find(scan: Scan, k: int, quote: str, *, has_escapes: bool = True) -> Steps[int]:
     """Return the offset of the next quote, or of the next backslash if it begins an escape."""
     while True:
         end = scan.find(quote, k)
@@ -175,40 +224,26 @@ def _find(scan: Scan, k: int, quote: str, *, has_escapes: bool) -> Steps[int]:
         yield
 
 
-def _escape(scan: Scan, k: int) -> Steps[tuple[str, int]]:
-    char = yield from char_at(scan, k)
-    size = _HEX_ESCAPES.get(char)
-    if size is None:
-        return _ESCAPES.get(char, "\\" + char), k + 1
-    for i in range(size):
-        yield from char_at(scan, k + size - i)
-    digits = scan.ahead(k + 1, k + 1 + size)
-    try:
-        code = int(digits, 16)
-    except ValueError:
-        return "\\" + char, k + 1
-    is_character = code <= _MAX_CODE_POINT and not 0xD800 <= code <= 0xDFFF  # a surrogate is none
-    return (chr(code), k + 1 + size) if is_character else ("\\" + char, k + 1)
-
-
 def _is_end(scan: Scan, k: int, *, is_argument: bool) -> Steps[bool]:
     """Return True if the quote before offset k ends its string: models do not escape the quotes in a text.
 
     A whole argument ends before `)` and the end or the next call, or before the next keyword.
     """
-    k = yield from after_space(scan, k)
+    k = yield from gap(scan, k)
     char = yield from char_at(scan, k)
     if not is_argument:
         return char in ",]}):"
     follower = "="
+    if char == "," and (yield from char_at(scan, last := (yield from gap(scan, k + 1)))) == ")":
+        k, char = last, ")"
     if char == ")":
-        k = yield from after_space(scan, k + 1)
+        k = yield from gap(scan, k + 1)
         char, follower = (yield from char_at(scan, k)), "("
     if char != ",":
         return char in ("]", "")
-    k = yield from after_space(scan, k + 1)
+    k = yield from gap(scan, k + 1)
     start = k
     while _NAME.match((yield from char_at(scan, k))):
         k += 1
-    after = yield from after_space(scan, k)
+    after = yield from gap(scan, k)
     return k > start and (yield from char_at(scan, after)) == follower

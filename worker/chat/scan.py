@@ -123,10 +123,10 @@ def char_at(scan: Scan, k: int) -> Steps[str]:
     return scan.text[scan.at + k]
 
 
-def after_space(scan: Scan, k: int) -> Steps[int]:
+def after_space(scan: Scan, k: int, space: re.Pattern[str] = _SPACE) -> Steps[int]:
     """Return the offset of the first character at or after offset k that is no white space."""
     while True:
-        match = _SPACE.match(scan.text, scan.at + k)
+        match = space.match(scan.text, scan.at + k)
         k = match.end() - scan.at if match else k
         if k < scan.n_ahead or scan.is_final:
             return k
