@@ -115,8 +115,9 @@ def pair(key: st.SearchStrategy[str], value: st.SearchStrategy[str]) -> st.Searc
 
 def containers(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     parts = st.lists(st.tuples(inner, GAP), max_size=3)
-    # Python takes 1, 1.0 and True for one key.
-    pairs = st.one_of(st.lists(pair(STRING, inner), max_size=3), st.lists(pair(inner, inner), max_size=1))
+    # No two keys may be equal. Python takes 1, 1.0 and True for one.
+    keyed = [pair(STRING.map(f"'{n}'".__add__), inner) for n in range(3)]
+    pairs = st.one_of(st.tuples(*keyed), st.lists(pair(inner, inner), max_size=1))
     comma = st.sampled_from(["", "", ",", " , "])
     return st.one_of(
         st.builds(lambda parts, comma: f"[{listed(parts, comma)}]", parts, comma),

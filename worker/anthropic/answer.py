@@ -216,9 +216,10 @@ class Blocks:
             case Arguments(_, text):
                 yield from self._grown(text)
 
-    def end(self) -> Iterator[Event]:
-        """Close the open block; yield its events."""
+    def end(self, *, drops_open: bool = False) -> Iterator[Event]:
+        """Close the open block, or drop it; yield its events."""
         self._blank = ""
+        self._open = None if drops_open else self._open
         if self._open is None:
             return
         index = len(self._blocks)
@@ -290,7 +291,7 @@ class MessageChoice(EventChoice):
             return "max_tokens"
         if self._stop is not None:
             return "stop_sequence"
-        return "tool_use" if self._answer.has_calls else "end_turn"
+        return "tool_use" if self._answer.is_called else "end_turn"
 
     @property
     def _usage(self) -> MessageUsage:
@@ -302,8 +303,8 @@ class MessageChoice(EventChoice):
         )
 
     def _ended(self, logprobs: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - no request has them here
-        last = self._grown(self._answer.finish(is_cut=self.finish_reason == "length"))
-        events = [*self._blocks.end()]
+        last = self._grown(self._answer.finish(self.ended_by))
+        events = [*self._blocks.end(drops_open=self.is_collecting and self._answer.is_unfinished)]
         delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop}
         events += [{"type": "message_delta", "delta": delta, "usage": self._usage}, {"type": "message_stop"}]
         return last + self._sent(events)

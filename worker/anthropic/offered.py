@@ -105,7 +105,7 @@ def _use(tools: tuple[Tool, ...], choice: ToolChoice, errors: list[FieldError]) 
         tools=tools,
         choice=_CHOICES.get(choice.type, "auto"),
         only=only,
-        is_parallel=not choice.disable_parallel_tool_use,
+        is_parallel=not choice.disable_parallel_tool_use and choice.type != "tool",
     )
     errors += choice_errors("tool_choice", use)
     return use

@@ -109,10 +109,6 @@ class CallReader:
                 yield from self._python(after)
             case "gemma":
                 yield from self._gemma(after)
-
-    def _finish(self) -> Steps[None]:
-        """End the call, with its end marker if it is there."""
-        self._deltas.end()
         self._scan.take((yield from after_present(self._scan, 0, self._loose_end)))
 
     # JSON objects
@@ -123,7 +119,6 @@ class CallReader:
         if (yield from char_at(self._scan, k)) != "{":
             raise NotACallError
         yield from self._members(k + 1)
-        yield from self._finish()
 
     def _members(self, k: int) -> Steps[None]:
         name: str | None = None
@@ -151,15 +146,14 @@ class CallReader:
                 self._scan.take(k)
                 self._deltas.begin(name)
                 yield from self.json()
+                self._deltas.end()
                 yield from self._rest_of_object()
                 return
             end = yield from after_value(self._scan, k)
             held, k = _object_text(self._scan.ahead(k, end)), end
         if name is None or (held is None and self._is_bare):
             raise NotACallError
-        self._scan.take(k)
-        self._deltas.begin(name)
-        self._deltas.argue(held or "{}")
+        self._give(name, held or "{}", k)
 
     def _key(self, k: int) -> Steps[tuple[str | None, int]]:
         """Read a member's key and its colon; the key is None at the object's end."""
@@ -252,7 +246,7 @@ class CallReader:
             yield from self.json()
         else:
             self._deltas.argue("{}")
-        yield from self._finish()
+        self._deltas.end()
 
     def _name(self, k: int) -> Steps[tuple[str, str, int]]:
         """Read a name at offset k: return it, the call's own id, and the offset of the arguments."""
@@ -318,7 +312,7 @@ class CallReader:
                 yield from self._value(member(schema, schema, key), schema)
             n_given += 1
         self._deltas.argue("}")
-        yield from self._finish()
+        self._deltas.end()
 
     def _next_parameter(self) -> Steps[str | None]:
         """Read the next argument's name; None if there is no more."""
@@ -481,19 +475,19 @@ class CallReader:
             value, k = yield from literal(self._scan, end + 1, "python", is_argument=True)
             members.append(f"{quoted(key)}: {value}")
         self._give(name, "{" + ", ".join(members) + "}", k + 1)
-        yield from self._finish()
 
     def _gemma(self, k: int) -> Steps[None]:
         """Read NAME{KEY:VALUE,...}. It is given out as a whole."""
         name, _, k = yield from self._name(k)
         arguments, k = yield from mapping(self._scan, k, "gemma")
         self._give(name, arguments, k)
-        yield from self._finish()
 
     def _give(self, name: str, arguments: str, k: int) -> None:
+        """Give out a whole call, which ends at offset k."""
         self._scan.take(k)
         self._deltas.begin(name)
         self._deltas.argue(arguments)
+        self._deltas.end()
 
 
 def _object_text(text: str) -> str:

@@ -64,8 +64,8 @@ class Message:
     calls: tuple[Call, ...]
 
 
-def message_of(deltas: Sequence[Delta]) -> Message:
-    """Return the sum of the deltas."""
+def message_of(deltas: Sequence[Delta], *, is_unfinished: bool = False) -> Message:
+    """Return the sum of the deltas. `is_unfinished` says that the last call is left out, because it is not complete."""
     content = "".join(delta.text for delta in deltas if isinstance(delta, Content))
     reasoning = "".join(delta.text for delta in deltas if isinstance(delta, Thought))
     begun = {delta.index: delta for delta in deltas if isinstance(delta, CallBegun)}
@@ -74,7 +74,7 @@ def message_of(deltas: Sequence[Delta]) -> Message:
         if isinstance(delta, Arguments):
             arguments[delta.index].append(delta.text)
     calls = tuple(Call(one.id, one.name, "".join(arguments[index])) for index, one in begun.items())
-    return Message(content, reasoning, calls)
+    return Message(content, reasoning, calls[:-1] if is_unfinished else calls)
 
 
 class Deltas:
@@ -85,6 +85,8 @@ class Deltas:
         self.n_calls = 0
         self.is_fresh = True
         """True if there is no content and no call yet."""
+        self.is_open = False
+        """True if a call has begun that has not ended."""
         self.skips_space = False
         """True if white space at the beginning of the next content is not given out."""
         self.opening = opening
@@ -95,7 +97,6 @@ class Deltas:
         self._space = ""
         self._thought_space = ""
         self._has_thought = False
-        self._is_call = False
 
     def taken(self) -> list[Delta]:
         """Return the deltas since the last call of this method."""
@@ -140,8 +141,8 @@ class Deltas:
     def begin(self, name: str, own_id: str = "") -> None:
         """Begin a call. `own_id` is the id that the model has given it."""
         self.opening = ""
-        self._is_call = name in self.tools
-        if not self._is_call:
+        self.is_open = name in self.tools
+        if not self.is_open:
             self._space = "" if self.is_fresh else self._space
             self.say(f'{{"name": {quoted(name)}, "arguments": ')
             return
@@ -155,15 +156,16 @@ class Deltas:
         """Add to the arguments of the call that has begun."""
         if not text:
             return
-        if self._is_call:
+        if self.is_open:
             self._out.append(Arguments(self.n_calls, text))
         else:
             self.say(text)
 
     def end(self) -> None:
         """End the call that has begun."""
-        if self._is_call:
+        if self.is_open:
             self.n_calls += 1
+            self.is_open = False
         else:
             self.say("}")
 

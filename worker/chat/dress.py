@@ -5,7 +5,7 @@ whether a JSON value is such a call. Pure.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from worker.chat.values import is_value, loaded
@@ -25,19 +25,6 @@ FENCES: Final = {
     "<function_call>": "</function_call>",
 }
 """The openings of such a dress, with their ends."""
-
-
-def calls_in(texts: Sequence[str], tools: Mapping[str, object]) -> list[tuple[str, str]] | None:
-    """Return the names and the arguments' JSON texts of JSON values that are all calls, or None."""
-    found: list[tuple[str, str]] = []
-    for text in texts:
-        value = loaded(text)
-        for one in value if isinstance(value, list) else [value]:
-            call = call_of(one, tools)
-            if call is None:
-                return None
-            found.append(call)
-    return found or None
 
 
 def call_of(value: object, tools: Mapping[str, object]) -> tuple[str, str] | None:

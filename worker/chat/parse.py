@@ -12,16 +12,22 @@ A text that cannot be read is content, never an error:
   were given out. The rest of JSON arguments is given out as it is, up to the call's end; so they are no JSON, and the
   client sees what the model wrote. Tagged arguments are closed, and the rest is content.
 - White space before a call, and at the end of an answer with calls, is not content.
-- An answer that was cut gives out nothing of what is held back. So its message is the beginning of a longer answer's.
+- A JSON object without markers that is a call is one when it is complete. An object that is not complete is content.
+- A call that the answer ends in is not complete. Nothing of it is given out at the answer's end.
+- Else an answer that was cut gives out no beginning of a marker. So its message is the beginning of a longer answer's.
+- A complete call in the reasoning ends it, unless the reasoning goes on to its end marker: then it speaks of the call.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Final
+from contextlib import suppress
+from typing import Final, Literal
+
+import msgspec
 
 from worker.chat.calls import CallReader
 from worker.chat.deltas import Arguments, Call, CallBegun, Content, Delta, Deltas, Message, Thought, message_of
-from worker.chat.dress import FENCES, FIRST_KEYS, MAX_HELD, calls_in
+from worker.chat.dress import FENCES, FIRST_KEYS, MAX_HELD, call_of
 from worker.chat.messages import MessageReader, thought
 from worker.chat.scan import (
     Markers,
@@ -36,12 +42,14 @@ from worker.chat.scan import (
     char_at,
     tokens_of,
 )
-from worker.chat.values import loaded
+from worker.chat.values import is_value, loaded
 from worker.wire.chat_format import ChatFormat
 from worker.wire.names import NAME_KEYS
 
 __all__ = ["Arguments", "Call", "CallBegun", "Content", "Delta", "Message", "Reader", "Thought", "message_of"]
 
+_BETWEEN: Final = re.compile(r"[\s,;\[\]]*")
+"""The text between JSON objects without markers."""
 _LANGUAGE: Final = re.compile(r"\w*")
 _MAX_LANGUAGE: Final = 24
 _MIN_STRAY: Final = 3
@@ -61,18 +69,22 @@ class Reader:
         is_divided: bool = False,
         reads_fenced: bool = True,
         is_sure: Callable[[str], bool] = lambda _: True,
+        ends_thoughts: bool = True,
+        deltas: Deltas | None = None,
     ) -> None:
         """`tools` maps the names of the offered tools to the schemas of their arguments; empty if calls must not be
         read. `new_id` makes the id of a call from its index. `is_reasoning` says that the prompt has opened the
         reasoning. `is_divided` says that the engine has read messages with heads by their tokens. `reads_fenced` says
         that a fenced JSON object that is an offered tool's call is read as a call, if `is_sure` of its name.
+        `ends_thoughts` says that a call may end the reasoning. `deltas` is where another Reader of the same answer
+        collects.
         """
         self._form = form
         self._is_sure = is_sure
         is_harmony = form.calls is not None and form.calls.form == "harmony"  # whose head messages.py reads
         opening = "" if is_harmony else form.opening
-        self._scan = Scan(opening)
-        self._deltas = Deltas(tools, new_id, opening)
+        self._scan = Scan(opening if deltas is None else "")
+        self._deltas = deltas or Deltas(tools, new_id, opening)
         self._is_reasoning = is_reasoning and form.reasoning is not None
         self._reads_fenced = reads_fenced and bool(tools)
         self._calls = CallReader(form.calls, self._scan, self._deltas) if form.calls else None
@@ -83,28 +95,66 @@ class Reader:
         self._section = tokens_of(form.calls.section_begin) if form.calls else ()
         self._section_end = tokens_of(form.calls.section_end) if form.calls else ()
         self._is_bare = self._reads_calls and not self._section and not (self._calls and self._calls.begin)
+        begins = (self._section, *self._calls.begins) if self._calls and self._reads_calls and ends_thoughts else ()
+        self._enders = {begin[0]: self._call_in_thought for begin in begins if begin and form.reasoning is not None}
+        """The markers that may end the reasoning, and what reads the call there."""
+        self._thoughts: Reader | None = None
+        """The Reader of reasoning that the engine has divided from the text."""
+        self._is_closed = False
+        """True if the reasoning has come to its end marker."""
+        self._n_tried = 0
+        """The number of characters that were read in vain for a call in the reasoning."""
+        self._held: Literal["text", "call", "marker"] = "marker"
+        """What the text that is not read yet begins, if it begins something: what may be text, or a call's marker."""
         self._n_attempts = 0
         self._speaks_of_markers = False
         self._openers = self._found_openers()
         self._markers = Markers(self._openers)
         self._steps = self._run()
 
-    def push(self, text: str) -> list[Delta]:
-        """Return the deltas that the text completes."""
+    @property
+    def has_calls(self) -> bool:
+        """True if there is a complete call."""
+        return self._deltas.n_calls > 0
+
+    @property
+    def is_unfinished(self) -> bool:
+        """True if the last call has begun and is not complete."""
+        return self._deltas.is_open
+
+    def push(self, text: str, *, is_thought: bool = False) -> list[Delta]:
+        """Return the deltas that the text completes. `is_thought` says that the engine knows it as reasoning."""
+        if is_thought and not self._enders:
+            return [Thought(text)]
+        if is_thought:
+            if self._thoughts is None:
+                self._thoughts = Reader(
+                    self._form, self._deltas.tools, new_id=str, is_reasoning=True, deltas=self._deltas
+                )
+            return self._thoughts.push(text)
+        if self._thoughts is not None and text.strip():
+            self._thoughts._is_closed = True
+            found, self._thoughts = self._thoughts.finish(), None
+            return found + self.push(text)
         self._scan.push(text)
         next(self._steps, None)
         return self._deltas.taken()
 
-    def finish(self, *, is_cut: bool = False) -> list[Delta]:
-        """Return the deltas of the text that was held back. `is_cut` says that the answer ended at its length."""
-        if is_cut:
+    def finish(self, *, is_cut: bool = False, is_stopped: bool = False) -> list[Delta]:
+        """Return the deltas of the text that was held back. `is_cut` says that the answer ended at its length,
+        `is_stopped` that it ended at a stop, or that its end may be missing."""
+        found = [] if self._thoughts is None else self._thoughts.finish(is_cut=is_cut, is_stopped=is_stopped)
+        end = self._form.calls.parameter_end.strip() if self._form.calls else ""
+        is_torn = self._deltas.is_open and not (end and self._scan.ahead(0).rstrip().endswith(end))
+        is_inside = self._deltas.is_open or self._held == "call"
+        if is_torn or (is_cut and self._held == "marker") or (is_inside and (is_cut or is_stopped)):
             self._steps.close()
-            return []
+            return found + self._deltas.taken()
         self._scan.is_final = True
         for _ in self._steps:
             pass
         self._deltas.finish()
-        return self._deltas.taken()
+        return found + self._deltas.taken()
 
     def _found_openers(self) -> dict[str, Callable[[str], Steps[None]]]:
         """Return the markers that are looked for in content, and what reads the text behind each."""
@@ -139,6 +189,7 @@ class Reader:
 
     def _content(self) -> Steps[str]:
         """Give out content up to a marker, and return the marker; nothing at the end of the answer."""
+        self._held = "marker"
         while True:
             k, marker = self._markers.next(self._scan)
             self._deltas.say(self._scan.take(k))
@@ -180,17 +231,49 @@ class Reader:
         yield from self._reasoning()
 
     def _reasoning(self) -> Steps[None]:
+        if self._form.reasoning is not None:
+            yield from thought(self._scan, self._deltas, (self._form.reasoning.end.strip(),), self._enders)
+
+    def _call_in_thought(self) -> Steps[bool]:
+        """Read the call that a marker in the reasoning begins. Return False if it does not end the reasoning."""
+        self._held = "text"
+        ends = (yield from self._ends_thought()) and (yield from self._read_calls())
+        self._held = "marker"
+        return ends
+
+    def _ends_thought(self) -> Steps[bool]:
+        """Return True if a call of an offered tool begins here and ends the reasoning. In some forms its beginning ends
+        it; in others the call is complete, and another call or the answer's end comes before the reasoning's end."""
         form = self._form
-        if form.reasoning is None:
-            return
-        begins = (self._section, *self._calls.begins) if self._calls and self._reads_calls else ()
-        calls = {begin[0]: self._read_calls for begin in begins if begin and form.reasoning.is_ended_by_call}
-        yield from thought(self._scan, self._deltas, (form.reasoning.end.strip(),), calls)
+        assert form.reasoning is not None
+        end, said, arguments, n_read = form.reasoning.end.strip(), "", "", 0
+        form_behind = msgspec.structs.replace(form, reasoning=None)
+        reader = Reader(form_behind, self._deltas.tools, new_id=str, reads_fenced=False)
+        while self._scan.n_ahead <= MAX_HELD and self._n_tried <= MAX_HELD:
+            found, n_read = reader.push(self._scan.ahead(n_read)), self._scan.n_ahead
+            for delta in found:
+                match delta:
+                    case CallBegun(0) if said or form.reasoning.is_ended_by_call:
+                        return not said
+                    case CallBegun(1) if not said or end in said:
+                        return not said and is_value(loaded(arguments))
+                    case Arguments(0, text):
+                        arguments += text
+                    case Content(text):
+                        said += text
+            if said and (not arguments or said.partition(end)[2].strip()):
+                break
+            if self._scan.is_final:
+                return reader.has_calls and is_value(loaded(arguments)) and not self._is_closed
+            yield
+        self._n_tried += n_read
+        return False
 
     # calls between markers
 
     def _call_or_text(self, marker: str) -> Steps[None]:
         """Read the calls that a marker begins."""
+        self._held = "call"
         if (yield from self._read_calls()):
             return
         scan = self._scan
@@ -242,10 +325,10 @@ class Reader:
     # calls in another dress
 
     def _bare(self) -> Steps[None]:
-        """Read an answer that is a JSON object without markers. In Llama's form each object at the beginning is a call;
-        in other forms the whole answer must be one."""
+        """Read an answer that begins with JSON objects without markers, in Llama's form or in another."""
         if not self._deltas.tools:
             return
+        self._held = "text"
         k = yield from after_space(self._scan, 0)
         if (yield from char_at(self._scan, k)) not in ("{", "["):
             return
@@ -256,17 +339,13 @@ class Reader:
 
     def _other_bare(self) -> Steps[None]:
         """Read the objects after the first in Llama's form, which some models divide by `;`."""
-        while True:
-            k = yield from after_space(self._scan, 0)
-            if (yield from char_at(self._scan, k)) in (";", ","):
-                k += 1
-            try:
-                yield from self._calls.read(k) if self._calls else iter(())
-            except NotACallError:
-                return
+        with suppress(NotACallError):
+            while self._calls is not None:
+                yield from self._calls.read((yield from after_space(self._scan, 0, _BETWEEN)))
 
     def _fence(self, marker: str) -> Steps[None]:
         """Read a fenced block. It is a call, or its beginning is content."""
+        self._held = "text"
         k = len(marker)
         while (char := (yield from char_at(self._scan, k))) and _LANGUAGE.fullmatch(char) and k < _MAX_LANGUAGE:
             k += 1
@@ -276,39 +355,35 @@ class Reader:
         self._deltas.say(self._scan.take(len(marker)))
 
     def _dressed(self, k: int, end: str) -> Steps[bool]:
-        """Read calls as JSON values from offset k to an end marker, or to the end of the answer. Return False if there
-        are none."""
+        """Read JSON objects from offset k, each a call when it is complete. If there is an end marker, it or another
+        object must follow each. Return False if there is no call."""
         if self._messages is not None and self._messages.is_headed:
             return False
-        try:
-            texts, k = yield from self._values(k, end)
-        except NotACallError:
-            return False
-        calls = calls_in(texts, self._deltas.tools)
-        if calls is None or not all(self._is_sure(name) for name, _ in calls):
-            return False
-        self._scan.take(k)
-        for name, arguments in calls:
-            self._deltas.begin(name)
-            self._deltas.argue(arguments)
-            self._deltas.end()
-        return True
-
-    def _values(self, k: int, end: str) -> Steps[tuple[list[str], int]]:
-        texts: list[str] = []
-        while True:
-            k = yield from after_space(self._scan, k)
-            char = yield from char_at(self._scan, k)
-            if not char:
-                return texts, k
-            if end and texts and (after := (yield from after_token(self._scan, k, end))) >= 0:
-                return texts, after
-            if char == "," and texts:
-                k = yield from after_space(self._scan, k + 1)
-            yield from self._glance(k)
-            after = yield from self._bounded(after_value(self._scan, k))
-            texts.append(self._scan.ahead(k, after))
-            k = after
+        scan, deltas = self._scan, self._deltas
+        n_calls = deltas.n_calls
+        with suppress(NotACallError):
+            while True:
+                k = yield from self._bounded(after_space(scan, k, _BETWEEN))
+                if deltas.n_calls > n_calls and not (yield from char_at(scan, k)):
+                    scan.take(k)
+                yield from self._glance(k)
+                after = yield from self._bounded(after_value(scan, k))
+                call = call_of(loaded(scan.ahead(k, after)), deltas.tools)
+                if call is None or not self._is_sure(call[0]):
+                    break
+                k = (yield from self._bounded(after_space(scan, after, _BETWEEN))) if end else after
+                closed = (yield from after_token(scan, k, end)) if end else -1
+                if end and closed < 0 and (yield from char_at(scan, k)) not in ("{", ""):
+                    break
+                scan.take(max(k, closed))
+                k = 0
+                deltas.begin(call[0])
+                deltas.argue(call[1])
+                deltas.end()
+                if closed >= 0:
+                    break
+                deltas.skips_space = not end
+        return deltas.n_calls > n_calls
 
     def _glance(self, k: int) -> Steps[None]:
         """Refuse an object early that is no call: by its first key, and by its name."""

@@ -198,8 +198,11 @@ class Lines:
         is_reasoning = line.prompt is not None and form.opens_reasoning(line.prompt)
         reader = Reader(form, _offered(line.tools or []), new_id=_id_of, is_reasoning=is_reasoning)
         deltas = [delta for piece in self._pieces(line, form) for delta in reader.push(piece)]
-        deltas += reader.finish()
-        return {"message": _message(deltas), "deltas": [_delta(delta) for delta in deltas]}
+        deltas += reader.finish(is_stopped=True)
+        return {
+            "message": _message(deltas, is_unfinished=reader.is_unfinished),
+            "deltas": [_delta(delta) for delta in deltas],
+        }
 
     def _pieces(self, line: ParseLine, form: ChatFormat) -> list[str]:
         """Return the text to read, in the pieces in which it was sent. Raises: LineError."""
@@ -255,8 +258,8 @@ def _id_of(index: int) -> str:
     return f"call{index:05}"
 
 
-def _message(deltas: list[Delta]) -> dict[str, object]:
-    read = message_of(deltas)
+def _message(deltas: list[Delta], *, is_unfinished: bool) -> dict[str, object]:
+    read = message_of(deltas, is_unfinished=is_unfinished)
     message: dict[str, object] = {"role": "assistant", "content": read.content or (None if read.calls else "")}
     if read.reasoning:
         message["reasoning_content"] = read.reasoning

@@ -72,9 +72,12 @@ def marks_of(model: Model, form: ChatFormat) -> Marks:
     calls = form.calls
     markers = [] if calls is None else [getattr(calls, name) for name in _MARKERS]
     pair = None if form.reasoning is None else (form.reasoning.begin.strip(), form.reasoning.end.strip())
-    enders = []
-    if calls is not None and form.reasoning is not None and form.reasoning.is_ended_by_call:
-        enders = [marker for marker in (calls.section_begin, calls.call_begin) if marker]
+    enders = [] if calls is None else [marker for marker in (calls.section_begin, calls.call_begin) if marker]
+    if form.reasoning is not None and not form.reasoning.is_ended_by_call:
+        # The text alone does not say whether the reasoning speaks of the marker.
+        enders = [
+            marker for marker in enders if any(marker.strip().startswith(name) for name in model.controls if name)
+        ]
     marks = marks_among(model.controls, model.words, pair, markers, enders)
     if form.reasoning is None or marks.turns or (calls is not None and calls.form == "harmony"):
         return marks

@@ -97,6 +97,7 @@ class Choice(ABC):
         self.index = index
         self.n_prompt = self.n_cached = self.n_drawn = self.n_drafted = self.n_accepted = self.n_reasoning = 0
         self.finish_reason: FinishReason | None = None
+        self.ended_by: StopReason = "EOS"
         self.failed: ErrorEvent | None = None
         """The reason why there is no answer; None if there is one."""
         self._allowance = allowance
@@ -134,7 +135,7 @@ class Choice(ABC):
         self.n_drawn = event.tokens_sampled
         self.n_drafted, self.n_accepted = finished.n_drafted, finished.n_accepted
         self.n_reasoning = finished.n_reasoning
-        self.finish_reason = _REASONS[finished.reason]
+        self.ended_by, self.finish_reason = finished.reason, _REASONS[finished.reason]
         return self._ended(logprobs)
 
     def error(self, event: ErrorEvent) -> bytes:

@@ -26,7 +26,7 @@ from worker.openai.listed import ListedTokens
 from worker.openai.reading import ReadAnswer, Reading
 from worker.protocol.bodies import Count, doc
 from worker.wire.encoding import encode_json
-from worker.wire.jobs import Logprob
+from worker.wire.jobs import Logprob, StopReason
 
 OBJECT = "chat.completion"
 CHUNK_OBJECT = "chat.completion.chunk"
@@ -128,15 +128,11 @@ class _ReadMessage:
 
     def __init__(self, terms: MessageTerms) -> None:
         self._terms = terms
-        self._answer = ReadAnswer(terms.reading)
+        self.answer = ReadAnswer(terms.reading)
         self._tokens = ListedTokens()
 
-    @property
-    def has_calls(self) -> bool:
-        return self._answer.has_calls
-
     def rewind(self) -> None:
-        self._answer.rewind()
+        self.answer.rewind()
         self._tokens = ListedTokens()
 
     def push(
@@ -145,12 +141,12 @@ class _ReadMessage:
         """Yield the deltas that the text completes."""
         if not is_reasoning:
             self._add(logprobs)
-        yield from self._listed(self._answer.push(text, logprobs, is_reasoning=is_reasoning))
+        yield from self._listed(self.answer.push(text, logprobs, is_reasoning=is_reasoning))
 
-    def finish(self, logprobs: Sequence[Logprob], *, is_cut: bool) -> Iterator[tuple[Delta, list[Logprob]]]:
+    def finish(self, logprobs: Sequence[Logprob], reason: StopReason) -> Iterator[tuple[Delta, list[Logprob]]]:
         """Yield the deltas of the text that was held back."""
         self._add(logprobs)
-        yield from self._listed(self._answer.finish(is_cut=is_cut))
+        yield from self._listed(self.answer.finish(reason))
 
     def _add(self, logprobs: Sequence[Logprob]) -> None:
         if self._terms.wants_logprobs:
@@ -178,7 +174,7 @@ class _ReadMessage:
 
 def _reason(choice: Choice, read: _ReadMessage) -> MessageReason:
     assert choice.finish_reason is not None
-    return "tool_calls" if read.has_calls and choice.finish_reason == "stop" else choice.finish_reason
+    return "tool_calls" if read.answer.is_called and choice.finish_reason == "stop" else choice.finish_reason
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
@@ -217,14 +213,16 @@ class CollectedMessage(Choice):
     def made(self) -> ChatChoice:
         return ChatChoice(
             index=self.index,
-            message=_whole(message_of(self._deltas), self._terms.reasoning_fields),
+            message=_whole(
+                message_of(self._deltas, is_unfinished=self._read.answer.is_unfinished), self._terms.reasoning_fields
+            ),
             logprobs=ChatLogprobs(content=array(self._logprobs)) if self._terms.wants_logprobs else None,
             finish_reason=_reason(self, self._read),
         )
 
     def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
         is_cut = self.finish_reason == "length"
-        for delta, shown in self._read.finish(logprobs, is_cut=is_cut):
+        for delta, shown in self._read.finish(logprobs, self.ended_by):
             self._take(delta, shown)
         self._list(self._read.rest(is_cut=is_cut))
         return b""
@@ -287,7 +285,7 @@ class StreamedMessage(StreamedChoice):
 
     def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
         is_cut = self.finish_reason == "length"
-        found = self._read.finish(logprobs, is_cut=is_cut)
+        found = self._read.finish(logprobs, self.ended_by)
         last = b"".join(self._grown(delta, shown, self.n_drawn) for delta, shown in found)
         shown = self._read.rest(is_cut=is_cut)
         rest = self._entries(shown) if shown and self._terms.wants_logprobs else b"null"

@@ -22,6 +22,7 @@ from worker.openai.tools import (
     count_errors,
     function_tool,
     mode_of,
+    names_one,
     twin_errors,
 )
 from worker.protocol.bodies import MAX_ERRORS, FieldError, doc
@@ -86,6 +87,7 @@ def read_tools(
             places[f"tools[{at}].function"] = _tool(f"tools[{at}].function", tool.function, errors)
     errors += islice(twin_errors(places), MAX_ERRORS)
     word, only = _choice(choice, errors)
+    is_parallel = is_parallel and not names_one(choice)
     use = ToolUse(tools=tuple(places.values()), choice=word, only=only, is_parallel=is_parallel)
     errors += choice_errors("tool_choice", use)
     return Offered(use=use, skipped=tuple(skipped))

@@ -13,10 +13,10 @@ from itertools import accumulate
 from math import log
 from typing import Final
 
-from worker.chat.parse import CallBegun, Content, Delta, Reader, Thought
+from worker.chat.parse import Content, Delta, Reader, Thought
 from worker.openai.tools import NO_TOOLS, ToolUse
 from worker.wire.chat_format import HERMES, ChatFormat, ReasoningFormat
-from worker.wire.jobs import Logprob, TopToken
+from worker.wire.jobs import Logprob, StopReason, TopToken
 
 _ID_CHARS = string.ascii_letters + string.digits
 _MAX_ID_CHARS = 9
@@ -49,6 +49,8 @@ class Reading:
             is_divided=self.is_divided,
             reads_fenced=self.reads_fenced,
             is_sure=is_sure,
+            # The call that is required comes after the reasoning, whatever that says.
+            ends_thoughts=self.use.choice != "required",
         )
 
 
@@ -99,8 +101,6 @@ class ReadAnswer:
         """Forget the answer: the job runs again from its start."""
         self._names = Names()
         self._reader = self._reading.reader(self._names.is_sure)
-        self.has_calls = False
-        """True if a call has begun."""
         self._is_thinking = False
 
     def push(self, text: str, logprobs: Sequence[Logprob] = (), *, is_reasoning: bool = False) -> list[Delta]:
@@ -108,14 +108,24 @@ class ReadAnswer:
         `is_reasoning`: the engine says that it is not the answer's text.
         """
         self._names.add(logprobs)
-        return self._noted([Thought(text)] if is_reasoning else self._reader.push(text))
+        return self._shown(self._reader.push(text, is_thought=is_reasoning))
 
-    def finish(self, *, is_cut: bool = False) -> list[Delta]:
-        """The deltas of the text that was held back. `is_cut`: the answer ended at its length."""
-        return self._noted(self._reader.finish(is_cut=is_cut))
+    def finish(self, reason: StopReason = "EOS") -> list[Delta]:
+        """The deltas of the text that was held back. `reason`: why the answer ended."""
+        is_cut, is_stopped = reason == "MAX_TOKENS", reason == "STOP_SEQUENCE"
+        return self._shown(self._reader.finish(is_cut=is_cut, is_stopped=is_stopped))
 
-    def _noted(self, deltas: Sequence[Delta]) -> list[Delta]:
-        self.has_calls = self.has_calls or any(isinstance(delta, CallBegun) for delta in deltas)
+    @property
+    def is_unfinished(self) -> bool:
+        """True if the answer ends in a call that is not complete. A whole answer leaves it out."""
+        return self._reader.is_unfinished
+
+    @property
+    def is_called(self) -> bool:
+        """True if the answer has calls that are all complete."""
+        return self._reader.has_calls and not self.is_unfinished
+
+    def _shown(self, deltas: Sequence[Delta]) -> list[Delta]:
         return list(self._as_text(deltas) if self._reading.keeps_thoughts else deltas)
 
     def _as_text(self, deltas: Sequence[Delta]) -> Iterator[Delta]:

@@ -125,6 +125,11 @@ NO_TOOLS = ToolUse(choice="none")
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────
 
 
+def names_one(choice: object) -> bool:
+    """True if a choice is one tool, which is called once then."""
+    return isinstance(choice, dict) and choice.get("type") != "allowed_tools"
+
+
 def flattened(namespace: str | None, name: str) -> str:
     """The model's name for a tool."""
     return name if namespace is None else f"{namespace}{_BETWEEN_NAMES}{name}"

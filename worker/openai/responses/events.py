@@ -249,8 +249,9 @@ class Output:
                 assert self._open is not None  # the call has begun
                 yield from self._open.grown(text)
 
-    def end(self, status: ItemStatus) -> Iterator[Event]:
-        """Close the last item; yield its events. An answer without any item has a message without text."""
+    def end(self, status: ItemStatus, *, drops_open: bool = False) -> Iterator[Event]:
+        """Close the last item, or drop it; yield its events. An answer without any item has a message without text."""
+        self._open = None if drops_open else self._open
         if not self._items and self._open is None:
             yield from self._begin(_Message(0))
         yield from self._close(status)
@@ -325,9 +326,10 @@ class ResponseChoice(EventChoice):
         return msgspec.structs.replace(whole, status="completed", completed_at=int(time.time()))
 
     def _ended(self, logprobs: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - no request has them here
-        is_cut = self.finish_reason == "length"
-        last = self._grown(self._answer.finish(is_cut=is_cut))
-        events = [*self._output.end("incomplete" if is_cut else "completed")]
+        last = self._grown(self._answer.finish(self.ended_by))
+        is_torn = self._answer.is_unfinished
+        status: ItemStatus = "incomplete" if is_torn or self.finish_reason == "length" else "completed"
+        events = [*self._output.end(status, drops_open=is_torn and self.is_collecting)]
         whole = self.made()
         return last + self._sent([*events, (f"response.{whole.status}", {"response": whole})])
 

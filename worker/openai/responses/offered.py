@@ -26,6 +26,7 @@ from worker.openai.tools import (
     flattened,
     function_tool,
     mode_of,
+    names_one,
     twin_errors,
 )
 from worker.protocol.bodies import MAX_ERRORS, FieldError, doc
@@ -90,6 +91,7 @@ def read_tools(
     errors += islice(twin_errors(places), MAX_ERRORS)
     known = tuple(places.values())
     chosen, only = _choice(choice, known, errors)
+    is_parallel = is_parallel and not names_one(choice)
     offered.use = ToolUse(tools=known, choice=chosen, only=only, is_parallel=is_parallel)
     errors += choice_errors("tool_choice", offered.use)
     return offered
