@@ -124,6 +124,7 @@ BESIDE = frozenset(
         "worker.chat.literals",
         "worker.chat.messages",
         "worker.chat.probes",
+        "worker.chat.tagged",
         "worker.chat.tool_words",
         "worker.chat.values",
         "worker.config.engine",

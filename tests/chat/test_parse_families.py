@@ -373,6 +373,13 @@ CASES = (
         calls=TWO,
         is_reasoning=True,
     ),
+    Case(
+        "deepseek-v4.1",
+        "a tool without arguments",
+        'I look.\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="stop"/>\n</｜DSML｜ calls>',
+        "I look.",
+        calls=(("stop", {}),),
+    ),
     # Kimi
     Case("kimi-k2", "two calls", "Hi." + kimi("weather", "stop"), "Hi.", calls=(*TWO, ("stop", {"days": 2}))),
     Case("kimi-k2", "no section", kimi("weather").split("begin|>", 1)[1].split("<|tool_calls")[0], calls=TWO),

@@ -7,6 +7,8 @@ first family that fits counts. Pure data.
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec.structs import replace
+
 from worker.wire.chat_format import CallFormat, ChatFormat, ReasoningFormat
 
 
@@ -46,14 +48,11 @@ _GLM_CALLS: Final = CallFormat(
     parameter_name_end="</arg_key>\n<arg_value>",
     parameter_end="</arg_value>\n",
 )
-_GLM_SHORT_CALLS: Final = CallFormat(
-    form="tagged",
-    call_begin="<tool_call>",
-    call_end="</tool_call>",
-    parameter_begin="<arg_key>",
-    parameter_name_end="</arg_key><arg_value>",
-    parameter_end="</arg_value>",
+_GLM_SHORT_CALLS: Final = replace(
+    _GLM_CALLS, between="", name_end="", parameter_name_end="</arg_key><arg_value>", parameter_end="</arg_value>"
 )
+_MISTRAL_THINK: Final = ReasoningFormat(begin="[THINK]", end="[/THINK]")
+_MISTRAL_CALLS: Final = CallFormat(form="named", call_begin="[TOOL_CALLS]", name_end="[ARGS]")
 _DEEPSEEK_CALLS: Final = CallFormat(
     form="named",
     section_begin="<｜tool▁calls▁begin｜>",
@@ -62,10 +61,8 @@ _DEEPSEEK_CALLS: Final = CallFormat(
     call_end="<｜tool▁call▁end｜>",
     name_end="<｜tool▁sep｜>",
 )
-_DEEPSEEK_FENCED_CALLS: Final = CallFormat(
-    form="named",
-    section_begin="<｜tool▁calls▁begin｜>",
-    section_end="<｜tool▁calls▁end｜>",
+_DEEPSEEK_FENCED_CALLS: Final = replace(
+    _DEEPSEEK_CALLS,
     call_begin="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
     call_end="\n```<｜tool▁call▁end｜>",
     between="\n",
@@ -73,23 +70,27 @@ _DEEPSEEK_FENCED_CALLS: Final = CallFormat(
 )
 
 
-def _dsml(section: str) -> CallFormat:
-    return CallFormat(
+def _dsml(name: str, section: str, space: str = "") -> Family:
+    sections = ("function_calls", "tool_calls", " calls")
+    calls = CallFormat(
         form="tagged",
         section_begin=f"<｜DSML｜{section}>\n",
         section_end=f"</｜DSML｜{section}>",
-        call_begin='<｜DSML｜invoke name="',
-        call_end="</｜DSML｜invoke>\n",
+        call_begin=f'<｜DSML｜{space}invoke name="',
+        call_end=f"</｜DSML｜{space}invoke>\n",
         name_end='">\n',
-        parameter_begin='<｜DSML｜parameter name="',
+        parameter_begin=f'<｜DSML｜{space}parameter name="',
         parameter_name_end='" string="',
-        parameter_end="</｜DSML｜parameter>\n",
+        parameter_end=f"</｜DSML｜{space}parameter>\n",
         values="is_string",
         mark_end='">',
     )
+    # A model may write the section of another version.
+    hidden = tuple(f"<{end}｜DSML｜{other}>" for other in sections if other != section for end in ("", "/"))
+    return Family(("DSML", f"{section}>"), _format(name, calls, _THINK_CALLS, hidden))
 
 
-def _cohere(name: str, reasoning: ReasoningFormat, content: str) -> ChatFormat:
+def _cohere(name: str, content: str) -> ChatFormat:
     return ChatFormat(
         name=name,
         source="declared",
@@ -102,18 +103,18 @@ def _cohere(name: str, reasoning: ReasoningFormat, content: str) -> ChatFormat:
             arguments_key="parameters",
             id_key="tool_call_id",
         ),
-        reasoning=reasoning,
+        reasoning=ReasoningFormat(begin="<|START_THINKING|>", end="<|END_THINKING|>"),
         content_begin=f"<|START_{content}|>",
         content_end=f"<|END_{content}|>",
         hidden=("<|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
     )
 
 
-def _format(name: str, calls: CallFormat, reasoning: ReasoningFormat | None = None) -> ChatFormat:
-    return ChatFormat(name=name, source="declared", calls=calls, reasoning=reasoning)
+def _format(
+    name: str, calls: CallFormat, reasoning: ReasoningFormat | None = None, hidden: tuple[str, ...] = ()
+) -> ChatFormat:
+    return ChatFormat(name=name, source="declared", calls=calls, reasoning=reasoning, hidden=hidden)
 
-
-_COHERE_THINK: Final = ReasoningFormat(begin="<|START_THINKING|>", end="<|END_THINKING|>")
 
 FAMILIES: Final[tuple[Family, ...]] = (
     Family(
@@ -158,11 +159,9 @@ FAMILIES: Final[tuple[Family, ...]] = (
             content_end="<|eot|>",
         ),
     ),
-    Family(
-        ("DSML", "function_calls>"),
-        _format("deepseek-v3.2", _dsml("function_calls"), _THINK_CALLS),
-    ),
-    Family(("DSML", "tool_calls>"), _format("deepseek-v4", _dsml("tool_calls"), _THINK_CALLS)),
+    _dsml("deepseek-v3.2", "function_calls"),
+    _dsml("deepseek-v4", "tool_calls"),
+    _dsml("deepseek-v4.1", " calls", " "),
     Family(
         ("<｜tool▁calls▁begin｜>", "```json"),
         _format("deepseek-r1", _DEEPSEEK_FENCED_CALLS, _THINK_CALLS),
@@ -258,30 +257,18 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ),
     Family(
         ("<|tool_call>call:",),
-        ChatFormat(
-            name="gemma-4",
-            source="declared",
-            calls=CallFormat(form="gemma", call_begin="<|tool_call>call:", call_end="<tool_call|>"),
-            reasoning=ReasoningFormat(begin="<|channel>thought\n", end="<channel|>"),
-            hidden=("<|channel>",),
+        _format(
+            "gemma-4",
+            CallFormat(form="gemma", call_begin="<|tool_call>call:", call_end="<tool_call|>"),
+            ReasoningFormat(begin="<|channel>thought\n", end="<channel|>"),
+            ("<|channel>",),
         ),
     ),
     Family(
         ("[TOOL_CALLS]", "[CALL_ID]"),
-        _format(
-            "mistral-small",
-            CallFormat(form="named", call_begin="[TOOL_CALLS]", name_end="[ARGS]", id_begin="[CALL_ID]"),
-            ReasoningFormat(begin="[THINK]", end="[/THINK]"),
-        ),
+        _format("mistral-small", replace(_MISTRAL_CALLS, id_begin="[CALL_ID]"), _MISTRAL_THINK),
     ),
-    Family(
-        ("[TOOL_CALLS]", "[ARGS]"),
-        _format(
-            "ministral",
-            CallFormat(form="named", call_begin="[TOOL_CALLS]", name_end="[ARGS]"),
-            ReasoningFormat(begin="[THINK]", end="[/THINK]"),
-        ),
-    ),
+    Family(("[TOOL_CALLS]", "[ARGS]"), _format("ministral", _MISTRAL_CALLS, _MISTRAL_THINK)),
     Family(
         ("[TOOL_CALLS]",),
         _format(
@@ -313,14 +300,8 @@ FAMILIES: Final[tuple[Family, ...]] = (
             CallFormat(form="object", section_begin=" functools[", section_end="]", between=", "),
         ),
     ),
-    Family(
-        ("<|START_ACTION|>", "<|START_TEXT|>"),
-        _cohere("cohere2-moe", _COHERE_THINK, "TEXT"),
-    ),
-    Family(
-        ("<|START_ACTION|>", "<|START_RESPONSE|>"),
-        _cohere("command-r7b", _COHERE_THINK, "RESPONSE"),
-    ),
+    Family(("<|START_ACTION|>", "<|START_TEXT|>"), _cohere("cohere2-moe", "TEXT")),
+    Family(("<|START_ACTION|>", "<|START_RESPONSE|>"), _cohere("command-r7b", "RESPONSE")),
     Family(
         ("Action:", "```json", "tool_name", "directly-answer"),
         _format(
@@ -355,14 +336,11 @@ FAMILIES: Final[tuple[Family, ...]] = (
         ("<seed:tool_call>",),
         _format(
             "seed-oss",
-            CallFormat(
-                form="tagged",
+            replace(
+                _CODER_CALLS,
                 call_begin="<seed:tool_call>\n<function=",
                 call_end="</function>\n</seed:tool_call>",
-                between="\n",
                 skippable=("<seed:tool_call>\n",),
-                name_end=">\n",
-                parameter_begin="<parameter=",
                 parameter_name_end=">",
                 parameter_end="</parameter>\n",
             ),
@@ -421,11 +399,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ),
     Family(
         ("<function=", "<parameter=", "</think>"),
-        _format(
-            "qwen3.5",
-            _CODER_CALLS,
-            ReasoningFormat(begin="<think>\n", end="\n</think>\n\n", is_ended_by_call=True),
-        ),
+        _format("qwen3.5", _CODER_CALLS, replace(_THINK_LINES, is_ended_by_call=True)),
     ),
     Family(("<function=", "<parameter="), _format("qwen3-coder", _CODER_CALLS)),
     Family(
@@ -461,17 +435,16 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ),
     Family(
         ("<|tools_prefix|>",),
-        ChatFormat(
-            name="apertus",
-            source="declared",
-            calls=CallFormat(
+        _format(
+            "apertus",
+            CallFormat(
                 form="object",
                 section_begin="<|tools_prefix|>[",
                 section_end="]<|tools_suffix|>",
                 between=", ",
                 name_key="",
             ),
-            reasoning=ReasoningFormat(begin="<|inner_prefix|>", end="<|inner_suffix|>"),
+            ReasoningFormat(begin="<|inner_prefix|>", end="<|inner_suffix|>"),
         ),
     ),
     Family(
@@ -489,10 +462,9 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ),
     Family(
         ('{"name": "', '"parameters": ', "<|start_header_id|>"),
-        ChatFormat(
-            name="llama-3",
-            source="declared",
-            calls=CallFormat(form="object", arguments_key="parameters", between="; "),
+        _format(
+            "llama-3",
+            CallFormat(form="object", arguments_key="parameters", between="; "),
             hidden=("<|python_tag|>",),
         ),
         without=("<tool_call>",),

@@ -44,7 +44,7 @@ class MessageReader:
         self._is_divided = is_divided
         self._section, self._section_end = tokens_of(form.section_begin), tokens_of(form.section_end)
         marks = (*_BEGINS, *_ENDS) if is_divided else (*_BEGINS, *_ENDS, _MESSAGE, _TYPE)
-        self._markers = Markers(marks)
+        self._marks, self._markers = marks, Markers(marks)
         self.openers: dict[str, Callable[[str], Steps[None]]] = dict.fromkeys(
             _BEGINS if is_divided else marks, self._messages
         )
@@ -63,21 +63,15 @@ class MessageReader:
         while (k := harmony.n_begun(scan.ahead(0))) == scan.n_ahead and not scan.is_final:
             yield
         is_head = k == scan.n_ahead and "to=" in scan.ahead(0)
-        for marker in self._markers.tokens:
+        for marker in self._marks:
             is_head = is_head or (yield from after_token(scan, k, marker)) >= 0
         if is_head:
             yield from self._messages("")
 
     def thought(self) -> Steps[bool]:
         """Read reasoning up to a message's end, and the marker there. Return True if reasoning follows."""
-        while True:
-            k, marker = self._markers.next(self._scan)
-            self._deltas.think(self._scan.take(k))
-            if marker:
-                return (yield from self._after(marker, is_thought=True))
-            if self._scan.is_final:
-                return False
-            yield
+        marker = yield from self._markers.up_to(self._scan, self._deltas.think)
+        return bool(marker) and (yield from self._after(marker, is_thought=True))
 
     def _messages(self, marker: str, *, is_thought: bool = False) -> Steps[None]:
         """Read from a marker on, or from within a reasoning, until content follows."""
@@ -166,18 +160,12 @@ def thought(
     """Read reasoning up to one of the ends. A marker in `calls` ends it if what reads the call there says so."""
     deltas.begin_thought()
     markers = Markers((*ends, *calls))
-    while True:
-        k, marker = markers.next(scan)
-        deltas.think(scan.take(k))
-        if marker in ends:
-            scan.take(len(marker))
-            break
-        if marker:
-            if (yield from calls[marker]()):
-                break
-            deltas.think(scan.take(1))  # the marker may begin at the next character
-        elif scan.is_final:
+    while (marker := (yield from markers.up_to(scan, deltas.think))) not in ends:
+        if not marker:
             return
-        else:
-            yield
+        if (yield from calls[marker]()):
+            break
+        deltas.think(scan.take(1))  # the marker may begin at the next character
+    else:
+        scan.take(len(marker))
     deltas.skips_space = True

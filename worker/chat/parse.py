@@ -7,7 +7,8 @@ A text that cannot be read is content, never an error:
 
 - A call of a tool that is not offered is content: `{"name": NAME, "arguments": ARGUMENTS}`, without its markers.
 - A JSON object between a call's markers that is no call is content, without the markers.
-- Markers that no call follows are text that speaks of markers, and come back.
+- Markers that no call follows are text that speaks of markers, and come back. Markers that no text has by chance,
+  which are control tokens and tags with a namespace, are never content; the text between them is.
 - A call is given out when its name is known and its arguments begin. Arguments that break later stand as far as they
   were given out. The rest of JSON arguments is given out as it is, up to the call's end; so they are no JSON, and the
   client sees what the model wrote. Tagged arguments are closed, and the rest is content.
@@ -34,6 +35,7 @@ from worker.chat.scan import (
     NotACallError,
     Scan,
     Steps,
+    Tag,
     after_space,
     after_string,
     after_token,
@@ -42,6 +44,7 @@ from worker.chat.scan import (
     char_at,
     tokens_of,
 )
+from worker.chat.tagged import TaggedReader
 from worker.chat.values import is_value, loaded
 from worker.wire.chat_format import ChatFormat
 from worker.wire.names import NAME_KEYS
@@ -52,6 +55,8 @@ _BETWEEN: Final = re.compile(r"[\s,;\[\]]*")
 """The text between JSON objects without markers."""
 _LANGUAGE: Final = re.compile(r"\w*")
 _MAX_LANGUAGE: Final = 24
+_CONTROL: Final = re.compile(r"</?[|｜][^<>]*>|<[^<>]*[|｜]>|</?\w+:[^<>]*>|\[[A-Z_]{3,}\]|\]<\]minimax\[>\[")
+"""The markers that no text has by chance."""
 _MIN_STRAY: Final = 3
 """An end marker of fewer characters (`]`) is not looked for outside of calls."""
 
@@ -87,7 +92,8 @@ class Reader:
         self._deltas = deltas or Deltas(tools, new_id, opening)
         self._is_reasoning = is_reasoning and form.reasoning is not None
         self._reads_fenced = reads_fenced and bool(tools)
-        self._calls = CallReader(form.calls, self._scan, self._deltas) if form.calls else None
+        reader = TaggedReader if form.calls and form.calls.parameter_begin else CallReader
+        self._calls = reader(form.calls, self._scan, self._deltas) if form.calls else None
         self._messages: MessageReader | None = None
         if is_harmony and form.calls is not None and self._calls is not None:
             self._messages = MessageReader(form.calls, self._scan, self._deltas, self._calls, is_divided=is_divided)
@@ -169,9 +175,11 @@ class Reader:
             found[form.reasoning.end.strip()] = self._hide
             found[form.reasoning.begin.strip()] = self._think
         if form.calls is not None and self._calls is not None and self._reads_calls:
+            found = dict.fromkeys(map(Tag, _CONTROL.findall(" ".join(form.markers))), self._stray) | found
             ends = (*tokens_of(form.calls.call_end), *self._section_end)
-            found |= dict.fromkeys((end for end in ends if len(end) >= _MIN_STRAY and end not in FENCES), self._stray)
-            found |= {begin[0]: self._call_or_text for begin in (self._section, *self._calls.begins) if begin}
+            marks = dict.fromkeys((end for end in ends if len(end) >= _MIN_STRAY and end not in FENCES), self._stray)
+            marks |= {begin[0]: self._call_or_text for begin in (self._section, *self._calls.begins) if begin}
+            found = marks | found | marks  # as they stand there, not as the fences do
         return found
 
     def _run(self) -> Steps[None]:
@@ -182,57 +190,40 @@ class Reader:
         while True:
             if self._deltas.is_fresh:
                 yield from self._bare()
-            marker = yield from self._content()
+            self._held = "marker"
+            marker = yield from self._markers.up_to(self._scan, self._deltas.say)
             if not marker:
                 return
             yield from self._openers[marker](marker)
 
-    def _content(self) -> Steps[str]:
-        """Give out content up to a marker, and return the marker; nothing at the end of the answer."""
-        self._held = "marker"
-        while True:
-            k, marker = self._markers.next(self._scan)
-            self._deltas.say(self._scan.take(k))
-            if marker:
-                return (yield from self._longest_of(marker))
-            if self._scan.is_final:
-                return ""
-            yield
-
-    def _longest_of(self, marker: str) -> Steps[str]:
-        """Return the longest marker that stands here, of those that begin with a marker that does."""
-        for longer in self._markers.tokens:
-            if len(longer) > len(marker) and longer.startswith(marker):
-                end = yield from after_token(self._scan, 0, longer)
-                if end >= 0:
-                    return longer
-        return marker
+    def _taken(self, marker: str) -> Steps[str]:
+        return self._scan.take((yield from after_token(self._scan, 0, marker)))
 
     def _hide(self, marker: str) -> Steps[None]:
-        self._scan.take(len(marker))
+        yield from self._taken(marker)
         self._deltas.opening = ""
-        return
-        yield
+        if self._is_bare and not self._deltas.is_fresh:
+            yield from self._bare()
 
     def _stray(self, marker: str) -> Steps[None]:
-        """Hide an end marker behind a call; without a call it is text."""
-        text = self._scan.take(len(marker))
-        if not self._n_attempts or self._speaks_of_markers:
+        """Hide an end marker behind a call; without a call it is text, if it may be."""
+        text = yield from self._taken(marker)
+        if not _CONTROL.match(marker) and (not self._n_attempts or self._speaks_of_markers):
             self._deltas.say(text)
         else:
             self._deltas.drop_space()
-        return
-        yield
 
     # reasoning
 
     def _think(self, marker: str) -> Steps[None]:
-        self._scan.take(len(marker))
+        yield from self._taken(marker)
         yield from self._reasoning()
 
     def _reasoning(self) -> Steps[None]:
-        if self._form.reasoning is not None:
-            yield from thought(self._scan, self._deltas, (self._form.reasoning.end.strip(),), self._enders)
+        form = self._form
+        if form.reasoning is not None:
+            ends = (form.reasoning.end.strip(), *filter(_CONTROL.match, (form.content_begin,)))
+            yield from thought(self._scan, self._deltas, ends, self._enders)
 
     def _call_in_thought(self) -> Steps[bool]:
         """Read the call that a marker in the reasoning begins. Return False if it does not end the reasoning."""
@@ -284,6 +275,11 @@ class Reader:
         if not char or (char == "{" and self._form.calls is not None and self._form.calls.form == "object"):
             self._n_attempts += 1
             scan.take(inner)
+            return
+        if _CONTROL.match(marker):
+            self._n_attempts += 1
+            yield from self._taken(marker)
+            scan.take((yield from after_space(scan, 0)))
             return
         self._speaks_of_markers = True
         self._deltas.say(scan.take(1))  # the marker may begin at the next character

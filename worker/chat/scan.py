@@ -6,7 +6,8 @@ it does not depend on how the text is cut into pieces. Places are offsets from `
 """
 
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
+from functools import lru_cache
 from typing import Final, TypeVar
 
 T = TypeVar("T")
@@ -15,7 +16,10 @@ Steps = Generator[None, None, T]
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _IN_TEXT: Final = re.compile(r'["\\]')
 _IN_JSON: Final = re.compile(r'["{}\[\]]')
-_TOKEN_BREAKS: Final = re.compile(r"\s*\n\s*|(?=\[$)|(?<=^\])(?=<[|/])|(?<=>)(?=<)")
+_TOKEN_BREAKS: Final = re.compile(r"\s*\n\s*|(?=\[$)|(?<=^\])(?=<[|/]|```)|(?<=>)(?=<)")
+_GAP: Final = re.compile(r'((?<=\w)\s+(?=\w))|\s+|(?<=[</｜=])(?=[\w"｜])|(?<=[\w"])(?=[=>])')
+"""The places in a tag where models write other white space than the template, or none if it is in no group."""
+_MAX_GAP: Final = 4
 _MIN_SIZE: Final = 4096
 """Read text is cut off the buffer at this size. Smaller would copy more often than needed."""
 MAX_DEPTH: Final = 200
@@ -78,40 +82,64 @@ class Scan:
         return taken
 
 
+class Tag(str):
+    """A token that counts with other white space, too, and closed in itself: `<invoke = `, `</ invoke >`, `<x/>`."""
+
+    __slots__ = ()
+
+
 def tokens_of(marker: str) -> tuple[str, ...]:
     """Return the parts of a marker between which any white space may stand."""
-    return tuple(token for token in _TOKEN_BREAKS.split(marker.strip()) if token)
+    return tuple(Tag(token) for token in _TOKEN_BREAKS.split(marker.strip()) if token)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _spelled(token: str) -> tuple[re.Pattern[str], re.Pattern[str], int]:
+    """Return the patterns of a token and of its beginning at the end of a text, and the most characters it has."""
+    atoms, n_gaps = list(map(re.escape, token)), 0
+    if isinstance(token, Tag):
+        atoms.clear()
+        for n, part in enumerate(_GAP.split(token)):
+            atoms += [f"[ \t\r\n]{{{1 if part else 0},{_MAX_GAP}}}"] if n % 2 else map(re.escape, part)
+            n_gaps += n % 2
+        if token.endswith(">") and "</" not in token:
+            atoms.insert(-1, "(?:/ ?)?")
+    begun = r"(?!)"
+    for atom in reversed(atoms[:-1]):
+        begun = rf"{atom}(?:\Z|{begun})"
+    return re.compile("".join(atoms)), re.compile(begun), len(atoms) + n_gaps * _MAX_GAP
 
 
 class Markers:
     """Markers that are looked for together."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        self.tokens = tuple(sorted(tokens, key=len, reverse=True))
-        self._pattern = re.compile("|".join(map(re.escape, self.tokens)) or r"(?!)")
-        self._longest = len(self.tokens[0]) if self.tokens else 0
+        self._tokens = sorted(tokens, key=len, reverse=True)
+        spelled = list(map(_spelled, self._tokens))
+        self._whole = re.compile("|".join(f"({whole.pattern})" for whole, _, _ in spelled) or r"(?!)")
+        self._begun = re.compile("|".join(begun.pattern for _, begun, _ in spelled) or r"(?!)")
+        self._longest = max((size for _, _, size in spelled), default=0)
 
-    def next(self, scan: Scan) -> tuple[int, str]:
-        """Return the number of characters before the next marker, and the marker.
+    def next(self, scan: Scan, k: int = 0) -> tuple[int, str]:
+        """Return the offset of the next marker at or after offset k, and the marker: the longest that stands there.
 
-        The marker is empty if there is none yet; then the text behind these characters may begin one.
+        The marker is empty if there is none yet; then the text from the offset on may begin one.
         """
-        match = self._pattern.search(scan.text, scan.at)
-        if scan.is_final:
-            return (match.start() - scan.at, match[0]) if match else (scan.n_ahead, "")
-        if match and (match.start() == scan.at or len(scan.text) - match.end() >= self._longest):
-            return match.start() - scan.at, match[0]
-        safe = self.n_safe(scan)  # a marker that has begun before a whole one comes first
-        return (match.start() - scan.at, match[0]) if match and match.start() - scan.at <= safe else (safe, "")
+        text, start = scan.text, scan.at + k
+        match = self._whole.search(text, start)
+        begun = None if scan.is_final else self._begun.search(text, max(start, len(text) - self._longest))
+        if match and not (begun and begun.start() <= match.start()):
+            return match.start() - scan.at, self._tokens[(match.lastindex or 1) - 1]
+        return (begun.start() - scan.at if begun else scan.n_ahead), ""
 
-    def n_safe(self, scan: Scan) -> int:
-        """Return the number of characters that no marker begins in."""
-        text, size = scan.text, len(scan.text)
-        for i in range(max(scan.at, size - self._longest + 1), size):
-            tail = text[i:]
-            if any(len(token) > len(tail) and token.startswith(tail) for token in self.tokens):
-                return i - scan.at
-        return scan.n_ahead
+    def up_to(self, scan: Scan, give: Callable[[str], None]) -> Steps[str]:
+        """Give out the text up to a marker, and return the marker; nothing at the end of the answer."""
+        while True:
+            k, marker = self.next(scan)
+            give(scan.take(k))
+            if marker or scan.is_final:
+                return marker
+            yield
 
 
 def char_at(scan: Scan, k: int) -> Steps[str]:
@@ -135,11 +163,11 @@ def after_space(scan: Scan, k: int, space: re.Pattern[str] = _SPACE) -> Steps[in
 
 def after_token(scan: Scan, k: int, token: str) -> Steps[int]:
     """Return the offset after a token that stands at offset k, or -1."""
+    whole, begun, _ = _spelled(token)
     while True:
-        here = scan.at + k
-        if scan.text.startswith(token, here):
-            return k + len(token)
-        if scan.is_final or len(scan.text) - here >= len(token) or not token.startswith(scan.text[here:]):
+        if match := whole.match(scan.text, scan.at + k):
+            return match.end() - scan.at
+        if scan.is_final or (scan.n_ahead > k and not begun.match(scan.text, scan.at + k)):
             return -1
         yield
 

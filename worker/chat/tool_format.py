@@ -133,6 +133,8 @@ def _completed(found: ChatFormat, known: ChatFormat, *, has_several: bool) -> Ch
     last = found.calls.section_end
     for text in known.hidden:
         last = last.removesuffix(text)
+    if last and known.calls.section_end.startswith(last):
+        last = known.calls.section_end  # its last token may also end the turn
     calls = msgspec.structs.replace(
         found.calls,
         # The template writes no text, between markers.

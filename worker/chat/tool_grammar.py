@@ -422,7 +422,7 @@ class _Writer:
         properties, required = members_of(tool.schema)
         if tool.text is not None:
             (name,) = properties
-            begin = self.marker(self._form.parameter_begin + name + self._form.parameter_name_end)
+            begin = self._argument(name)
             text = self._text_of(tool.text, in_json=False)
             return _joined(begin, self._mark("string"), text, self.marker(self._form.parameter_end))
         return _in_order(
@@ -431,8 +431,7 @@ class _Writer:
         )
 
     def _parameter(self, name: str, schema: object, root: Schema) -> str:
-        form = self._form
-        begin = self.marker(form.parameter_begin + name + form.parameter_name_end)
+        form, begin = self._form, self._argument(name)
         values: list[str] = []
         for kind, part in self._kinds(schema, root):
             texts = texts_of(part, root)
@@ -441,6 +440,12 @@ class _Writer:
             else:
                 values += [_joined(self._mark(kind), self._text(text, form.parameter_end)) for text in texts]
         return _joined(begin, f"({' | '.join(values)})" if len(values) > 1 else values[0])
+
+    def _argument(self, name: str) -> str:
+        """The marker before an argument's value. In quotes, the name is an attribute."""
+        begin = self._form.parameter_begin
+        name = name.replace("&", "&amp;").replace('"', "&quot;") if begin.endswith('"') else name
+        return self.marker(begin + name + self._form.parameter_name_end)
 
     def _json_value(self, kind: str, schema: object, root: Schema) -> str:
         return _joined(self._mark(kind), self._json(schema, root), self.marker(self._form.parameter_end))

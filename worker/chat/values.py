@@ -4,6 +4,7 @@ Owns the question which types a schema allows and the reading of one value. A te
 types is a string. Pure.
 """
 
+import html
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ _NUMBER_TYPES: Final = frozenset({"integer", "number"})
 _MAYBE_JSON: Final = re.compile(r'[ \t\r\n]*(?:$|[-0-9{\["tfnTFN])')
 _MAX_WORD: Final = 5
 _SPACE: Final = " \t\r\n"
+_ESCAPE: Final = re.compile(r"&(?:amp|quot|apos|lt|gt|#\d{1,7}|#x[0-9a-fA-F]{1,6});")
 
 
 def member(schema: object, root: object, name: str) -> object:
@@ -176,6 +178,11 @@ def quoted(text: str) -> str:
 def escaped(text: str) -> str:
     """Return a part of a string as a part of JSON text."""
     return quoted(text)[1:-1]
+
+
+def unescaped(text: str) -> str:
+    """Return the text of a tag's attribute."""
+    return _ESCAPE.sub(lambda found: html.unescape(found[0]), text)
 
 
 def _refused(name: str) -> object:
