@@ -7,8 +7,8 @@ A text that cannot be read is content, never an error:
 
 - A call of a tool that is not offered is content: `{"name": NAME, "arguments": ARGUMENTS}`, without its markers.
 - A JSON object between a call's markers that is no call is content, without the markers.
-- Markers that no call follows are text that speaks of markers, and come back. Markers that no text has by chance,
-  which are control tokens and tags with a namespace, are never content; the text between them is.
+- Markers that no call follows are text that speaks of markers, and come back. The markers of a section that no
+  text has by chance (control tokens, tags with a namespace) are never content; the text between them is.
 - A call is given out when its name is known and its arguments begin. Arguments that break later stand as far as they
   were given out. The rest of JSON arguments is given out as it is, up to the call's end; so they are no JSON, and the
   client sees what the model wrote. Tagged arguments are closed, and the rest is content.
@@ -208,10 +208,11 @@ class Reader:
     def _stray(self, marker: str) -> Steps[None]:
         """Hide an end marker behind a call; without a call it is text, if it may be."""
         text = yield from self._taken(marker)
-        if not _CONTROL.match(marker) and (not self._n_attempts or self._speaks_of_markers):
-            self._deltas.say(text)
-        else:
+        is_control = _CONTROL.match(marker) and marker in self._section_end
+        if is_control or (self._n_attempts and not self._speaks_of_markers):
             self._deltas.drop_space()
+        else:
+            self._deltas.say(text)
 
     # reasoning
 
