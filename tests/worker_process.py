@@ -276,11 +276,17 @@ def serving_toy(*arguments: str, scope: Scope = "module", **options: Any) -> Any
 
 
 def toy_worker(
-    folder: Path, *arguments: str, kind: str = "", failing: str = "", is_open: bool = False, **options: Any
+    folder: Path,
+    *arguments: str,
+    kind: str = "",
+    failing: str = "",
+    constants: Mapping[str, float] | None = None,
+    is_open: bool = False,
+    **options: Any,
 ) -> WorkerProcess:
     """A worker whose engine has no model, of a kind of tests/toy_engine.py: for what the front does by itself."""
     flags = ("--model", str(tiny_model().write(folder / "tiny.gguf")), "--port", "0")
-    command = altered("tests.toy_engine", *filter(None, [kind]), failing=failing, is_open=is_open)
+    command = altered("tests.toy_engine", *filter(None, [kind]), failing=failing, constants=constants, is_open=is_open)
     return WorkerProcess(*flags, *arguments, command=command, **options)
 
 

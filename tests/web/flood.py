@@ -46,7 +46,7 @@ class Watch:
         self._thread = threading.Thread(target=self._ask_again_and_again, daemon=True)
         self.n_failed = 0
         self.n_answered = 0
-        self.rss_before = self.rss
+        self.rss_before = self.rss_most = self.rss
 
     @property
     def rss(self) -> int:
@@ -70,6 +70,7 @@ class Watch:
     def _ask_again_and_again(self) -> None:
         asked = cycle(ALWAYS_ANSWERED)
         while not self._stop.wait(PERIOD_S):
+            self.rss_most = max(self.rss_most, self.rss)
             try:
                 connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=GIVE_UP_S)
                 connection.request(*next(asked))

@@ -12,7 +12,7 @@ from tests.protocol.vectors import R0
 from tests.web.flood import Watch, apart, flood
 from tests.web.wire import JSON, head, post_json, read_answer
 from tests.worker_process import WorkerProcess
-from worker.web.bodies import SHARED_BYTES, SharedMemory
+from worker.web.large_bodies import SHARED_BYTES, SharedMemory
 
 
 async def settled() -> None:

@@ -1,12 +1,13 @@
 """The last bytes on a closed connection: a client has time for them as long as it takes some, and no longer."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import uvicorn
 
-from worker.web.connection import LOOKS, READING_TIMEOUT_S, BoundedConnection
+from tests.web.wire import head
+from worker.web.connection import BODY_PART_BYTES, BODY_TIMEOUT_S, LOOKS, READING_TIMEOUT_S, BoundedConnection
 from worker.web.crowd import Crowd
 
 
@@ -29,6 +30,14 @@ class Clock:
         self.timers.append(Timer(self, lambda: callback(*arguments)))
         return self.timers[-1]
 
+    def create_task(self, coroutine: Coroutine[Any, Any, None]) -> "Task":
+        coroutine.close()
+        return Task()
+
+
+class Task:
+    def add_done_callback(self, callback: Callable[..., None]) -> None: ...
+
 
 class Wire(asyncio.Transport):
     """Its client takes bytes when the test says so."""
@@ -45,6 +54,8 @@ class Wire(asyncio.Transport):
     def is_closing(self) -> bool:
         return self._is_closing
 
+    def pause_reading(self) -> None: ...
+
     def close(self) -> None:
         self._is_closing = True
 
@@ -58,7 +69,7 @@ async def _app(scope: Any, receive: Any, send: Any) -> None: ...
 def test_a_closed_connection_is_dropped_after_a_time_without_progress_and_not_before() -> None:
     clock, wire = Clock(), Wire()
     loop = cast(asyncio.AbstractEventLoop, clock)
-    connection = BoundedConnection(lambda *_: None, uvicorn.Config(_app), Crowd(max_connections=20), {}, _loop=loop)
+    connection = BoundedConnection(lambda *_: None, 0, uvicorn.Config(_app), Crowd(max_connections=20), {}, _loop=loop)
     connection.connection_made(wire)
     connection.timeout_keep_alive_handler()
     for _ in range(5):
@@ -72,3 +83,24 @@ def test_a_closed_connection_is_dropped_after_a_time_without_progress_and_not_be
         timer.go_off()
     assert wire.is_aborted
     assert READING_TIMEOUT_S == 30
+
+
+def test_a_body_may_take_longer_than_its_time_if_each_part_of_it_does_not() -> None:
+    clock, wire = Clock(), Wire()
+    wire.n_queued = 0
+    loop = cast(asyncio.AbstractEventLoop, clock)
+    connection = BoundedConnection(lambda *_: None, 0, uvicorn.Config(_app), Crowd(max_connections=20), {}, _loop=loop)
+    connection.connection_made(wire)
+    connection.data_received(head("POST", "/execute", content_length=100 * BODY_PART_BYTES))
+    for _ in range(5):
+        connection.data_received(b"x" * BODY_PART_BYTES)
+        (timer,) = clock.timers
+        clock.timers.clear()
+        timer.go_off()
+        assert not wire.is_aborted
+    connection.data_received(b"x" * (BODY_PART_BYTES - 1))
+    (timer,) = clock.timers
+    clock.timers.clear()
+    timer.go_off()
+    assert wire.is_aborted
+    assert BODY_TIMEOUT_S == 60

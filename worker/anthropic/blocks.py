@@ -15,11 +15,19 @@ from worker.openai.thinking import decoded_thoughts
 from worker.openai.turns import LEFT_OUT, Turns, joined
 from worker.protocol.bodies import MAX_ERRORS, FieldError, doc
 from worker.protocol.conversation import entries
+from worker.protocol.payloads import Places
 from worker.protocol.unread import unread
 
 ROLES = ("user", "assistant", "system")
 BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "document")
 _MEDIA = ("image", "document", "search_result", "tool_reference")
+
+PAYLOADS = Places(
+    frozenset(
+        f".{blocks}.source.data" for blocks in ("system[]", "messages[].content[]", "messages[].content[].content[]")
+    ),
+    frozenset({"base64"}),
+)
 
 BILL = "x-anthropic-billing-header:"
 """The beginning of the system block in which Claude Code names its version and the conversation. It differs between

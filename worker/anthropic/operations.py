@@ -61,7 +61,7 @@ _ASKED: dict[int, Answer] = {
         [MessagesError(type="invalid_request_error", message="GET is not allowed on /v1/messages: use POST")],
         ("Allow",),
     ),
-    413: _details("The body exceeds the limit: 2 MiB, more with a larger `--max-prompt-chars`.", []),
+    413: _details("The body exceeds `--max-body-mb`, or 2 MiB without pictures and files (`--max-prompt-chars`).", []),
     415: _details("The content type is not application/json or application/*+json.", []),
     503: _errors("The worker takes no jobs now, or its queue is full.", *NOT_NOW, headers=("Retry-After",)),
     504: _errors("X-Deadline or `--inference-timeout-sec` has passed.", DeadlineExceeded("X-Deadline passed")),

@@ -335,6 +335,13 @@ class Settings:
         "Jobs",
         IntRange(1, MAX_PROMPT_CHARS),
     )
+    max_body_mb: int = setting(
+        64,
+        "Refuse a request body of more than N MiB on /v1. Pictures and files that the model does not read may fill it; "
+        "the rest has the limit that --max-prompt-chars sets.",
+        "Jobs",
+        IntRange(1, 4096),
+    )
     max_tokens_in: int = setting(
         0,
         "Refuse a prompt of more than N tokens; 0 sets no limit but the context.",
@@ -532,9 +539,14 @@ class Settings:
 
     @property
     def max_body_bytes(self) -> int:
-        """The largest request body: a prompt of --max-prompt-chars fits however its characters are escaped."""
+        """The largest request body, or the text in it: a prompt of --max-prompt-chars fits, however it is escaped."""
         more_chars = max(0, self.max_prompt_chars - DEFAULT_PROMPT_CHARS)
         return _MIN_BODY_BYTES + more_chars * _LONGEST_ESCAPE_BYTES
+
+    @property
+    def max_whole_bytes(self) -> int:
+        """The largest request body on /v1 with its payloads."""
+        return self.max_body_mb * 2**20
 
     @property
     def prefix_cache_bytes(self) -> int:

@@ -35,12 +35,15 @@ from worker.openai.thinking import EFFORTS, Thinking, thinking_of, turned_off, w
 from worker.openai.tools import constraint_errors, without_schema
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.conversation import unread_members
+from worker.protocol.payloads import Places
 from worker.protocol.rules import int_range
 from worker.wire.chat_format import ChatFormat
 from worker.wire.encoding import encode_json
 from worker.wire.jobs import MarkUse
 from worker.wire.prompts import Conversation
 
+_MEDIA = ("image_url", "image_url.url", "file.file_data", "input_audio.data", "video_url.url")
+PAYLOADS = Places(frozenset(f".messages[].content[].{name}" for name in _MEDIA), frozenset({"", "image_url"}))
 _EFFORT = "reasoning_effort"
 _BUDGETS = ("thinking_token_budget", "thinking_budget_tokens")
 """vLLM's name and llama-server's."""

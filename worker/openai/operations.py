@@ -80,7 +80,7 @@ _BODY: dict[int, Answer] = {
     404: _api_error(
         "With `--strict-model`: the request names another model.", UnknownModel("gpt-4", "smollm2-135m-instruct")
     ),
-    413: _details("The body exceeds the limit: 2 MiB, more with a larger `--max-prompt-chars`.", []),
+    413: _details("The body exceeds `--max-body-mb`, or 2 MiB without pictures and files (`--max-prompt-chars`).", []),
     415: _details("The content type is not application/json or application/*+json.", []),
 }
 _STATE: dict[int, Answer] = {

@@ -9,9 +9,10 @@ from litestar import Response, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
+from worker.anthropic import blocks
 from worker.anthropic import operations as anthropic_operations
 from worker.anthropic.request import MessageAsked, read_counted, read_messages, token_count
-from worker.openai.responses import operations
+from worker.openai.responses import items, operations
 from worker.openai.responses.request import ResponseAsked, input_tokens, read_response
 from worker.web.bodies import AnyRequest
 from worker.web.described import described
@@ -31,7 +32,7 @@ def _responses_routes(api: Api) -> list[HTTPRouteHandler]:
     async def responses(request: AnyRequest) -> ASGIResponse:
         """Answer with the next items of a conversation, complete or as events."""
         with counted(api.front, request, "chat"):
-            asked = await api.read(request, read_response)
+            asked = await api.read(request, read_response, items.PAYLOADS)
             heading = api.heading("resp", "_")
             choices = asked.choices(heading)
             return api.answer(request, asked, heading, kind=None, prompts=[asked.prompt], choices=choices)
@@ -39,7 +40,7 @@ def _responses_routes(api: Api) -> list[HTTPRouteHandler]:
     @post("/v1/responses/input_tokens", status_code=200, opt=described(operations.INPUT_TOKENS))
     async def counted_input(request: AnyRequest) -> Response[bytes]:
         """Answer with the number of the prompt's tokens."""
-        asked = await api.read(request, read_response)
+        asked = await api.read(request, read_response, items.PAYLOADS)
         return _counted(input_tokens(await _tokenized(api, asked)), asked)
 
     return [responses, counted_input]
@@ -50,7 +51,7 @@ def _messages_routes(api: Api) -> list[HTTPRouteHandler]:
     async def messages(request: AnyRequest) -> ASGIResponse:
         """Answer with the next message of a conversation, complete or as events."""
         with counted(api.front, request, "chat"):
-            asked = await api.read(request, read_messages)
+            asked = await api.read(request, read_messages, blocks.PAYLOADS)
             heading = api.heading("msg", "_")
             return api.answer(
                 request,
@@ -65,7 +66,7 @@ def _messages_routes(api: Api) -> list[HTTPRouteHandler]:
     @post("/v1/messages/count_tokens", status_code=200, opt=described(anthropic_operations.COUNT_TOKENS))
     async def count_tokens(request: AnyRequest) -> Response[bytes]:
         """Answer with the number of the prompt's tokens."""
-        asked = await api.read(request, read_counted)
+        asked = await api.read(request, read_counted, blocks.PAYLOADS)
         return _counted(token_count(await _tokenized(api, asked)), asked)
 
     @get("/api/hello", opt=described(anthropic_operations.HELLO), sync_to_thread=False)

@@ -53,7 +53,7 @@ def create_app(front: Front) -> Edge:
             Exception: _refused,
         },
         openapi_config=None,
-        request_max_body_size=front.settings.max_body_bytes,
+        request_max_body_size=None,  # the routes have limits of their own (large_bodies.py)
         logging_config=None,
     )
     return Edge(app, front.settings, front.metrics)
@@ -69,7 +69,7 @@ def document_of(front: Front) -> bytes:
 
 def _described_routes(front: Front) -> list[HTTPRouteHandler]:
     """The routes that the document describes, which are all but those of the document and the pages."""
-    bodies = Bodies(front.settings.max_body_bytes)
+    bodies = Bodies(front.settings)
     handlers = [*_state_routes(front), execute_route(front, bodies), *_control_routes(front, bodies)]
     return [*handlers, *openai_routes(front, bodies), *agent_routes(Api(front, bodies))]
 

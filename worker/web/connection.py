@@ -1,4 +1,5 @@
-"""One HTTP connection with features that uvicorn lacks: limits on waits for the client, the standing, half-close.
+"""One HTTP connection with features that uvicorn lacks: limits on waits for the client, the standing, half-close, and a
+close in stages while the client is sending.
 
 Each callback ends in `_review`, which derives the current wait from the state of the exchange.
 """
@@ -14,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum, auto
 from functools import partial
-from typing import Any, assert_never
+from types import SimpleNamespace
+from typing import Any, assert_never, cast
 
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
 from uvicorn.config import Config
@@ -27,7 +29,10 @@ from worker.web.request_parser import RequestParser
 
 HEADERS_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
-"""A whole body may take this long, once the headers are complete and there is memory for it."""
+"""A whole body may take this long, once the headers are complete and there is memory for it. A longer body than
+BODY_PART_BYTES may take this long for each such part."""
+
+BODY_PART_BYTES = 4 * 1024 * 1024
 
 READING_TIMEOUT_S = 30.0
 """docs/protocol.md#life-of-a-job: a send without progress for this long ends the connection, and with it the job. The
@@ -79,17 +84,23 @@ class BoundedConnection(HttpToolsProtocol):
     def __init__(
         self,
         on_malformed: Callable[[str, int], None],
+        max_dropped_bytes: int,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """`on_malformed` is called for each answer to bytes that are not HTTP, with its correlation id and body
-        size."""
+        size. `max_dropped_bytes` limits a body, or its rest, that arrives after the answer."""
         super().__init__(config, server_state, app_state, _loop)
         self.parser = RequestParser(self)
         self.app = partial(_answer, self.app)
         self._on_malformed = on_malformed
+        self._max_dropped_bytes = max_dropped_bytes
+        self._n_body_bytes = 0
+        """The bytes of the current body that have arrived."""
+        self._is_parting = False
+        """True if the worker has shut down its sending side, and drops what arrives."""
         assert isinstance(server_state, Crowd)
         self.crowd = server_state
         self._wait: _Wait | None = None
@@ -124,9 +135,13 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._n_overhead_bytes += len(data)
-        super().data_received(data)
-        if self._n_overhead_bytes > MAX_OVERHEAD_BYTES:
+        if self._is_parting:
+            self._n_body_bytes += len(data)
+        else:
+            self._n_overhead_bytes += len(data)
+            super().data_received(data)
+        is_too_long_a_head = self._n_overhead_bytes > MAX_OVERHEAD_BYTES and not self._is_parting
+        if is_too_long_a_head or (self._is_idle and self._n_body_bytes > self._max_dropped_bytes):
             self.transport.abort()
         elif self._is_body_awaited and self.cycle.body:
             # Reading resumes when the application has taken this data: it may be waiting for memory (bodies.py).
@@ -164,22 +179,35 @@ class BoundedConnection(HttpToolsProtocol):
         self._is_in_headers = False
         if self.parser.get_http_version() in _WITHOUT_CHUNKS:
             self.expect_100_continue = False  # RFC 9110 10.1.1: it knows no interim answers either
+        self._n_body_bytes = 0
+        self._unset_keepalive_if_required()
         if absolute := _ABSOLUTE_TARGET.match(self.url):
             # RFC 9112 3.2.2: the target's host counts, and the header does not.
             self.headers[:] = [(b"host", absolute[1]), *(line for line in self.headers if line[0] != b"host")]
         super().on_headers_complete()
+        # What a cycle calls of its transport.
+        parts = SimpleNamespace(write=self.transport.write, is_closing=self.transport.is_closing, close=self._end)
+        self.cycle.transport = cast(asyncio.Transport, parts)
         self.scope["extensions"] = {_EXTENSION: {"connection": self, "cycle": self.cycle}}
 
     def on_body(self, body: bytes) -> None:
+        self._n_body_bytes += len(body)
         self._n_overhead_bytes = max(0, self._n_overhead_bytes - _FRAMING_PER_BODY_BYTE * len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._n_overhead_bytes = 0
         super().on_message_complete()
+        if self._is_idle:  # the answer came before, and uvicorn has taken its timer back
+            self.cycle.more_body = False
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._is_parting:
+            self._unset_keepalive_if_required()
         if self._has_client_finished and (self._is_idle or self._is_body_awaited):
             self.transport.close()
         self._review()
@@ -198,7 +226,30 @@ class BoundedConnection(HttpToolsProtocol):
             )
             self.transport.write((head + msg).encode("ascii"))
             self._on_malformed(correlation, len(msg))
-        self.transport.close()
+        if self._is_idle:
+            self._part()
+        else:
+            self.transport.close()
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────
+
+    def _end(self) -> None:
+        """A cycle closes its connection."""
+        if self._is_idle and self.cycle.more_body and not self.pipeline:
+            self._part()
+        else:
+            self.transport.close()
+
+    def _part(self) -> None:
+        """Close in stages (RFC 9112 9.6): send no more, and drop what the client still sends until it closes.
+
+        Otherwise the kernel would answer unread bytes with a reset, and a client that sends its whole body before it
+        reads would lose the answer.
+        """
+        if not self.transport.is_closing():
+            self.transport.write_eof()
+            self._is_parting = True
+            self.flow.resume_reading()
 
     # ── the current wait ────────────────────────────────────────────────────────────────────────
 
@@ -250,7 +301,7 @@ class BoundedConnection(HttpToolsProtocol):
             case _Wait.READING | _Wait.FAREWELL:
                 self._look_again(self.untaken_bytes, n_vain=0)
             case _Wait.BODY:
-                self._timer = self.loop.call_later(BODY_TIMEOUT_S, self.transport.abort)
+                self._look_at_body(-BODY_PART_BYTES)
             case _Wait.FIRST_BYTE | _Wait.HEADERS:
                 self._timer = self.loop.call_later(HEADERS_TIMEOUT_S, self.transport.abort)
             case _:
@@ -279,6 +330,13 @@ class BoundedConnection(HttpToolsProtocol):
             self._look_again(n_untaken, n_vain)
         else:
             self.transport.abort()
+
+    def _look_at_body(self, n_before: int) -> None:
+        """Drop the connection unless another part of the body has arrived."""
+        if self._n_body_bytes - n_before < BODY_PART_BYTES:
+            self.transport.abort()
+        else:
+            self._timer = self.loop.call_later(BODY_TIMEOUT_S, self._look_at_body, self._n_body_bytes)
 
     @contextmanager
     def body_held_back(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ from worker.front.admission import LOADING_RETRY_S
 from worker.front.health import Phase
 from worker.front.job import Job
 from worker.front.state import Front
-from worker.openai import completions, operations, tokens
+from worker.openai import chat, completions, operations, tokens
 from worker.openai.answers import Choice, Heading, last_chunks, whole
 from worker.openai.chat import ChatAsked, read_chat
 from worker.openai.chat_message import CHUNK_OBJECT, REASONING_FIELDS
@@ -37,6 +37,7 @@ from worker.openai.responses.request import ResponseAsked
 from worker.protocol.bodies import FieldsRefused
 from worker.protocol.headers import trace_context
 from worker.protocol.job_request import JobRequest
+from worker.protocol.payloads import NO_PLACES, Places
 from worker.web.bodies import AnyRequest, Bodies
 from worker.web.connection import has_too_many, is_crowded
 from worker.web.described import described
@@ -77,8 +78,8 @@ class Api:
     def model_name(self) -> str:
         return self.front.settings.served_name(self.facts.name)
 
-    async def read(self, request: AnyRequest, read: Read[Asked]) -> Asked:
-        """The decoded request. Raises: WorkerError, HTTPException."""
+    async def read(self, request: AnyRequest, read: Read[Asked], payloads: Places = NO_PLACES) -> Asked:
+        """The decoded request without its payloads (protocol/payloads.py). Raises: WorkerError, HTTPException."""
         if has_too_many(request.scope):
             raise WorkerBusy("too many requests come from this address; try again later", retry_after_s=1)
         settings = self.front.settings
@@ -98,7 +99,7 @@ class Api:
             reasoning_fields=REASONING_FIELDS if settings.reasoning_field == "both" else (settings.reasoning_field,),
             keeps_billing_block=settings.keep_billing_block,
         )
-        return await self._bodies.decoded(request, lambda body: read(body, terms))
+        return await self._bodies.decoded(request, lambda body: read(body, terms), payloads)
 
     def heading(self, prefix: str, between: str = "-") -> Heading:
         """The heading of a new answer."""
@@ -219,7 +220,7 @@ def _generating_routes(api: Api) -> list[HTTPRouteHandler]:
     async def chat_completions(request: AnyRequest) -> ASGIResponse:
         """Answer with a conversation's next message, complete or as a stream."""
         with counted(api.front, request, "chat"):
-            asked = await api.read(request, read_chat)
+            asked = await api.read(request, read_chat, chat.PAYLOADS)
             heading = api.heading("chatcmpl")
             choices = asked.choices(heading)
             return api.answer(request, asked, heading, kind=CHUNK_OBJECT, prompts=[asked.prompt], choices=choices)
@@ -285,7 +286,7 @@ def _token_routes(api: Api) -> list[HTTPRouteHandler]:
     @post("/v1/chat/completions/render", status_code=200, opt=described(operations.RENDER_CHAT))
     async def render_chat(request: AnyRequest) -> Response[bytes]:
         """Answer with the tokens of the prompt that the template makes of a conversation."""
-        asked = await api.read(request, read_chat)
+        asked = await api.read(request, read_chat, chat.PAYLOADS)
         return _body(await _rendered(api.front, asked.prompt, asked.generation), asked.generation.ignored)
 
     @post("/v1/completions/render", status_code=200, opt=described(operations.RENDER_COMPLETION))

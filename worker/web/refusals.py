@@ -42,13 +42,7 @@ _POOL_MANAGER_PATHS = re.compile(
 HTTP_ERRORS = {
     404: ("unknown_url", "no route {method} {path}: /docs lists the routes of this worker"),
     405: ("method_not_allowed", "{method} is not allowed on {path}: use {allow}"),
-    413: (
-        "body_too_large",
-        (
-            "the request body exceeds {limit:,} bytes: send a shorter prompt, or start the worker with a larger "
-            "--max-prompt-chars"
-        ),
-    ),
+    413: ("body_too_large", "{detail}"),
     415: ("unsupported_media_type", "send a JSON body with content-type: application/json"),
 }
 """The codes and texts of Litestar's own refusals."""
@@ -201,7 +195,7 @@ def _api_http_error(request: AnyRequest, error: HTTPException, errors: Errors) -
         method=request.scope["state"]["method"],
         path=ascii(request.scope["path"][:_MAX_PATH_CHARS])[1:-1],
         allow=(headers or {}).get("allow", "").replace(",", " or "),
-        limit=request.app.request_max_body_size,
+        detail=error.detail,
     )
     if isinstance(error, EncodedBody):
         message, headers = error.detail, error.headers

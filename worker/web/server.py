@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import uvicorn
 
+from worker.config.settings import Settings
 from worker.errors import BindFailed, StartupError
 from worker.front.health import Phase
 from worker.front.state import Front
@@ -84,7 +85,7 @@ async def served(front: Front, sock: socket.socket) -> AsyncIterator[None]:
     app = create_app(front)
     config = uvicorn.Config(
         cast(Any, app),  # it has Litestar's types, and uvicorn expects its own
-        http=partial(BoundedConnection, app.malformed),  # type: ignore[arg-type] # it is only ever called
+        http=partial(BoundedConnection, app.malformed, _max_dropped_bytes(front.settings)),  # type: ignore[arg-type] # it is only ever called
         ws="none",
         lifespan="off",
         log_config=None,
@@ -105,6 +106,11 @@ async def served(front: Front, sock: socket.socket) -> AsyncIterator[None]:
         server.is_wanted = False
         server.should_exit = True
         await serving
+
+
+def _max_dropped_bytes(settings: Settings) -> int:
+    """Twice what is accepted, so that a client that sends somewhat more learns why it is refused."""
+    return 2 * max(settings.max_body_bytes, settings.max_whole_bytes)
 
 
 def allow_open_files(n_files: int = WANTED_OPEN_FILES) -> None:

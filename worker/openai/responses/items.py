@@ -17,6 +17,7 @@ from worker.openai.tools import TEXT_ARGUMENT, flattened
 from worker.openai.turns import LEFT_OUT, Turns, joined
 from worker.protocol.bodies import MAX_ERRORS, FieldError, doc
 from worker.protocol.conversation import entries
+from worker.protocol.payloads import Places
 from worker.protocol.unread import unread
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -25,6 +26,14 @@ ITEMS = (
 )  # fmt: skip
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 MEDIA_PARTS = ("input_image", "input_file", "input_audio", "input_video")
+
+_MEDIA_PLACES = (
+    f"{parts}.{name}" for parts in ("content[]", "output[]", "output") for name in ("image_url", "file_data")
+)
+PAYLOADS = Places(
+    frozenset(f".input[].{where}" for where in (*_MEDIA_PLACES, "result")),
+    frozenset({"input_image", "input_file", "computer_screenshot", "image_generation_call"}),
+)
 
 _KIND = re.compile(r"[a-z_]{1,40}")
 """An answer may name a type of this form, but no text that was sent by mistake."""
