@@ -99,8 +99,8 @@ def by_hand() -> Iterator[Line]:
         for text, calls in ((ONE, [BREST]), (f"{ONE}\n{TWO}", [BREST, MALO]), (f"[{ONE}, {TWO}]", [BREST, MALO])):
             yield Line("calls without markers", family, text, calls=calls)
             yield Line("calls without markers", family, f"```json\n{text}\n```", calls=calls)
-        yield Line("calls without markers", family, f"{ONE}\n{TWO[:40]}", calls=[BREST], is_cut=True)
-        yield Line("calls without markers", family, f"{ONE[:-9]}", is_cut=True)
+        yield Line("calls without markers", family, f"{ONE}\n{TWO[:40]}", TWO[:40], calls=[BREST], is_cut=True)
+        yield Line("calls without markers", family, ONE[:-9], ONE[:-9], is_cut=True)
     yield from _harmony()
     yield from _kimi()
     yield from _llama()

@@ -150,8 +150,7 @@ class Reader:
         """Return the deltas of the text that was held back. `is_cut` says that the answer ended at its length,
         `is_stopped` that it ended at a stop, or that its end may be missing."""
         found = [] if self._thoughts is None else self._thoughts.finish(is_cut=is_cut, is_stopped=is_stopped)
-        end = self._form.calls.parameter_end.strip() if self._form.calls else ""
-        is_torn = self._deltas.is_open and not (end and self._scan.ahead(0).rstrip().endswith(end))
+        is_torn = self._deltas.is_open and not (self._calls and self._calls.is_closed_by(self._scan.ahead(0)))
         is_inside = self._deltas.is_open or self._held == "call"
         if is_torn or (is_cut and self._held == "marker") or (is_inside and (is_cut or is_stopped)):
             self._steps.close()

@@ -75,6 +75,10 @@ class TaggedReader(CallReader):
         self._deltas.end()
         yield from self._finish()
 
+    def is_closed_by(self, rest: str) -> bool:
+        """Return True if a value ends at the rest's end, or the call somewhere in it."""
+        return rest.rstrip().endswith(self._parameter_end) or any(end in rest for end in self._call_ends)
+
     def _next_parameter(self) -> Steps[str | None]:
         """Read the next argument's name; None if there is no more."""
         scan = self._scan
