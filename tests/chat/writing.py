@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from worker.chat.families import FAMILIES
+from worker.chat.families import families
 from worker.chat.scan import tokens_of
 from worker.wire.chat_format import HERMES, CallFormat, ChatFormat
 
 Arguments = Mapping[str, object]
 
 FORMATS: dict[str, ChatFormat] = {
-    **{family.format.name: family.format for family in FAMILIES},
+    **{family.format.name: family.format for family in families()},
     "generic": HERMES,
 }
 CALLING = {name: form for name, form in FORMATS.items() if form.calls is not None}
