@@ -5,6 +5,7 @@ The laws run over all formats.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -84,7 +85,30 @@ def test_a_cut_answer_is_the_beginning_of_the_whole(name: str, data: st.DataObje
     whole = message_of(read(form, dict(answer.tools), [text]))
     cut = text[: data.draw(st.integers(0, len(text)))]
     part = message_of(read(form, dict(answer.tools), data.draw(pieces_of(cut)), is_cut=True))
+    if name == "llama-3" and answer.calls and cut.endswith(part.content):
+        part = replace(part, content="")  # nothing but its name shows that an object is a call
     assert is_beginning(part, whole), (cut, part, whole)
+
+
+@pytest.mark.parametrize("name", CALLING)
+@LAW
+@given(data=st.data())
+def test_a_call_that_the_answer_ends_in_is_left_out_and_those_before_it_are_kept(
+    name: str, data: st.DataObject
+) -> None:
+    form = CALLING[name]
+    answer = data.draw(answers(form, min_calls=1))
+    text = written(form, answer)
+    cut = text[: data.draw(st.integers(0, len(text)))]
+    reader = Reader(form, dict(answer.tools), new_id=an_id)
+    deltas = [delta for piece in data.draw(pieces_of(cut)) for delta in reader.push(piece)]
+    is_cut = data.draw(st.booleans())
+    deltas += reader.finish(is_cut=is_cut, is_stopped=not is_cut)
+    message = message_of(deltas, is_unfinished=reader.is_unfinished)
+    assert said(message)[2] == [(each, dict(given)) for each, given in answer.calls][: len(message.calls)]
+    assert message.calls or not reader.is_called
+    if not reader.is_unfinished:
+        assert len(message_of(deltas).calls) == len(message.calls)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -43,6 +43,10 @@ FORMATS_IN_DRESS = sorted(FORMATS.keys() - {"functionary-v3.2"})
         (f"\n{CALL}\n", "", [ROME]),
         (f"{CALL}\n{CALL}", "", [ROME, ROME]),
         (f"[{CALL}]", "", [ROME]),
+        (f"[{CALL}, {CALL}]\n", "", [ROME, ROME]),
+        (f"{CALL} is a call.", "is a call.", [ROME]),
+        (f'{CALL}\n{{"city": "Rome"}}', '{"city": "Rome"}', [ROME]),
+        (f"{CALL}\n{CALL}\n{CALL[:30]}", CALL[:30], [ROME, ROME]),
         (f"<tools>\n{CALL}\n</tools>", "", [ROME]),
         ('```json\n{"name": "stop", "arguments": {}}\n```', "", [("stop", {})]),
         ('```json\n{"name": "weather", "parameters": {"city": "Rome"}}\n```', "", [ROME]),
@@ -74,7 +78,6 @@ NO_CALLS = (
     f"```json\n# a call\n{CALL}\n```",
     f"```python\nprint({CALL})\n```",
     f"```json\n{CALL}\nand more",
-    f"{CALL} is a call.",
     f"A call is {CALL}",
     '{"city": "Rome"}',
     "[1, 2]",
@@ -119,8 +122,31 @@ def test_a_cut_fence_says_nothing_wrong(name: str, value: str, size: int) -> Non
     cut = text[:size]
     message = message_of(read(HERMES, {name: {}}, list(cut), is_cut=True))
     if message.calls:
-        assert json.loads(message.calls[0].arguments) == {"a": value}
-    assert "Text.".startswith(message.content)
+        assert (message.content, json.loads(message.calls[0].arguments)) == ("Text.", {"a": value})
+    else:
+        assert cut.startswith(message.content)
+        assert len(cut.rstrip("`").rstrip()) <= len(message.content)
+
+
+@pytest.mark.parametrize("name", sorted({*FORMATS_IN_DRESS} - {"harmony", "muse"}))
+@LAW
+@given(data=st.data())
+def test_every_format_reads_objects_one_after_the_other(name: str, data: st.DataObject) -> None:
+    """Each is a call when it is complete; one that is cut is content."""
+    answer = data.draw(answers(FORMATS["hermes"], min_calls=1))
+    values = [call(CallFormat(form="object"), tool, given, 0) for tool, given in answer.calls]
+    reader = Reader(FORMATS[name], answer.tools, new_id=str)
+    deltas = []
+    for n, value in enumerate(values, start=1):
+        deltas += [delta for piece in data.draw(pieces_of(value)) for delta in reader.push(piece)]
+        assert len(message_of(deltas).calls) == n
+        assert json.loads(message_of(deltas).calls[-1].arguments) == dict(answer.calls[n - 1][1])
+        deltas += reader.push(data.draw(st.sampled_from(["\n", ", ", "; "])))
+    cut = values[0][: data.draw(st.integers(1, len(values[0]) - 1))]
+    deltas += [delta for piece in data.draw(pieces_of(cut)) for delta in reader.push(piece)]
+    message = message_of([*deltas, *reader.finish(is_cut=True)], is_unfinished=reader.is_unfinished)
+    assert len(message.calls) == len(values)
+    assert name == "llama-3" or message.content.endswith(cut.rstrip())
 
 
 def test_text_behind_a_fence_is_held_back_for_at_most_one_call() -> None:

@@ -137,6 +137,17 @@ def test_a_model_without_a_template_needs_one_in_the_line(tmp_path: Path, capsys
 # ── parse ────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize("end", range(CALL.index("at"), CALL.index("}}")))
+def test_a_call_that_is_cut_is_none_and_the_one_before_it_stays(end: int, capsysbinary: Capture) -> None:
+    asked = {"template": HERMES, "tools": TOOLS}
+    alone, second = answers(
+        "parse", asked | {"text": CALL[:end]}, asked | {"chunks": [CALL, CALL[:end]]}, capture=capsysbinary
+    )
+    assert alone["message"] == {"role": "assistant", "content": ""}
+    (call,) = second["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"at": "Nîmes"}
+
+
 def test_an_answer_becomes_a_message_with_its_calls(capsysbinary: Capture) -> None:
     asked = {"template": HERMES, "tools": TOOLS, "text": f"I look.\n{CALL}\n{CALL}"}
     (found,) = answers("parse", asked, capture=capsysbinary)

@@ -195,9 +195,11 @@ class Told:
         return told
 
 
-def message_by(form: ChatFormat, tools: Mapping[str, object], text: str, *, is_cut: bool) -> Message:
+def message_by(form: ChatFormat, tools: Mapping[str, object], text: str, *, is_cut: bool, is_whole: bool) -> Message:
+    """The message that a reader makes. A whole one leaves out a call that is not complete."""
     reader = Reader(form, tools, new_id=str)
-    return message_of([*reader.push(text), *reader.finish(is_cut=is_cut)])
+    deltas = [*reader.push(text), *reader.finish(is_cut=is_cut)]
+    return message_of(deltas, is_unfinished=is_whole and reader.is_unfinished)
 
 
 def answered(asked: ChatAsked, pieces: Sequence[str], reason: StopReason, n: int = 1) -> list[Told]:
@@ -237,14 +239,15 @@ def test_a_message_and_the_sum_of_its_chunks_are_what_the_reader_reads(
     reason: StopReason = "MAX_TOKENS" if is_cut else "EOS"
     fields: dict[str, Any] = {"tools": offering(answer.tools), "n": n}
     collected = answered(read(terms, **fields), pieces, reason, n)
-    assert collected == answered(read(terms, **fields, stream=True), pieces, reason, n)
+    streamed = answered(read(terms, **fields, stream=True), pieces, reason, n)
     schemas = read(terms, **fields).generation.reading.use.schemas()
-    message = message_by(form, schemas, "".join(pieces), is_cut=is_cut)
-    calls = [(call.name, call.arguments) for call in message.calls]
-    assert {told.reason for told in collected} == {"length" if is_cut else "tool_calls" if calls else "stop"}
-    for told in collected:
-        assert (told.calls, told.reasoning) == (calls, message.reasoning)
-        assert told.content == (message.content or (None if calls else ""))
+    for is_whole, tolds in ((True, collected), (False, streamed)):
+        message = message_by(form, schemas, "".join(pieces), is_cut=is_cut, is_whole=is_whole)
+        calls = [(call.name, call.arguments) for call in message.calls]
+        assert {told.reason for told in tolds} == {"length" if is_cut else "tool_calls" if calls else "stop"}
+        for told in tolds:
+            assert (told.calls, told.reasoning) == (calls, message.reasoning)
+            assert told.content == (message.content or (None if calls else ""))
 
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'

@@ -50,8 +50,8 @@ class CallReader:
         self.begin = tokens_of(form.call_begin)
         self.begins = (self.begin, *(tokens_of(form.call_begin.removeprefix(one)) for one in form.skippable))
         """The markers that begin a call, the whole one first."""
-        self._end = tokens_of(form.call_end)
-        self._loose_end = ("}", *self._end) if form.form == "object" else self._end
+        self.end = tokens_of(form.call_end)
+        self._loose_end = ("}", *self.end) if form.form == "object" else self.end
         """The end as models write it: small ones close an object once too often."""
         self._is_bare = not self.begin and not form.section_begin
         """True if nothing but an offered name shows that an object is a call."""
@@ -65,7 +65,7 @@ class CallReader:
         stops = [form.id_begin, *self._name_end[:1]]
         match form.form:
             case "tagged" | "nested":
-                stops += [*self._parameter_begin[:1], *self._end[:1]]
+                stops += [*self._parameter_begin[:1], *self.end[:1]]
             case "python":
                 stops = ["("]
             case "gemma":
@@ -73,7 +73,7 @@ class CallReader:
             case _ if not self._name_end:
                 stops.append("{")
             case _:
-                stops += self._end[:1]
+                stops += self.end[:1]
         return tuple(filter(None, stops))
 
     def read(self, k: int) -> Steps[None]:
@@ -202,7 +202,7 @@ class CallReader:
                     except NotACallError:
                         self._deltas.argue(scan.take(match.start() - scan.at))
                         # The rest of arguments that are no JSON, up to the call's end.
-                        yield from Markers(self._end[:1]).up_to(scan, self._deltas.argue)
+                        yield from Markers(self.end[:1]).up_to(scan, self._deltas.argue)
                         return
                     if not open_brackets:
                         self._deltas.argue(scan.take(k - scan.at))
@@ -223,7 +223,7 @@ class CallReader:
         k = yield from after_space(self._scan, k)
         char = yield from char_at(self._scan, k)
         if char != "{":
-            end = yield from after_token(self._scan, k, self._end[0]) if self._end else nowhere()
+            end = yield from after_token(self._scan, k, self.end[0]) if self.end else nowhere()
             if end < 0 or name not in self._deltas.tools:
                 raise NotACallError
         self._scan.take(k)

@@ -1,13 +1,17 @@
 """A call in another dress than the model's own: a JSON object with an offered tool's name and fitting arguments.
 
-Small models write such objects in a code fence, or as their whole answer, instead of their markers. Owns the question
-whether a JSON value is such a call. Pure.
+Small models write such objects in a code fence, or without anything around them, instead of their markers. Owns the
+reading of such objects and the question whether one is a call. Pure.
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
+from worker.chat.deltas import Deltas
+from worker.chat.scan import NotACallError, Scan, Steps, after_space, after_string, after_token, after_value, char_at
 from worker.chat.values import is_value, loaded
 from worker.wire.names import NAME_KEYS
 
@@ -18,6 +22,8 @@ FIRST_KEYS: Final = frozenset({*NAME_KEYS, *ARGUMENT_KEYS, "id", "type"})
 """The keys that an object in this dress may begin with."""
 _OTHER_KEYS: Final = frozenset({"id", "type", "tool_call_id"})
 
+BETWEEN: Final = re.compile(r"[\s,;\[\]]*")
+"""The text between objects."""
 FENCES: Final = {
     "```": "```",
     "<tools>": "</tools>",
@@ -25,6 +31,78 @@ FENCES: Final = {
     "<function_call>": "</function_call>",
 }
 """The openings of such a dress, with their ends."""
+
+
+class DressReader:
+    """Reads the objects of one answer, each from the scan's text into deltas."""
+
+    def __init__(self, scan: Scan, deltas: Deltas, is_sure: Callable[[str], bool]) -> None:
+        """`is_sure` says whether the model was sure of a tool's name."""
+        self._scan = scan
+        self._deltas = deltas
+        self._is_sure = is_sure
+
+    def read(self, k: int, end: str) -> Steps[bool]:
+        """Read JSON objects from offset k, each a call when it is complete. If there is an end marker, it or another
+        object must follow each. Return False if there is no call."""
+        scan, deltas = self._scan, self._deltas
+        n_calls = deltas.n_calls
+        with suppress(NotACallError):
+            while True:
+                k = yield from self._bounded(after_space(scan, k, BETWEEN))
+                if deltas.n_calls > n_calls and not (yield from char_at(scan, k)):
+                    scan.take(k)
+                yield from self._glance(k)
+                after = yield from self._bounded(after_value(scan, k))
+                call = call_of(loaded(scan.ahead(k, after)), deltas.tools)
+                if call is None or not self._is_sure(call[0]):
+                    break
+                k = (yield from self._bounded(after_space(scan, after, BETWEEN))) if end else after
+                closed = (yield from after_token(scan, k, end)) if end else -1
+                if end and closed < 0 and (yield from char_at(scan, k)) not in ("{", ""):
+                    break
+                scan.take(max(k, closed))
+                k = 0
+                deltas.begin(call[0])
+                deltas.argue(call[1])
+                deltas.end()
+                if closed >= 0:
+                    break
+                deltas.skips_space = not end
+        return deltas.n_calls > n_calls
+
+    def _glance(self, k: int) -> Steps[None]:
+        """Refuse an object early that is no call: by its first key, and by its name."""
+        while (char := (yield from char_at(self._scan, k))) and char in "[{ \t\r\n":
+            k += 1
+        if char != '"':
+            raise NotACallError
+        end = yield from self._bounded(after_string(self._scan, k))
+        key = loaded(self._scan.ahead(k, end))
+        colon = yield from after_space(self._scan, end)
+        if key not in FIRST_KEYS or (yield from char_at(self._scan, colon)) != ":":
+            raise NotACallError
+        k = yield from after_space(self._scan, colon + 1)
+        if key in NAME_KEYS and (yield from char_at(self._scan, k)) == '"':
+            end = yield from self._bounded(after_string(self._scan, k))
+            if loaded(self._scan.ahead(k, end)) not in self._deltas.tools:
+                raise NotACallError
+
+    def _bounded(self, steps: Steps[int]) -> Steps[int]:
+        """Run steps that hold back text, as long as it is not longer than a call."""
+        end: int | None = None
+        while end is None:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                end = int(stop.value)
+            else:
+                if self._scan.n_ahead > MAX_HELD:
+                    raise NotACallError
+                yield
+        if end > MAX_HELD:
+            raise NotACallError
+        return end
 
 
 def call_of(value: object, tools: Mapping[str, object]) -> tuple[str, str] | None:

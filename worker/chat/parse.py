@@ -28,7 +28,7 @@ import msgspec
 
 from worker.chat.calls import CallReader
 from worker.chat.deltas import Arguments, Call, CallBegun, Content, Delta, Deltas, Message, Thought, message_of
-from worker.chat.dress import FENCES, FIRST_KEYS, MAX_HELD, call_of
+from worker.chat.dress import BETWEEN, FENCES, MAX_HELD, DressReader
 from worker.chat.messages import MessageReader, thought
 from worker.chat.scan import (
     Markers,
@@ -37,22 +37,17 @@ from worker.chat.scan import (
     Steps,
     Tag,
     after_space,
-    after_string,
     after_token,
     after_tokens,
-    after_value,
     char_at,
     tokens_of,
 )
 from worker.chat.tagged import TaggedReader
 from worker.chat.values import is_value, loaded
 from worker.wire.chat_format import ChatFormat
-from worker.wire.names import NAME_KEYS
 
 __all__ = ["Arguments", "Call", "CallBegun", "Content", "Delta", "Message", "Reader", "Thought", "message_of"]
 
-_BETWEEN: Final = re.compile(r"[\s,;\[\]]*")
-"""The text between JSON objects without markers."""
 _LANGUAGE: Final = re.compile(r"\w*")
 _MAX_LANGUAGE: Final = 24
 _CONTROL: Final = re.compile(r"</?[|｜][^<>]*>|<[^<>]*[|｜]>|</?\w+:[^<>]*>|\[[A-Z_]{3,}\]|\]<\]minimax\[>\[")
@@ -85,11 +80,11 @@ class Reader:
         collects.
         """
         self._form = form
-        self._is_sure = is_sure
         is_harmony = form.calls is not None and form.calls.form == "harmony"  # whose head messages.py reads
         opening = "" if is_harmony else form.opening
         self._scan = Scan(opening if deltas is None else "")
         self._deltas = deltas or Deltas(tools, new_id, opening)
+        self._dress = DressReader(self._scan, self._deltas, is_sure)
         self._is_reasoning = is_reasoning and form.reasoning is not None
         self._reads_fenced = reads_fenced and bool(tools)
         reader = TaggedReader if form.calls and form.calls.parameter_begin else CallReader
@@ -106,12 +101,12 @@ class Reader:
         """The markers that may end the reasoning, and what reads the call there."""
         self._thoughts: Reader | None = None
         """The Reader of reasoning that the engine has divided from the text."""
-        self._is_closed = False
+        self._ends_inside = self._is_closed = False
         """True if the reasoning has come to its end marker."""
         self._n_tried = 0
         """The number of characters that were read in vain for a call in the reasoning."""
         self._held: Literal["text", "call", "marker"] = "marker"
-        """What the text that is not read yet begins, if it begins something: what may be text, or a call's marker."""
+        """The text that is not read yet may be text as it is, or belong to a call, or begin a marker."""
         self._n_attempts = 0
         self._speaks_of_markers = False
         self._openers = self._found_openers()
@@ -119,9 +114,9 @@ class Reader:
         self._steps = self._run()
 
     @property
-    def has_calls(self) -> bool:
-        """True if there is a complete call."""
-        return self._deltas.n_calls > 0
+    def is_called(self) -> bool:
+        """True if there are calls, and the answer does not end in one that is not complete."""
+        return self._deltas.n_calls > 0 and not self.is_unfinished and not self._ends_inside
 
     @property
     def is_unfinished(self) -> bool:
@@ -132,11 +127,9 @@ class Reader:
         """Return the deltas that the text completes. `is_thought` says that the engine knows it as reasoning."""
         if is_thought and not self._enders:
             return [Thought(text)]
-        if is_thought:
-            if self._thoughts is None:
-                self._thoughts = Reader(
-                    self._form, self._deltas.tools, new_id=str, is_reasoning=True, deltas=self._deltas
-                )
+        if is_thought and self._thoughts is None:
+            self._thoughts = Reader(self._form, self._deltas.tools, new_id=str, is_reasoning=True, deltas=self._deltas)
+        if self._thoughts is not None and (is_thought or self._deltas.is_open):
             return self._thoughts.push(text)
         if self._thoughts is not None and text.strip():
             self._thoughts._is_closed = True
@@ -153,6 +146,8 @@ class Reader:
         is_torn = self._deltas.is_open and not (self._calls and self._calls.is_closed_by(self._scan.ahead(0)))
         is_inside = self._deltas.is_open or self._held == "call"
         if is_torn or (is_cut and self._held == "marker") or (is_inside and (is_cut or is_stopped)):
+            rest, ends = self._scan.ahead(0).strip(), (*self._calls.end, *self._section_end) if self._calls else ()
+            self._ends_inside = is_inside and bool(rest) and not any(each.startswith(rest) for each in ends)
             self._steps.close()
             return found + self._deltas.taken()
         self._scan.is_final = True
@@ -160,6 +155,11 @@ class Reader:
             pass
         self._deltas.finish()
         return found + self._deltas.taken()
+
+    @property
+    def _is_headed(self) -> bool:
+        """True if a message's head has been read: its text is the answer as it is."""
+        return self._messages is not None and self._messages.is_headed
 
     def _found_openers(self) -> dict[str, Callable[[str], Steps[None]]]:
         """Return the markers that are looked for in content, and what reads the text behind each."""
@@ -238,8 +238,8 @@ class Reader:
         form = self._form
         assert form.reasoning is not None
         end, said, arguments, n_read = form.reasoning.end.strip(), "", "", 0
-        form_behind = msgspec.structs.replace(form, reasoning=None)
-        reader = Reader(form_behind, self._deltas.tools, new_id=str, reads_fenced=False)
+        alone = msgspec.structs.replace(form, reasoning=None, content_begin="", content_end="", hidden=())
+        reader = Reader(alone, self._deltas.tools, new_id=str, reads_fenced=False)
         while self._scan.n_ahead <= MAX_HELD and self._n_tried <= MAX_HELD:
             found, n_read = reader.push(self._scan.ahead(n_read)), self._scan.n_ahead
             for delta in found:
@@ -255,7 +255,7 @@ class Reader:
             if said and (not arguments or said.partition(end)[2].strip()):
                 break
             if self._scan.is_final:
-                return reader.has_calls and is_value(loaded(arguments)) and not self._is_closed
+                return is_value(loaded(arguments)) and not self._is_closed
             yield
         self._n_tried += n_read
         return False
@@ -330,14 +330,14 @@ class Reader:
             return
         if self._is_bare and (yield from self._read_calls()):
             yield from self._other_bare()
-        elif self._reads_fenced:
-            yield from self._dressed(k, "")
+        elif self._reads_fenced and not self._is_headed:
+            yield from self._dress.read(k, "")
 
     def _other_bare(self) -> Steps[None]:
         """Read the objects after the first in Llama's form, which some models divide by `;`."""
         with suppress(NotACallError):
             while self._calls is not None:
-                yield from self._calls.read((yield from after_space(self._scan, 0, _BETWEEN)))
+                yield from self._calls.read((yield from after_space(self._scan, 0, BETWEEN)))
 
     def _fence(self, marker: str) -> Steps[None]:
         """Read a fenced block. It is a call, or its beginning is content."""
@@ -346,70 +346,7 @@ class Reader:
         while (char := (yield from char_at(self._scan, k))) and _LANGUAGE.fullmatch(char) and k < _MAX_LANGUAGE:
             k += 1
         k = yield from after_space(self._scan, k)
-        if (yield from char_at(self._scan, k)) in ("{", "[") and (yield from self._dressed(k, FENCES[marker])):
+        is_begun = not self._is_headed and (yield from char_at(self._scan, k)) in ("{", "[")
+        if is_begun and (yield from self._dress.read(k, FENCES[marker])):
             return
         self._deltas.say(self._scan.take(len(marker)))
-
-    def _dressed(self, k: int, end: str) -> Steps[bool]:
-        """Read JSON objects from offset k, each a call when it is complete. If there is an end marker, it or another
-        object must follow each. Return False if there is no call."""
-        if self._messages is not None and self._messages.is_headed:
-            return False
-        scan, deltas = self._scan, self._deltas
-        n_calls = deltas.n_calls
-        with suppress(NotACallError):
-            while True:
-                k = yield from self._bounded(after_space(scan, k, _BETWEEN))
-                if deltas.n_calls > n_calls and not (yield from char_at(scan, k)):
-                    scan.take(k)
-                yield from self._glance(k)
-                after = yield from self._bounded(after_value(scan, k))
-                call = call_of(loaded(scan.ahead(k, after)), deltas.tools)
-                if call is None or not self._is_sure(call[0]):
-                    break
-                k = (yield from self._bounded(after_space(scan, after, _BETWEEN))) if end else after
-                closed = (yield from after_token(scan, k, end)) if end else -1
-                if end and closed < 0 and (yield from char_at(scan, k)) not in ("{", ""):
-                    break
-                scan.take(max(k, closed))
-                k = 0
-                deltas.begin(call[0])
-                deltas.argue(call[1])
-                deltas.end()
-                if closed >= 0:
-                    break
-                deltas.skips_space = not end
-        return deltas.n_calls > n_calls
-
-    def _glance(self, k: int) -> Steps[None]:
-        """Refuse an object early that is no call: by its first key, and by its name."""
-        while (char := (yield from char_at(self._scan, k))) and char in "[{ \t\r\n":
-            k += 1
-        if char != '"':
-            raise NotACallError
-        end = yield from self._bounded(after_string(self._scan, k))
-        key = loaded(self._scan.ahead(k, end))
-        colon = yield from after_space(self._scan, end)
-        if key not in FIRST_KEYS or (yield from char_at(self._scan, colon)) != ":":
-            raise NotACallError
-        k = yield from after_space(self._scan, colon + 1)
-        if key in NAME_KEYS and (yield from char_at(self._scan, k)) == '"':
-            end = yield from self._bounded(after_string(self._scan, k))
-            if loaded(self._scan.ahead(k, end)) not in self._deltas.tools:
-                raise NotACallError
-
-    def _bounded(self, steps: Steps[int]) -> Steps[int]:
-        """Run steps that hold back text, as long as it is not longer than a call."""
-        end: int | None = None
-        while end is None:
-            try:
-                next(steps)
-            except StopIteration as stop:
-                end = int(stop.value)
-            else:
-                if self._scan.n_ahead > MAX_HELD:
-                    raise NotACallError
-                yield
-        if end > MAX_HELD:
-            raise NotACallError
-        return end

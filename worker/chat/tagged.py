@@ -48,7 +48,7 @@ class TaggedReader(CallReader):
     def __init__(self, form: CallFormat, scan: Scan, deltas: Deltas) -> None:
         super().__init__(form, scan, deltas)
         self._parameter_end = Tag(form.parameter_end.strip())
-        self._call_ends = (*self._end, *tokens_of(form.section_end)[:1])
+        self._call_ends = (*self.end, *tokens_of(form.section_end)[:1])
         self._trims_line = form.parameter_end.startswith("\n")
         self._given = set[str]()  # the names of the call's arguments
         self._is_closed = False  # by the tag that was read last: <x/>
@@ -223,7 +223,7 @@ class TaggedReader(CallReader):
             k = yield from after_space(scan, k)
             if scan.is_final and k >= scan.n_ahead:
                 return True
-            follower = yield from self._after_one(k, (*self._parameter_begin[:1], *self._end[:1]))
+            follower = yield from self._after_one(k, (*self._parameter_begin[:1], *self.end[:1]))
             if follower >= 0 or (yield from self._is_offered(k)):
                 return True
             again = yield from after_token(scan, k, self._parameter_end)

@@ -122,8 +122,8 @@ class ReadAnswer:
 
     @property
     def is_called(self) -> bool:
-        """True if the answer has calls that are all complete."""
-        return self._reader.has_calls and not self.is_unfinished
+        """True if the answer has calls, and none that is not complete."""
+        return self._reader.is_called
 
     def _shown(self, deltas: Sequence[Delta]) -> list[Delta]:
         return list(self._as_text(deltas) if self._reading.keeps_thoughts else deltas)
