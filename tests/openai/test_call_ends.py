@@ -16,7 +16,7 @@ from tests.openai.asking import ASKED, HEADING, TERMS, body, objects, start
 from tests.openai.responses.following import Follower as ResponseFollower
 from tests.openai.responses.following import events_of as response_events
 from worker.anthropic.request import read_messages
-from worker.chat.families import FAMILIES
+from worker.chat.families import families
 from worker.openai.answers import whole
 from worker.openai.chat import read_chat
 from worker.openai.responses.request import read_response
@@ -121,7 +121,7 @@ def test_a_stream_never_says_that_an_unfinished_call_is_called(
 
 
 @pytest.mark.parametrize(
-    "family", [family.format for family in FAMILIES if family.format.calls], ids=lambda one: one.name
+    "family", [family.format for family in families() if family.format.calls], ids=lambda one: one.name
 )
 @pytest.mark.parametrize("reason", ["EOS", "STOP_SEQUENCE"])
 def test_a_complete_call_is_called(family: ChatFormat, reason: StopReason) -> None:

@@ -204,6 +204,9 @@ class Reader:
         if self._is_bare and not self._deltas.is_fresh:
             yield from self._bare()
 
+    def _say(self, marker: str) -> Steps[None]:
+        self._deltas.say((yield from self._taken(marker)))
+
     def _stray(self, marker: str) -> Steps[None]:
         """Hide an end marker behind a call; without a call it is text, if it may be."""
         text = yield from self._taken(marker)
@@ -240,6 +243,8 @@ class Reader:
         end, said, arguments, n_read = form.reasoning.end.strip(), "", "", 0
         alone = msgspec.structs.replace(form, reasoning=None, content_begin="", content_end="", hidden=())
         reader = Reader(alone, self._deltas.tools, new_id=str, reads_fenced=False)
+        reader._openers[end] = reader._say
+        reader._markers = Markers(reader._openers)
         while self._scan.n_ahead <= MAX_HELD and self._n_tried <= MAX_HELD:
             found, n_read = reader.push(self._scan.ahead(n_read)), self._scan.n_ahead
             for delta in found:
