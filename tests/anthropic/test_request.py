@@ -206,7 +206,7 @@ def test_tools_that_the_worker_does_not_have_are_named() -> None:
         (None, ("auto", None, True)),
         ({"type": "auto", "disable_parallel_tool_use": True}, ("auto", None, False)),
         ({"type": "any"}, ("required", None, True)),
-        ({"type": "tool", "name": "read"}, ("required", {"read"}, True)),
+        ({"type": "tool", "name": "read"}, ("required", {"read"}, False)),
         ({"type": "none"}, ("none", None, True)),
     ],
 )

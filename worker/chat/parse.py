@@ -145,7 +145,8 @@ class Reader:
         found = [] if self._thoughts is None else self._thoughts.finish(is_cut=is_cut, is_stopped=is_stopped)
         is_torn = self._deltas.is_open and not (self._calls and self._calls.is_closed_by(self._scan.ahead(0)))
         is_inside = self._deltas.is_open or self._held == "call"
-        if is_torn or (is_cut and self._held == "marker") or (is_inside and (is_cut or is_stopped)):
+        is_marker = self._held == "marker" or not self._markers.next(self._scan)[0]
+        if is_torn or (is_cut and is_marker) or (is_inside and (is_cut or is_stopped)):
             rest, ends = self._scan.ahead(0).strip(), (*self._calls.end, *self._section_end) if self._calls else ()
             self._ends_inside = is_inside and bool(rest) and not any(each.startswith(rest) for each in ends)
             self._steps.close()
@@ -329,10 +330,10 @@ class Reader:
         """Read an answer that begins with JSON objects without markers, in Llama's form or in another."""
         if not self._deltas.tools:
             return
-        self._held = "text"
         k = yield from after_space(self._scan, 0)
         if (yield from char_at(self._scan, k)) not in ("{", "["):
             return
+        self._held = "text"
         if self._is_bare and (yield from self._read_calls()):
             yield from self._other_bare()
         elif self._reads_fenced and not self._is_headed:

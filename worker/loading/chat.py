@@ -4,6 +4,7 @@ Owns the choice and its refusals; the room worker/chat reads templates.
 """
 
 import logging
+from collections.abc import Collection
 from dataclasses import replace
 from typing import cast
 
@@ -72,16 +73,18 @@ def marks_of(model: Model, form: ChatFormat) -> Marks:
     calls = form.calls
     markers = [] if calls is None else [getattr(calls, name) for name in _MARKERS]
     pair = None if form.reasoning is None else (form.reasoning.begin.strip(), form.reasoning.end.strip())
-    enders = [] if calls is None else [marker for marker in (calls.section_begin, calls.call_begin) if marker]
-    if form.reasoning is not None and not form.reasoning.is_ended_by_call:
-        # The text alone does not say whether the reasoning speaks of the marker.
-        enders = [
-            marker for marker in enders if any(marker.strip().startswith(name) for name in model.controls if name)
-        ]
-    marks = marks_among(model.controls, model.words, pair, markers, enders)
+    marks = marks_among(model.controls, model.words, pair, markers, enders_of(form, model.controls))
     if form.reasoning is None or marks.turns or (calls is not None and calls.form == "harmony"):
         return marks
     return replace(marks, spoken=(form.reasoning.begin, form.reasoning.end), piece=model.piece)
+
+
+def enders_of(form: ChatFormat, controls: Collection[str]) -> list[str]:
+    """The markers with which a call ends the reasoning. Unless the format says so, only a control token does: the
+    reasoning may speak of other markers."""
+    calls, always = form.calls, form.reasoning is not None and form.reasoning.is_ended_by_call
+    markers = [] if calls is None else [each for each in (calls.section_begin, calls.call_begin) if each]
+    return [each for each in markers if always or each.strip().startswith(tuple(filter(None, controls)))]
 
 
 _MARKERS = (
