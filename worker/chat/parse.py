@@ -145,7 +145,7 @@ class Reader:
         found = [] if self._thoughts is None else self._thoughts.finish(is_cut=is_cut, is_stopped=is_stopped)
         is_torn = self._deltas.is_open and not (self._calls and self._calls.is_closed_by(self._scan.ahead(0)))
         is_inside = self._deltas.is_open or self._held == "call"
-        is_marker = self._held == "marker" or not self._markers.next(self._scan)[0]
+        is_marker = self._held == "marker" or self._markers.next(self._scan) == (0, "")
         if is_torn or (is_cut and is_marker) or (is_inside and (is_cut or is_stopped)):
             rest, ends = self._scan.ahead(0).strip(), (*self._calls.end, *self._section_end) if self._calls else ()
             self._ends_inside = is_inside and bool(rest) and not any(each.startswith(rest) for each in ends)
