@@ -340,12 +340,15 @@ def test_a_worker_that_runs_what_was_proved_is_covered_until_its_model_file_chan
 @pytest.mark.process
 @pytest.mark.model
 def test_a_worker_with_another_cache_than_the_report_s_serves_and_says_so(
-    shallow_model: Path, certificate: Path
+    shallow_model: Path, certificate: Path, on_this_machine: Numerics
 ) -> None:
     flags = ("--cache-type-k", "q4_0", "--cache-type-v", "q4_0", "--threads", "2")
     with certified(shallow_model, certificate, *flags) as worker:
         parity = worker.ready().health()["parity"]
         lines = ["cache_type_k: q4_0 here, f16 in the report", "cache_type_v: q4_0 here, f16 in the report"]
+        if on_this_machine.threads is not None:
+            # Where ggml's own code computes the attention over f16, the threads share its sums; over q4_0 they do not.
+            lines.append(f"threads: of no effect here, {on_this_machine.threads} in the report")
         assert (parity["covers"], parity["differences"]) == ("differs", lines), "the threads change no number"
         (entry,) = [entry for entry in worker.log if entry["event"] == "parity_differs"]
         assert (entry["level"], entry["differences"]) == ("warning", lines)
