@@ -20,6 +20,7 @@ from worker.limits import MAX_HIDDEN_ROWS
 from worker.llama import heads
 from worker.llama.heads import HeadContext, ModelContext, row_length
 from worker.llama.hidden_rows import HiddenRows
+from worker.llama.invariance import has_own_products
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.upstream.architectures import HEADS_OF_PLAIN_POSITIONS, ROWS_OF_OUTPUTS_ALONE, WITH_A_HEAD
@@ -31,6 +32,15 @@ KINDS = [kind for kind in made_architectures.WITH_A_HEAD if kind.architecture in
 EACH = pytest.mark.parametrize("kind", KINDS, ids=str)
 N_SLOTS = 3
 FIRST = SlotId(0)
+
+WITH_EXPERTS = {"glm4moe", "hy_v3", "qwen35moe"}
+
+
+def skip_if_experts_flip(kind: made_architectures.Kind) -> None:
+    """Random weights leave near-ties between experts. Where sums depend on the rows beside, another one may win."""
+    if kind.architecture in WITH_EXPERTS and not has_own_products():
+        pytest.skip("this processor sums in another order beside other rows, and then another expert may win")
+
 
 LoadWithHead = Callable[[made_architectures.Kind], Model]
 
@@ -113,6 +123,7 @@ def test_a_model_has_the_same_numbers_with_its_head(
 @EACH
 def test_each_token_has_the_row_that_it_has_alone(make_pair: MakePair, kind: made_architectures.Kind) -> None:
     """All tokens of a prompt have one, where the model computes all rows, and every token of a decode step."""
+    skip_if_experts_flip(kind)
     together, alone = make_pair(kind), make_pair(kind)
     prompts = {SlotId(slot): some(slot, 20 + 10 * slot) for slot in range(N_SLOTS)}
     together.model.decode([slice_of(slot, 0, tokens) for slot, tokens in prompts.items()])
@@ -252,6 +263,7 @@ def test_a_conversation_has_the_same_tokens_with_and_without_a_head(
     temperature: float,
 ) -> None:
     """Each turn begins with what the last one has left in the cache, of which the head has no rows."""
+    skip_if_experts_flip(kind)
     plain = Served(make_context(load_with_head(kind), **SIZES))
     drafting, lucky = served_with(make_pair(kind))
     told = list[TokenId]()
@@ -270,6 +282,7 @@ def test_a_conversation_has_the_same_tokens_with_and_without_a_head(
 def test_so_have_jobs_that_share_a_beginning_and_pause(
     load_with_head: LoadWithHead, make_context: MakeContext, make_pair: MakePair, kind: made_architectures.Kind
 ) -> None:
+    skip_if_experts_flip(kind)
     plain = Served(make_context(load_with_head(kind), **SIZES), n_slots=2)
     drafting, lucky = served_with(make_pair(kind), n_slots=2)
     beginning = some(2, 200)
