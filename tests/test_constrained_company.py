@@ -168,16 +168,19 @@ def test_the_answers_are_what_was_asked_for(alone: list[Told]) -> None:
 
 
 @pytest.mark.parametrize("between", [0, 1, 5])
+@pytest.mark.one_order
 def test_an_answer_is_the_same_among_others(model: LoadedModel, alone: list[Told], between: int) -> None:
     assert answers(model, between=between).told() == alone
 
 
+@pytest.mark.one_order
 def test_an_answer_is_the_same_with_its_log_probabilities(model: LoadedModel, alone: list[Told]) -> None:
     """A step for each token then, as the forced ones have one too."""
     assert answers(model, logprobs=0).told() == alone
     assert answers(model, between=2, logprobs=2).told() == alone
 
 
+@pytest.mark.one_order
 def test_an_answer_is_the_same_with_prompt_lookup(model: LoadedModel, alone: list[Told]) -> None:
     for between in (0, NEVER_TOGETHER):
         heard = answers(model, between=between, row_costs=CHEAP_ROWS, itl_target_s=SLOW_S)
@@ -192,6 +195,7 @@ def tokens_of(model: LoadedModel, text: str) -> list[TokenId]:
 
 
 @pytest.mark.parametrize("scheduling", get_args(Scheduling))
+@pytest.mark.one_order
 def test_an_answer_is_the_same_where_jobs_are_paused(
     model: LoadedModel, alone: list[Told], scheduling: Scheduling
 ) -> None:

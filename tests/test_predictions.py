@@ -55,6 +55,7 @@ def told(model: LoadedModel, sampling: Sampling, prediction: str) -> Heard:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
+@pytest.mark.one_order
 def test_an_answer_that_was_predicted_takes_fewer_steps_and_is_the_same(model: LoadedModel, temperature: float) -> None:
     sampling = Sampling(seed=3, temperature=temperature)
     plain = told(model, sampling, "")

@@ -78,6 +78,7 @@ def in_memory(worker: WorkerProcess) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the front's memory through /proc")
+@pytest.mark.one_order
 def test_after_an_engines_death_the_next_turn_finds_what_it_would_have_found(
     any_model: Path, conversation: Conversation
 ) -> None:
@@ -109,6 +110,7 @@ def folder(any_model: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.one_order
 def test_after_a_restart_of_the_worker_too(any_model: Path, conversation: Conversation, folder: Path) -> None:
     with serve(any_model, "--prefix-cache-dir", str(folder)) as worker:
         told = logged(worker.ready(), "prefix_cache_restored")
@@ -116,6 +118,7 @@ def test_after_a_restart_of_the_worker_too(any_model: Path, conversation: Conver
         conversation.check(worker)
 
 
+@pytest.mark.one_order
 def test_two_workers_may_have_one_directory_at_once(
     any_model: Path, conversation: Conversation, tmp_path: Path
 ) -> None:
@@ -138,6 +141,7 @@ def test_two_workers_may_have_one_directory_at_once(
         assert not [line for line in third.log if line["event"] == "prefix_cache_dropped"]
 
 
+@pytest.mark.one_order
 def test_a_damaged_file_is_one_warning_and_gone_and_the_answer_is_right(
     any_model: Path, conversation: Conversation, folder: Path
 ) -> None:
@@ -170,6 +174,7 @@ def poisoned(path: Path, key: bytes) -> Path:
     return path
 
 
+@pytest.mark.one_order
 def test_an_engine_that_dies_of_what_was_kept_dies_once(
     any_model: Path, conversation: Conversation, folder: Path
 ) -> None:

@@ -60,6 +60,7 @@ def at_once(worker: WorkerProcess, requests: tuple[Event, ...]) -> list[list[Eve
         return [list(stream) for stream in streams]
 
 
+@pytest.mark.one_order
 def test_a_prefix_asked_for_at_once_is_computed_once_and_answers_are_those_of_a_plain_worker(
     plain: WorkerProcess, worker: WorkerProcess
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_conversation_goes_on_from_the_answer_without_reading_it_again(
     assert second[0]["cached_tokens"] > first[0]["prompt_tokens"] + 8
 
 
+@pytest.mark.one_order
 def test_jobs_that_outgrow_the_cells_pause_and_answer_as_alone(plain: WorkerProcess, worker: WorkerProcess) -> None:
     expected = [plain.text(**request) for request in GROWING]
     answers = at_once(worker, GROWING)

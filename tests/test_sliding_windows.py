@@ -42,6 +42,7 @@ def test_the_same_prompt_again_is_not_computed_again(worker: WorkerProcess) -> N
     assert (cache["off_because"], cache["limit_bytes"] > 0) == (None, True)
 
 
+@pytest.mark.one_order
 def test_jobs_that_share_and_pause_answer_as_without_company_and_cache(worker: WorkerProcess, tmp_path: Path) -> None:
     """Four jobs of 400 to 640 tokens over 1,024 cells, with 200 in common: they are paused and go on from copies."""
     with serve(tmp_path, SLIDING, "--swa-full", "off") as plain:
