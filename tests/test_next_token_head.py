@@ -20,6 +20,7 @@ def lines(worker: WorkerProcess, event: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ["glm4moe-mtp", "qwen35-mtp"])
+@pytest.mark.one_order
 def test_a_worker_says_that_the_head_drafts_and_answers_as_without(name: str, tmp_path: Path) -> None:
     model = write_kind(tmp_path / "made.gguf", KINDS[name])
     with serve(model, "--prompt-lookup", "off") as plain, serve(model, "--prompt-lookup", "off", "--mtp") as drafting:
