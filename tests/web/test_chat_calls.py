@@ -78,7 +78,7 @@ def check(worker: WorkerProcess, number: int) -> str:
     streamed, ended = whole_of(chunks(worker, CHAT, asked))
     # A stream has sent what a whole answer leaves out: the beginning of a call that the answer ends in.
     streamed["calls"] = [call for call in streamed["calls"] if is_json(call[1])]
-    if worker.health()["batch_invariance"]["kept"]:
+    if worker.health()["batch_invariant"]["kept"]:
         assert (streamed, ended) == ({"content": message["content"] or None, "calls": calls}, reason), asked
     assert not message["content"], asked
     assert reason in ("length", "tool_calls"), asked

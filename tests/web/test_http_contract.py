@@ -12,6 +12,7 @@ from tests.protocol.vectors import R0
 from tests.web.test_validation import rows_of
 from tests.web.wire import JSON, exchange, head, post_json, read_answer, request_of
 from tests.worker_process import Stream, WorkerProcess, eventually, serve_default
+from worker.llama.invariance import has_own_products
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
