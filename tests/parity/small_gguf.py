@@ -78,6 +78,7 @@ def write_gguf(path: Path, checkpoint: InMemory, kind: str = "F32", more: Mappin
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([f"<{token}>" for token in range(N_VOCAB)])
+    writer.add_token_merges(["< 0"])
     for name, values in checkpoint.tensors.items():
         as_stored = GGMLQuantizationType[kind if values.ndim > 1 else "F32"]
         writer.add_tensor(gguf_name(name), quantize(interleaved(name, values), as_stored), raw_dtype=as_stored)
