@@ -95,7 +95,10 @@ def check(worker: WorkerProcess, number: int) -> str:
 
 @pytest.mark.parametrize(
     "n_requests",
-    [20, pytest.param(1000, marks=[pytest.mark.models, pytest.mark.timeout(7200)])],
+    [
+        pytest.param(20, marks=pytest.mark.timeout(900)),
+        pytest.param(1000, marks=[pytest.mark.models, pytest.mark.timeout(7200)]),
+    ],
 )
 def test_every_required_call_is_one_that_its_tool_allows(eloquent: WorkerProcess, n_requests: int) -> None:
     with ThreadPoolExecutor(N_AT_ONCE) as pool:
