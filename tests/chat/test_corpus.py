@@ -78,7 +78,7 @@ def test_the_corpus_has_all_families() -> None:
 
 
 def test_a_value_is_held_back_for_at_most_one_call() -> None:
-    """Behind the call's end, a text may be the value's or content. It is not held for ever."""
+    """A text behind the call's end may be the value's or content. It is not held for ever."""
     reader = Reader(FORMATS["qwen3-coder"], TOOLS, new_id=str)
     begin = "<tool_call>\n<function=save_note>\n<parameter=text>\na\n</function>"
     n_given, n_read = 0, len(begin)

@@ -1,4 +1,4 @@
-"""What is left of a JSON text without its payloads says the same, whatever the pieces in which the text arrives."""
+"""A JSON text without its payloads says the same, whatever the pieces in which it arrives."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ Pairs = list[tuple[str, Any]]
 
 
 def left(text: bytes, places: Places, cuts: list[int], max_bytes: int = NO_LIMIT) -> tuple[bytes, bool]:
-    """What is kept of a text that comes in pieces, and whether it is too long."""
+    """Return the kept part of a text that comes in pieces, and whether it is too long."""
     payloads = Payloads(places, max_bytes)
     edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     for begin, end in pairwise(edges):
@@ -320,7 +320,7 @@ def test_a_text_of_very_many_brackets_is_too_long(text: bytes) -> None:
 
 
 def nested(path: str, kind: str) -> tuple[str, str]:
-    """What comes before and behind the value at a path, in an object of that kind."""
+    """Return the text before and behind the value at a path, in an object of that kind."""
     before, behind = "", ""
     *steps, name = path.removeprefix(".").replace("[]", ".[]").split(".")
     for step in steps:
@@ -338,7 +338,7 @@ def test_each_place_is_found_in_objects_of_each_kind(places: Places) -> None:
 
 @pytest.mark.parametrize("places", [MESSAGES, CHAT, RESPONSES])
 def test_nothing_is_removed_from_objects_of_other_kinds(places: Places) -> None:
-    """What hosted services leave in a conversation has members of many names, and the model reads some of them."""
+    """Items of hosted services have members of many names, and the model reads some of them."""
     for path, kind in product(places.paths, ["text", "input_text", "shell_call", "code_interpreter_call_output"]):
         before, behind = nested(path, kind)
         text = f'{before}"{"A" * LONG}"{behind}'.encode()
