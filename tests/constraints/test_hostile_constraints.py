@@ -58,7 +58,7 @@ def test_no_step_is_delayed_for_long(all_taken: list[Taken]) -> None:
 @pytest.mark.model
 @pytest.mark.process
 def test_memory_stays_where_it_was(all_taken: list[Taken]) -> None:
-    """After all of them, and after each nearly: the allocator gives back later."""
+    """After all of them, and nearly so after each."""
     before = all_taken[0].resident_bytes
     grown = {taken.name: taken.resident_bytes - before for taken in all_taken}
     assert not {name: n_bytes for name, n_bytes in grown.items() if n_bytes > 1.5 * MAX_GROWTH_BYTES}

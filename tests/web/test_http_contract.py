@@ -133,7 +133,8 @@ def test_health_has_its_keys_in_order_and_true_values(worker: WorkerProcess, any
     assert tuple(health["amx"]) == ("processor", "build", "tile_bytes")
     assert tuple(health["batch_invariant"]) == ("kept", "why")
     measured = {"prefill_chunk": 0, "prefix_cache": {}, "determinism": "", "determinism_tried": None}
-    measured |= {"amx": {}, "batch_invariant": {}}
+    assert bool(health["determinism_differences"]) is (health["determinism"] == "differs")
+    measured |= {"determinism_differences": [], "amx": {}, "batch_invariant": {}}
     assert health | measured | {"worker_id": "", "model": "", "memory_bytes": 0, "uptime_seconds": 0} == {
         "status": "healthy",
         "vram_bytes": 0,

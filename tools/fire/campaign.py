@@ -17,6 +17,7 @@ from tools.fire.player import Run, play
 from tools.fire.shrinking import shrunk
 from tools.fire.trace import Trace, draw, saved
 from tools.fire.verdicts import faults
+from worker.llama.invariance import has_own_products
 
 Say = Callable[[str], None]
 _N_TRIES = 3
@@ -89,7 +90,7 @@ class Campaign:
         """Play a trace. Return its outcomes, and the faults."""
         answers = alone(self._store, self._models_folder, trace)
         run = play(trace, self._models_folder)
-        limits = Limits.of(trace.model)
+        limits = Limits.of(trace.model, has_own_kernels=has_own_products())
         if trace.law == "equal" or not limits.gap:
             return run, faults(run, answers)
         near = Near(limits)

@@ -25,12 +25,13 @@ from tools.fire.listed import BAN, N_DRAWN, N_TOP, has_list
 from tools.fire.models import MARKS, Name
 from worker.sampling.sample import GREEDY_BELOW, uniform
 
-_KINDS: dict[Name, str] = {"default": "Q4_1_cpu"}
-_KIND = "F16_cpu"
-"""The small models' matrices are F16 under this law."""
+_KIND = {True: "F16_cpu", False: "F16_ggml_cpu"}
+"""The small models' matrices are F16 under this law. False: on a processor without the worker's own kernels."""
+_DEFAULT_KIND = {True: "Q4_1_cpu", False: "other"}
 _N_UNLISTED = 4
 """Tokens that an answer may have drawn and not listed before it ended: a stop's, or the bytes of half a character."""
-_MAX_UNLISTED_SHARE = 0.1
+_MAX_UNLISTED_SHARE_IN_GGML = 0.5
+"""ggml's own attention moves numbers ten times as far: 10 of 36 parted."""
 _MIN_UNLISTED = 3
 _SHIFTS = frozenset({"repetition_penalty", "frequency_penalty", "presence_penalty", "dry_multiplier"})
 _CONSTRAINTS = frozenset({"regex", "grammar", "json_schema", "response_format", "structured_outputs", "guided_regex"})
@@ -43,14 +44,16 @@ class Limits(NamedTuple):
     """Between two log-probabilities, in nats."""
     draw: float
     """Between a draw's number and the share of the other token."""
+    parted: float = 0.1
+    """The share of the requests without a list that may part."""
 
     @classmethod
-    def of(cls, model: Name) -> "Limits":
-        bounds, kind = Bounds.load(), _KINDS.get(model, _KIND)
+    def of(cls, model: Name, *, has_own_kernels: bool) -> "Limits":
+        bounds, kind = Bounds.load(), (_DEFAULT_KIND if model == "default" else _KIND)[has_own_kernels]
         gap, draw = (
             bounds.bound(f"serving.{name}.{kind}", f"serving.{name}.other").value for name in ("beside", "beside_draw")
         )
-        return cls(gap, draw)
+        return cls(gap, draw) if has_own_kernels else cls(gap, draw, _MAX_UNLISTED_SHARE_IN_GGML)
 
 
 class Row(NamedTuple):
@@ -116,7 +119,7 @@ class Near:
     def of_all(self) -> list[str]:
         """The faults that only many answers show: those without a list part seldom."""
         n_parted, n = len(self._unlisted_parted), len(self._unlisted)
-        most = max(_MIN_UNLISTED, _MAX_UNLISTED_SHARE * n)
+        most = max(_MIN_UNLISTED, self._limits.parted * n)
         return [f"{n_parted} of {n} requests without a list part; at most {most:g}"] if n_parted > most else []
 
     # ── one answer ───────────────────────────────────────────────────────────────────────────────

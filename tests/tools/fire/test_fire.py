@@ -14,7 +14,9 @@ from tools.fire.asks import EXECUTE
 from tools.fire.campaign import Campaign, Progress
 from tools.fire.listed import has_list
 from tools.fire.models import model
+from tools.fire.near import Limits
 from tools.fire.trace import Act, Life, draw, saved
+from worker.llama.invariance import has_own_products
 
 pytestmark = pytest.mark.process
 
@@ -115,7 +117,8 @@ def test_a_number_that_is_not_the_stored_one_is_found_without_the_flag(tmp_path:
         with closing(Store(tmp_path / "alone.sqlite")) as store:
             answer = store.get("attention", victim.digest, "near")
             assert answer is not None
-            answer.lists["logprobs"][0]["top"][3]["logprob"] -= 0.05
+            gap = Limits.of("attention", has_own_kernels=has_own_products()).gap
+            answer.lists["logprobs"][0]["top"][3]["logprob"] -= 3 * gap
             store.put("attention", {victim.digest: answer}, "near")
         _, found = campaign.judged(trace)
         assert found

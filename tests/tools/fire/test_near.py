@@ -362,8 +362,13 @@ def test_listing_a_request_twice_is_listing_it_once(asks: list[Ask]) -> None:
 
 
 def test_the_limits_are_those_of_parity_for_the_type_of_the_matrices() -> None:
-    assert {Limits.of(name) for name in NAMES} == {Limits(gap=0.02, draw=0.02)}
-    assert Limits.of("default") == Limits(gap=0, draw=0)
+    assert {Limits.of(name, has_own_kernels=True) for name in NAMES} == {Limits(gap=0.02, draw=0.02)}
+    assert Limits.of("default", has_own_kernels=True) == Limits(gap=0, draw=0)
+
+
+def test_limits_are_wider_where_ggml_computes_attention() -> None:
+    assert {Limits.of(name, has_own_kernels=False) for name in NAMES} == {Limits(gap=0.15, draw=0.05, parted=0.5)}
+    assert Limits.of("default", has_own_kernels=False) == Limits(gap=1.0, draw=0.5, parted=0.5)
 
 
 def test_an_answer_lists_the_same_rows_streamed_and_whole() -> None:
