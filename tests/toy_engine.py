@@ -9,7 +9,8 @@ the jobs beside them; UNTESTABLE: its self-test finds nothing out; KEEPING: what
 something; SLOW: steps that read a long prompt go on until one is stopped; HOSTILE: each job is told ANSWER again and
 again, a few bytes with each token; TALKATIVE: its library has a mebibyte to say at every step, more than anybody reads;
 THINKING: its model thinks before it answers, as gpt-oss does, by SCRIPT; PREAMBLE: so does this one, and says what it
-does before it answers, by PREAMBLE_SCRIPT; FRAGILE: it dies of POISON in a text that is
+does before it answers, by PREAMBLE_SCRIPT; UNCLOSED: its model calls a tool in a thought that it does not close, as
+Qwen 3 does; FRAGILE: it dies of POISON in a text that is
 read or a schema that is compiled, and of POISON_TOKEN when that becomes text.
 """
 
@@ -36,6 +37,7 @@ from worker.engine.dividers import marks_among
 from worker.engine.step import Constraint, Sampled, Step
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.process.main import main
+from worker.wire.chat_format import HERMES, ReasoningFormat
 from worker.wire.jobs import Prompt, SlotId, Submit, TokenId
 from worker.wire.load import Configure, Residency, SelfTested
 from worker.wire.prompts import Conversation, Infill
@@ -46,7 +48,7 @@ STARVED, DIFFERING, UNTESTABLE, KEEPING, SLOW = "starved", "differing", "untesta
 GIVING, GIVEN_BACK = "giving", "the toy gave memory back"
 WARNING = "the toy is 100% tin"
 HOSTILE, TALKATIVE, THINKING, FRAGILE = "hostile", "talkative", "thinking", "fragile"
-PREAMBLE = "preamble"
+PREAMBLE, UNCLOSED = "preamble", "unclosed"
 FOUND = SelfTested(is_same=False, differences=("in decode steps of 2 to 8 rows", "beside 7 others"))
 
 ON_A_GPU = replace(FACTS, backend="cuda", memory_architecture="vram-only", memory_bytes=1000)
@@ -116,6 +118,19 @@ PREAMBLE_SAID += ("assistant", "<|channel|>", "commentary", "<|message|>", "I lo
 PREAMBLE_SAID += ("assistant", "<|channel|>", "??", "<|message|>", "A stray", " word.", "<|end|>", "<|start|>")
 PREAMBLE_SAID += ("assistant", "<|channel|>", "final", "<|message|>", " It is", " here.", "\nBye.")
 
+UNCLOSED_SAID: tuple[str, ...] = (
+    "<think>",
+    "\nI plan.",
+    "\n",
+    "<tool",
+    "_call>\n",
+    '{"name": "look',
+    '", "arguments": {"at',
+    '": "x"}}',
+)
+UNCLOSED_SAID += ("\n</tool", "_call>")
+THINKING_HERMES = replace(HERMES, reasoning=ReasoningFormat(begin="<think>\n", end="\n</think>\n\n"))
+
 Script = list[tuple[TokenId, bytes]]
 
 
@@ -147,6 +162,10 @@ class PreambleRunner(ThinkingRunner):
     script = PREAMBLE_SCRIPT
 
 
+class UnclosedRunner(ThinkingRunner):
+    script = _script_of(UNCLOSED_SAID)
+
+
 RUNNERS = {
     LOUD: LoudRunner,
     BROKEN: BrokenRunner,
@@ -155,6 +174,7 @@ RUNNERS = {
     TALKATIVE: TalkativeRunner,
     THINKING: ThinkingRunner,
     PREAMBLE: PreambleRunner,
+    UNCLOSED: UnclosedRunner,
 }
 """These kinds do not have a FakeRunner."""
 
@@ -186,6 +206,7 @@ def _loaded(kind: str) -> LoadedModel:
         UNTESTABLE: {"self_test": untestable},
         THINKING: {"marks": MARKS},
         PREAMBLE: {"marks": MARKS},
+        UNCLOSED: {"facts": replace(FACTS, model=replace(FACTS.model, chat_format=THINKING_HERMES))},
         GIVING: {"give_back": lambda: logging.getLogger("worker.llama").warning(GIVEN_BACK)},
         FRAGILE: {"prompts": FragilePrompts(), "constrain": fragile_constrain},
     }
