@@ -33,11 +33,12 @@ fail() {
 }
 
 # A library with its own C++ runtime crashes in a process where another library has brought one, as numpy does. The two
-# runtimes share some objects (STB_GNU_UNIQUE) but not the code that made them.
+# runtimes share some objects (STB_GNU_UNIQUE) but not the code that made them. A library without such objects is in C.
 check_runtime() {
     command -v readelf >/dev/null || return 0
     for library; do
         readelf -d "$library" | grep -q 'NEEDED.*\[lib\(std\)\{0,1\}c++\.so' ||
+            ! readelf --dyn-syms -W "$library" | grep -q ' UNIQUE ' ||
             fail "$library has a C++ runtime of its own and would crash beside numpy: build it with a compiler that links libstdc++ dynamically (CXX=/usr/bin/g++)"
     done
 }
@@ -217,6 +218,8 @@ fi
 case $backend in
     cuda)
         flag -DGGML_CUDA=ON
+        # Some compilers link the C++ runtime statically, unless the system's is there first (check_runtime says why not).
+        flag "-DCMAKE_SHARED_LINKER_FLAGS='-Wl,--push-state,--no-as-needed,-l:libstdc++.so.6,--pop-state'"
         # NVIDIA's packages put nvcc into a folder that is not on PATH.
         PATH=$PATH:/usr/local/cuda/bin
         # The names are CMake's: "80-real;90-real". The default is this machine's GPU, and in a portable build llama.cpp's choice.
@@ -344,8 +347,9 @@ if ! ls "$wheels"/*.whl >/dev/null 2>&1; then
         exit 1
     }
     "$python" -m zipfile -e "$new"/*.whl "$new/inside"
-    library=$new/inside/llama_cpp/lib/libllama.so
-    [ ! -e "$library" ] || check_runtime "$library"
+    for library in "$new"/inside/llama_cpp/lib/*.so; do
+        [ ! -e "$library" ] || check_runtime "$library"
+    done
     [ -z "$tools" ] || { rm -rf "$wheels/bin" && mv "$scratch/tree/bin" "$wheels/bin"; }
     # The wheel is last: with it the build counts as whole.
     mv "$new"/*.whl "$wheels/"

@@ -367,19 +367,43 @@ def test_a_compiler_that_loses_what_configures_the_tiles_is_found_out(
 # ── the C++ runtime ──────────────────────────────────────────────────────────────────────────────
 
 
+REGEX = '#include <regex>\nbool f(const char* s) { return std::regex_match(s, std::regex("a+")); }\n'
+RUNTIME_FIRST = next(
+    flag.partition("=")[2] for flag in flags("cuda") if flag.startswith("-DCMAKE_SHARED_LINKER_FLAGS=")
+).split()
+"""What a GPU's build adds, because some compilers have -static-libstdc++ in themselves."""
+
+
 @pytest.mark.skipif(platform.system() != "Linux", reason="about ELF")
-@pytest.mark.parametrize(("link", "is_refused"), [((), False), (("-static-libstdc++",), True)])
+@pytest.mark.parametrize(
+    ("link", "is_refused"),
+    [((), False), (("-static-libstdc++",), True), (("-static-libstdc++", *RUNTIME_FIRST), False)],
+)
 def test_a_library_with_a_private_c_plus_plus_runtime_is_refused(
     tmp_path: Path, link: tuple[str, ...], *, is_refused: bool
 ) -> None:
     source, library = tmp_path / "regex.cpp", tmp_path / "libregex.so"
-    source.write_text('#include <regex>\nbool f(const char* s) { return std::regex_match(s, std::regex("a+")); }\n')
+    source.write_text(REGEX)
     compiler = shutil.which("g++")
     assert compiler is not None
     subprocess.run([compiler, "-shared", "-fPIC", *link, str(source), "-o", str(library)], check=True, timeout=60)
     run = build_llama("--check-runtime", str(library))
     assert (run.returncode == 1) is is_refused
     assert ("build it with a compiler that links libstdc++ dynamically" in run.stderr) is is_refused
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="about ELF")
+def test_each_library_is_looked_at_and_those_in_c_pass(tmp_path: Path) -> None:
+    private, plain = tmp_path / "libprivate.so", tmp_path / "libplain.so"
+    (tmp_path / "regex.cpp").write_text(REGEX)
+    (tmp_path / "plain.c").write_text("int f(void) { return 1; }\n")
+    for source, library in (("regex.cpp", private), ("plain.c", plain)):
+        command = ["g++" if library == private else "gcc", "-shared", "-fPIC", "-static-libstdc++"]
+        subprocess.run([*command, str(tmp_path / source), "-o", str(library)], check=True, timeout=60)
+    assert build_llama("--check-runtime", str(plain)).returncode == 0
+    run = build_llama("--check-runtime", str(plain), str(private))
+    assert run.returncode == 1
+    assert f"{private} has a C++ runtime of its own" in run.stderr
 
 
 BOTH = sorted(

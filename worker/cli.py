@@ -132,16 +132,16 @@ def imported(place: str) -> click.Command:
 
 
 def _of_a_package(name: str) -> click.Command:
-    """The command that an installed package declares under this name. Raises: UsageError."""
+    """The command that an installed package declares under this name, else that of a checkout that is not installed.
+    Raises: UsageError."""
     from importlib.metadata import entry_points  # noqa: PLC0415 - slow; the other commands do without
 
     found = tuple(entry_points(group=ENTRY_POINTS, name=name))
-    if not found:
-        raise UsageError(f"{name} is not installed: pip install -e '.[{name}]' in a checkout")
     try:
-        command: click.Command = found[0].load()
+        command: click.Command = found[0].load() if found else imported(f"{name}.command:{name}")
     except ModuleNotFoundError as error:
-        raise UsageError(f"{name} needs {error.name}: pip install -e '.[{name}]' in a checkout") from error
+        what = "is not installed" if (error.name or "").partition(".")[0] == name else f"needs {error.name}"
+        raise UsageError(f"{name} {what}: pip install -e '.[{name}]' in a checkout") from error
     return command
 
 
