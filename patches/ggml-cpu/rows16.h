@@ -99,10 +99,11 @@ template <typename Dots> class Product {
 
   private:
     // A part of the panel that follows, in the order in which it lies: processors find one stream of bytes by
-    // themselves, and not the sixteen in which it is read.
+    // themselves, and not the sixteen in which it is read. It is fetched into the second cache: few misses of the first
+    // may be open at once (Zen 4: 8 GB/s into the first, 20 to 24 into the second).
     static ALWAYS void fetch(const char * next, int64_t l) {
         for (size_t line = 0; line < 16 * sizeof(A); line += 64) {
-            _mm_prefetch(next + 16 * sizeof(A) * l + line, _MM_HINT_T0);
+            _mm_prefetch(next + 16 * sizeof(A) * l + line, _MM_HINT_T1);
         }
     }
 
