@@ -371,7 +371,7 @@ REGEX = '#include <regex>\nbool f(const char* s) { return std::regex_match(s, st
 RUNTIME_FIRST = next(
     flag.partition("=")[2] for flag in flags("cuda") if flag.startswith("-DCMAKE_SHARED_LINKER_FLAGS=")
 ).split()
-"""What a GPU's build adds, because some compilers have -static-libstdc++ in themselves."""
+"""A build for CUDA adds these, because some compilers have -static-libstdc++ in themselves."""
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="about ELF")
