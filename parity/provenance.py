@@ -96,9 +96,13 @@ def _version(package: str) -> str:
 
 
 def _cpu_model() -> str | None:
-    """The model name from /proc/cpuinfo, which only Linux has."""
+    """The model's name from /proc/cpuinfo, which only Linux has. Hypervisors call many processors `AMD EPYC`, so x86's
+    family and number of the model are in it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return None
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+    found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    if "model name" not in found or "cpu family" not in found:
+        return found.get("model name")
+    return f"{found['model name']}, family {found['cpu family']}, model {found['model']}"

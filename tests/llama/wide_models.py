@@ -14,7 +14,7 @@ from tests.llama.random_models import Shapes, write_tensors
 from tests.llama.tiny import TOKENS, vocabulary
 from worker.llama.library import open_library
 
-QUANTISED = {name: ftype for name, ftype in FILE_TYPES.items() if name != "F32"} | {"Q3_K_M": 12, "Q2_K": 10, "Q5_0": 8}
+QUANTISED = {name: ftype for name, ftype in FILE_TYPES.items() if name != "F32"} | {"Q3_K_M": 12, "Q2_K": 10}
 """llama_ftype."""
 
 _N_EMBD, _N_FF, _N_HEADS, _N_KV_HEADS, _HEAD = 256, 512, 4, 2, 64

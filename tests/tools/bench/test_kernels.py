@@ -1,0 +1,115 @@
+"""`bench kernels`: the verdict, the table, and going on after a stop; the programs are stand-ins with known rates."""
+
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tools.bench.__main__ import run
+from tools.bench.kernels import ROWS, Pair, cells, read, write
+
+RATES = {n_rows: 10.0 * n_rows for n_rows in ROWS}
+
+
+def program(path: Path, factor: float, *, code: int = 0) -> Path:
+    """A llama-bench that says what it was asked and answers with RATES times the factor."""
+    lines = [{"n_prompt": n_rows, "avg_ts": rate * factor} for n_rows, rate in RATES.items()]
+    path.write_text(
+        f"#!{sys.executable}\nimport sys\n"
+        f"open({str(path.with_suffix('.asked'))!r}, 'a').write(' '.join(sys.argv[1:]) + chr(10))\n"
+        f"print({json.dumps(lines)!r})\nsys.exit({code})\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+def asked(path: Path) -> list[str]:
+    log = path.with_suffix(".asked")
+    return log.read_text().splitlines() if log.exists() else []
+
+
+class Bench:
+    """A run of the command in a folder of its own."""
+
+    def __init__(self, folder: Path, factor: float = 1.0) -> None:
+        self.folder = folder
+        self.ours, self.stock = program(folder / "ours", factor), program(folder / "stock", 1.0)
+        self.model = folder / "m.gguf"
+        self.model.write_bytes(b"GGUF")
+        for name in ("Q4_K_M", "Q8_0"):
+            (folder / f"m.as-{name}.gguf").write_bytes(bytes(1000))
+
+    def run(self, *arguments: str) -> int:
+        programs = ("--ours", str(self.ours), "--stock", str(self.stock), "--compiler", "a compiler")
+        places = ("--model", str(self.model), "--made", str(self.folder), "--out", str(self.folder))
+        return run(["kernels", *programs, *places, "--threads", "1", "--rounds", "2", *arguments])
+
+
+def test_rates_that_hold_are_written_with_where_they_were_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = Bench(tmp_path, 0.98)
+    assert bench.run("--type", "Q4_K_M") == 0
+    (pair,) = read(tmp_path).values()
+    assert (pair.file_type, pair.n_threads, pair.compiler, pair.file_bytes) == ("Q4_K_M", 1, "a compiler", 1000)
+    assert {n_rows: pair.ratio(n_rows) for n_rows in ROWS} == pytest.approx(dict.fromkeys(ROWS, 0.98))
+    assert pair.ours[8] == [pytest.approx(78.4)] * 2
+    page = (tmp_path / "kernels.md").read_text()
+    assert "9.8 / 10 = 0.98" in page
+    assert "a compiler" in page
+    assert "Q4_K_M" in capsys.readouterr().out
+
+
+def test_a_rate_below_stocks_is_named_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Bench(tmp_path, 0.5).run("--type", "Q4_K_M") == 1
+    error = capsys.readouterr().err
+    assert all(f"Q4_K_M, 1 threads, {n_rows} rows: 0.500, at least 0.97" in error for n_rows in ROWS)
+
+
+def test_a_run_that_was_stopped_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    assert bench.run("--type", "Q4_K_M") == 0
+    assert bench.run("--type", "Q4_K_M", "--type", "Q8_0") == 0
+    assert [line.count("Q8_0") for line in asked(bench.ours)] == [0, 0, 1, 1]
+    assert {pair.file_type for pair in read(tmp_path).values()} == {"Q4_K_M", "Q8_0"}
+
+
+def test_another_compilers_pairs_are_kept_beside(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    assert bench.run("--type", "Q4_K_M") == 0
+    (pair,) = read(tmp_path).values()
+    write([msgspec.structs.replace(pair, compiler="another")], tmp_path)
+    assert bench.run("--type", "Q4_K_M") == 0
+    assert {each.compiler for each in read(tmp_path).values()} == {"a compiler", "another"}
+
+
+def test_a_program_that_fails_ends_the_run_with_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = Bench(tmp_path)
+    program(bench.stock, 1.0, code=3)
+    assert bench.run("--type", "Q4_K_M") == 1
+    assert f"{bench.stock} ended with 3" in capsys.readouterr().err
+    assert not read(tmp_path)
+
+
+def test_the_middle_of_the_rounds_counts_and_the_share_is_of_a_row() -> None:
+    rates = {n_rows: [1.0, 100.0, 10.0] for n_rows in ROWS}
+    pair = Pair(
+        file_type="Q4_0",
+        n_threads=2,
+        compiler="c",
+        cpu="p",
+        created="2026-11-28T00:00:00Z",
+        file_bytes=10**9,
+        read_bytes_per_s=20e9,
+        ours=rates,
+        stock={n_rows: [10.0] for n_rows in ROWS},
+    )
+    assert pair.ratio(1) == 1
+    assert pair.share == pytest.approx(0.5)
+    assert list(pair.missed) == []
+    columns, rows = cells([pair])
+    assert len(columns) == len(rows[0]) == len(ROWS) + 3
+    assert rows[0][-1] == "50% of 20.0 GB/s"
+    assert rows[-1][0] == "p; c; 2026-11-28"
