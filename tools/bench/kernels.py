@@ -154,12 +154,13 @@ def made_file(folder: Path, source: Path, file_type: str) -> Path:
 
 def _in_turns(programs: tuple[Path, Path], path: Path, n_threads: int, n_rounds: int) -> tuple[Rates, Rates]:
     """The rates of both. The first program changes with each round, so that neither is always the warmer one."""
-    rates: dict[Path, Rates] = {program: {n_rows: [] for n_rows in ROWS} for program in programs}
+    ours: Rates = {n_rows: [] for n_rows in ROWS}
+    stock: Rates = {n_rows: [] for n_rows in ROWS}
+    turns = [*zip(programs, (ours, stock), strict=True)]
     for number in range(n_rounds):
-        for program in programs if number % 2 == 0 else programs[::-1]:
+        for program, rates in turns if number % 2 == 0 else turns[::-1]:
             for rate in _run(program, path, n_threads):
-                rates[program][rate.n_prompt].append(rate.avg_ts)
-    ours, stock = (rates[program] for program in programs)
+                rates[rate.n_prompt].append(rate.avg_ts)
     return ours, stock
 
 
