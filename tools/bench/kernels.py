@@ -12,11 +12,13 @@ from statistics import median
 import msgspec
 import rich_click as click
 
-from parity.llama.quantise import FILE_TYPES, quantise
+from parity.llama.quantise import FILE_TYPES
 from parity.provenance import now_rfc3339, this_machine
 from tools import CHECKOUT
 from tools.bench.measures import check
 from tools.bench.peaks import peaks
+from tools.bench.sides import Rate
+from tools.bench.sizes import MADE, made_file
 from tools.markdown import Cells, table
 from worker.commands.places import present, where
 from worker.commands.tables import print_table
@@ -28,19 +30,11 @@ ROWS = (1, 2, 4, 8, 16, 512)
 """The lengths of the prompts: llama-bench computes each in one step, so a product has as many rows."""
 TYPES = ("Q4_K_M", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q5_K_M", "Q6_K", "Q8_0", "IQ4_XS", "F16", "BF16")
 _SHORT = TYPES[:1]
-_MADE = CHECKOUT / ".bench" / "models"
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _LLAMA_BENCH_S = 1800.0
 Rates = dict[int, list[float]]
 """rows → tokens/s of each round"""
-
-
-class _Rate(msgspec.Struct, frozen=True):
-    """A line of llama-bench's JSON. Source: llama.cpp, tools/llama-bench/README.md."""
-
-    n_prompt: int
-    avg_ts: float
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +80,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--threads", type=click.IntRange(1, 512), multiple=True, help="[default: 1, and all processors]")
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Turns of each program.")
 @click.option("--short", is_flag=True, help=f"Only {', '.join(_SHORT)}, with all processors.")
-@click.option("--made", type=_FOLDER, default=_MADE, show_default=".bench/models", help="Where made files are kept.")
+@click.option("--made", type=_FOLDER, default=MADE, show_default=".bench/models", help="Where made files are kept.")
 @click.option(
     "--out", type=_FOLDER, default=CHECKOUT / ".bench", show_default=".bench", help="For kernels.json and .md."
 )
@@ -117,7 +111,7 @@ def kernels(
     out.mkdir(parents=True, exist_ok=True)
     found = read(out)
     for file_type in wanted:
-        path = made_file(made, source, file_type)
+        path = made_file(made, source, file_type, n_threads=machine.n_usable)
         for n_threads in counts:
             key = (file_type, n_threads, compiler, machine.cpu)
             if key in found:
@@ -143,15 +137,6 @@ def kernels(
     check(news for pair in shown for news in pair.missed)
 
 
-def made_file(folder: Path, source: Path, file_type: str) -> Path:
-    """The source in that type, made unless it is there. Raises: ModelLoadFailed, OSError."""
-    target = folder / f"{source.stem}.as-{file_type}.gguf"
-    if not target.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        quantise(source, target, file_type, n_threads=this_machine(1).n_usable)
-    return target
-
-
 def _in_turns(programs: tuple[Path, Path], path: Path, n_threads: int, n_rounds: int) -> tuple[Rates, Rates]:
     """The rates of both. The first program changes with each round, so that neither is always the warmer one."""
     ours: Rates = {n_rows: [] for n_rows in ROWS}
@@ -164,7 +149,7 @@ def _in_turns(programs: tuple[Path, Path], path: Path, n_threads: int, n_rounds:
     return ours, stock
 
 
-def _run(program: Path, path: Path, n_threads: int) -> list[_Rate]:
+def _run(program: Path, path: Path, n_threads: int) -> list[Rate]:
     """Raises: ModelLoadFailed."""
     task = ("-p", ",".join(map(str, ROWS)), "-n", "0", "-b", str(ROWS[-1]), "-ub", str(ROWS[-1]))
     command = [str(program), "-m", str(path), *task, "-t", str(n_threads), "-r", "2", "-o", "json"]
@@ -173,7 +158,7 @@ def _run(program: Path, path: Path, n_threads: int) -> list[_Rate]:
     )
     if ended.returncode:
         raise ModelLoadFailed(f"{program} ended with {ended.returncode} for {path}")
-    return msgspec.json.decode(ended.stdout, type=list[_Rate])
+    return msgspec.json.decode(ended.stdout, type=list[Rate])
 
 
 # ── the file and the table ───────────────────────────────────────────────────────────────────────

@@ -124,8 +124,11 @@ def _wrong(answer: Answer, ask: Ask) -> str:
     return answer.error
 
 
-class _Rate(msgspec.Struct, frozen=True):
+class Rate(msgspec.Struct, frozen=True):
+    """A line of llama-bench's JSON: tokens/s, and the tokens of the prompt."""
+
     avg_ts: float
+    n_prompt: int = 0
 
 
 class _Batched(msgspec.Struct, frozen=True):
@@ -171,7 +174,7 @@ class LlamaBench:
         if process.returncode:
             error = f"llama-bench ended with {process.returncode}"
             return Turn(numbers={}, n_asked=1, n_failed=1, error=error)
-        (rate,) = msgspec.json.decode(output, type=list[_Rate])
+        (rate,) = msgspec.json.decode(output, type=list[Rate])
         return Turn(numbers={scenario.own[0].name: rate.avg_ts}, n_asked=1)
 
 

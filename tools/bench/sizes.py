@@ -35,7 +35,8 @@ from worker.commands.places import present, where
 from worker.commands.tables import print_table
 
 _USUAL = ("Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "llama-3.2-1b", "mistral-7b")
-_MADE = CHECKOUT / ".bench" / "models"
+MADE = CHECKOUT / ".bench" / "models"
+"""The folder of made files, unless another is named."""
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -51,7 +52,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     multiple=True,
     help=f"A file type of the model, or a shape of random weights. [default: {', '.join(_USUAL)}; none beside files]",
 )
-@click.option("--made", type=_FOLDER, default=_MADE, show_default=".bench/models", help="Where made files are kept.")
+@click.option("--made", type=_FOLDER, default=MADE, show_default=".bench/models", help="Where made files are kept.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True, help="Besides a warm-up.")
 @click.option("--ctx-size", type=click.IntRange(2048), default=4096, show_default=True, help="Of both sides.")
 @click.option("--parallel", type=click.IntRange(8, 256), default=8, show_default=True, help="Of both sides.")
@@ -114,11 +115,15 @@ def _made(folder: Path, name: str, asked: Asked) -> Path:
     """The file of a file type or a shape, made unless it is there. Raises: ModelNotFound, ModelLoadFailed, OSError."""
     if name in SHAPES:
         return made_model(folder, SHAPES[name])
-    source = present(asked.model, asked.models_dir, asked.catalog)
-    target = folder / f"{source.stem}.as-{name}.gguf"
+    return made_file(folder, present(asked.model, asked.models_dir, asked.catalog), name, n_threads=asked.threads)
+
+
+def made_file(folder: Path, source: Path, file_type: str, *, n_threads: int) -> Path:
+    """The source in that file type, made unless it is there. Raises: ModelLoadFailed, OSError."""
+    target = folder / f"{source.stem}.as-{file_type}.gguf"
     if not target.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        quantise(source, target, name, n_threads=asked.threads)
+        quantise(source, target, file_type, n_threads=n_threads)
     return target
 
 
