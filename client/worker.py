@@ -49,6 +49,12 @@ def decoded(response: httpx2.Response, of: type[_T]) -> _T:
     return msgspec.json.decode(response.content, type=of)
 
 
+class BatchInvariant(msgspec.Struct, frozen=True):
+    """The part of `/health` that says whether rows have the same bits under load, as far as the file's type allows."""
+
+    kept: bool = True
+
+
 class Health(msgspec.Struct, frozen=True):
     """The fields of `/health` that the requests and the report depend on."""
 
@@ -59,11 +65,16 @@ class Health(msgspec.Struct, frozen=True):
     determinism: str = "untested"
     """The verdict of the worker's own self-test, and where it found differences; an older worker has none."""
     determinism_differences: tuple[str, ...] = ()
+    batch_invariant: BatchInvariant | None = None
 
     @property
     def kind(self) -> str:
-        """The key that decides whether rows have the same bits under load: `Q4_1_cpu`, `Q8_0_gpu`."""
-        return f"{self.quant_kind}_{'gpu' if self.vram_bytes else 'cpu'}"
+        """The key that decides whether rows have the same bits under load: `Q4_1_cpu`, `Q8_0_gpu`, and `Q4_1_ggml_cpu`
+        where ggml's own kernels compute, which give none of that."""
+        if self.vram_bytes:
+            return f"{self.quant_kind}_gpu"
+        is_kept = self.batch_invariant is None or self.batch_invariant.kept
+        return f"{self.quant_kind}_{'cpu' if is_kept else 'ggml_cpu'}"
 
     @property
     def self_test(self) -> str:

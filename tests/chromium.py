@@ -37,6 +37,8 @@ _APT = ("apt-get", "-y", "-qq", "--no-install-recommends", "-o", "DPkg::Lock::Ti
 _SEARCHED = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin"])
 """Debian keeps servers where an ordinary user does not look."""
 
+_NAVIGATED = ("target navigated", "context was destroyed", "Cannot find context")
+
 Answer = dict[str, Any]
 
 
@@ -60,6 +62,10 @@ def debians(name: str) -> str:
         if done.returncode != 0:
             pytest.skip(f"there is no {name}, and Debian's packages are out of reach: {done.stderr.decode()[-200:]}")
     return shutil.which(name, path=_SEARCHED) or name
+
+
+class Navigated(Exception):
+    """The page was replaced by another while a command was at it."""
 
 
 class Browser:
@@ -112,7 +118,7 @@ class Browser:
         self.call("Target.disposeBrowserContext", browserContextId=context)
 
     def call(self, method: str, session: str | None = None, **params: Any) -> Answer:
-        """The answer to one command; what happened meanwhile is noted on its tab."""
+        """The answer to one command; what happened meanwhile is noted on its tab. Raises: Navigated."""
         number = next(self._numbers)
         message: Answer = {"id": number, "method": method, "params": params}
         if session is not None:
@@ -121,6 +127,8 @@ class Browser:
         while True:
             told = self._read()
             if told.get("id") == number:
+                if any(words in told.get("error", {}).get("message", "") for words in _NAVIGATED):
+                    raise Navigated(method)
                 assert "error" not in told, (method, told["error"])
                 result: Answer = told["result"]
                 return result
@@ -200,7 +208,14 @@ class Tab:
         return told["result"].get("value")
 
     def until(self, expression: str, **given: Any) -> None:
-        eventually(lambda: self.evaluate(expression, **given))
+        """Wait for the expression to be true of the page, or of the one that replaces it meanwhile."""
+        eventually(lambda: self._is_true(expression, **given))
+
+    def _is_true(self, expression: str, **given: Any) -> bool:
+        try:
+            return bool(self.evaluate(expression, **given))
+        except Navigated:
+            return False
 
     def text(self, selector: str) -> str:
         """The text that can be read; it is empty if the element is hidden."""

@@ -224,7 +224,7 @@ def shallow_worker(shallow_model: Path) -> Iterator[ServedWorker]:
 def test_a_worker_answers_as_in_process_alone_and_next_to_others(
     shallow_worker: ServedWorker, shallow_model: Path, bounds: Bounds
 ) -> None:
-    assert shallow_worker.health.kind == EXACT
+    assert shallow_worker.health.kind == (EXACT if has_own_products() else "Q4_1_ggml_cpu")
     level, records = run(shallow_worker, PROMPTS, expectations(shallow_model, PROMPTS), bounds, n_tokens=N_TOKENS)
     assert level.verdict == "pass", level.summary
     phases = [record.phase for record in records]
