@@ -10,6 +10,8 @@
 #   make images-test   build the container images and test them from outside; needs podman and buildah (docs/images.md)
 #   make wheel         build one wheel of the worker into dist/ that installs without a compiler (CONTRIBUTING.md)
 #   make wheel-test    build it, and serve with it in an empty environment of each Python at hand; five minutes
+#   make emulated-test compile llama.cpp with emulated AVX-512, and test our kernels on any processor; ten minutes;
+#                      needs Debian's libsimde-dev
 #   make constraints-test  compile published JSON schemas: how many are enforced, and what passes; half a minute
 #   make clients-test  run openai, LangChain, LiteLLM, lm-eval and guidellm, each in its own environment, on a worker
 #   make agents-test   run pi, Claude Code, Codex, opencode, Qwen Code, Continue and Cline, and loops of openai-agents,
@@ -61,7 +63,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test wheel wheel-test images-test formats-test constraints-test clients-test agents-test fleet-test soak fire soak-day fuzz parity parity-matrix parity-peer originals models-test bench bench-sizes bench-kernels bench-steps bench-sampling audit bill docs docs-serve reference model vocabularies newest-llama format clean
+.PHONY: run check test wheel wheel-test images-test formats-test emulated-test constraints-test clients-test agents-test fleet-test soak fire soak-day fuzz parity parity-matrix parity-peer originals models-test bench bench-sizes bench-kernels bench-steps bench-sampling audit bill docs docs-serve reference model vocabularies newest-llama format clean
 
 # A wheel of `make wheel` in dist/ that is this checkout's saves compiling, until something else is installed.
 FITTING := $(if $(wildcard .venv/installed),,$(if $(wildcard dist/*.whl),$(shell $(PYTHON) scripts/fitting_wheel.py $(BACKEND))))
@@ -90,6 +92,13 @@ wheel-test: .venv/installed-dev model
 
 formats-test: .venv/installed-dev
 	$(BIN)/python -m tests.chat.round_trips
+
+# The folder comes before the environment's own llama.cpp.
+emulated-test: .venv/installed-dev model
+	wheel=$$(CMAKE_ARGS="-DCMAKE_CXX_FLAGS='-DROWS16_EMULATED -I$(CURDIR)/tests/emulated -Wno-psabi'" scripts/build_llama.sh cpu) && \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .emulated "$$wheel"
+	PYTHONPATH=.emulated $(BIN)/python -m pytest -q -n auto tests/llama/test_own_products.py \
+		tests/llama/test_own_attention.py tests/llama/test_kernels.py tests/llama/test_repack.py tests/test_kernels.py
 
 constraints-test: .venv/installed-dev
 	$(BIN)/python -m tests.schema_corpus

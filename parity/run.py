@@ -24,6 +24,7 @@ from parity.report import LEVELS, Level, not_run
 from parity.setups import EXACT, Served, costs_of, costs_of_graph, opened, served
 from worker.config.engine import configure
 from worker.config.settings import Settings, flags_of
+from worker.llama.kernels import fixed
 from worker.loading.load import placed
 from worker.plan.placement import Placement
 from worker.wire.jobs import TokenId
@@ -126,8 +127,10 @@ class Run:
         numerics = self.numerics
         assert numerics is not None
         # If threads split sums, or matrices replace rows, a row's bits depend on the other rows on a CPU, too.
-        kind = None if numerics.flash_attn and numerics.threads is None else "other"
-        flags = flags_of(self.settings, "Device and memory", also=("deterministic",))
+        has_bits = numerics.flash_attn and numerics.threads is None and not numerics.left_to_ggml
+        kind = None if has_bits else "other"
+        settings = replace(self.settings, kernels=fixed(self.settings.kernels))
+        flags = flags_of(settings, "Device and memory", also=("deterministic",))
         with ServedWorker.of(subject.info.path, *neighbours.FLAGS, *flags) as worker:
             level, self.transcript = serving.run(worker, prompts, expected, self.bounds, kind=kind)
         return level

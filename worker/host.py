@@ -47,6 +47,12 @@ def has_amx(root: Path = ROOT) -> bool:
     return "amx_int8" in flags.split()
 
 
+def processor(root: Path = ROOT) -> str:
+    """The processor's family, model and name, as Linux reports them; elsewhere its instruction set."""
+    lines = _text(root / "proc/cpuinfo").partition("\n\n")[0].splitlines()
+    return "; ".join(line for line in lines if line.startswith(("vendor", "cpu family", "model"))) or os.uname().machine
+
+
 def sha256_of(path: Path) -> str:
     """The file's SHA-256 in lower-case hex, read in pieces. Raises: OSError."""
     with path.open("rb") as file:

@@ -1,7 +1,8 @@
 // Products of a quantised matrix A with columns B: sixteen rows of A lie in the sixteen lanes of a register.
 //
 // However many columns there are, an element of C is the same chain of operations over the blocks of its row, so that a
-// column has the same bits in any company. Blocks are unpacked once for all columns.
+// column has the same bits in any company. Blocks are unpacked once for all columns. The rows lie apart as in a file, or
+// side by side where the matrix was laid out anew when it was loaded; the numbers that are read are the same.
 #pragma once
 
 #include "ggml-impl.h"
@@ -9,11 +10,18 @@
 #include "ggml-quants.h"
 #include "simd-mappings.h"
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__F16C__)
+// Tests compile all this for processors without it (tests/emulated).
+#ifdef ROWS16_EMULATED
+#include <avx512_emulated.h>
+#endif
+
+#if defined(ROWS16_EMULATED) || \
+    (defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__F16C__))
 #define GGML_ROWS16
 
 // Compilers give up on inlining in functions of this size, and a call for each register would take five times as long.
 #define ALWAYS inline __attribute__((always_inline))
+#define FLAT __attribute__((flatten))
 
 namespace rows16 {
 
@@ -38,9 +46,79 @@ ALWAYS void words4(const Rows & rows, int64_t offset, __m512i * x) {
     x[3] = _mm512_unpackhi_epi64(b, d);
 }
 
+// A block's words, and where they begin. If its size is no multiple of four, its scale is apart: two bytes before the
+// words, or behind them.
+template <typename A> constexpr int64_t WORDS = sizeof(A) / 4;
+template <typename A> constexpr int64_t BEGIN = sizeof(A) % 4;
+template <> constexpr int64_t BEGIN<block_q6_K> = 0;
+
+// Sixteen rows that lie apart.
+template <typename A> struct Apart {
+    Rows rows;
+
+    // `a`: the first of them; lanes without a row have the last.
+    void begin(const A * a, int64_t lda, int64_t n_rows) {
+        for (int64_t r = 0; r < 16; ++r) {
+            rows[r] = (const char *)(a + MIN(r, n_rows - 1) * lda);
+        }
+    }
+
+    // Those that begin `offset` + 4 i bytes behind the beginning of block l.
+    ALWAYS void words4(int64_t l, int64_t offset, __m512i * x) const {
+        rows16::words4(rows, sizeof(A) * l + offset, x);
+    }
+
+    // The scale of block l, where it is apart.
+    ALWAYS __m256i scale(int64_t l) const {
+        __m512i x[4];
+        words4(l, BEGIN<A> ? 0 : sizeof(A) - 16, x);
+        return _mm512_cvtepi32_epi16(BEGIN<A> ? x[0] : _mm512_srli_epi32(x[3], 16));
+    }
+};
+
+// Sixteen rows side by side: of each block the first word of every row, the second of every row, and so on, and the two
+// bytes that are left over. They take as many bytes as before and are one stream, which a processor fetches by itself.
+template <typename A> struct Panel {
+    const char * blocks;
+
+    void begin(const A * a, int64_t, int64_t) { blocks = (const char *)a; }
+
+    ALWAYS void words4(int64_t l, int64_t offset, __m512i * x) const {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            x[i] = _mm512_loadu_si512(blocks + 16 * (sizeof(A) * l + offset - BEGIN<A> + 4 * i));
+        }
+    }
+
+    ALWAYS __m256i scale(int64_t l) const {
+        return _mm256_loadu_si256((const __m256i *)(blocks + 16 * (sizeof(A) * l + 4 * WORDS<A>)));
+    }
+
+    // Lays out k blocks of sixteen rows.
+    static void lay_out(const Apart<A> & from, int64_t k, char * to) {
+        for (int64_t l = 0; l < k; ++l, to += 16 * sizeof(A)) {
+            for (int64_t w = 0; w < WORDS<A>; w += 4) {
+                const int64_t first = MIN(w, WORDS<A> - 4);
+                __m512i x[4];
+                from.words4(l, BEGIN<A> + 4 * first, x);
+                for (int i = 0; i < 4; ++i) {
+                    _mm512_storeu_si512(to + 64 * (first + i), x[i]);
+                }
+            }
+            if (sizeof(A) % 4) {
+                _mm256_storeu_si256((__m256i *)(to + 64 * WORDS<A>), from.scale(l));
+            }
+        }
+    }
+};
+
 // The float in the low half, or with 16 the high half, of each word.
 ALWAYS __m512 half(__m512i words, int shift = 0) {
     return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(words, shift)));
+}
+
+ALWAYS __m512 half(__m256i halves) {
+    return _mm512_cvtph_ps(halves);
 }
 
 ALWAYS __m512i shifted(__m512i words, int shift, int mask) {
@@ -61,8 +139,10 @@ ALWAYS __m512i word_of(const void * at) {
 
 // Dots: what one type of blocks is unpacked to (Tile, and its Scales), `unpack`, which hands over each register of
 // numbers with its place, `dot`, which goes on with N sums, and `dot_of_one`, which needs no tile for its only sum.
-template <typename Dots> class Product {
+// From: where the sixteen rows are, Apart or Panel.
+template <typename Dots, template <typename> typename From> class Product {
     using A = typename Dots::A;
+    using Place = From<A>;
     using B = typename Dots::B;
 
   public:
@@ -83,9 +163,7 @@ template <typename Dots> class Product {
             const int64_t end = MIN((job + 1) * n_each, n_panels);
             for (int64_t panel = job * n_each; panel < end; ++panel) {
                 const char * next = panel_at(panel + 1 < end ? panel + 1 : then * n_each);
-                for (int64_t r = 0; r < 16; ++r) {
-                    rows[r] = (const char *)(a + MIN(16 * panel + r, m - 1) * lda);
-                }
+                rows.begin(a + 16 * panel * lda, lda, m - 16 * panel);
                 lanes = 0xFFFF >> (16 - MIN(m - 16 * panel, 16));
                 if (n == 1) {
                     one_column(next, k, b, c + 16 * panel);
@@ -112,7 +190,7 @@ template <typename Dots> class Product {
             const int64_t depth = MIN(k - l, DEPTH);
             for (int64_t d = 0; d < depth; ++d) {
                 fetch(next, l + d);
-                Dots::fill(rows, sizeof(A) * (l + d), tile[d]);
+                Dots::fill(rows, l + d, tile[d]);
             }
             int64_t j = 0;
             for (; j + 8 <= n; j += 8) {
@@ -132,7 +210,7 @@ template <typename Dots> class Product {
         __m512 sum = _mm512_setzero_ps();
         for (int64_t l = 0; l < k; ++l) {
             fetch(next, l);
-            sum = Dots::dot_of_one(rows, sizeof(A) * l, b[l], sum);
+            sum = Dots::dot_of_one(rows, l, b[l], sum);
         }
         _mm512_mask_storeu_ps(c, lanes, sum);
     }
@@ -153,7 +231,7 @@ template <typename Dots> class Product {
 
     static constexpr int64_t MOST_PANELS = 32;
     static constexpr int64_t DEPTH = Dots::DEPTH;
-    Rows rows;
+    Place rows;
     __mmask16 lanes;
     typename Dots::Tile tile[DEPTH];
 };
@@ -175,16 +253,18 @@ template <typename TA, typename TB, int BIAS> struct Dots32 {
     // multiplied: as many as the nearest cache has room for beside columns.
     static constexpr int64_t FIRST = 38, DEPTH = 38;
 
-    template <typename Take> static void unpack(const Rows & rows, int64_t at, Scales32 & scales, const Take & take);
+    template <typename Place, typename Take>
+    static void unpack(const Place & rows, int64_t l, Scales32 & scales, const Take & take);
 
-    static void fill(const Rows & rows, int64_t at, Tile & tile) {
-        unpack(rows, at, tile, [&](int t, __m512i q) __attribute__((always_inline)) { tile.q[t] = q; });
+    template <typename Place> FLAT static void fill(const Place & rows, int64_t l, Tile & tile) {
+        unpack(rows, l, tile, [&](int t, __m512i q) __attribute__((always_inline)) { tile.q[t] = q; });
     }
 
-    static __m512 dot_of_one(const Rows & rows, int64_t at, const B & b, __m512 sum) {
+    template <typename Place>
+    FLAT static __m512 dot_of_one(const Place & rows, int64_t l, const B & b, __m512 sum) {
         Scales32 scales;
         __m512i isum[2] = {};
-        unpack(rows, at, scales, [&](int t, __m512i q) __attribute__((always_inline)) {
+        unpack(rows, l, scales, [&](int t, __m512i q) __attribute__((always_inline)) {
             isum[t % 2] = _mm512_dpbusd_epi32(isum[t % 2], q, word_of(b.qs + 4 * t));
         });
         return added(scales, _mm512_add_epi32(isum[0], isum[1]), b, sum);
@@ -247,31 +327,30 @@ template <typename Take> ALWAYS void five_bits(const __m512i * x, __m512i word, 
 
 #define UNPACK(Dots, Scales) \
     template <>              \
-    template <typename Take> ALWAYS void Dots::unpack(const Rows & rows, int64_t at, Scales & scales, const Take & take)
+    template <typename Place, typename Take> \
+    ALWAYS void Dots::unpack(const Place & rows, int64_t l, Scales & scales, const Take & take)
 
 UNPACK(Q4_1, Scales32) {
     __m512i x[4];
-    words4(rows, at, x);
+    rows.words4(l, 0, x);
     scales.d = half(x[0]);
     scales.m = half(x[0], 16);
-    words4(rows, at + 4, x);
+    rows.words4(l, 4, x);
     nibbles(x, take);
 }
 
 UNPACK(Q4_0, Scales32) {
     __m512i x[4];
-    words4(rows, at, x);
-    scales.d = half(x[0]);
-    words4(rows, at + 2, x);
+    scales.d = half(rows.scale(l));
+    rows.words4(l, 2, x);
     nibbles(x, take);
 }
 
 UNPACK(Q8_0, Scales32) {
     __m512i x[4];
-    words4(rows, at, x);
-    scales.d = half(x[0]);
+    scales.d = half(rows.scale(l));
     for (int t = 0; t < 8; t += 4) {
-        words4(rows, at + 2 + 4 * t, x);
+        rows.words4(l, 2 + 4 * t, x);
         for (int i = 0; i < 4; ++i) {
             take(t + i, _mm512_xor_si512(x[i], _mm512_set1_epi8((char)128)));
         }
@@ -280,19 +359,18 @@ UNPACK(Q8_0, Scales32) {
 
 UNPACK(Q5_0, Scales32) {
     __m512i x[4], h[4];
-    words4(rows, at, h);
-    scales.d = half(h[0]);
-    words4(rows, at + 2, h);
-    words4(rows, at + 6, x);
+    scales.d = half(rows.scale(l));
+    rows.words4(l, 2, h);
+    rows.words4(l, 6, x);
     five_bits(x, h[0], take);
 }
 
 UNPACK(Q5_1, Scales32) {
     __m512i x[4], h[4];
-    words4(rows, at, h);
+    rows.words4(l, 0, h);
     scales.d = half(h[0]);
     scales.m = half(h[0], 16);
-    words4(rows, at + 8, x);
+    rows.words4(l, 8, x);
     five_bits(x, h[1], take);
 }
 
@@ -315,16 +393,18 @@ template <typename TA, int SCALES> struct Dots256 {
     // How many registers of numbers have a scale.
     static constexpr int SPAN = 64 / SCALES;
 
-    template <typename Take> static void unpack(const Rows & rows, int64_t at, Scales & scales, const Take & take);
+    template <typename Place, typename Take>
+    static void unpack(const Place & rows, int64_t l, Scales & scales, const Take & take);
 
-    static void fill(const Rows & rows, int64_t at, Tile & tile) {
-        unpack(rows, at, tile, [&](int t, __m512i q) __attribute__((always_inline)) { tile.q[t] = q; });
+    template <typename Place> FLAT static void fill(const Place & rows, int64_t l, Tile & tile) {
+        unpack(rows, l, tile, [&](int t, __m512i q) __attribute__((always_inline)) { tile.q[t] = q; });
     }
 
-    static __m512 dot_of_one(const Rows & rows, int64_t at, const B & b, __m512 sum) {
+    template <typename Place>
+    FLAT static __m512 dot_of_one(const Place & rows, int64_t l, const B & b, __m512 sum) {
         Scales scales;
         __m512i isum[SCALES] = {};
-        unpack(rows, at, scales, [&](int t, __m512i q) __attribute__((always_inline)) {
+        unpack(rows, l, scales, [&](int t, __m512i q) __attribute__((always_inline)) {
             isum[t / SPAN] = _mm512_dpbusd_epi32(isum[t / SPAN], q, word_of(b.qs + 4 * t));
         });
         __m512i total = _mm512_setzero_si512();
@@ -389,13 +469,13 @@ ALWAYS void scales_and_minima(const __m512i * x, __m512i * scale, __m512i * mini
 
 UNPACK(Q4_K, Scales256<8>) {
     __m512i x[4];
-    words4(rows, at, x);
+    rows.words4(l, 0, x);
     scales.d = half(x[0]);
     scales.dmin = half(x[0], 16);
     scales_and_minima(x, scales.scale, scales.minimum);
 #pragma GCC unroll 8
     for (int w = 0; w < 32; w += 4) {
-        words4(rows, at + 16 + 4 * w, x);
+        rows.words4(l, 16 + 4 * w, x);
         for (int i = 0; i < 4; ++i) {
             const int t = (w + i) / 8 * 16 + (w + i) % 8;
             take(t, shifted(x[i], 0, 15));
@@ -406,15 +486,15 @@ UNPACK(Q4_K, Scales256<8>) {
 
 UNPACK(Q5_K, Scales256<8>) {
     __m512i x[4], h[8];
-    words4(rows, at, x);
+    rows.words4(l, 0, x);
     scales.d = half(x[0]);
     scales.dmin = half(x[0], 16);
     scales_and_minima(x, scales.scale, scales.minimum);
-    words4(rows, at + 16, h);
-    words4(rows, at + 32, h + 4);
+    rows.words4(l, 16, h);
+    rows.words4(l, 32, h + 4);
 #pragma GCC unroll 8
     for (int w = 0; w < 32; w += 4) {
-        words4(rows, at + 48 + 4 * w, x);
+        rows.words4(l, 48 + 4 * w, x);
         for (int i = 0; i < 4; ++i) {
             const int t = (w + i) / 8 * 16 + (w + i) % 8;
             for (int nibble = 0; nibble < 2; ++nibble) {
@@ -430,7 +510,7 @@ UNPACK(Q5_K, Scales256<8>) {
 // Numbers from 0 to 63 that stand for -32 to 31: the minima are 32 scales.
 UNPACK(Q6_K, Scales256<16>) {
     __m512i x[4], y[4], high[4];
-    words4(rows, at + 192, x);
+    rows.words4(l, 192, x);
     for (int i = 0; i < 16; ++i) {
         scales.scale[i] = _mm512_srai_epi32(_mm512_slli_epi32(x[i / 4], 24 - i % 4 * 8), 24);
     }
@@ -438,14 +518,13 @@ UNPACK(Q6_K, Scales256<16>) {
         const __m512i low = _mm512_and_si512(_mm512_slli_epi32(scales.scale[2 * i], 5), _mm512_set1_epi32(0xFFFF));
         scales.minimum[i] = _mm512_or_si512(low, _mm512_slli_epi32(scales.scale[2 * i + 1], 21));
     }
-    words4(rows, at + 194, x);
-    scales.dmin = scales.d = half(x[3], 16);
+    scales.dmin = scales.d = half(rows.scale(l));
 #pragma GCC unroll 4
     for (int w = 0; w < 16; w += 4) {
         const int first = w / 8 * 32 + w % 8;
-        words4(rows, at + w / 8 * 64 + w % 8 * 4, x);
-        words4(rows, at + w / 8 * 64 + w % 8 * 4 + 32, y);
-        words4(rows, at + 128 + 4 * w, high);
+        rows.words4(l, w / 8 * 64 + w % 8 * 4, x);
+        rows.words4(l, w / 8 * 64 + w % 8 * 4 + 32, y);
+        rows.words4(l, 128 + 4 * w, high);
         for (int i = 0; i < 4; ++i) {
             for (int quarter = 0; quarter < 4; ++quarter) {
                 const __m512i low = _mm512_srli_epi32((quarter % 2 ? y : x)[i], quarter / 2 * 4);
@@ -458,6 +537,7 @@ UNPACK(Q6_K, Scales256<16>) {
 
 #undef UNPACK
 #undef ALWAYS
+#undef FLAT
 
 }  // namespace rows16
 #endif

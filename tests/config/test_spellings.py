@@ -21,6 +21,7 @@ SHORT = {
     "-t": ("threads", "3"),
     "-b": ("batch_size", "1024"),
     "-fa": ("flash_attn", "on"),
+    "-nr": ("no_repack", ""),
 }
 """llama-server's flags that are flags here, with a value of each."""
 
@@ -63,9 +64,9 @@ def test_each_flag_of_llama_servers_has_one_answer() -> None:
 def test_a_short_flag_is_the_long_one(flag: str, *, is_one_word: bool) -> None:
     name, value = SHORT[flag]
     model = [] if name == "model" else ["-m", "m.gguf"]
-    short = [f"{flag}={value}"] if is_one_word else [flag, value]
+    short = [f"{flag}={value}"] if is_one_word and value else [flag, *filter(None, [value])]
     beside = ["--ubatch-size=64", "--worker-id=w", *model]
-    assert parse([*beside, *short], {}) == parse([*beside, flag_name(name), value], {})
+    assert parse([*beside, *short], {}) == parse([*beside, flag_name(name), *filter(None, [value])], {})
 
 
 def test_every_short_flag_is_tested() -> None:

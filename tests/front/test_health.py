@@ -32,7 +32,7 @@ def test_the_keys_of_the_protocol_come_first_and_ours_after_them() -> None:
     keys = list(shown())
     assert keys[:3] == ["status", "vram_bytes", "worker_id"]
     ours = ["parity", "prefill_chunk", "prefix_cache", "deterministic", "determinism", "determinism_differences"]
-    ours += ["determinism_tried", "drafts", "draft_model", "amx", "batch_invariant", "attention"]
+    ours += ["determinism_tried", "drafts", "draft_model", "amx", "batch_invariant", "kernels", "attention"]
     assert keys[keys.index("queue_depth") + 1 :] == ours
 
 

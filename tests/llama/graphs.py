@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from worker.llama.devices import backend_function, device_handle, devices
 from worker.llama.library import call_ggml, open_library
+from worker.llama.repack import buffer_type_name, extra_buffer_types
 from worker.llama.tensor_head import InitParams
 from worker.upstream.ggml_types import TENSOR_TYPES
 
@@ -37,18 +38,36 @@ def quantised(rows: Floats, type_name: str) -> bytes:
     return target.raw
 
 
+def _repacking() -> ctypes.c_void_p:
+    """The type of the buffers in which ggml lays matrices out anew."""
+    cpu = next(device for device in devices() if device.kind == "cpu")
+    found = extra_buffer_types(cpu)
+    return next(each for each in found if buffer_type_name(each) == "CPU_REPACK")
+
+
 class Graph:
     """Made by `graph`. Shapes are ggml's: the fastest dimension first."""
 
     def __init__(self, context: ctypes.c_void_p, backend: ctypes.c_void_p) -> None:
         self._context, self._backend = context, backend
         self._data: list[tuple[ctypes.c_void_p, bytes]] = []
+        self._buffers: list[ctypes.c_void_p] = []
 
-    def tensor(self, dims: tuple[int, ...], data: bytes, type_name: str = "F32") -> ctypes.c_void_p:
+    def tensor(
+        self, dims: tuple[int, ...], data: bytes, type_name: str = "F32", *, is_laid_out: bool = False
+    ) -> ctypes.c_void_p:
+        """`is_laid_out`: in the buffers in which the CPU's backend lays matrices out anew."""
         sizes = map(ctypes.c_int64, (*dims, 1, 1, 1)[:4])
         type_id = ctypes.c_int(TYPE_IDS[type_name])
         made = ctypes.c_void_p(call_ggml("ggml_new_tensor_4d", ctypes.c_void_p, self._context, type_id, *sizes))
         self._data.append((made, data))
+        if is_laid_out:
+            size = ctypes.c_size_t(call_ggml("ggml_backend_buft_get_alloc_size", ctypes.c_size_t, _repacking(), made))
+            buffer = call_ggml("ggml_backend_buft_alloc_buffer", ctypes.c_void_p, _repacking(), size)
+            self._buffers.append(ctypes.c_void_p(buffer))
+            base = call_ggml("ggml_backend_buffer_get_base", ctypes.c_void_p, self._buffers[-1])
+            where = (self._buffers[-1], made, ctypes.c_void_p(base))
+            assert call_ggml("ggml_backend_tensor_alloc", ctypes.c_int, *where) == 0
         return made
 
     def floats(self, array: Floats) -> ctypes.c_void_p:
@@ -77,7 +96,8 @@ class Graph:
             call_ggml("ggml_backend_tensor_get", None, result, target, ctypes.c_size_t(0), size)
             return found
         finally:
-            call_ggml("ggml_backend_buffer_free", None, buffer)
+            for each in (buffer, *self._buffers):
+                call_ggml("ggml_backend_buffer_free", None, each)
 
     @classmethod
     @contextmanager

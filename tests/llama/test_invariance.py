@@ -37,7 +37,7 @@ def found(
         is_on_gpu=is_on_gpu,
         is_without_flash=False,
         is_in_order=is_in_order,
-        has_products=has_products,
+        own_types=PRODUCT_TYPES if has_products else (),
         layout=as_in_the_file,
     )
 
@@ -79,7 +79,12 @@ def test_cells_in_another_order_stand_against_it() -> None:
 
 def test_weights_in_tiles_need_no_products_of_ours() -> None:
     info = model(matrix("Q4_K"), matrix("Q5_0", "blk.1.attn_q.weight"))
-    flags = {"is_on_gpu": False, "is_without_flash": False, "is_in_order": True, "has_products": True}
+    flags: dict[str, Any] = {
+        "is_on_gpu": False,
+        "is_without_flash": False,
+        "is_in_order": True,
+        "own_types": PRODUCT_TYPES,
+    }
     assert invariance_of(CONFIG, info, **flags, layout=layout).is_kept
     in_tiles = model(matrix("IQ4_XS"))
     assert not invariance_of(CONFIG, in_tiles, **flags, layout=as_in_the_file).is_kept

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from tests.llama.graphs import TYPE_IDS, Floats, Graph, quantised
 from worker.llama.invariance import PRODUCT_TYPES, has_own_products
 from worker.llama.library import open_library
+from worker.llama.repack import LaidOut, layout_of
+from worker.model.gguf import Tensor
 
 TYPES = sorted(PRODUCT_TYPES)
 MAX_COLUMNS = 40
@@ -38,10 +40,10 @@ def columns(n_columns: int) -> Floats:
     return chance.normal(0, 1, (MAX_COLUMNS, n_columns)).astype(np.float32)
 
 
-def product(type_name: str, n_rows: int, of: Floats, n_threads: int = 1) -> Floats:
+def product(type_name: str, n_rows: int, of: Floats, n_threads: int = 1, *, is_laid_out: bool = False) -> Floats:
     data, _ = weights(type_name, n_rows, of.shape[1])
     with Graph.on_cpu(n_threads) as graph:
-        matrix = graph.tensor((of.shape[1], n_rows), data, type_name)
+        matrix = graph.tensor((of.shape[1], n_rows), data, type_name, is_laid_out=is_laid_out)
         return graph.computed(graph.op("ggml_mul_mat", matrix, graph.floats(of)), (len(of), n_rows))
 
 
@@ -79,6 +81,21 @@ def test_a_column_has_the_same_bits_under_any_load(
     together = product(type_name, n_rows, of[chosen], n_threads)
     for place, column in enumerate(chosen):
         assert np.array_equal(together[place], product(type_name, n_rows, of[[column]])[0])
+
+
+@pytest.mark.parametrize("type_name", TYPES)
+@pytest.mark.parametrize("n_columns", [256, 2304])
+@pytest.mark.parametrize("n_rows", [16, 112])
+def test_rows_that_were_laid_out_anew_give_the_same_bits(type_name: str, n_rows: int, n_columns: int) -> None:
+    for n in (1, 3, 8, MAX_COLUMNS):
+        of = columns(n_columns)[:n]
+        assert np.array_equal(product(type_name, n_rows, of, 2, is_laid_out=True), product(type_name, n_rows, of))
+
+
+@pytest.mark.parametrize(("n_rows", "is_one"), [(16, True), (1600, True), (15, False), (24, False)])
+def test_panels_of_sixteen_rows_are_laid_out(n_rows: int, is_one: bool) -> None:
+    found = layout_of(Tensor("blk.0.ffn_up.weight", (256, n_rows), "Q5_K", 176 * n_rows))
+    assert found == (LaidOut("CPU_REPACK", 176 * n_rows) if is_one else None)
 
 
 def test_a_product_of_several_matrices_is_left_to_ggml() -> None:

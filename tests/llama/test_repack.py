@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.plan.test_memory import info
-from worker.llama.repack import TILES, LaidOut, decided, layout_of
+from worker.llama.repack import TILES, LaidOut, layout_of, repacking_of
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.upstream.ggml_types import TENSOR_TYPES
@@ -38,9 +38,9 @@ def model(*tensors: Tensor) -> ModelInfo:
 )
 def test_bits_are_kept_by_tiles_alone_and_a_file_is_laid_out_as_a_whole(types: tuple[str, ...]) -> None:
     tensors = [matrix(kind, f"blk.{at}.attn_q.weight") for at, kind in enumerate(types)]
-    anyhow = decided([model(*tensors)], layout, keeps_bits=False)
+    anyhow = repacking_of([model(*tensors)], layout=layout, keeps_bits=False)
     assert [anyhow(tensor) for tensor in tensors] == [1100 if kind in LAYOUTS else 0 for kind in types]
-    keeping = decided([model(*tensors)], layout, keeps_bits=True)
+    keeping = repacking_of([model(*tensors)], layout=layout, keeps_bits=True)
     is_kept = "IQ4_NL" not in types
     assert [keeping(tensor) for tensor in tensors] == [is_kept and anyhow(tensor) for tensor in tensors]
 
@@ -49,21 +49,21 @@ def test_what_no_row_is_multiplied_with_decides_nothing() -> None:
     """Rows of the token embedding are looked up, unless it is the output matrix too."""
     embedding, output = matrix("IQ4_NL", "token_embd.weight"), matrix("Q6_K", "output.weight")
     norm = matrix("IQ4_NL", "blk.0.attn_norm.weight", (256,))
-    assert decided([model(embedding, norm, output)], layout, keeps_bits=True)(output) == 1100
-    assert decided([model(embedding, norm)], layout, keeps_bits=True)(embedding) == 0
+    assert repacking_of([model(embedding, norm, output)], layout=layout, keeps_bits=True)(output) == 1100
+    assert repacking_of([model(embedding, norm)], layout=layout, keeps_bits=True)(embedding) == 0
 
 
 def test_models_of_one_process_are_decided_together() -> None:
     served, draft = model(matrix("Q4_K")), model(matrix("IQ4_NL"))
-    assert decided([served, draft], layout, keeps_bits=True)(matrix("Q4_K")) == 0
-    assert decided([served], layout, keeps_bits=True)(matrix("Q4_K")) == 1100
+    assert repacking_of([served, draft], layout=layout, keeps_bits=True)(matrix("Q4_K")) == 0
+    assert repacking_of([served], layout=layout, keeps_bits=True)(matrix("Q4_K")) == 1100
 
 
 @pytest.mark.parametrize("keeps_bits", [True, False])
 def test_a_file_with_a_stack_that_tiles_would_not_have_room_for_is_left_as_it_is(*, keeps_bits: bool) -> None:
     stack = matrix("Q4_K", "blk.0.attn_k_b.weight", (256, 32, 4))
-    assert decided([model(stack, matrix("Q6_K"))], halved, keeps_bits=keeps_bits)(matrix("Q6_K")) == 0
-    assert decided([model(stack, matrix("Q6_K"))], layout, keeps_bits=keeps_bits)(matrix("Q6_K")) == 1100
+    assert repacking_of([model(stack, matrix("Q6_K"))], layout=halved, keeps_bits=keeps_bits)(matrix("Q6_K")) == 0
+    assert repacking_of([model(stack, matrix("Q6_K"))], layout=layout, keeps_bits=keeps_bits)(matrix("Q6_K")) == 1100
 
 
 @pytest.mark.parametrize("keeps_bits", [True, False])
@@ -72,7 +72,7 @@ def test_types_that_are_slower_in_tiles_stay_in_the_file_where_they_are_most_of_
     n_f16: int, n_q4_k: int, *, keeps_bits: bool
 ) -> None:
     tensors = [matrix(kind, f"blk.{at}.attn_q.weight") for at, kind in enumerate(["F16"] * n_f16 + ["Q4_K"] * n_q4_k)]
-    found = decided([model(*tensors)], layout, keeps_bits=keeps_bits)
+    found = repacking_of([model(*tensors)], layout=layout, keeps_bits=keeps_bits)
     assert {found(tensor) for tensor in tensors} == {0 if n_f16 > n_q4_k else 1100}
 
 

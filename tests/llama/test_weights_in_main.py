@@ -160,7 +160,7 @@ def test_shapes_that_ggml_has_no_product_for_are_asked_without_harm(name: str, d
 
 
 def test_what_is_not_repacked_stays_mapped_in_the_file(tmp_path: Path) -> None:
-    path = write_shape(tmp_path / "m.gguf", WIDE, all_of("Q5_0"))
+    path = write_shape(tmp_path / "m.gguf", WIDE, all_of("Q3_K"))
     planned = placement_of(path).weights_in_main
     assert (planned.is_mapped, planned.repacked) == (True, 0)
     assert planned.total_bytes == read_info(path).weights_bytes
@@ -178,9 +178,13 @@ def test_a_file_whose_tensors_ggml_cannot_map_is_read(tmp_path: Path) -> None:
     assert len(starts) == 4, "weights begin at every multiple of 8"
 
 
-def test_with_deterministic_the_weights_stay_as_the_file_has_them(tmp_path: Path) -> None:
-    path = write_shape(tmp_path / "m.gguf", replace(WIDE, n_layers=1, n_vocab=1000), all_of("Q4_0"))
-    config = msgspec.structs.replace(config_of(path), is_deterministic=True)
+@pytest.mark.parametrize("flag", ["is_deterministic", "no_repack"])
+def test_with_deterministic_or_no_repack_the_weights_stay_as_the_file_has_them(tmp_path: Path, flag: str) -> None:
+    """IQ4_NL has no kernels of ours, whose panels `--deterministic` allows."""
+    path = write_shape(tmp_path / "m.gguf", replace(WIDE, n_layers=1, n_vocab=1000), all_of("IQ4_NL"))
+    is_deterministic = flag == "is_deterministic"
+    config = msgspec.structs.replace(config_of(path), is_deterministic=is_deterministic, may_repack=is_deterministic)
+    assert repacking_of([read_info(path)])(Tensor("blk.0.attn_q.weight", (2048, 2048), "IQ4_NL", 1))
     with closing(load_runner(config, lambda _: None).runner) as runner:
         buffers = runner.model.sizes.buffers
     assert [buffer.name for buffer in buffers] == ["CPU_Mapped"]

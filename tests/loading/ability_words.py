@@ -12,7 +12,7 @@ from typing import Any
 from tests.loading.test_load import configuration
 from tools.made_architectures import WINDOW, Kind, write_kind
 from worker.errors import WorkerError
-from worker.llama.invariance import invariance_of
+from worker.llama.invariance import PRODUCT_TYPES, invariance_of
 from worker.llama.library import open_library
 from worker.loading.load import LoadedRunner, load_runner, placed
 from worker.plan.prefix_support import obstacle
@@ -63,7 +63,7 @@ def abilities_of(config: Configure, loaded: LoadedRunner) -> dict[str, Any]:
         is_on_gpu=False,
         is_without_flash=runner.context.is_without_flash,
         is_in_order=runner.kv.seq_ids.forgotten_seq_id is not None,
-        has_products=True,
+        own_types=PRODUCT_TYPES,
         layout=lambda _: None,
     )
     return {

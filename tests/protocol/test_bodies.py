@@ -68,6 +68,7 @@ def health(status: Literal["healthy", "unhealthy"], vram_bytes: int) -> bytes:
         draft_model=None,
         amx=None,
         batch_invariant=None,
+        kernels=None,
         attention=None,
         parity=None,
     )
@@ -102,7 +103,7 @@ def test_health_keeps_its_keys_in_order_and_says_null_for_what_is_not_known_yet(
         b'"prefill_chunk":null,"prefix_cache":{"tokens":0,"bytes":0,"limit_bytes":0,"off_because":null,'
         b'"restored_tokens":0,"restored_bytes":0,"checkpoint_bytes":0,"checkpoint_stride":0},"deterministic":false,'
         b'"determinism":"untested","determinism_differences":[],"determinism_tried":null,"drafts":null,"draft_model":null,'
-        b'"amx":null,"batch_invariant":null,"attention":null}'
+        b'"amx":null,"batch_invariant":null,"kernels":null,"attention":null}'
     )
 
 

@@ -34,6 +34,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "swa_full": (True, "on here, of no effect in the report"),
     "repacked": (True, "on here, off in the report"),
     "tiles": (True, "on here, off in the report"),
+    "left_to_ggml": (("Q4_K",), "Q4_K here, none more in the report"),
     "threads": (4, "4 here, of no effect in the report"),
     "cpu_features": (("AVX2", "FMA"), "none more here, AVX512 in the report"),
     "llama_cpp": ("llama-cpp-python 0.3.37, ggml 0.26 (abc)", "llama-cpp-python 0.3.37, ggml 0.26 (abc) here, "),

@@ -34,7 +34,7 @@ from worker.errors import UsageError
 from worker.limits import MAX_DRAFTS
 from worker.observe.log_lines import Format, Level
 from worker.upstream.numbers import CACHE_TYPE_IDS, MAX_SEQ_IDS
-from worker.wire.load import BatchInvariant, FlashAttn, PromptLookup, Scheduling, SplitMode, SwaFull
+from worker.wire.load import BatchInvariant, FlashAttn, Kernels, PromptLookup, Scheduling, SplitMode, SwaFull
 
 CACHE_TYPES = tuple(CACHE_TYPE_IDS)
 """llama.cpp's KV cache types; the first three are not quantised."""
@@ -283,6 +283,20 @@ class Settings:
         "Device and memory",
         Choice(get_args(FlashAttn)),
         also=("-fa",),
+    )
+    kernels: Kernels = setting(
+        "auto",
+        "Compute products of quantised matrices on a CPU with the worker's own kernels (ours) or llama.cpp's (stock). "
+        "auto: the faster ones for each type, as the first start measures and later ones remember.",
+        "Device and memory",
+        Choice(get_args(Kernels)),
+    )
+    no_repack: bool = setting(
+        False,
+        "Compute with the weights as they lie in the file, which stays mapped and which workers share. Otherwise a CPU "
+        "gets them in an order that it reads faster, in the worker's own memory.",
+        "Device and memory",
+        also=("-nr",),
     )
     swa_full: SwaFull = setting(
         "auto",

@@ -20,6 +20,7 @@ from worker.protocol.bodies import (
     DraftsBody,
     HeadBody,
     HealthBody,
+    KernelsBody,
     ParityBody,
     PrefixCacheBody,
     ReadyState,
@@ -138,6 +139,9 @@ def health_body(settings: Settings, facts: Loaded | None, engine: EngineStatus, 
         draft_model=_draft_model(facts.draft) if facts and facts.draft else None,
         amx=_amx(facts.amx) if facts else None,
         batch_invariant=_batch_invariant(facts.batch_invariance) if facts else None,
+        kernels=KernelsBody(why=facts.kernels.why, ours=dict(facts.kernels.ours), stock=dict(facts.kernels.stock))
+        if facts
+        else None,
         attention=facts.attention if facts else None,
     )
 

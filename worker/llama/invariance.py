@@ -9,11 +9,13 @@ that give a row the same bits next to any others (patches/). Otherwise ggml's fa
 bits cost a prompt 12 to 26 %, for K in bf16 alone, and up to half of its speed if weights would be repacked.
 """
 
-import math
+import ctypes
+from collections.abc import Callable, Collection
+from typing import Any
 
 from worker.errors import ModelLoadFailed
-from worker.llama.devices import devices, features
-from worker.llama.repack import TILES, LayoutOf, multiplied
+from worker.llama.devices import backend_function, devices, features
+from worker.llama.repack import TILES, TYPE_IDS, LayoutOf, is_stack, multiplied
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.plan.memory import k_type
@@ -37,6 +39,20 @@ def has_own_products() -> bool:
     return is_alone and any(OWN_PRODUCTS in features(device) for device in found if device.kind == "cpu")
 
 
+def own_types() -> frozenset[str]:
+    """The types of weights that they multiply here, and that were not left to ggml (kernels.py)."""
+    if not has_own_products():
+        return frozenset()
+    has = own_function(b"ggml_rows16_has", ctypes.c_bool, ctypes.c_int)
+    return frozenset(name for name in PRODUCT_TYPES if has(TYPE_IDS[name]))
+
+
+def own_function(name: bytes, result: Any, *arguments: Any) -> Callable[..., Any]:
+    """A function of patches/ggml-cpu/products.h, where they are. Any: ctypes types have no common one."""
+    cpu = next(device for device in devices() if device.kind == "cpu")
+    return ctypes.CFUNCTYPE(result, *arguments)(backend_function(cpu, name)[1] or 0)
+
+
 def type_k_of(config: Configure, *, is_on_gpu: bool) -> str:
     """The K cache's type. It is another one than V's where numbers must be the same and ggml's own CPU attention
     computes them, which leaves that one of its three ways to sum."""
@@ -51,13 +67,13 @@ def invariance_of(
     is_on_gpu: bool,
     is_without_flash: bool,
     is_in_order: bool,
-    has_products: bool,
+    own_types: Collection[str],
     layout: LayoutOf,
 ) -> BatchInvariance:
     """Decide what is kept for a model that is loaded so, and why.
 
-    `is_in_order`: each sequence's cells lie in the order of its positions; `has_products`: `has_own_products`;
-    `layout`: where the library has put the matrices.
+    `is_in_order`: each sequence's cells lie in the order of its positions; `own_types`: the types that our products
+    multiply; `layout`: where the library has put the matrices, all that can be laid out anew or none.
     """
     if config.is_deterministic:
         return BatchInvariance(is_kept=True, why="--deterministic")
@@ -67,7 +83,7 @@ def invariance_of(
         )
     obstacles = {
         "on a GPU sums depend on the number of rows": is_on_gpu,
-        "on this processor, or in this build of llama.cpp, it would make prompts slower": not has_products,
+        "on this processor, or in this build of llama.cpp, it would make prompts slower": not own_types,
         "without flash attention sums depend on the number of cells": config.flash_attn == "off" or is_without_flash,
         "the KV cache is not of f16": not {config.cache_type_k, config.cache_type_v} <= {"auto", "f16"},
         "recurrent layers compute several tokens otherwise than one": info.state_length > 0,
@@ -78,7 +94,7 @@ def invariance_of(
     for obstacle, is_there in obstacles.items():
         if is_there:
             return BatchInvariance(is_kept=False, why=obstacle)
-    found = {matrix.type_name for matrix in multiplied(info) if _is_computed_otherwise(matrix, layout)}
+    found = {matrix.type_name for matrix in multiplied(info) if _is_computed_otherwise(matrix, layout, own_types)}
     found |= {tensor.type_name for tensor in info.loaded_tensors if tensor.name.endswith((".lora_a", ".lora_b"))}
     if others := sorted(found):
         return BatchInvariance(is_kept=False, why=f"products with {', '.join(others)} depend on the number of rows")
@@ -101,13 +117,12 @@ def check_order(config: Configure, info: ModelInfo, *, has_order: bool, n_jobs: 
     )
 
 
-def _is_computed_otherwise(matrix: Tensor, layout: LayoutOf) -> bool:
+def _is_computed_otherwise(matrix: Tensor, layout: LayoutOf, own_types: Collection[str]) -> bool:
     """True if a row of a product with it has other bits next to others. Those of stacks, as of experts, are ggml's."""
     laid_out = layout(matrix)
     if laid_out is not None and laid_out.buffers == TILES:
         return False
-    is_stack = "exps." in matrix.name or math.prod(matrix.dims[2:]) > 1
-    return matrix.type_name not in PRODUCT_TYPES or is_stack
+    return matrix.type_name not in own_types or is_stack(matrix)
 
 
 def _has_own_attention(info: ModelInfo) -> bool:

@@ -77,8 +77,6 @@ class Kv:
         """Forgotten cells that are still occupied."""
         self.keeper: Keeper | None = None
         """The keeper of copies beyond this process."""
-        self.staging: Bytes | None = None
-        """Pinned memory that copies pass through; None: there is none."""
         self.on_emptied: Callable[[SlotId], None] | None = None
         """It gets each slot that was emptied."""
         self._unproven: list[Kept] = []
@@ -358,28 +356,18 @@ class Kv:
     def _read(self, seq_id: int, allocate: Allocate, flags: int = ALL) -> Bytes:
         """Return what the library writes of a seq_id. Source: llama_state_seq_get_data_ext. Raises: RuntimeError."""
         state = allocate(int(capi.llama_state_seq_get_size_ext(self._handle, seq_id, flags)))
-        passed = self._passed(state)
-        pointer = passed.ctypes.data_as(_Uint8s)
+        pointer = state.ctypes.data_as(_Uint8s)
         n_read = int(capi.llama_state_seq_get_data_ext(self._handle, pointer, state.nbytes, seq_id, flags))
         if n_read != state.nbytes:
             raise RuntimeError(f"seq_id {seq_id}: {n_read} of {state.nbytes} bytes of its cells could be read")
-        if passed is not state:
-            state[:] = passed
         return state
 
     def _write(self, seq_id: int, state: Bytes, flags: int = ALL) -> None:
         """Into free cells, in the order of the state. Source: llama_state_seq_set_data_ext. Raises: RuntimeError."""
-        passed = self._passed(state)
-        if passed is not state:
-            passed[:] = state
-        pointer = passed.ctypes.data_as(_Uint8s)
+        pointer = state.ctypes.data_as(_Uint8s)
         n_written = int(capi.llama_state_seq_set_data_ext(self._handle, pointer, state.nbytes, seq_id, flags))
         if n_written != state.nbytes:
             raise RuntimeError(f"{n_written} of {state.nbytes} bytes of saved cells could be written")
-
-    def _passed(self, state: Bytes) -> Bytes:
-        """Return the memory that the library copies to or from: the pinned one if the state fits into it."""
-        return state if self.staging is None or len(state) > len(self.staging) else self.staging[: len(state)]
 
     # ── seq_ids and their twins ──────────────────────────────────────────────────────────────────
 

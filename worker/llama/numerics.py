@@ -12,7 +12,7 @@ import llama_cpp
 
 from worker.host import cpu_quota
 from worker.llama.devices import devices, features
-from worker.llama.invariance import has_own_products, type_k_of
+from worker.llama.invariance import PRODUCT_TYPES, has_own_products, own_types, type_k_of
 from worker.llama.library import LIBRARY_DIR, call_ggml
 from worker.llama.repack import tile_bytes
 from worker.model.info import ModelInfo
@@ -50,6 +50,7 @@ def numerics_of(
         swa_full=placement.plan.swa_full if info.windows else None,
         repacked=placement.weights_in_main.repacked > 0,
         tiles=tile_bytes(sizes) > 0,
+        left_to_ggml=tuple(sorted(PRODUCT_TYPES - own_types())) if has_own_products() else (),
         threads=config.threads or cpu_quota() if is_shared_out else None,
         cpu_features=_cpu_features(),
         llama_cpp=f"llama-cpp-python {llama_cpp.__version__}, ggml {_text('ggml_version')} ({_text('ggml_commit')})",

@@ -8,7 +8,8 @@ it lays out all matrices that it can or none; this room decides which. Owns noth
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,8 +33,8 @@ SLOWER_IN_TILES = ("F16",)
 """Types whose matrices ggml lays into AMX's buffers without a kernel for tiles: its AVX-512 one takes 1.1 to 2.2 times
 as long as llamafile's, which computes with them as they are. docs/decisions.md has the figures of all types."""
 
-_TYPE_IDS = {kind.name: type_id for type_id, kind in TENSOR_TYPES.items()}
-_F32, _I32 = _TYPE_IDS["F32"], _TYPE_IDS["I32"]
+TYPE_IDS = {kind.name: type_id for type_id, kind in TENSOR_TYPES.items()}
+_F32, _I32 = TYPE_IDS["F32"], TYPE_IDS["I32"]
 _N_TENSORS = 8
 """The tensors of a trial: a weight, its factor, and their product."""
 _N_ROWS = 512
@@ -52,38 +53,6 @@ class LaidOut:
 LayoutOf = Callable[[Tensor], LaidOut | None]
 
 
-def repacking_of(models: Seq[ModelInfo], *, keeps_bits: bool = False) -> RepackedBytes:
-    """Return the function that says what the CPU is to repack of these models, which are alike in it: all that the
-    library can, or nothing.
-
-    `keeps_bits`: only what gives a row the same bits next to any others, as tiles do. Other kernels of several rows do
-    not for every type, and the library cannot be made to leave out some matrices.
-    """
-    return decided(models, layout_of, keeps_bits=keeps_bits)
-
-
-def decided(models: Seq[ModelInfo], layout: LayoutOf, *, keeps_bits: bool) -> RepackedBytes:
-    """Return `repacking_of` for a library that lays matrices out as `layout` says."""
-    found = [
-        (matrix, laid_out) for info in models for matrix in multiplied(info) if (laid_out := layout(matrix)) is not None
-    ]
-    if any(laid_out.buffers == TILES and laid_out.n_bytes < matrix.n_bytes for matrix, laid_out in found):
-        # Of a stack of matrices, as the heads of MLA are, ggml takes room for the first alone, and multiplies with all.
-        return nothing_repacked
-    in_tiles = [matrix for matrix, laid_out in found if laid_out.buffers == TILES]
-    n_slower = sum(matrix.n_bytes for matrix in in_tiles if matrix.type_name in SLOWER_IN_TILES)
-    if 2 * n_slower > sum(matrix.n_bytes for matrix in in_tiles):
-        return nothing_repacked
-    if keeps_bits and any(laid_out.buffers != TILES for _, laid_out in found):
-        return nothing_repacked
-
-    def n_bytes(matrix: Tensor) -> int:
-        laid_out = layout(matrix)
-        return laid_out.n_bytes if laid_out is not None else 0
-
-    return n_bytes
-
-
 def multiplied(info: ModelInfo) -> list[Tensor]:
     """The matrices that the layers multiply with; not those whose rows are only looked up."""
     matrices: list[Tensor] = []
@@ -96,6 +65,16 @@ def multiplied(info: ModelInfo) -> list[Tensor]:
     return matrices
 
 
+def is_stack(matrix: Tensor) -> bool:
+    """True for several matrices in one, as those of experts, which ggml's kernels multiply."""
+    return "exps." in matrix.name or math.prod(matrix.dims[2:]) > 1
+
+
+def forget_layouts() -> None:
+    """Ask the library again, which uses other kernels now."""
+    _layout_of.cache_clear()
+
+
 def layout_of(matrix: Tensor) -> LaidOut | None:
     """The layout of a matrix that main memory has anew; None for one that is computed with as it is."""
     dims = (*matrix.dims, 1, 1, 1)[:4]
@@ -103,7 +82,39 @@ def layout_of(matrix: Tensor) -> LaidOut | None:
     if 0 in dims or (has_experts and dims[3] > 1):
         # ggml divides by the one and asserts that there is not the other.
         return None
-    return _layout_of(_TYPE_IDS[matrix.type_name], dims, has_experts=has_experts)
+    return _layout_of(TYPE_IDS[matrix.type_name], dims, has_experts=has_experts)
+
+
+def repacking_of(
+    models: Seq[ModelInfo], layout: LayoutOf = layout_of, *, keeps_bits: bool = False, own_types: Collection[str] = ()
+) -> RepackedBytes:
+    """Return the function that says what the CPU is to repack of these models, which are alike in it: all that the
+    library can, as `layout` says, or nothing.
+
+    `keeps_bits`: only what gives a row the same bits next to any others, as tiles do, and our kernels of `own_types`.
+    Other kernels of several rows do not for every type, and the library cannot be made to leave out some matrices.
+    """
+    found = [
+        (matrix, laid_out) for info in models for matrix in multiplied(info) if (laid_out := layout(matrix)) is not None
+    ]
+    if any(laid_out.buffers == TILES and laid_out.n_bytes < matrix.n_bytes for matrix, laid_out in found):
+        # Of a stack of matrices, as the heads of MLA are, ggml takes room for the first alone, and multiplies with all.
+        return nothing_repacked
+    in_tiles = [matrix for matrix, laid_out in found if laid_out.buffers == TILES]
+    n_slower = sum(matrix.n_bytes for matrix in in_tiles if matrix.type_name in SLOWER_IN_TILES)
+    if 2 * n_slower > sum(matrix.n_bytes for matrix in in_tiles):
+        return nothing_repacked
+    if keeps_bits and any(
+        laid_out.buffers != TILES and (matrix.type_name not in own_types or is_stack(matrix))
+        for matrix, laid_out in found
+    ):
+        return nothing_repacked
+
+    def n_bytes(matrix: Tensor) -> int:
+        laid_out = layout(matrix)
+        return laid_out.n_bytes if laid_out is not None else 0
+
+    return n_bytes
 
 
 def tile_bytes(sizes: BufferSizes) -> int:
@@ -113,7 +124,7 @@ def tile_bytes(sizes: BufferSizes) -> int:
 
 def amx_of(sizes: BufferSizes) -> Amx:
     """The use of Intel's AMX for a model with these buffers."""
-    is_built_in = any(_name(buffer_type) == TILES for buffer_type in _extra_buffer_types(_cpu()))
+    is_built_in = any(buffer_type_name(buffer_type) == TILES for buffer_type in extra_buffer_types(_cpu()))
     return Amx(processor=has_amx(), build=is_built_in, tile_bytes=tile_bytes(sizes))
 
 
@@ -126,10 +137,10 @@ def _layout_of(type_id: int, dims: Dims, *, has_experts: bool) -> LaidOut | None
         assert weight.value
         head = head_of(weight.value, type_id, dims)
         product = _expert_product(context, weight, dims) if has_experts else _product(context, weight, dims)
-        for buffer_type in _extra_buffer_types(cpu):
+        for buffer_type in extra_buffer_types(cpu):
             if _is_computed_in(buffer_type, cpu, head, product):
                 size = call_ggml("ggml_backend_buft_get_alloc_size", ctypes.c_size_t, buffer_type, weight)
-                return LaidOut(_name(buffer_type), int(size))
+                return LaidOut(buffer_type_name(buffer_type), int(size))
     return None
 
 
@@ -138,7 +149,7 @@ def _cpu() -> Device:
     return next(device for device in devices() if device.kind == "cpu")
 
 
-def _name(buffer_type: ctypes.c_void_p) -> str:
+def buffer_type_name(buffer_type: ctypes.c_void_p) -> str:
     return bytes(call_ggml("ggml_backend_buft_name", ctypes.c_char_p, buffer_type)).decode()
 
 
@@ -169,7 +180,7 @@ def _expert_product(context: ctypes.c_void_p, weight: ctypes.c_void_p, dims: Dim
     return ctypes.c_void_p(call_ggml("ggml_mul_mat_id", ctypes.c_void_p, context, weight, rows, ids))
 
 
-def _extra_buffer_types(cpu: Device) -> Iterator[ctypes.c_void_p]:
+def extra_buffer_types(cpu: Device) -> Iterator[ctypes.c_void_p]:
     """The buffer types in the order in which the library tries them. Source: ggml_backend_dev_get_extra_bufts_t in
     ggml-backend.h.
     """

@@ -28,7 +28,14 @@ from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
 from worker.llama.devices import can_split_rows, devices, memory_of
 from worker.llama.gpu_attention import asked_flash, attention_at, check_cache_types, check_flash
-from worker.llama.invariance import REPEATED_PRODUCTS_OFF, check_order, has_own_products, invariance_of, type_k_of
+from worker.llama.invariance import (
+    REPEATED_PRODUCTS_OFF,
+    check_order,
+    invariance_of,
+    own_types,
+    type_k_of,
+)
+from worker.llama.kernels import choose_kernels, fixed
 from worker.llama.kv import Kv
 from worker.llama.library import OnLog, build, give_back_memory, open_library
 from worker.llama.model import Model, Split
@@ -38,7 +45,6 @@ from worker.llama.repack import amx_of, layout_of, repacking_of
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import MAX_S, Serving, self_test
 from worker.llama.seq_ids import n_retained_for
-from worker.llama.staging import staging_for
 from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import Shapes, row_costs_of, warm_up
 from worker.loading.chat import chat_of, check_given_template, marks_of
@@ -55,7 +61,7 @@ from worker.plan.placement import Placement, place
 from worker.plan.prefix_support import Kept, kept_of, prefix_cache_limit
 from worker.plan.residency import Holding, is_resident, off_plan, residency_on
 from worker.plan.snapshots import drafts_off
-from worker.plan.spread import RepackedBytes
+from worker.plan.spread import RepackedBytes, nothing_repacked
 from worker.saved.keeper import Keeper, Keeping
 from worker.upstream.wording import FALSE_ALARM
 from worker.wire.chat_format import HERMES, ChatFormat
@@ -138,7 +144,7 @@ def _keeper(config: Configure, loaded: LoadedRunner) -> Keeper | None:
         *(facts.offload.tensor_split, config.split_mode, config.cache_type_k, config.cache_type_v, config.flash_attn),
         *(facts.swa_full, context.n_ctx, context.n_batch, context.n_ubatch, context.n_slots, config.threads),
         *(config.threads_batch, cpu_quota(), config.is_deterministic, config.must_be_invariant, kv.layout),
-        facts.n_snapshots,
+        *(facts.n_snapshots, sorted(own_types())),
     )
     keeping = Keeping(
         arena_fd=config.arena_fd,
@@ -164,6 +170,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         os.putenv(*REPEATED_PRODUCTS_OFF)
     open_library(on_log)
     info = with_heads(read_info(Path(config.model_path)), config)
+    kernels = choose_kernels(config, info)
     available_bytes = available_memory_bytes()
     placement, beside = _places(config, info, available_bytes)
     if beside is not None:
@@ -178,7 +185,6 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         found = _found(placement, model, runner.sizes + head.sizes, n_batch=runner.context.n_batch)
         if config.require_full_offload and not found.is_resident:
             raise _incomplete(placement)
-        prefix_bytes -= _stage(config, model, runner.kv, prefix_bytes)
         shapes = warm_up(
             runner,
             chunk=config.prefill_chunk,
@@ -198,6 +204,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         _facts(info, placement, found, shapes, _kept(info, placement, prefix_bytes, runner.kv, shapes)),
         drafts_off=why_no_drafts,
         amx=amx_of(model.sizes),
+        kernels=kernels,
         step_s=shapes.chunk_s * widest_step / shapes.chunk,
         batch_invariance=invariance_of(
             config,
@@ -205,8 +212,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
             is_on_gpu=model.device.is_gpu,
             is_without_flash=is_without_flash,
             is_in_order=runner.kv.seq_ids.forgotten_seq_id is not None,
-            has_products=has_own_products(),
-            # Of a file all is laid out that can be, or nothing.
+            own_types=own_types(),
             layout=layout_of if placement.weights_in_main.repacked else lambda _: None,
         ),
         numerics=numerics_of(config, info, placement, model.sizes, is_without_flash=is_without_flash)
@@ -227,14 +233,6 @@ def _runner_and_head(config: Configure, info: ModelInfo, model: Model, plan: Pla
     return LlamaRunner(model, context), head
 
 
-def _stage(config: Configure, model: Model, kv: Kv, cache_bytes: int) -> int:
-    """Let copies pass through pinned memory if the device has any. Return the bytes that the prefix cache loses."""
-    kv.staging = staging_for(model.device, cache_bytes) if model.device.is_gpu else None
-    model.close_before(partial(setattr, kv, "staging", None))
-    # A successor's limit is what its predecessor had left.
-    return 0 if kv.staging is None or config.is_successor else len(kv.staging)
-
-
 def _has_order(runner: LlamaRunner) -> bool:
     """Return whether cells are in order, or there are none on a CPU."""
     has_cells = not runner.model.device.is_gpu and runner.sizes.of_kind("KV") > 0
@@ -249,7 +247,7 @@ def _check_cache_types(config: Configure, placement: Placement) -> None:
 
 
 def _kept(info: ModelInfo, placement: Placement, limit_bytes: int, kv: Kv, shapes: Shapes) -> Kept:
-    kept = kept_of(
+    return kept_of(
         info,
         placement.plan,
         limit_bytes,
@@ -257,9 +255,6 @@ def _kept(info: ModelInfo, placement: Placement, limit_bytes: int, kv: Kv, shape
         state_bytes=kv.n_state_bytes,
         is_copying_worthwhile=shapes.retention is None or shapes.retention.is_copying_worthwhile,
     )
-    if not kept.limit_bytes:
-        kv.staging = None  # nothing is copied
-    return kept
 
 
 def _drafts_off(config: Configure, info: ModelInfo, plan: Plan, kv: Kv) -> str | None:
@@ -275,7 +270,10 @@ def _widest_step(config: Configure, shapes: Shapes, runner: LlamaRunner) -> int:
 
 
 def placed(config: Configure, info: ModelInfo) -> Placement:
-    """Return the place for a model alone on this machine now. Raises: ModelLoadFailed, InsufficientMemory."""
+    """Return the place for a model alone on this machine now. Its kernels are not timed, so that a report names always
+    the same. Raises: ModelLoadFailed, InsufficientMemory.
+    """
+    choose_kernels(msgspec.structs.replace(config, kernels=fixed(config.kernels)), info)
     return place(config, info, devices(), available_memory_bytes(), _repacking(config, info))
 
 
@@ -383,8 +381,10 @@ def _model_facts(loaded: LoadedRunner, chat: ChatTemplates | Violation, form: Ch
 
 
 def _repacking(config: Configure, *models: ModelInfo) -> RepackedBytes:
-    """ggml's kernels for repacked weights compute several rows at once otherwise than one alone; tiles do not."""
-    return repacking_of(models, keeps_bits=config.must_be_invariant)
+    """ggml's kernels for repacked weights compute several rows otherwise than one alone; tiles and ours do not."""
+    if not config.may_repack:
+        return nothing_repacked
+    return repacking_of(models, keeps_bits=config.must_be_invariant, own_types=own_types())
 
 
 def _split(config: Configure, placement: Placement) -> Split | None:

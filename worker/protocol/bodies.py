@@ -238,6 +238,15 @@ class BatchInvariantBody(_Body, frozen=True, kw_only=True):
     why: Annotated[str, doc("The flag that turns it on or off, or the reason of `auto`.")]
 
 
+class KernelsBody(_Body, frozen=True, kw_only=True):
+    """The choice of `--kernels`. Each type of matrix has the speed of the worker's kernels over llama.cpp's, for 1, 8
+    and 64 rows; the list is empty if they were not timed."""
+
+    why: Annotated[str, doc("The reason for the choice.")]
+    ours: Annotated[dict[str, tuple[float, ...]], doc("Types that the worker's own kernels multiply.")]
+    stock: Annotated[dict[str, tuple[float, ...]], doc("Types that llama.cpp's multiply although the worker's could.")]
+
+
 class HealthBody(_Body, frozen=True, kw_only=True):
     """The body of `GET /health`. Facts about the model are null until it is loaded; memory is in bytes."""
 
@@ -280,6 +289,7 @@ class HealthBody(_Body, frozen=True, kw_only=True):
     batch_invariant: Annotated[
         BatchInvariantBody | None, doc("State of `--batch-invariant`; null until the model is loaded.")
     ]
+    kernels: Annotated[KernelsBody | None, doc("The kernels of matrices on a CPU; null until the model is loaded.")]
     attention: Annotated[
         Literal["gpu", "cpu", "both"] | None,
         doc("Where attention is computed: of all layers on one, or `both`; null for a model without KV cells."),

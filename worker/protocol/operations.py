@@ -237,6 +237,7 @@ _LOADING = HealthBody(
     draft_model=None,
     amx=None,
     batch_invariant=None,
+    kernels=None,
     attention=None,
 )
 _IDLE = msgspec.structs.replace(

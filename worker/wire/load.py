@@ -23,6 +23,8 @@ PromptLookup = Literal["on", "own", "off"]
 """The texts that drafts are read from: a job's own and other jobs' answers, its own only, or none."""
 BatchInvariant = Literal["auto", "on", "off"]
 """The choice of numbers that do not depend on the jobs that are computed alongside."""
+Kernels = Literal["auto", "ours", "stock"]
+"""The choice of the kernels that multiply quantised matrices on a CPU; stock means ggml's."""
 SplitMode = Literal["none", "layer", "row"]
 """llama.cpp's words: all layers on one GPU; whole layers over all GPUs; each layer's rows over all GPUs."""
 
@@ -31,6 +33,18 @@ RowCosts = tuple[tuple[int, float], ...]
 
 PaddedWidths = tuple[tuple[int, int], ...]
 """(tokens in a decode step, the number that it is padded to)."""
+
+
+Speeds = tuple[tuple[str, tuple[float, ...]], ...]
+"""(type of weights, the speed of our kernels over ggml's for 1, 8 and 64 rows; empty if they were not timed)."""
+
+
+class KernelsChosen(msgspec.Struct, frozen=True, kw_only=True):
+    """The kernels of the types of the model's matrices that ours can multiply."""
+
+    why: str = ""
+    ours: Speeds = ()
+    stock: Speeds = ()
 
 
 # ── front → engine ───────────────────────────────────────────────────────────────────────────────
@@ -81,6 +95,10 @@ class Configure(Frame, frozen=True, kw_only=True):
     """Loaded.switch_s of the predecessor."""
     padded_widths: PaddedWidths = ()
     """Loaded.padded_widths of the predecessor."""
+    kernels_dir: str = ""
+    """The directory that remembers which kernels are faster; "" means none."""
+    kernels_found: KernelsChosen | None = None
+    """Loaded.kernels of the predecessor."""
     n_snapshots: int | None = None
     """Loaded.n_snapshots of the predecessor; None means that the plan decides."""
     itl_target_ms: int = 150
@@ -88,6 +106,9 @@ class Configure(Frame, frozen=True, kw_only=True):
     is_deterministic: bool = False
     batch_invariant: BatchInvariant = "auto"
     """on means that numbers must be the same whatever other jobs run; auto means if that costs nothing."""
+    kernels: Kernels = "auto"
+    may_repack: bool = True
+    """False if the CPU must compute with weights as they lie in the file."""
     prefix_cache_bytes: int = -1
     """The largest number of bytes of finished jobs' KV cells that are cached; -1 means "decide for me"."""
     scheduling: Scheduling = "fair"
@@ -313,6 +334,7 @@ class Loaded(Frame, frozen=True, kw_only=True):
     """The numerics, if Configure asked for them."""
     amx: Amx = Amx()
     batch_invariance: BatchInvariance = BatchInvariance()
+    kernels: KernelsChosen = KernelsChosen()
     attention: Attention | None = None
     """None where no layer has KV cells."""
 

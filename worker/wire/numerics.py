@@ -32,6 +32,9 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
     """True if the CPU's kernels for repacked weights compute."""
     tiles: bool = False
     """True if some of these weights lie in tiles of Intel's AMX; also False in reports without this fact."""
+    left_to_ggml: tuple[str, ...] = ()
+    """The types of weights that ggml's CPU kernels multiply although ours could; also () in reports without this fact.
+    """
     threads: int | None
     """The number of CPU threads if attention divides a sum among them; otherwise None."""
     cpu_features: tuple[str, ...]
