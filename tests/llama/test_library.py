@@ -1,5 +1,6 @@
 """The library is checked before it is used, loaded from its own folder only, and its words are heard."""
 
+import ctypes
 import os
 import re
 import shutil
@@ -7,13 +8,14 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from worker.errors import ModelLoadFailed
 from worker.llama.buffers import LogLine
-from worker.llama.library import LIBRARY_DIR, Library, check_binding, open_library
+from worker.llama.library import LIBRARY_DIR, Library, check_binding, check_runtimes, open_library
 from worker.upstream.layouts import PINNED_VERSION, STRUCT_SIZES
 
 
@@ -35,6 +37,20 @@ def test_another_version_is_refused_and_the_remedy_named() -> None:
 def test_another_struct_size_is_refused(name: str) -> None:
     with pytest.raises(ModelLoadFailed, match=name):
         check_binding(PINNED_VERSION, {**STRUCT_SIZES, name: 8})
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_library_with_a_cpp_runtime_of_its_own_is_refused_once_it_is_loaded(tmp_path: Path, *, is_own: bool) -> None:
+    """Some compilers link it so by default, and CUDA's build of llama.cpp crashed while it read weights."""
+    source, library = tmp_path / "words.cpp", tmp_path / "libwords.so"
+    source.write_text('#include <stdexcept>\nvoid fail() { throw std::runtime_error("so"); }\n')
+    flags = ("-shared", "-fPIC", "-static-libstdc++") if is_own else ("-shared", "-fPIC")
+    subprocess.run([shutil.which("c++") or "c++", *flags, str(source), "-o", str(library)], check=True)
+    check_runtimes(tmp_path)
+    ctypes.CDLL(str(library))
+    refused = pytest.raises(ModelLoadFailed, match=r"libwords\.so .*without -static-libstdc\+\+")
+    with refused if is_own else nullcontext():
+        check_runtimes(tmp_path)
 
 
 @pytest.fixture

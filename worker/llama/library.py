@@ -10,7 +10,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,13 @@ _AbortCallback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 LIBRARY_DIR = Path(capi._lib._name).parent
 """The folder of libllama and of ggml's backends, also if they are modules of their own."""
+
+
+class _SymbolInfo(ctypes.Structure):
+    """Dl_info (dlfcn.h): the library that has a symbol."""
+
+    _fields_ = (("file", ctypes.c_char_p), ("_", ctypes.c_void_p * 3))
+
 
 OnLog = Callable[[LogLine], None]
 
@@ -113,7 +120,25 @@ def _open_once() -> Library:
         llama_cpp.__version__,
         {name: ctypes.sizeof(getattr(capi, name)) for name in STRUCT_SIZES},
     )
-    return Library()
+    library = Library()
+    check_runtimes(LIBRARY_DIR)
+    return library
+
+
+def check_runtimes(folder: Path) -> None:
+    """Refuse a library that this process has loaded if it was linked with a C++ runtime of its own. It would crash
+    beside the system's, which numpy brings. Raises: ModelLoadFailed.
+    """
+    for path in folder.glob("lib*.so*"):
+        found = _SymbolInfo()
+        with suppress(OSError, AttributeError):  # it is not loaded, or not in C++
+            thrown = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_NOLOAD).__cxa_throw
+            ctypes.CDLL(None).dladdr(thrown, ctypes.byref(found))
+        if found.file and path.samefile(os.fsdecode(found.file)):
+            raise ModelLoadFailed(
+                f"{path} was linked with a C++ runtime of its own, and would crash beside numpy's: "
+                f"install {PACKAGE} again, built without -static-libstdc++"
+            )
 
 
 def check_binding(version: str, sizes: dict[str, int]) -> None:
