@@ -54,7 +54,7 @@ HEALTH_KEYS = (
     *("vram_bytes_used", "memory_bytes", "tokenizer_kind", "vocab_size", "context_length", "capabilities"),
     *("protocol", "uptime_seconds", "slots_total", "slots_busy", "queue_depth", "parity"),
     *("prefill_chunk", "prefix_cache", "deterministic", "determinism", "determinism_differences"),
-    *("determinism_tried", "drafts", "draft_model", "amx", "batch_invariant", "attention"),
+    *("determinism_tried", "drafts", "draft_model", "amx", "batch_invariant", "kernels", "attention"),
 )
 
 
@@ -132,9 +132,10 @@ def test_health_has_its_keys_in_order_and_true_values(worker: WorkerProcess, any
     assert health["determinism"] in {"untested", "same" if has_own_products() else "differs"}
     assert tuple(health["amx"]) == ("processor", "build", "tile_bytes")
     assert tuple(health["batch_invariant"]) == ("kept", "why")
+    assert tuple(health["kernels"]) == ("why", "ours", "stock")
     measured = {"prefill_chunk": 0, "prefix_cache": {}, "determinism": "", "determinism_tried": None}
     assert bool(health["determinism_differences"]) is (health["determinism"] == "differs")
-    measured |= {"determinism_differences": [], "amx": {}, "batch_invariant": {}}
+    measured |= {"determinism_differences": [], "amx": {}, "batch_invariant": {}, "kernels": {}}
     assert health | measured | {"worker_id": "", "model": "", "memory_bytes": 0, "uptime_seconds": 0} == {
         "status": "healthy",
         "vram_bytes": 0,
