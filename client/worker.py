@@ -70,11 +70,11 @@ class Health(msgspec.Struct, frozen=True):
     @property
     def kind(self) -> str:
         """The key that decides whether rows have the same bits under load: `Q4_1_cpu`, `Q8_0_gpu`, and `Q4_1_ggml_cpu`
-        where ggml's own kernels compute, which give none of that."""
+        where ggml's own kernels compute. Nothing is kept of F16 on any CPU, so that says nothing of it."""
         if self.vram_bytes:
             return f"{self.quant_kind}_gpu"
-        is_kept = self.batch_invariant is None or self.batch_invariant.kept
-        return f"{self.quant_kind}_{'cpu' if is_kept else 'ggml_cpu'}"
+        is_left_to_ggml = self.batch_invariant is not None and not self.batch_invariant.kept
+        return f"{self.quant_kind}_{'ggml_cpu' if is_left_to_ggml and self.quant_kind != 'F16' else 'cpu'}"
 
     @property
     def self_test(self) -> str:

@@ -127,8 +127,7 @@ class Run:
         numerics = self.numerics
         assert numerics is not None
         # If threads split sums, or matrices replace rows, a row's bits depend on the other rows on a CPU, too.
-        has_bits = numerics.flash_attn and numerics.threads is None and not numerics.left_to_ggml
-        kind = None if has_bits else "other"
+        kind = None if numerics.flash_attn and numerics.threads is None else "other"
         settings = replace(self.settings, kernels=fixed(self.settings.kernels))
         flags = flags_of(settings, "Device and memory", also=("deterministic",))
         with ServedWorker.of(subject.info.path, *neighbours.FLAGS, *flags) as worker:

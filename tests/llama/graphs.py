@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.llama.devices import backend_function, device_handle, devices
+from worker.llama.devices import backend_function, cpu, device_handle
 from worker.llama.library import call_ggml, open_library
 from worker.llama.repack import buffer_type_name, extra_buffer_types
 from worker.llama.tensor_head import InitParams
@@ -40,9 +40,7 @@ def quantised(rows: Floats, type_name: str) -> bytes:
 
 def _repacking() -> ctypes.c_void_p:
     """The type of the buffers in which ggml lays matrices out anew."""
-    cpu = next(device for device in devices() if device.kind == "cpu")
-    found = extra_buffer_types(cpu)
-    return next(each for each in found if buffer_type_name(each) == "CPU_REPACK")
+    return next(each for each in extra_buffer_types() if buffer_type_name(each) == "CPU_REPACK")
 
 
 class Graph:
@@ -103,10 +101,9 @@ class Graph:
     @contextmanager
     def on_cpu(cls, n_threads: int = 1) -> Iterator[Self]:
         open_library()
-        cpu = next(device for device in devices() if device.kind == "cpu")
-        handle = ctypes.c_void_p(device_handle(cpu))
+        handle = ctypes.c_void_p(device_handle(cpu()))
         backend = ctypes.c_void_p(call_ggml("ggml_backend_dev_init", ctypes.c_void_p, handle, ctypes.c_char_p(None)))
-        _, address = backend_function(cpu, b"ggml_backend_set_n_threads")
+        _, address = backend_function(cpu(), b"ggml_backend_set_n_threads")
         assert address
         ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(address)(backend, n_threads)
         context = ctypes.c_void_p(call_ggml("ggml_init", ctypes.c_void_p, InitParams(_ROOM, None, True)))

@@ -59,6 +59,11 @@ def devices() -> list[Device]:
     return found
 
 
+def cpu() -> Device:
+    """Every build computes on the CPU; the library is not opened without one."""
+    return next(device for device in devices() if device.kind == "cpu")
+
+
 def device_handle(device: Device) -> int:
     """ggml's own pointer to the device; for this room only."""
     return int(call_ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t(device.ordinal)))

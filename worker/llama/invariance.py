@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from worker.errors import ModelLoadFailed
-from worker.llama.devices import backend_function, devices, features
+from worker.llama.devices import backend_function, cpu, devices, features
 from worker.llama.repack import TILES, TYPE_IDS, LayoutOf, is_stack, multiplied
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
@@ -49,8 +49,7 @@ def own_types() -> frozenset[str]:
 
 def own_function(name: bytes, result: Any, *arguments: Any) -> Callable[..., Any]:
     """A function of patches/ggml-cpu/products.h, where they are. Any: ctypes types have no common one."""
-    cpu = next(device for device in devices() if device.kind == "cpu")
-    return ctypes.CFUNCTYPE(result, *arguments)(backend_function(cpu, name)[1] or 0)
+    return ctypes.CFUNCTYPE(result, *arguments)(backend_function(cpu(), name)[1] or 0)
 
 
 def type_k_of(config: Configure, *, is_on_gpu: bool) -> str:

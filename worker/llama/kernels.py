@@ -82,6 +82,8 @@ def _largest(info: ModelInfo) -> dict[str, Tensor]:
 def _remembered(largest: dict[str, Tensor], config: Configure) -> KernelsChosen | None:
     """Return what was timed of such a model, build and processor, because each start must choose as the first one did;
     None if it cannot be written down."""
+    if not largest:
+        return KernelsChosen(why="the model has no matrices of their types")
     n_threads = config.threads or cpu_quota()
     shapes = [(name, matrix.dims) for name, matrix in largest.items()]
     key = hashlib.sha256(repr((build(), processor(), n_threads, shapes)).encode()).hexdigest()[:32]

@@ -15,13 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from worker.host import has_amx
-from worker.llama.devices import backend_function, device_handle, devices
+from worker.llama.devices import backend_function, cpu, device_handle
 from worker.llama.library import call_ggml
 from worker.llama.tensor_head import Dims, InitParams, TensorHead, head_of
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.plan.buffers import BufferSizes
-from worker.plan.devices import Device
 from worker.plan.spread import RepackedBytes, layers_of, nothing_repacked
 from worker.upstream.ggml_types import TENSOR_TYPES
 from worker.wire.load import Amx
@@ -124,29 +123,23 @@ def tile_bytes(sizes: BufferSizes) -> int:
 
 def amx_of(sizes: BufferSizes) -> Amx:
     """The use of Intel's AMX for a model with these buffers."""
-    is_built_in = any(buffer_type_name(buffer_type) == TILES for buffer_type in extra_buffer_types(_cpu()))
+    is_built_in = any(buffer_type_name(buffer_type) == TILES for buffer_type in extra_buffer_types())
     return Amx(processor=has_amx(), build=is_built_in, tile_bytes=tile_bytes(sizes))
 
 
 @functools.cache
 def _layout_of(type_id: int, dims: Dims, *, has_experts: bool) -> LaidOut | None:
     """Layers are alike: a model has a dozen kinds of matrices."""
-    cpu = _cpu()
     with _trial() as context:
         weight = _new_tensor(context, type_id, dims)
         assert weight.value
         head = head_of(weight.value, type_id, dims)
         product = _expert_product(context, weight, dims) if has_experts else _product(context, weight, dims)
-        for buffer_type in extra_buffer_types(cpu):
-            if _is_computed_in(buffer_type, cpu, head, product):
+        for buffer_type in extra_buffer_types():
+            if _is_computed_in(buffer_type, head, product):
                 size = call_ggml("ggml_backend_buft_get_alloc_size", ctypes.c_size_t, buffer_type, weight)
                 return LaidOut(buffer_type_name(buffer_type), int(size))
     return None
-
-
-def _cpu() -> Device:
-    """Every build computes on the CPU; the library is not opened without one."""
-    return next(device for device in devices() if device.kind == "cpu")
 
 
 def buffer_type_name(buffer_type: ctypes.c_void_p) -> str:
@@ -180,23 +173,23 @@ def _expert_product(context: ctypes.c_void_p, weight: ctypes.c_void_p, dims: Dim
     return ctypes.c_void_p(call_ggml("ggml_mul_mat_id", ctypes.c_void_p, context, weight, rows, ids))
 
 
-def extra_buffer_types(cpu: Device) -> Iterator[ctypes.c_void_p]:
+def extra_buffer_types() -> Iterator[ctypes.c_void_p]:
     """The buffer types in the order in which the library tries them. Source: ggml_backend_dev_get_extra_bufts_t in
     ggml-backend.h.
     """
-    _, address = backend_function(cpu, b"ggml_backend_dev_get_extra_bufts")
+    _, address = backend_function(cpu(), b"ggml_backend_dev_get_extra_bufts")
     if not address:
         return
-    listing = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)(device_handle(cpu))
+    listing = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)(device_handle(cpu()))
     at = 0
     while listing and listing[at]:
         yield ctypes.c_void_p(listing[at])
         at += 1
 
 
-def _is_computed_in(buffer_type: ctypes.c_void_p, cpu: Device, weight: TensorHead, product: ctypes.c_void_p) -> bool:
+def _is_computed_in(buffer_type: ctypes.c_void_p, weight: TensorHead, product: ctypes.c_void_p) -> bool:
     """Return whether the CPU's backend computes a product with a weight that lies in buffers of that type."""
-    handle = ctypes.c_void_p(device_handle(cpu))
+    handle = ctypes.c_void_p(device_handle(cpu()))
     buffer = call_ggml("ggml_backend_buft_alloc_buffer", ctypes.c_void_p, buffer_type, ctypes.c_size_t(0))
     weight.buffer = buffer
     try:

@@ -28,13 +28,7 @@ from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
 from worker.llama.devices import can_split_rows, devices, memory_of
 from worker.llama.gpu_attention import asked_flash, attention_at, check_cache_types, check_flash
-from worker.llama.invariance import (
-    REPEATED_PRODUCTS_OFF,
-    check_order,
-    invariance_of,
-    own_types,
-    type_k_of,
-)
+from worker.llama.invariance import REPEATED_PRODUCTS_OFF, check_order, invariance_of, own_types, type_k_of
 from worker.llama.kernels import choose_kernels, fixed
 from worker.llama.kv import Kv
 from worker.llama.library import OnLog, build, give_back_memory, open_library
