@@ -24,6 +24,8 @@
 #                      an hour of both cores; it goes on where it was stopped; ARGS="--law near" does it without
 #                      --batch-invariant, where answers may part at near-ties
 #   make soak-day      send one worker mixed traffic until Ctrl-C, with figures each minute; ARGS="--model default --hours 2"
+#   make record        ask what tests/record/*.jsonl records again, and show each answer that is another; two minutes;
+#                      ARGS=write records the answers as they are now
 #   make fuzz          look for bytes that break a parser's law, ten minutes for each (ARGS="frames --seconds 60"), and
 #                      keep those that reach new code; `make test` tries them again; two hours; Linux
 #   make parity        compare the default model with its reference in PyTorch at all levels, find errors planted in it,
@@ -63,7 +65,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test wheel wheel-test images-test formats-test emulated-test constraints-test clients-test agents-test fleet-test soak fire soak-day fuzz parity parity-matrix parity-peer originals models-test bench bench-sizes bench-kernels bench-steps bench-sampling audit bill docs docs-serve reference model vocabularies newest-llama format clean
+.PHONY: run check test wheel wheel-test images-test formats-test emulated-test constraints-test clients-test agents-test fleet-test soak fire soak-day record fuzz parity parity-matrix parity-peer originals models-test bench bench-sizes bench-kernels bench-steps bench-sampling audit bill docs docs-serve reference model vocabularies newest-llama format clean
 
 # A wheel of `make wheel` in dist/ that is this checkout's saves compiling, until something else is installed.
 FITTING := $(if $(wildcard .venv/installed),,$(if $(wildcard dist/*.whl),$(shell $(PYTHON) scripts/fitting_wheel.py $(BACKEND))))
@@ -121,6 +123,9 @@ fire: .venv/installed-dev
 
 soak-day: .venv/installed-dev model
 	$(BIN)/python -m tools.fire day $(ARGS)
+
+record: .venv/installed-dev model vocabularies
+	$(BIN)/python -m tests.record $(ARGS)
 
 fuzz: .venv/installed-dev
 	$(PIP) --no-compile --editable '.[dev,parity,fuzz]'

@@ -1,0 +1,91 @@
+"""The chat templates of llama.cpp's source: prompts, the format of their calls, its grammar, and how answers are read.
+
+Prompts and grammars are recorded as digests.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+import msgspec
+
+from tests.chat.conversations import KINDS, Kind
+from tests.chat.trips import ANSWERS, ENDS, TOOLS, Answer, loaded
+from tests.chat.writing import Answer as Written
+from tests.chat.writing import written
+from tests.llama_source import templates
+from tests.record.rows import Json
+from worker.chat.parse import Reader, message_of
+from worker.chat.template import ChatTemplates, Rendered
+from worker.chat.tool_format import chat_format
+from worker.chat.tool_grammar import Markers, Tool, begins_of, grammar_of_answer, grammar_of_call
+from worker.errors import WorkerError
+from worker.wire.chat_format import ChatFormat
+from worker.wire.prompts import Conversation
+
+SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+_PIECE = 4
+"""The number of characters that a reader gets at once, about a token's."""
+
+
+def answers(asks: Sequence[Json]) -> Iterator[Json]:
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in templates()}
+    return (_answer(sources[ask["template"]]) for ask in asks)
+
+
+def _answer(source: str) -> Json:
+    chat = loaded(source)
+    if chat is None:
+        return {"loads": False}
+    form = chat_format(chat.for_tools, ENDS)
+    return {
+        "caps": sorted(chat.caps),
+        "prompts": {name: _prompt(chat, kind) for name, kind in KINDS.items()},
+        "format": msgspec.to_builtins(form),
+        "grammars": {} if form.calls is None else _grammars(form),
+        "readings": {name: _read(form, answer) for name, answer in ANSWERS.items()},
+    }
+
+
+def _prompt(chat: ChatTemplates, kind: Kind) -> str:
+    asked = Conversation(
+        messages=json.dumps(kind.messages),
+        tools=json.dumps(kind.tools) if kind.tools else None,
+        template_kwargs=json.dumps(kind.variables or {}),
+        add_generation_prompt=kind.is_open,
+        continue_final_message=kind.is_continued,
+    )
+    found = chat.read(asked)
+    return _digest(found.text) if isinstance(found, Rendered) else f"{found}"
+
+
+def _grammars(form: ChatFormat) -> Json:
+    assert form.calls is not None
+    markers = Markers({}, ())
+    tools = [Tool(name=name, schema=schema) for name, schema in SCHEMAS.items()]
+    made: Json = {"begins": begins_of(form.calls, tools, markers)}
+    for is_parallel in (False, True):
+        for write in (grammar_of_answer, grammar_of_call):
+            try:
+                text = _digest(write(form.calls, tools, markers, is_parallel=is_parallel))
+            except WorkerError as refusal:
+                text = f"{refusal}"
+            made[f"{write.__name__}, {'several' if is_parallel else 'one'}"] = text
+    return made
+
+
+def _read(form: ChatFormat, answer: Answer) -> Json:
+    """Return the message that the answer is read as, and a digest of the deltas."""
+    try:
+        text = written(form, Written(answer.content, answer.reasoning, answer.calls, SCHEMAS))
+    except (AssertionError, ValueError, KeyError) as error:
+        return {"not written": repr(error)[:200]}
+    reader = Reader(form, SCHEMAS, new_id=str)
+    pieces = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+    deltas = [delta for piece in pieces for delta in reader.push(piece)] + reader.finish()
+    return {"message": asdict(message_of(deltas)), "deltas": _digest(repr(deltas))}
+
+
+def _digest(text: str) -> str:
+    return f"{len(text)} {hashlib.sha256(text.encode()).hexdigest()[:24]}"
