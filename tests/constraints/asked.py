@@ -26,5 +26,5 @@ def constrained(constraints: Constraints, **fields: Any) -> AnswerConstraint:
 
 def begun(constraints: Constraints, place: Place, **fields: Any) -> AnswerConstraint:
     found = constrained(constraints, **fields)
-    found.begin(999, place)
+    found.begin(place)
     return found

@@ -192,7 +192,7 @@ def test_an_answer_of_required_calls_reads_as_calls_with_valid_arguments(
     form = CALLING[name]
     made = MadeVocabulary(markers_of(form) if has_controls else ())
     constraint = constraint_of(made, form, tools, is_parallel=is_parallel)
-    constraint.begin(MAX_TOKENS, place_of(form))
+    constraint.begin(place_of(form))
     said = walk(constraint, made, form, np.random.default_rng(seed))
     assert said is not None
     text = made.shown(said).decode(errors="replace")
@@ -214,7 +214,7 @@ def test_elements_in_elements_read_as_what_their_schema_says(seed: int) -> None:
     form, tool = CALLING["minimax-m3"], OfferedTool(name="get", place=0, parameters=json.dumps(random_schema(seed)))
     made = MadeVocabulary(markers_of(form))
     constraint = constraint_of(made, form, [tool])
-    constraint.begin(MAX_TOKENS, CONTENT)
+    constraint.begin(CONTENT)
     said = walk(constraint, made, form, np.random.default_rng(seed), NAMES)
     assert said is not None
     text = made.shown(said).decode(errors="replace")
@@ -260,7 +260,7 @@ def test_over_a_real_vocabulary_an_answer_of_required_calls_reads_as_calls(
     real: Real, tools: list[OfferedTool], seed: int, cuts: list[int]
 ) -> None:
     constraint = constrained(real.constraints, tools=Tools(tools=tuple(tools), is_required=True))
-    constraint.begin(MAX_TOKENS, CONTENT)
+    constraint.begin(CONTENT)
     said = walk(constraint, real.vocabulary, real.form, np.random.default_rng(seed))
     assume(said is not None)
     assert said is not None
@@ -310,7 +310,7 @@ def is_call(form: ChatFormat, tool: OfferedTool, text: str) -> bool:
     """Return True if a call with this text is allowed."""
     made = MadeVocabulary(markers_of(form))
     constraint = constraint_of(made, form, [tool], is_parallel=False)
-    constraint.begin(MAX_TOKENS, place_of(form))
+    constraint.begin(place_of(form))
     assert form.calls is not None
     call = written_call(form, tool.name, {"input": text})
     for token in made.tokens(call.removesuffix("<|call|>")):
@@ -417,7 +417,7 @@ ODD = OfferedTool(
 
 def is_free_call(constraint: AnswerConstraint, made: MadeVocabulary, form: ChatFormat, call: str) -> bool:
     """Return True if a free answer may have this call."""
-    constraint.begin(MAX_TOKENS, place_of(form))
+    constraint.begin(place_of(form))
     for token in made.tokens(call):
         if not constraint.n_allowed([TokenId(token)]):
             return False

@@ -49,8 +49,8 @@ class ToyConstraint:
     def loose_tools(self) -> tuple[int, ...]:
         return ()
 
-    def begin(self, n_tokens: int, place: Place) -> None:
-        """It says what it says, however many tokens there are, and wherever it begins."""
+    def begin(self, place: Place) -> None:
+        """It says what it says, wherever it begins."""
         self.place = place
 
     def accept(self, token: TokenId) -> None:

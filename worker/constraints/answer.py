@@ -89,14 +89,12 @@ class AnswerConstraint:
         self._spoken = spoken
         self._budget = budget
         self._openers = [token for token, turn in marks.turns.items() if turn in {Turn.THINK, Turn.NAME_LINE}]
-        self._n_most = 0
         self._is_given_up = False
         """True if calls are not followed any more, because that was too costly."""
         self._points = [_Point(CONTENT)]
 
-    def begin(self, n_tokens: int, place: Place) -> None:
-        """Begin at a place, with at most `n_tokens` to come. This is called once, before the first token."""
-        self._n_most = n_tokens
+    def begin(self, place: Place) -> None:
+        """Begin at a place. This is called once, before the first token."""
         tail = b"" if self._calls is None else self._calls.before
         self._points = [
             _Point(
@@ -126,7 +124,7 @@ class AnswerConstraint:
             mask[self._tokens.own_ends] = True
             return mask
         if self._is_whole:
-            mask = self._current(point, point.current).allowed()
+            mask = self._followed[point.current].allowed()
             mask[self._openers_at(point)] = True
             return mask
         try:
@@ -138,18 +136,14 @@ class AnswerConstraint:
             return None
 
     def settled(self, token: TokenId) -> TokenId:
-        """The token to go on by, where this one was drawn: no whole answer ends inside its reasoning, and one in JSON
-        ends in time.
-        """
+        """The token to go on by, where this one was drawn: no whole answer ends inside its reasoning."""
         point = self._points[-1]
         if point.is_thinking:
             return self._settled_in_text(point, token)
         if _is_free(point):
             must_go_on = self._is_whole and token in self._tokens.own_ends
             return point.place.closer if must_go_on and point.place.closer is not None else token
-        if point.current is None or token in self._openers_at(point):
-            return token
-        return self._current(point, point.current).settled(token)
+        return token
 
     def forced(self) -> list[int]:
         """The tokens that must come next, as `Constraint.forced`."""
@@ -158,14 +152,7 @@ class AnswerConstraint:
             return self._closing(point)
         if point.current is None or self._openers_at(point):
             return []
-        return self._current(point, point.current).forced()
-
-    def _current(self, point: _Point, number: int) -> Constraint:
-        """The constraint that is followed, which knows how many tokens it may have."""
-        current = self._followed[number]
-        if point.n_followed == 0:
-            current.begin(self._n_most - (len(self._points) - 1))
-        return current
+        return self._followed[point.current].forced()
 
     def take_forced(self, n_enough: int) -> list[Token]:
         """Continue by the tokens that must come next, and return them; the search ends at `n_enough`."""

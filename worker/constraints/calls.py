@@ -124,7 +124,7 @@ class CallCompiler:
         return markers_of(self.marks, self.tokens)
 
     def _constraint(self, matcher: llguidance.LLMatcher) -> Constraint:
-        return Constraint(matcher, self.tokens, None)
+        return Constraint(matcher, self.tokens)
 
     def _compiled(self, offers: Seq["_Offer"], lark_of: Callable[[Seq[Tool]], str]) -> Constraint:
         """Compile all tools together; if that fails, find the one to blame. Raises: BadTool."""

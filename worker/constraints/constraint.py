@@ -17,13 +17,12 @@ import llguidance._lib
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.constraints.closing import Closing
 from worker.constraints.gbnf import BadGrammar, TokenOf, check_lark, is_lark, lark_of
 from worker.constraints.idle_keywords import without_idle_keywords
 from worker.constraints.schema_gaps import gap, has_open_names, plain, readable
 from worker.constraints.trial import survives
 from worker.constraints.vocabulary import Tokens
-from worker.engine.channels import CONTENT, Place
+from worker.engine.channels import Place
 from worker.engine.step import Token
 from worker.wire.jobs import TokenId
 
@@ -193,26 +192,17 @@ class Constraint:
     A matcher that has met a limit stays in error: it allows nothing more, which `allowed` reports.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Tokens, closing: Closing | None) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Tokens) -> None:
         self._matcher: llguidance.LLMatcher | None = matcher
         self._vocabulary = vocabulary
-        self._closing = closing
         self._is_run_too_long = False
 
-    def begin(self, n_tokens: int, place: Place = CONTENT) -> None:  # noqa: ARG002 - it holds in any place
-        """Limit the text to `n_tokens`; JSON ends before that, if that is possible (closing.py)."""
-        if self._closing is not None:
-            self._closing.end_within(n_tokens)
+    def begin(self, place: Place) -> None:
+        """Do nothing: it holds in any place."""
 
     def settled(self, token: TokenId) -> TokenId:
-        """The token to go on by, where this one was drawn: another one where the text could not end in time."""
-        ends = self._vocabulary.own_ends
-        if self._closing is None or token in ends:
-            return token
-        found = self._closing.settled(token)
-        if found is None:
-            return TokenId(int(ends[0])) if ends.size else token
-        return found
+        """The token to go on by, where this one was drawn."""
+        return token
 
     def allowed(self) -> Mask:
         """bool[n_vocab]: whether the text may go on by a token, or end with it where it is an end of the vocabulary's.
@@ -236,7 +226,6 @@ class Constraint:
     def accept(self, token: TokenId) -> None:
         """Go on by a token that is allowed."""
         self._open.consume_token(token)
-        self._went_on([token])
 
     def forced(self) -> list[int]:
         """The tokens that must come next, as the tokenizer spells them; empty where there is a choice, or an end, or
@@ -251,7 +240,6 @@ class Constraint:
         run: list[Token] = []
         while len(run) < n_enough and (tokens := self.forced()) and self._open.consume_tokens(tokens):
             run += [Token(TokenId(token), self._vocabulary.piece(token)) for token in tokens]
-            self._went_on(tokens)
         return run
 
     @property
@@ -275,21 +263,15 @@ class Constraint:
 
     def copy(self) -> "Constraint":
         """The same text once more, for another call of the same job: copies share a lexer."""
-        return Constraint(self._open.deep_copy(), self._vocabulary, None)
+        return Constraint(self._open.deep_copy(), self._vocabulary)
 
     def take_back(self, n_tokens: int) -> None:
         """Undo the last `n` tokens."""
         self._open.rollback(n_tokens)
-        if self._closing is not None:
-            self._closing.went_back(n_tokens)
 
     def close(self) -> None:
         """Free the matcher. Idempotent."""
-        self._matcher = self._closing = None
-
-    def _went_on(self, tokens: Seq[int]) -> None:
-        if self._closing is not None:
-            self._closing.went_on(tokens)
+        self._matcher = None
 
     @property
     def _open(self) -> llguidance.LLMatcher:

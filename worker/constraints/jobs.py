@@ -10,7 +10,6 @@ import llguidance
 
 from worker.constraints.answer import AnswerConstraint, Calls
 from worker.constraints.calls import BadTool, CallCompiler, markers_of
-from worker.constraints.closing import Closing
 from worker.constraints.constraint import UNTRIED_BYTES, Constraint, Field, Unsupported, compiled
 from worker.constraints.spoken import Begin, SpokenReasoning
 from worker.constraints.vocabulary import Tokens, Vocabulary
@@ -66,10 +65,7 @@ class Constraints:
     def _of_text(self, field: Field, text: str) -> Constraint | Violation:
         tokens = self._tokens
         try:
-            matcher = compiled(self._tokenizer, field, text, tokens.token_of)
-            is_json = field == "json_schema"
-            closing = Closing(matcher, tokens.piece, tokens.token_of_byte, tokens.eos_token_id) if is_json else None
-            return Constraint(matcher, tokens, closing)
+            return Constraint(compiled(self._tokenizer, field, text, tokens.token_of), tokens)
         except Unsupported as error:
             return Violation(field, "supported", f"{field}: {error}")
         finally:

@@ -156,7 +156,7 @@ class Engine:
             watches_names=submit.tools is not None and not submit.tools.is_required,
         )
         if constraint is not None:
-            constraint.begin(sequence.max_tokens, place)
+            constraint.begin(place)
         self.scheduler.add(sequence)
 
     def is_in_the_way(self, prompt: list[TokenId]) -> bool:

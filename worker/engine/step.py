@@ -25,8 +25,8 @@ class Token(msgspec.Struct, frozen=True):
 class Constraint(Protocol):
     """A grammar at one point of one job's text. Its owner closes it. The runner knows what else it can do."""
 
-    def begin(self, n_tokens: int, place: Place) -> None:
-        """Limit the text to `n_tokens`, and begin it in a place. This is called once, before the first token."""
+    def begin(self, place: Place) -> None:
+        """Begin the text in a place. This is called once, before the first token."""
         ...
 
     def accept(self, token: TokenId) -> None:
