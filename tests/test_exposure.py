@@ -1,27 +1,21 @@
-"""The secrets that a worker was given are in no process's arguments, in no other process's environment, in no log line
-and in no core file.
-"""
+"""A worker's secrets are in no other process's arguments or environment, no log line and no core file."""
 
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from client.child import COMMAND
 from tests.downloads.puller import Puller, stocked_hub
 from tests.gguf_files import tiny_model
 from tests.receiver import Receiver
 from tests.worker_process import WorkerProcess, gated
-from worker.exposure import shows_secrets
-from worker.observe.covering import cover_arguments, without_secrets
+from worker.observe.redaction import shows_secret, without_secrets
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
 
@@ -32,50 +26,21 @@ PASSWORD = "opensesame"
 SECRETS = (TOKEN, OTHER, PASSWORD)
 
 
-# ── which words are covered ──────────────────────────────────────────────────────────────────────
+# ── arguments and environments ───────────────────────────────────────────────────────────────────
 
 
-@given(
-    flag=st.sampled_from(["--api-key", "--token", "--hf-token", "--client-secret", "--password"]),
-    secret=st.text(st.characters(codec="latin-1", exclude_characters="\0"), min_size=1),
-    before=st.lists(st.sampled_from(["python", "-m", "worker", "serve", "--port", "0", "--no-page"])),
-    after=st.lists(st.sampled_from(["--port", "0", "--model", "x.gguf", "token", "-m"])),
-    is_one_word=st.booleans(),
-)
-def test_the_value_of_a_secrets_flag_is_covered_and_all_else_stays(
-    *, flag: str, secret: str, before: list[str], after: list[str], is_one_word: bool
-) -> None:
-    stars = "*" * len(secret)
-    given, expected = ([f"{flag}={secret}"], [f"{flag}={stars}"]) if is_one_word else ([flag, secret], [flag, stars])
-    assert cover_arguments([*before, *given, *after]) == [*before, *expected, *after]
-
-
-@pytest.mark.parametrize(
-    ("argument", "covered"),
-    [
-        ("http://user:pw@host/x?y=1", "http://*******@host/x?y=1"),
-        ("https://host/m.gguf?token=abc&x=1", "https://host/m.gguf?token=***&x=1"),
-        ("--callback-url=http://user:pw@host", "--callback-url=http://*******@host"),
-    ],
-)
-def test_a_secret_within_an_address_is_covered_alone(argument: str, covered: str) -> None:
-    assert cover_arguments([argument]) == [covered]
-
-
-def test_covering_keeps_lengths_and_covers_once() -> None:
-    words = ["--api-key", TOKEN, f"--token={TOKEN}", f"http://u:{PASSWORD}@host"]
-    covered = cover_arguments(words)
-    assert [len(word) for word in covered] == [len(word) for word in words]
-    assert cover_arguments(covered) == covered
+@pytest.mark.parametrize("flag", ["--api-key", "--token", "--hf-token", "--password"])
+def test_a_secret_among_the_arguments_is_found(flag: str) -> None:
+    plain = ["python", "-m", "worker", "serve", "--port", "0", "--model", "token.gguf", "http://host/x?y=1"]
+    assert not shows_secret(plain)
+    for given in ([flag, TOKEN], [f"{flag}={TOKEN}"], [f"--callback-url=http://user:{PASSWORD}@host"]):
+        assert shows_secret([*plain, *given])
 
 
 def test_an_environment_without_secrets_has_the_rest() -> None:
     names = ["LLORCH_API_TOKEN", "LLORCH_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "GITHUB_TOKEN"]
     kept = {"PATH": "/bin", "LLORCH_MAX_TOKENS_IN": "1", "CUDA_VISIBLE_DEVICES": "0", "TOKENIZERS_PARALLELISM": "1"}
     assert without_secrets({**dict.fromkeys(names, "x"), **kept}) == kept
-
-
-# ── what the system shows of real processes ──────────────────────────────────────────────────────
 
 
 def tree(worker: WorkerProcess) -> list[psutil.Process]:
@@ -92,11 +57,11 @@ def secrets_in(text: str) -> list[str]:
 
 
 def check_hidden(worker: WorkerProcess) -> None:
-    """No process shows a secret; the other processes do not even have the token of clients."""
-    first, *others = tree(worker)
-    assert [secrets_in(shown(process, "cmdline")) for process in (first, *others)] == [[]] * (1 + len(others))
-    assert [TOKEN in shown(process, "environ") for process in others] == [False] * len(others)
-    assert others
+    """No other process than the front has the token of clients."""
+    others = tree(worker)[1:]
+    texts = [shown(process, name) for process in others for name in ("cmdline", "environ")]
+    assert texts
+    assert not [text for text in texts if TOKEN in text]
 
 
 def with_password(url: str) -> str:
@@ -106,8 +71,8 @@ def with_password(url: str) -> str:
 @on_linux
 @pytest.mark.model
 @pytest.mark.process
-def test_a_running_worker_shows_no_secret_in_arguments_environments_and_its_log(shallow_model: Path) -> None:
-    """The token works meanwhile: a covered flag is not a refused one."""
+def test_a_worker_keeps_its_token_from_its_engines_and_its_log(shallow_model: Path) -> None:
+    """It warns of a token that is a flag."""
     flags = ("--model", str(shallow_model), "--port", "0", "--api-key", TOKEN)
     environment = {"HF_TOKEN": OTHER, "LLORCH_LOG_LEVEL": "debug"}
     with (
@@ -119,7 +84,6 @@ def test_a_running_worker_shows_no_secret_in_arguments_environments_and_its_log(
         assert called.headers["authorization"] == f"Bearer {TOKEN}"
         check_hidden(worker)
         assert [secrets_in(shown(process, "environ")) for process in tree(worker)[1:]] == [[]]
-        assert "--api-key" in shown(psutil.Process(worker.process.pid), "cmdline")
         for text, status in ((TOKEN, 200), ("wrong", 401)):
             answer = worker.get(f"/v1/models?x={OTHER}", headers={"Authorization": f"Bearer {text}"})
             assert answer.status_code == status
@@ -131,12 +95,12 @@ def test_a_running_worker_shows_no_secret_in_arguments_environments_and_its_log(
         worker.terminate()
         worker.exit_code()
         assert secrets_in("".join(worker.stderr)) == []
-        assert [entry for entry in worker.log if "list of processes" in str(entry.get("message"))] == []
+        assert len([entry for entry in worker.log if "LLORCH_API_TOKEN" in str(entry.get("message"))]) == 1
 
 
 @on_linux
 @pytest.mark.process
-def test_a_worker_that_loads_or_downloads_shows_none_either(tmp_path: Path) -> None:
+def test_a_worker_that_loads_or_downloads_keeps_it_too(tmp_path: Path) -> None:
     _, command = gated(tmp_path)
     model = str(tiny_model().write(tmp_path / "tiny.gguf"))
     with WorkerProcess(
@@ -158,33 +122,6 @@ def test_a_worker_that_loads_or_downloads_shows_none_either(tmp_path: Path) -> N
             check_hidden(other)
             other.terminate()
             other.exit_code()
-
-
-CLIENTS = ((*COMMAND, "launch", "codex"), (sys.executable, "-m", "tools.bench", "load", "--out", "{folder}"))
-
-
-@on_linux
-@pytest.mark.process
-@pytest.mark.parametrize("command", CLIENTS, ids=["launch", "bench"])
-def test_a_client_command_covers_its_token_while_it_waits(command: tuple[str, ...], tmp_path: Path) -> None:
-    """It asks a server that does not answer, so that it can be looked at meanwhile."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        launch = subprocess.Popen(
-            [*(word.format(folder=tmp_path) for word in command), "--url", url, "--api-key", TOKEN]
-        )
-        try:
-            with silent.accept()[0]:
-                assert secrets_in(shown(psutil.Process(launch.pid), "cmdline")) == []
-        finally:
-            launch.kill()
-            launch.wait()
-
-
-def test_without_proc_the_arguments_themselves_say_whether_a_secret_shows(tmp_path: Path) -> None:
-    assert shows_secrets(["llorch-worker", "--api-key", TOKEN], tmp_path)
-    assert not shows_secrets(["llorch-worker", "--api-key", "****"], tmp_path)
-    assert not shows_secrets(["llorch-worker", "--port", "0"], tmp_path)
 
 
 # ── core files ───────────────────────────────────────────────────────────────────────────────────

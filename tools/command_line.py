@@ -7,17 +7,12 @@ import rich_click as click
 from click.exceptions import Exit, NoArgsIsHelpError
 
 from worker.errors import UsageError, WorkerError
-from worker.exposure import cover_secrets
 
 _INTERRUPTED = 130
 
 
 def exit_code(group: click.Group, name: str, argv: Sequence[str]) -> int:
-    """Run `python -m tools.NAME`. 1 where a bound is missed or something failed, 2 for a mistake in the arguments.
-
-    A token among the arguments is covered first.
-    """
-    cover_secrets()
+    """Run `python -m tools.NAME`. 1 where a bound is missed or something failed, 2 for a mistake in the arguments."""
     try:
         with group.make_context(f"python -m tools.{name}", list(argv)) as context:
             group.invoke(context)

@@ -1,5 +1,5 @@
-"""Step 0 of the process: standard descriptors, signal handlers and secrets before anything heavy is imported, then the
-command.
+"""Step 0 of the process: standard descriptors, signal handlers and core files before anything heavy is imported, then
+the command.
 
 Owns: what SIGTERM and SIGINT do until a command installs its own handling. As PID 1 a signal without a handler is
 ignored, so a container could not be stopped while it starts. Runs on the main thread; imports nothing heavy at the top.
@@ -14,10 +14,15 @@ from types import FrameType
 from typing import NoReturn
 
 from worker.argv import means_serve
-from worker.exposure import cover_secrets, leave_no_core
 
 MIN_ADDRESS_SPACE_BYTES = 56 * 1024 * 1024
 """A command's imports do not fit into less; Python then fails with some error, or hangs within an import."""
+
+
+_NO_CORE = 1
+"""The kernel writes a core file only if a page fits. It starts the program of a piped core_pattern for a limit of 0,
+and not for a limit of 1. Source: core(5), and fs/coredump.c, where 1 is "a special value".
+"""
 
 
 def main() -> None:
@@ -27,7 +32,6 @@ def main() -> None:
         _refuse_address_space(f"at least {MIN_ADDRESS_SPACE_BYTES // 1024} KiB are needed")
     arguments = sys.argv[1:]
     _handle_signals(is_serving=means_serve(arguments))
-    cover_secrets()
     leave_no_core()
     try:
         from worker.cli import run  # noqa: PLC0415 - the handlers come first
@@ -56,6 +60,16 @@ def open_standard_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def leave_no_core() -> None:
+    """Have this process and its children write no core file: the front's would hold the token, the engine's prompts.
+
+    `prlimit --core=unlimited --pid PID` raises the limit again.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    limit = _NO_CORE if most == resource.RLIM_INFINITY else min(_NO_CORE, most)
+    resource.setrlimit(resource.RLIMIT_CORE, (limit, most))
 
 
 def _address_space_bytes() -> float:

@@ -28,7 +28,7 @@ from worker.config.option import Panel, SettingOption, Text, shown
 from worker.config.settings import Settings, environment, options
 from worker.config.spellings import flag_hint, is_llama_servers, unread
 from worker.errors import UsageError, WorkerError
-from worker.exposure import shows_secrets
+from worker.observe.redaction import shows_secret
 
 PROGRAM = "llorch-worker"
 MODEL_FILE = "model_file"
@@ -268,7 +268,7 @@ def _serve(ctx: click.Context, /, **params: Any) -> None:
             settings,
             ignored_flags=legacy.ignored(params),
             unread=unread(environment()),
-            shows_secrets=shows_secrets(sys.argv),
+            shows_secrets=shows_secret(sys.argv),
         )
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from worker.config.settings import environment
 from worker.host import cpu_quota
-from worker.observe.covering import without_secrets
+from worker.observe.redaction import without_secrets
 
 WAITING = {"GOMP_SPINCOUNT": "30000"}
 """The number of times that libgomp's threads look for work before they sleep; the costs of other numbers are in

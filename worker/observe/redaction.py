@@ -4,6 +4,7 @@ Knows nothing of lines, streams or structlog. Pure.
 """
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 MASK: Final = "[REDACTED]"
@@ -19,15 +20,30 @@ SECRET_KEY = re.compile(
 _NAMED_SECRET = r"(?<![a-z0-9])(?:api[_-]?key|token|secret|password|passwd|authorization)"  # noqa: S105 - a pattern
 _ASSIGNED = r"[\"']?\s*[=:]\s*[\"']?(?:(?:basic|bearer)\s+)?"
 
-SECRETS_IN_TEXT = (
+_PASSWORD = re.compile(r"://[^/\s@]+@")
+
+_SECRETS_IN_TEXT = (
     (re.compile(rf"({_NAMED_SECRET}{_ASSIGNED})[^\s\"'&,;]+", re.IGNORECASE), rf"\1{MASK}"),
     (re.compile(r"\b(bearer\s+)(?!\[REDACTED)[^\s\"',]+", re.IGNORECASE), rf"\1{MASK}"),
-    (re.compile(r"://[^/\s@]+@"), f"://{MASK}@"),
+    (_PASSWORD, f"://{MASK}@"),
     (re.compile(r"\bhf_[A-Za-z0-9]{16,}"), MASK),
 )
 """name=value and name: value, bearer tokens, user:password of a URL, and Hugging Face tokens; nothing else."""
 
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
+
+
+def shows_secret(arguments: Iterable[str]) -> bool:
+    """Return whether a secret is among the arguments of a command, which other users can read."""
+    return any(
+        (word.startswith("--") and SECRET_KEY.search(word.partition("=")[0])) or _PASSWORD.search(word)
+        for word in arguments
+    )
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables whose names do not say that they hold a secret."""
+    return {name: value for name, value in environment.items() if not SECRET_KEY.search(name)}
 
 
 class Secrets:
@@ -55,7 +71,7 @@ class Secrets:
 
     def redact_text(self, text: str) -> str:
         text = self.mask_known(text)
-        for pattern, replacement in SECRETS_IN_TEXT:
+        for pattern, replacement in _SECRETS_IN_TEXT:
             text = pattern.sub(replacement, text)
         # Lone surrogates, as in a file name that is not UTF-8, cannot be encoded.
         return text.encode(errors="backslashreplace").decode()
