@@ -1,6 +1,8 @@
 """The OpenAPI document as such: valid by its own rules, true of the structs, its examples true of its schemas."""
 
+import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, get_args
 
 import msgspec
@@ -10,8 +12,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 
 from tests.protocol.vectors import R0
-from worker.openai import operations as openai
-from worker.protocol import operations
+from worker.config.settings import Settings
+from worker.front.state import Front
+from worker.observe.metrics import Metrics
 from worker.protocol.events import (
     EVENT_TYPES,
     EndEvent,
@@ -23,42 +26,21 @@ from worker.protocol.events import (
     choose_dialect,
 )
 from worker.protocol.execute import ExecuteRequest, WrongShape, parse_execute
-from worker.protocol.openapi import Limits, Route, openapi_document
 from worker.protocol.rules import violations
+from worker.web.app import described_routes, document_of, places
+from worker.web.edge import OPEN_PATHS
 from worker.wire.jobs import Finished, JobKey, Logprob, TokenId, TopToken
 
 Json = dict[str, Any]
 
-LIMITS = Limits(max_prompt_chars=77, max_tokens_out=55)
-ROUTES = (
-    Route("/health", "GET", operations.HEALTH, is_open=True),
-    Route("/v1/ready", "GET", operations.READY, is_open=True),
-    Route("/readyz", "GET", operations.READYZ, is_open=True),
-    Route("/livez", "GET", operations.LIVEZ, is_open=True),
-    Route("/metrics", "GET", operations.METRICS, is_open=False),
-    Route("/execute", "POST", operations.EXECUTE, is_open=False),
-    Route("/cancel", "POST", operations.CANCEL, is_open=False),
-    Route("/cancel/{job_id}", "POST", operations.CANCEL_BY_PATH, is_open=False),
-    Route("/shutdown", "POST", operations.SHUTDOWN, is_open=False),
-    Route("/v1/models", "GET", openai.MODELS, is_open=False),
-    Route("/v1/models/{model_id}", "GET", openai.MODEL, is_open=False),
-    Route("/v1/chat/completions", "POST", openai.CHAT, is_open=False),
-    Route("/v1/completions", "POST", openai.COMPLETIONS, is_open=False),
-    Route("/v1/chat/completions/render", "POST", openai.RENDER_CHAT, is_open=False),
-    Route("/v1/completions/render", "POST", openai.RENDER_COMPLETION, is_open=False),
-    Route("/tokenize", "POST", openai.TOKENIZE, is_open=False),
-    Route("/detokenize", "POST", openai.DETOKENIZE, is_open=False),
-    Route("/tokenizer_info", "GET", openai.TOKENIZER_INFO, is_open=False),
-    Route("/version", "GET", openai.VERSION, is_open=False),
-    Route("/ping", "GET", openai.PING, is_open=True),
-)
 LINES = choose_dialect("application/jsonl", sse_event_names=False)
 
 
-def document(*, has_token: bool = False) -> Json:
-    made: Json = msgspec.json.decode(
-        msgspec.json.encode(openapi_document("1.2.3", ROUTES, LIMITS, has_token=has_token))
-    )
+SETTINGS = Settings(model="m.gguf", worker_id="w", max_prompt_chars=77, max_tokens_out=55)
+
+
+def document(settings: Settings = SETTINGS) -> Json:
+    made: Json = msgspec.json.decode(document_of(settings))
     return made
 
 
@@ -122,7 +104,24 @@ def test_every_example_is_allowed_by_the_schema_beside_it() -> None:
 
 def test_every_operation_has_its_own_id() -> None:
     ids = [node["operationId"] for node in walk(DOCUMENT) if "operationId" in node]
-    assert len(ids) == len(set(ids)) == len(ROUTES)
+    assert len(ids) == len(set(ids))
+
+
+def test_the_paths_are_the_workers_routes_and_those_without_a_token_are_open() -> None:
+    async def routes() -> set[tuple[str, str]]:
+        front = Front(SETTINGS, Metrics("w"))
+        return {place for handler in described_routes(front) for place in places(handler)}
+
+    described = {
+        (name.upper(), path): operation
+        for path, item in DOCUMENT["paths"].items()
+        for name, operation in item.items()
+        if name != "parameters"
+    }
+    assert described.keys() == asyncio.run(routes())
+    open_paths = {path for (_, path), operation in described.items() if operation.get("security") == []}
+    assert open_paths == OPEN_PATHS & {path for _, path in described}
+    assert open_paths == {path for (_, path), operation in described.items() if "401" not in operation["responses"]}
 
 
 def test_every_answer_carries_the_correlation_id_and_errors_their_headers() -> None:
@@ -155,14 +154,9 @@ def test_the_errors_of_a_status_are_told_by_their_codes() -> None:
     }
 
 
-@pytest.mark.parametrize(("has_token", "needed"), [(True, [{"token": []}]), (False, [{}, {"token": []}])])
-def test_a_token_is_needed_where_one_is_set_but_for_open_routes(has_token: bool, needed: list[Json]) -> None:
-    made = document(has_token=has_token)
-    assert made["security"] == needed
-    told = {path: item.get("get") or item["post"] for path, item in made["paths"].items()}
-    open_paths = {path for path, operation in told.items() if operation.get("security") == []}
-    assert open_paths == {route.path for route in ROUTES if route.is_open}
-    assert {path for path, operation in told.items() if "401" not in operation["responses"]} == open_paths
+def test_a_token_is_needed_where_one_is_set() -> None:
+    assert document()["security"] == [{}, {"token": []}]
+    assert document(replace(SETTINGS, api_key="secret"))["security"] == [{"token": []}]
 
 
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────
@@ -175,8 +169,8 @@ def test_the_request_has_every_field_with_a_description_and_the_workers_limits()
     assert set(R0) < set(names)
     assert set(request["required"]) == {"job_id", "max_tokens"}
     assert all(request["properties"][name]["description"] for name in names)
-    assert request["properties"]["prompt"]["maxLength"] == LIMITS.max_prompt_chars
-    assert request["properties"]["max_tokens"]["maximum"] == LIMITS.max_tokens_out
+    assert request["properties"]["prompt"]["maxLength"] == 77
+    assert request["properties"]["max_tokens"]["maximum"] == 55
     assert request["properties"]["dry_base"].items() >= {"minimum": 1, "maximum": 16, "default": 1.75}.items()
     assert request["properties"]["xtc_threshold"]["default"] == 0.1
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.protocol.test_rules import MAX_TOKENS_OUT, entry, errors
 from tests.protocol.vectors import R0, body_of, without
+from tools.reference.openapi import document
 from worker.protocol.bodies import MAX_ERRORS, FieldError, encode_violations
 from worker.protocol.execute import ExecuteRequest, WrongShape, narrow, parse_execute
-from worker.protocol.openapi import Limits, request_schema
 from worker.protocol.rules import MAX_BIASES, violations
 
 VOCAB = 49_152
@@ -201,10 +201,10 @@ def test_a_conversations_errors_come_last_with_their_places_and_echo_nothing() -
 
 # ── what is documented ───────────────────────────────────────────────────────────────────────────
 
-LIMITS = Limits(max_prompt_chars=32_768, max_tokens_out=MAX_TOKENS_OUT)
+REQUEST = document()["components"]["schemas"]["ExecuteRequest"]
 BOUNDED = {
     name: schema
-    for name, schema in request_schema(LIMITS)["properties"].items()
+    for name, schema in REQUEST["properties"].items()
     if schema.keys() & {"minimum", "maximum"} and name not in {"max_tokens", "min_tokens", "top_k", "seed"}
 }
 
@@ -221,15 +221,14 @@ def test_the_documented_bounds_are_those_of_the_rules(name: str) -> None:
 
 @pytest.mark.parametrize("name", ExecuteRequest.__struct_fields__)
 def test_every_field_has_a_description_and_a_default_or_is_required(name: str) -> None:
-    schema = request_schema(LIMITS)
-    assert len(schema["properties"][name]["description"]) > 20
+    assert len(REQUEST["properties"][name]["description"]) > 20
     # A prompt is one of two that are required.
-    assert ("default" in schema["properties"][name]) != (name in {*schema["required"], "prompt"})
+    assert ("default" in REQUEST["properties"][name]) != (name in {*REQUEST["required"], "prompt"})
 
 
 def test_documented_defaults_are_what_an_absent_field_means() -> None:
     request = parse_execute(body_of({"job_id": "a", "prompt": "b", "max_tokens": 1}))
-    for name, schema in request_schema(LIMITS)["properties"].items():
+    for name, schema in REQUEST["properties"].items():
         if "default" in schema:
             default = schema["default"]
             assert (narrow(default) if isinstance(default, float) else default) == getattr(request, name)

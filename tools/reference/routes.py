@@ -1,15 +1,10 @@
 """The page of routes, from the OpenAPI document that a worker serves."""
 
-import asyncio
-import json
 from typing import Any, Final
 
 from tools.markdown import table
+from tools.reference import openapi
 from tools.reference.text import code, codes, page, sentence
-from worker.config.settings import Settings
-from worker.front.state import Front
-from worker.observe.metrics import Metrics
-from worker.web.app import document_of
 
 _INTRODUCTION: Final = """\
 Every route of a worker that its OpenAPI document describes. `/docs` on a running worker shows the same document with
@@ -30,15 +25,10 @@ Document = dict[str, Any]
 
 
 def routes_page() -> str:
-    document: Document = json.loads(asyncio.run(_document()))
+    document: Document = openapi.document()
     tags = {tag["name"]: tag["description"] for tag in document["tags"]}
     blocks = [f"## {_TITLES[name]}\n\n{sentence(text)}\n\n{_table(document, name)}" for name, text in tags.items()]
     return page("Routes", _INTRODUCTION, *blocks)
-
-
-async def _document() -> bytes:
-    """The document of a front that serves nothing; a front is made on an event loop."""
-    return document_of(Front(Settings(model="m.gguf", worker_id="w"), Metrics("w")))
 
 
 def _table(document: Document, tag: str) -> str:

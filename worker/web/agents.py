@@ -10,12 +10,10 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
 from worker.anthropic import blocks
-from worker.anthropic import operations as anthropic_operations
 from worker.anthropic.request import MessageAsked, read_counted, read_messages, token_count
-from worker.openai.responses import items, operations
+from worker.openai.responses import items
 from worker.openai.responses.request import ResponseAsked, input_tokens, read_response
 from worker.web.bodies import AnyRequest
-from worker.web.described import described
 from worker.web.edge import counted
 from worker.web.openai import Api, ignored_headers, spelled
 from worker.web.refusals import ANTHROPIC_ERRORS, json_answer, text_answer
@@ -28,7 +26,7 @@ def agent_routes(api: Api) -> list[HTTPRouteHandler]:
 
 
 def _responses_routes(api: Api) -> list[HTTPRouteHandler]:
-    @post("/v1/responses", status_code=200, opt=described(operations.RESPONSES))
+    @post("/v1/responses", status_code=200)
     async def responses(request: AnyRequest) -> ASGIResponse:
         """Answer with the next items of a conversation, complete or as events."""
         with counted(api.front, request, "chat"):
@@ -37,7 +35,7 @@ def _responses_routes(api: Api) -> list[HTTPRouteHandler]:
             choices = asked.choices(heading)
             return api.answer(request, asked, heading, kind=None, prompts=[asked.prompt], choices=choices)
 
-    @post("/v1/responses/input_tokens", status_code=200, opt=described(operations.INPUT_TOKENS))
+    @post("/v1/responses/input_tokens", status_code=200)
     async def counted_input(request: AnyRequest) -> Response[bytes]:
         """Answer with the number of the prompt's tokens."""
         asked = await api.read(request, read_response, items.PAYLOADS)
@@ -47,7 +45,7 @@ def _responses_routes(api: Api) -> list[HTTPRouteHandler]:
 
 
 def _messages_routes(api: Api) -> list[HTTPRouteHandler]:
-    @post("/v1/messages", status_code=200, opt=described(anthropic_operations.MESSAGES))
+    @post("/v1/messages", status_code=200)
     async def messages(request: AnyRequest) -> ASGIResponse:
         """Answer with the next message of a conversation, complete or as events."""
         with counted(api.front, request, "chat"):
@@ -63,13 +61,13 @@ def _messages_routes(api: Api) -> list[HTTPRouteHandler]:
                 errors=ANTHROPIC_ERRORS,
             )
 
-    @post("/v1/messages/count_tokens", status_code=200, opt=described(anthropic_operations.COUNT_TOKENS))
+    @post("/v1/messages/count_tokens", status_code=200)
     async def count_tokens(request: AnyRequest) -> Response[bytes]:
         """Answer with the number of the prompt's tokens."""
         asked = await api.read(request, read_counted, blocks.PAYLOADS)
         return _counted(token_count(await _tokenized(api, asked)), asked)
 
-    @get("/api/hello", opt=described(anthropic_operations.HELLO), sync_to_thread=False)
+    @get("/api/hello", sync_to_thread=False)
     def hello() -> Response[bytes]:
         """Answer Claude Code's question whether there is a server."""
         return text_answer("hello", 200)

@@ -17,21 +17,19 @@ from worker import __version__
 from worker.config.settings import Settings
 from worker.front.health import Phase
 from worker.front.state import Front
-from worker.protocol import operations
 from worker.protocol.bodies import CancelBody, shutdown_body
 from worker.protocol.execute import parse_cancel
-from worker.protocol.openapi import MEDIA_TYPE, Limits, Route, openapi_document
 from worker.web.agents import agent_routes
 from worker.web.bodies import AnyRequest, Bodies
 from worker.web.browsed import browsed, page_file
 from worker.web.chat_page import page_routes
-from worker.web.described import described, operation_of
-from worker.web.edge import OPEN_PATHS, Edge
+from worker.web.edge import Edge
 from worker.web.execute import execute_route
 from worker.web.openai import Api, openai_routes
 from worker.web.refusals import json_answer, note_refusal, refusal_of, text_answer
 from worker.wire.encoding import encode_json
 
+MEDIA_TYPE = "application/vnd.oai.openapi+json"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'nonce-{nonce}' "
     "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=' 'sha256-QMIg+bpjm3JdElJ388KYke01izlUW0UoNOeKjpMxdgc='; "
@@ -43,8 +41,8 @@ change with the bundle."""
 
 def create_app(front: Front) -> Edge:
     """The whole HTTP side of the worker as one ASGI application."""
-    handlers = _described_routes(front)
-    handlers += _document_routes(_document_of(handlers, front.settings))
+    handlers = described_routes(front)
+    handlers += _document_routes(document_of(front.settings))
     handlers += [] if front.settings.no_page else page_routes()
     app = Litestar(
         route_handlers=handlers,
@@ -59,15 +57,10 @@ def create_app(front: Front) -> Edge:
     return Edge(app, front.settings, front.metrics)
 
 
-def document_of(front: Front) -> bytes:
-    """The OpenAPI document of this front's routes, as `/openapi.json` serves it."""
-    return _document_of(_described_routes(front), front.settings)
-
-
 # ── routes ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _described_routes(front: Front) -> list[HTTPRouteHandler]:
+def described_routes(front: Front) -> list[HTTPRouteHandler]:
     """The routes that the document describes, which are all but those of the document and the pages."""
     bodies = Bodies(front.settings)
     handlers = [*_state_routes(front), execute_route(front, bodies), *_control_routes(front, bodies)]
@@ -75,29 +68,29 @@ def _described_routes(front: Front) -> list[HTTPRouteHandler]:
 
 
 def _state_routes(front: Front) -> list[HTTPRouteHandler]:
-    @get(["/health", "/v1/health"], opt=described(operations.HEALTH), sync_to_thread=False)
+    @get(["/health", "/v1/health"], sync_to_thread=False)
     def health() -> Response[bytes]:
         """The cached state, with status 503 only before the worker was ready for the first time."""
         return _json(front.health(), 503 if front.phase is Phase.STARTING else 200)
 
-    @get("/v1/ready", opt=described(operations.READY), sync_to_thread=False)
+    @get("/v1/ready", sync_to_thread=False)
     def ready() -> Response[bytes]:
         return _json(front.readiness())
 
-    @get("/readyz", opt=described(operations.READYZ), sync_to_thread=False)
+    @get("/readyz", sync_to_thread=False)
     def readyz() -> Response[bytes]:
         """200 if the worker takes jobs; the length of the queue does not matter."""
         return text_answer(
             "ready" if front.phase is Phase.READY else "not ready", 200 if front.phase is Phase.READY else 503
         )
 
-    @get("/livez", opt=described(operations.LIVEZ), sync_to_thread=False)
+    @get("/livez", sync_to_thread=False)
     def livez() -> Response[bytes]:
         """200 shows that the front's event loop runs. A worker that is about to exit is not alive."""
         is_live = front.phase is not Phase.FAILED
         return text_answer("alive" if is_live else "failed", 200 if is_live else 503)
 
-    @get("/metrics", opt=described(operations.METRICS), sync_to_thread=False)
+    @get("/metrics", sync_to_thread=False)
     def metrics(request: AnyRequest) -> Response[bytes]:
         body, content_type = front.scrape(request.headers.get("accept"))
         return Response(body, headers={"content-type": content_type})
@@ -106,19 +99,18 @@ def _state_routes(front: Front) -> list[HTTPRouteHandler]:
 
 
 def _control_routes(front: Front, bodies: Bodies) -> list[HTTPRouteHandler]:
-    @post("/cancel", status_code=202, opt=described(operations.CANCEL))
+    @post("/cancel", status_code=202)
     async def cancel(request: AnyRequest) -> Response[bytes]:
         """End a job; idempotent, also for unknown ids."""
         return _cancel(front, (await bodies.decoded(request, parse_cancel)).job_id)
 
-    @post("/cancel/{job_id:str}", status_code=202, opt=described(operations.CANCEL_BY_PATH), sync_to_thread=False)
+    @post("/cancel/{job_id:str}", status_code=202, sync_to_thread=False)
     def cancel_by_path(job_id: str) -> Response[bytes]:
         return _cancel(front, job_id)
 
     @post(
         ["/shutdown", "/v1/shutdown", "/v1/admin/shutdown"],
         status_code=202,
-        opt=described(operations.SHUTDOWN),
         sync_to_thread=False,
     )
     def shutdown() -> Response[bytes]:
@@ -137,28 +129,29 @@ def _cancel(front: Front, job_id: str) -> Response[bytes]:
 
 def _route_list(handlers: list[HTTPRouteHandler]) -> str:
     """The answer to an unknown path, which lists all routes."""
-    lines = [f"{method} {path}" for handler in handlers for method, path in _places(handler)]
+    lines = [f"{method} {path}" for handler in handlers for method, path in places(handler)]
     return "\n".join(["There is no such route. This worker has:", *lines, ""])
 
 
-# ── the document and its page ────────────────────────────────────────────────────────────────────
-
-
-def _places(handler: HTTPRouteHandler) -> list[tuple[str, str]]:
+def places(handler: HTTPRouteHandler) -> list[tuple[str, str]]:
     """The method and path of every route of a handler, parameters as {name}."""
     paths = sorted(re.sub(r":\w+}", "}", path) for path in handler.paths)
     return [(method, path) for path in paths for method in sorted(handler.http_methods)]
 
 
-def _document_of(handlers: list[HTTPRouteHandler], settings: Settings) -> bytes:
-    """The document; every handler must be `described`."""
-    routes = [
-        Route(path, method, operation_of(handler), is_open=path in OPEN_PATHS)
-        for handler in handlers
-        for method, path in _places(handler)
-    ]
-    limits = Limits(max_prompt_chars=settings.max_prompt_chars, max_tokens_out=settings.execute_tokens_out)
-    return encode_json(openapi_document(__version__, routes, limits, has_token=settings.api_key is not None))
+# ── the document and its page ────────────────────────────────────────────────────────────────────
+
+
+def document_of(settings: Settings) -> bytes:
+    """The OpenAPI document of page/openapi.json, with what depends on the worker's settings."""
+    document = msgspec.json.decode(page_file("openapi.json"))
+    document["info"]["version"] = __version__
+    # Without a token the header has no effect, and clients may send it.
+    document["security"] = [{"token": []}] if settings.api_key is not None else [{}, {"token": []}]
+    fields = document["components"]["schemas"]["ExecuteRequest"]["properties"]
+    fields["prompt"]["maxLength"] = settings.max_prompt_chars
+    fields["max_tokens"]["maximum"] = fields["min_tokens"]["maximum"] = settings.execute_tokens_out
+    return encode_json(document)
 
 
 def _document_routes(document: bytes) -> list[HTTPRouteHandler]:

@@ -11,7 +11,6 @@ from litestar.response.base import ASGIResponse
 
 from worker.errors import WorkerBusy
 from worker.front.state import Front
-from worker.protocol import operations
 from worker.protocol.events import Dialect, choose_dialect
 from worker.protocol.execute import parse_execute
 from worker.protocol.headers import request_id, trace_context
@@ -19,7 +18,6 @@ from worker.protocol.job_request import JobRequest
 from worker.protocol.rules import checked_prompt
 from worker.web.bodies import AnyRequest, Bodies
 from worker.web.connection import has_too_many, is_crowded
-from worker.web.described import described
 from worker.web.edge import counted
 from worker.web.refusals import render_error
 from worker.web.streaming import JobStream
@@ -28,7 +26,7 @@ from worker.web.streaming import JobStream
 def execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
     timeout_s, max_tokens_out = front.settings.execute_timeout_s, front.settings.execute_tokens_out
 
-    @post("/execute", status_code=200, opt=described(operations.EXECUTE))
+    @post("/execute", status_code=200)
     async def execute(request: AnyRequest) -> ASGIResponse:
         """Stream a job's tokens as server-sent events, or as JSON lines if Accept asks for them."""
         with counted(front, request):

@@ -24,7 +24,7 @@ from worker.front.admission import LOADING_RETRY_S
 from worker.front.health import Phase
 from worker.front.job import Job
 from worker.front.state import Front
-from worker.openai import chat, completions, operations, tokens
+from worker.openai import chat, completions, tokens
 from worker.openai.answers import Choice, Heading, last_chunks, whole
 from worker.openai.chat import ChatAsked, read_chat
 from worker.openai.chat_message import CHUNK_OBJECT, REASONING_FIELDS
@@ -40,7 +40,6 @@ from worker.protocol.job_request import JobRequest
 from worker.protocol.payloads import NO_PLACES, Places
 from worker.web.bodies import AnyRequest, Bodies
 from worker.web.connection import has_too_many, is_crowded
-from worker.web.described import described
 from worker.web.edge import counted
 from worker.web.refusals import OPENAI_ERRORS, Errors, json_answer, text_answer
 from worker.web.streaming import JobAnswer, JobStream
@@ -200,11 +199,11 @@ def _body(body: object, ignored: Sequence[str] = ()) -> Response[bytes]:
 
 
 def _model_routes(api: Api) -> list[HTTPRouteHandler]:
-    @get("/v1/models", opt=described(operations.MODELS), sync_to_thread=False)
+    @get("/v1/models", sync_to_thread=False)
     def models() -> Response[bytes]:
         return _body(ModelList(data=[model_card(api.facts, api.model_name, api.created)]))
 
-    @get("/v1/models/{model_id:path}", opt=described(operations.MODEL), sync_to_thread=False)
+    @get("/v1/models/{model_id:path}", sync_to_thread=False)
     def model(request: AnyRequest) -> Response[bytes]:
         """The model, if its name is served here; names may contain slashes."""
         asked = request.scope["path"].removeprefix("/v1/models/").removesuffix("/")
@@ -216,7 +215,7 @@ def _model_routes(api: Api) -> list[HTTPRouteHandler]:
 
 
 def _generating_routes(api: Api) -> list[HTTPRouteHandler]:
-    @post("/v1/chat/completions", status_code=200, opt=described(operations.CHAT))
+    @post("/v1/chat/completions", status_code=200)
     async def chat_completions(request: AnyRequest) -> ASGIResponse:
         """Answer with a conversation's next message, complete or as a stream."""
         with counted(api.front, request, "chat"):
@@ -225,7 +224,7 @@ def _generating_routes(api: Api) -> list[HTTPRouteHandler]:
             choices = asked.choices(heading)
             return api.answer(request, asked, heading, kind=CHUNK_OBJECT, prompts=[asked.prompt], choices=choices)
 
-    @post("/v1/completions", status_code=200, opt=described(operations.COMPLETIONS))
+    @post("/v1/completions", status_code=200)
     async def text_completions(request: AnyRequest) -> ASGIResponse:
         """Answer with the continuation of one text or several, complete or as a stream."""
         with counted(api.front, request, "text_completion"):
@@ -243,7 +242,7 @@ def _generating_routes(api: Api) -> list[HTTPRouteHandler]:
                 prompt_logprobs=asked.needs_prompt_logprobs,
             )
 
-    @post("/infill", status_code=200, opt=described(operations.INFILL))
+    @post("/infill", status_code=200)
     async def fill(request: AnyRequest) -> ASGIResponse:
         """Answer with the text in a gap, in llama-server's shape."""
         with counted(api.front, request, "infill"):
@@ -267,29 +266,29 @@ async def _echoed(front: Front, asked: CompletionAsked, prompt: PlainPrompt) -> 
 
 
 def _token_routes(api: Api) -> list[HTTPRouteHandler]:
-    @post("/tokenize", status_code=200, opt=described(operations.TOKENIZE))
+    @post("/tokenize", status_code=200)
     async def tokenize(request: AnyRequest) -> Response[bytes]:
         asked = await api.read(request, tokens.read_tokenize)
         answer = api.front.tokenize(asked.prompt, add_special=asked.add_special, parse_special=asked.parse_special)
         body = tokens.tokens_body(await spelled(answer, {"prompt": asked.field}), api.facts)
         return _body(body, asked.ignored)
 
-    @post("/detokenize", status_code=200, opt=described(operations.DETOKENIZE))
+    @post("/detokenize", status_code=200)
     async def detokenize(request: AnyRequest) -> Response[bytes]:
         asked = await api.read(request, tokens.read_detokenize)
         return _body(tokens.text_body(await api.front.detokenize(asked.tokens)), asked.ignored)
 
-    @get("/tokenizer_info", opt=described(operations.TOKENIZER_INFO), sync_to_thread=False)
+    @get("/tokenizer_info", sync_to_thread=False)
     def tokenizer_info() -> Response[bytes]:
         return _body(tokens.tokenizer_info(api.facts))
 
-    @post("/v1/chat/completions/render", status_code=200, opt=described(operations.RENDER_CHAT))
+    @post("/v1/chat/completions/render", status_code=200)
     async def render_chat(request: AnyRequest) -> Response[bytes]:
         """Answer with the tokens of the prompt that the template makes of a conversation."""
         asked = await api.read(request, read_chat, chat.PAYLOADS)
         return _body(await _rendered(api.front, asked.prompt, asked.generation), asked.generation.ignored)
 
-    @post("/v1/completions/render", status_code=200, opt=described(operations.RENDER_COMPLETION))
+    @post("/v1/completions/render", status_code=200)
     async def render_completion(request: AnyRequest) -> Response[bytes]:
         asked = await api.read(request, read_completion)
         prompts = map(asked.to_engine, asked.prompts)
@@ -312,11 +311,11 @@ async def spelled(answer: Awaitable[Tokenized], names: Mapping[str, str], places
 
 
 def _probe_routes(front: Front) -> list[HTTPRouteHandler]:
-    @get("/version", opt=described(operations.VERSION), sync_to_thread=False)
+    @get("/version", sync_to_thread=False)
     def version() -> Response[bytes]:
         return _body({"version": __version__})
 
-    @get("/ping", opt=described(operations.PING), sync_to_thread=False)
+    @get("/ping", sync_to_thread=False)
     def ping() -> Response[bytes]:
         """Answer like /readyz; model servers use this name."""
         is_ready = front.phase is Phase.READY

@@ -1,6 +1,7 @@
 """The generated reference pages: they are what the code says now, and leave out no flag, code, series or event."""
 
 import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -10,6 +11,7 @@ from tools.reference.errors import api_codes, refusal_classes, startup_classes
 from tools.reference.log_events import written
 from tools.reference.meanings import API_ONLY, OCCASIONS, REFUSALS, STARTUP, STREAM
 from tools.reference.metrics import metrics_page, own_series, vllm_series
+from tools.reference.openapi import DOCUMENT
 from tools.reference.pages import FOLDER, PAGES, pages
 from tools.reference.text import GENERATED
 from worker.cli import setting_options
@@ -20,13 +22,13 @@ from worker.protocol.events import StreamCode
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, str]:
+def made() -> dict[Path, str]:
     return pages()
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_what_the_code_says_now(name: str, made: dict[str, str]) -> None:
-    assert (FOLDER / name).read_text(encoding="utf-8") == made[name], "run `make reference`"
+@pytest.mark.parametrize("path", [DOCUMENT, *(FOLDER / name for name in PAGES)], ids=str)
+def test_a_file_is_what_the_code_says_now(path: Path, made: dict[Path, str]) -> None:
+    assert path.read_text(encoding="utf-8") == made[path], "run `make reference`"
 
 
 def test_no_page_says_that_it_is_generated_and_is_not() -> None:
