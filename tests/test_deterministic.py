@@ -49,7 +49,7 @@ class Worker:
         *_, found = model.self_test()
         assert found is not None
         self.found: SelfTested = found
-        self.is_kept = model.facts.batch_invariance.is_kept
+        self.is_kept = model.facts.batch_invariance.kept
         self.is_in_tiles = model.facts.amx.tile_bytes > 0
         self._runner = model.runner
         self._engine = Engine(model.runner, EngineConfig.of(config, model), emit=self._hear, clock=lambda: 0.0)
@@ -107,7 +107,7 @@ def test_an_answer_is_the_same_alone_and_among_up_to_seven_others_that_come_and_
 ) -> None:
     with worker_on(tmp_path, family, name, is_deterministic=True) as worker:
         assert worker.found.is_same, worker.found.differences
-        assert worker.found.widths == tuple(range(1, N_JOBS + 1))
+        assert worker.found.tried.widths == tuple(range(1, N_JOBS + 1))
         alone = [worker.alone(number) for number in range(N_JOBS)]
         chance = random.Random(7)
         for n_jobs in range(2, N_JOBS + 1):

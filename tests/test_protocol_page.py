@@ -12,8 +12,9 @@ from worker.config.settings import options
 from worker.front.health import Phase
 from worker.observe.log_lines import LogEvent
 from worker.observe.metrics import Metrics
-from worker.protocol.bodies import HealthBody, ReadyCallback, TriedBody
+from worker.protocol.bodies import HealthBody, ReadyCallback
 from worker.protocol.events import EVENT_TYPES, StreamCode
+from worker.wire.load import Tried
 
 PAGE = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text()
 NAMED = set(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", " ".join(re.findall(r"`[^`\n]+`", PAGE))))
@@ -48,7 +49,7 @@ def codes() -> Iterator[str]:
         ("stream event", EVENT_TYPES),
         ("stream code", get_args(StreamCode)),
         ("state", [phase.name.lower() for phase in Phase]),
-        ("key of /health", HealthBody.__struct_fields__ + TriedBody.__struct_fields__),
+        ("key of /health", HealthBody.__struct_fields__ + Tried.__struct_fields__),
         ("key of the callback", ReadyCallback.__struct_fields__),
         ("series", list(series())),
         ("code", list(codes())),

@@ -10,7 +10,7 @@ import pytest
 from tests.front.rehearsal import FACTS
 from worker.config.no_effect import idle_after_load, idle_before_load
 from worker.config.settings import Settings
-from worker.wire.load import HeadFacts, Loaded, ModelFacts
+from worker.wire.load import Drafts, HeadFacts, Loaded, ModelFacts
 
 LOADED = msgspec.structs.replace(
     FACTS,
@@ -69,9 +69,9 @@ def test_what_the_settings_alone_make_idle_is_reported_before_the_load(
         ({"max_prompt_chars": 32_769}, {}, ["--max-prompt-chars 32769"]),
         ({"max_prompt_chars": 131_072}, {"context_length": 8192}, []),
         ({"mtp": True}, {}, ["--mtp"]),
-        ({"mtp": True}, {"head": HeadFacts(off_because="it lacks a matrix")}, ["--mtp"]),
-        ({"mtp": True}, {"head": HeadFacts(memory_bytes=5)}, []),
-        ({}, {"head": HeadFacts(off_because="--mtp would load it")}, []),
+        ({"mtp": True}, {"drafts": Drafts(next_token_head=HeadFacts(off_because="it lacks a matrix"))}, ["--mtp"]),
+        ({"mtp": True}, {"drafts": Drafts(next_token_head=HeadFacts(memory_bytes=5))}, []),
+        ({}, {"drafts": Drafts(next_token_head=HeadFacts(off_because="--mtp would load it"))}, []),
         ({"batch_size": 4}, {"batch_size": 4}, []),
         ({"batch_size": 4}, {"batch_size": 19}, ["--batch-size 4"]),
         ({"prefix_cache_mb": "5"}, {}, []),

@@ -13,7 +13,7 @@ from worker.front.health import EngineStatus, FrontStatus, Phase, health_body
 from worker.front.state import Front
 from worker.observe.metrics import Metrics
 from worker.wire.jobs import StepDone
-from worker.wire.load import Amx, Attention, BatchInvariance, Loaded, PrefixCacheFound, SelfTested
+from worker.wire.load import Amx, Attention, BatchInvariance, Loaded, PrefixCacheFound, SelfTested, Tried
 
 STATUS = FrontStatus(phase=Phase.READY, vram_bytes=0, uptime_s=3.9, n_running=2, n_waiting=1, parity=None)
 SETTINGS = Settings(model="m.gguf", worker_id="w-1")
@@ -53,7 +53,9 @@ def test_the_self_test_is_reported_with_what_differed(result: SelfTested, word: 
 
 
 def test_what_the_self_test_tried_is_reported_with_its_verdict() -> None:
-    found = SelfTested(is_same=True, ways=("in one step",), widths=(1, 2), n_prompts=5, row_multiple=2, most_rows=4)
+    found = SelfTested(
+        is_same=True, tried=Tried(ways=("in one step",), widths=(1, 2), prompts=5, row_multiple=2, most_rows=4)
+    )
     tried = {"prompts": 5, "widths": (1, 2), "ways": ("in one step",), "row_multiple": 2, "most_rows": 4}
     assert shown(self_tested=found)["determinism_tried"] == tried
     assert shown()["determinism_tried"] is None
@@ -101,7 +103,7 @@ async def test_a_successor_has_neither_its_predecessors_prefixes_nor_its_verdict
 
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_it_says_whether_numbers_depend_on_company_and_why(*, is_kept: bool) -> None:
-    invariance = BatchInvariance(is_kept=is_kept, why="for a reason")
+    invariance = BatchInvariance(kept=is_kept, why="for a reason")
     facts = msgspec.structs.replace(FACTS, batch_invariance=invariance)
     assert shown(facts=facts)["batch_invariant"] == {"kept": is_kept, "why": "for a reason"}
 

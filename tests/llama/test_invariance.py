@@ -43,20 +43,20 @@ def found(
 
 
 def test_it_is_kept_where_every_product_is_ours_and_attention_is() -> None:
-    assert found(*sorted(PRODUCT_TYPES)[:4]) == BatchInvariance(is_kept=True, why="it costs nothing here")
-    assert found(*sorted(PRODUCT_TYPES)[4:]).is_kept
+    assert found(*sorted(PRODUCT_TYPES)[:4]) == BatchInvariance(kept=True, why="it costs nothing here")
+    assert found(*sorted(PRODUCT_TYPES)[4:]).kept
 
 
 @pytest.mark.parametrize("odd", ["Q2_K", "IQ4_NL", "F16", "F32"])
 def test_one_matrix_of_another_type_is_enough(odd: str) -> None:
     decided = found("Q4_K", odd, "Q6_K")
-    assert decided == BatchInvariance(is_kept=False, why=f"products with {odd} depend on the number of rows")
+    assert decided == BatchInvariance(kept=False, why=f"products with {odd} depend on the number of rows")
 
 
 def test_experts_and_other_stacks_are_multiplied_by_ggml() -> None:
-    assert not found("Q4_K", name="ffn_up_exps").is_kept
-    assert not found("Q4_K", name="attn_k_b", dims=(256, 32, 8)).is_kept
-    assert found("Q4_K", name="attn_k_b", dims=(256, 32, 1)).is_kept
+    assert not found("Q4_K", name="ffn_up_exps").kept
+    assert not found("Q4_K", name="attn_k_b", dims=(256, 32, 8)).kept
+    assert found("Q4_K", name="attn_k_b", dims=(256, 32, 1)).kept
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_weights_in_tiles_need_no_products_of_ours() -> None:
         "is_in_order": True,
         "own_types": PRODUCT_TYPES,
     }
-    assert invariance_of(CONFIG, info, **flags, layout=layout).is_kept
+    assert invariance_of(CONFIG, info, **flags, layout=layout).kept
     in_tiles = model(matrix("IQ4_XS"))
-    assert not invariance_of(CONFIG, in_tiles, **flags, layout=as_in_the_file).is_kept
+    assert not invariance_of(CONFIG, in_tiles, **flags, layout=as_in_the_file).kept
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_weights_in_tiles_need_no_products_of_ours() -> None:
 )
 def test_flags_may_stand_against_it(change: dict[str, str], reason: str) -> None:
     decided = found("Q4_K", config=changed(CONFIG, **change))
-    assert not decided.is_kept
+    assert not decided.kept
     assert reason in decided.why
 
 
@@ -115,6 +115,6 @@ def test_what_is_asked_for_is_what_is_reported(kind: str, *, has_products: bool)
     """The self-test finds out if it holds."""
     for asked in ("on", "off"):
         decided = found(kind, config=changed(CONFIG, batch_invariant=asked), has_products=has_products)
-        assert decided == BatchInvariance(is_kept=asked == "on", why=f"--batch-invariant {asked}")
+        assert decided == BatchInvariance(kept=asked == "on", why=f"--batch-invariant {asked}")
     decided = found(kind, config=changed(CONFIG, is_deterministic=True), has_products=has_products)
-    assert decided == BatchInvariance(is_kept=True, why="--deterministic")
+    assert decided == BatchInvariance(kept=True, why="--deterministic")

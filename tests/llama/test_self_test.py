@@ -25,7 +25,7 @@ from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import Serving, self_test
 from worker.plan.memory import MAX_PADDING
 from worker.wire.jobs import SlotId
-from worker.wire.load import SelfTested
+from worker.wire.load import SelfTested, Tried
 
 SERVING = Serving(chunk=16, is_fixed=False, n_parallel=8, has_drafts=True, context_length=64)
 ALL_WAYS = (
@@ -192,7 +192,7 @@ def test_what_differs_is_named(tiny: Model, what: str, names: tuple[str, ...]) -
     runner = tainted(tiny, what)
     found = outcome(runner)
     assert found == SelfTested(
-        is_same=not names, differences=names, ways=ALL_WAYS, widths=tuple(range(1, 9)), n_prompts=5
+        is_same=not names, differences=names, tried=Tried(ways=ALL_WAYS, widths=tuple(range(1, 9)), prompts=5)
     )
 
 
@@ -238,7 +238,7 @@ def test_with_fixed_chunks_rows_are_grouped_until_they_are_the_same(
     assert found is not None
     assert (found.is_same, found.row_multiple, found.most_rows) == (True, groups.multiple, groups.most)
     assert runner.context.row_groups == groups
-    assert found.widths == tuple(range(1, 9)), "each number of jobs there can be, however their rows are computed"
+    assert found.tried.widths == tuple(range(1, 9)), "each number of jobs there can be, however their rows are computed"
     assert outcome(runner, FIXED) == found, "a restarted engine chooses the same"
 
 
@@ -389,16 +389,16 @@ def test_what_was_found_before_the_time_was_up_is_reported(tiny: Model) -> None:
     *steps, found = self_test(tainted(tiny, "tokens 24", "load 2"), serving, max_s=32.0, clock=ticking())
     assert len(steps) == 33
     assert found is not None
-    assert (found.differences, found.ways) == (("in one step",), ("in one step",))
-    assert found.widths == tuple(range(1, 9))
+    assert (found.differences, found.tried.ways) == (("in one step",), ("in one step",))
+    assert found.tried.widths == tuple(range(1, 9))
 
 
 def test_before_the_widths_are_through_those_that_differ_are_reported(tiny: Model) -> None:
     *_, found = self_test(tainted(tiny, "slices 3"), SERVING, max_s=14.0, clock=ticking())
     assert found is not None
-    assert (found.differences, found.ways) == (("in decode steps of 3 rows",), ())
-    assert found.widths[0] == 1
-    assert 3 in found.widths
+    assert (found.differences, found.tried.ways) == (("in decode steps of 3 rows",), ())
+    assert found.tried.widths[0] == 1
+    assert 3 in found.tried.widths
 
 
 def test_a_context_too_short_for_the_sequence_stays_untested(tiny: Model) -> None:

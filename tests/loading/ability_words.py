@@ -74,10 +74,10 @@ def abilities_of(config: Configure, loaded: LoadedRunner) -> dict[str, Any]:
         "shares": runner.kv.can_share,
         "cache_off": facts.prefix_cache_off,
         "obstacle": obstacle(info, swa_full=True, parallel=facts.parallel),
-        "drafts_off": facts.drafts_off,
+        "drafts_off": facts.drafts.off_because,
         "has_row_costs": bool(facts.row_costs),
         "stops": runner.can_abort,
-        "invariant": invariance.is_kept,
+        "invariant": invariance.kept,
         "why": invariance.why,
         "planned_bytes": placed(config, info).plan.kv_bytes,
         "taken_bytes": sum(

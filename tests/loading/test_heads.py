@@ -37,10 +37,10 @@ def loaded(path: Path, *, mtp: bool = True, **changes: object) -> Iterator[Loade
 
 
 def reason(found: LoadedRunner) -> str:
-    assert found.facts.head is not None
+    assert found.facts.drafts.next_token_head is not None
     assert found.draft is None
-    assert found.facts.head.memory_bytes == 0
-    return str(found.facts.head.off_because)
+    assert found.facts.drafts.next_token_head.memory_bytes == 0
+    return str(found.facts.drafts.next_token_head.off_because)
 
 
 @EACH
@@ -48,8 +48,8 @@ def test_weights_and_cells_take_what_is_planned(kind: Kind, tmp_path: Path) -> N
     """Within 4 %, and all of the model is among it."""
     path = write_kind(tmp_path / "made.gguf", kind)
     with loaded(path) as found:
-        assert found.facts.head is not None
-        assert found.facts.head.off_because is None
+        assert found.facts.drafts.next_token_head is not None
+        assert found.facts.drafts.next_token_head.off_because is None
         assert found.draft is not None
         assert found.draft.row_costs
         sizes = found.runner.sizes + found.draft_sizes
@@ -58,7 +58,7 @@ def test_weights_and_cells_take_what_is_planned(kind: Kind, tmp_path: Path) -> N
         assert plan.plan.kv_bytes == pytest.approx(taken_bytes, rel=0.04)
         assert plan.host.weights_bytes == pytest.approx(sizes.of_kind("model"), rel=0.04)
         assert found.facts.memory_bytes == sizes.total_bytes
-        assert found.facts.head.memory_bytes == found.draft_sizes.total_bytes > 0
+        assert found.facts.drafts.next_token_head.memory_bytes == found.draft_sizes.total_bytes > 0
 
 
 @EACH
@@ -77,12 +77,12 @@ def test_a_head_alone_is_a_reason_to_take_drafts_back(tmp_path: Path) -> None:
     """Then there are snapshots, and the costs of steps are measured."""
     path = write_kind(tmp_path / "made.gguf", made_architectures.KINDS["qwen35-mtp"])
     with loaded(path, prompt_lookup="off") as found:
-        assert found.facts.drafts_off is None
-        assert found.facts.n_snapshots
+        assert found.facts.drafts.off_because is None
+        assert found.facts.drafts.snapshots
         assert found.facts.row_costs
     with loaded(path, prompt_lookup="off", mtp=False) as found:
-        assert found.facts.drafts_off == "--prompt-lookup is off, and neither --draft-model nor --mtp drafts"
-        assert not found.facts.n_snapshots
+        assert found.facts.drafts.off_because == "--prompt-lookup is off, and neither --draft-model nor --mtp drafts"
+        assert not found.facts.drafts.snapshots
 
 
 def test_where_it_cannot_draft_the_model_serves_without_and_says_why(
@@ -109,7 +109,7 @@ def test_where_it_cannot_draft_the_model_serves_without_and_says_why(
 
 def test_a_file_without_a_head_says_nothing_of_it(tmp_path: Path) -> None:
     with loaded(write_kind(tmp_path / "made.gguf", made_architectures.KINDS["qwen35"])) as found:
-        assert found.facts.head is None
+        assert found.facts.drafts.next_token_head is None
         assert found.draft is None
 
 
@@ -118,8 +118,8 @@ def test_inspect_says_what_the_flag_would_do(kind: Kind, tmp_path: Path) -> None
     path = write_kind(tmp_path / "made.gguf", kind)
     said = inspection_of(read_info(path), 0, nothing_repacked).memory.next_token_head
     with loaded(path) as found:
-        assert found.facts.head is not None
-        assert said == (found.facts.head.off_because or "--mtp drafts with it")
+        assert found.facts.drafts.next_token_head is not None
+        assert said == (found.facts.drafts.next_token_head.off_because or "--mtp drafts with it")
 
 
 def test_an_info_with_its_head_is_one_of_all_tensors(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_the_engine_gets_the_shapes_of_its_steps_and_a_self_test_that_fits_them(
         assert model.self_test is not None
         *steps, result = model.self_test()
         assert isinstance(result, SelfTested)
-        assert (result.is_same, result.widths) == (True, (1, 2))
+        assert (result.is_same, result.tried.widths) == (True, (1, 2))
         assert set(steps) == {None}
         assert model.runner.kv.n_free_cells == 768
     open_library().on_log = None
@@ -182,13 +182,13 @@ def test_the_load_says_whether_prefixes_are_kept_and_inspect_agrees(
     assert (facts.prefix_cache_off is None) is (reason is None) is (facts.prefix_cache_bytes > 0)
     has_state = kind in (RECURRENT, HYBRID)
     assert bool(loaded.retained_slots) is (reason is None and not has_state), "they are cut"
-    assert bool(facts.row_costs) is (facts.drafts_off is None) is (reason is None and kind != RECURRENT)
-    assert facts.n_snapshots == (MAX_SNAPSHOTS if kind == HYBRID else 0)
+    assert bool(facts.row_costs) is (facts.drafts.off_because is None) is (reason is None and kind != RECURRENT)
+    assert facts.drafts.snapshots == (MAX_SNAPSHOTS if kind == HYBRID else 0)
     assert bool(facts.checkpoint_stride) is bool(facts.checkpoint_bytes) is has_state
     if swa_full == "auto":
         memory = inspection_of(read_info(path), 0, nothing_repacked).memory
         assert (memory.prefix_cache_off, memory.prefix_cache_bytes > 0) == (facts.prefix_cache_off, reason is None)
-        assert (memory.drafts_off, memory.snapshots) == (facts.drafts_off, facts.n_snapshots)
+        assert (memory.drafts_off, memory.snapshots) == (facts.drafts.off_because, facts.drafts.snapshots)
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,12 @@ from worker.openai.responses.offered import ResponseTool
 from worker.openai.responses.request import ResponsesRequest
 from worker.openai.responses.resource import InputTokens, ResponseResource
 from worker.openai.tokens import DetokenizeRequest, RenderedBody, TextBody, TokenizeRequest, TokenizerInfo, TokensBody
-from worker.protocol.bodies import CancelBody, ErrorBody, FieldErrors, HealthBody, ReadyBody, ShutdownBody, doc
+from worker.protocol.bodies import CancelBody, ErrorBody, FieldErrors, HealthBody, ReadyBody, ShutdownBody
 from worker.protocol.conversation import Message
 from worker.protocol.events import Event
 from worker.protocol.execute import CancelRequest, ExecuteRequest
 from worker.protocol.rules import f32_text
+from worker.wire.encoding import doc
 
 DOCUMENT: Final = CHECKOUT / "worker" / "web" / "page" / "openapi.json"
 _DEPTH: Final = 6

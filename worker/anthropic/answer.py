@@ -21,9 +21,8 @@ from worker.openai.answers import JSON_TYPE, Heading
 from worker.openai.event_choice import EventChoice
 from worker.openai.reading import Reading
 from worker.openai.thinking import encoded_thoughts
-from worker.protocol.bodies import Count, doc
 from worker.protocol.events import SSE_TYPE, EndEvent, ErrorEvent
-from worker.wire.encoding import encode_json
+from worker.wire.encoding import Count, doc, encode_json
 from worker.wire.jobs import Finished, Logprob
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]

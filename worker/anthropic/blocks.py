@@ -13,10 +13,11 @@ import msgspec
 from worker.openai.fields import read_field
 from worker.openai.thinking import decoded_thoughts
 from worker.openai.turns import LEFT_OUT, Turns, joined
-from worker.protocol.bodies import MAX_ERRORS, FieldError, doc
+from worker.protocol.bodies import MAX_ERRORS, FieldError
 from worker.protocol.conversation import entries
 from worker.protocol.payloads import Places
 from worker.protocol.unread import unread
+from worker.wire.encoding import doc
 
 ROLES = ("user", "assistant", "system")
 BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "document")

@@ -9,9 +9,9 @@ import msgspec
 
 from worker.errors import WorkerError
 from worker.openai.errors import failure
-from worker.protocol.bodies import FieldsRefused, doc
+from worker.protocol.bodies import FieldsRefused
 from worker.protocol.events import ErrorEvent
-from worker.wire.encoding import encode_json
+from worker.wire.encoding import doc, encode_json
 from worker.wire.refusals import Overflow
 
 ErrorType = Literal[

@@ -14,8 +14,9 @@ import msgspec
 
 from worker.openai.fields import read_field
 from worker.openai.tools import Choice, Tool, ToolUse, choice_errors, count_errors, function_tool, twin_errors
-from worker.protocol.bodies import MAX_ERRORS, FieldError, doc
+from worker.protocol.bodies import MAX_ERRORS, FieldError
 from worker.protocol.unread import unread
+from worker.wire.encoding import doc
 
 _CHOICES: Mapping[str, Choice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 

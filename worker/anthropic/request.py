@@ -31,9 +31,9 @@ from worker.openai.foreign import read_foreign
 from worker.openai.thinking import EFFORTS, Thinking, thinking_of, turned_off, turned_on, with_idle_named
 from worker.openai.tools import constraint_errors, without_schema
 from worker.openai.turns import Turns
-from worker.protocol.bodies import FieldError, FieldsRefused, doc
+from worker.protocol.bodies import FieldError, FieldsRefused
 from worker.protocol.rules import int_range
-from worker.wire.encoding import encode_json
+from worker.wire.encoding import doc, encode_json
 from worker.wire.jobs import MarkUse
 from worker.wire.prompts import Conversation
 from worker.wire.questions import Tokenized

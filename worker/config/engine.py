@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from worker.config.gpu_flags import shares, wants_no_layers
 from worker.config.settings import Settings
-from worker.wire.load import Configure, DraftModelAsked, DraftModelFacts, Loaded
+from worker.wire.load import Configure, DraftModelAsked, Loaded
 
 
 def configure(
@@ -83,7 +83,7 @@ def successor_of(config: Configure, facts: Loaded) -> Configure:
         switch_s=facts.switch_s,
         padded_widths=facts.padded_widths,
         kernels_found=facts.kernels,
-        n_snapshots=facts.n_snapshots,
+        n_snapshots=facts.drafts.snapshots,
         ubatch_size=facts.ubatch_size,
         prefix_cache_bytes=facts.prefix_cache_bytes,
         swa_full="off" if facts.swa_full is False else "on",
@@ -91,12 +91,12 @@ def successor_of(config: Configure, facts: Loaded) -> Configure:
         gpu_layers=str(facts.offload.gpu_layers),
         tensor_split=facts.offload.tensor_split,
         main_gpu=-1,
-        draft=_placed(config.draft, facts.draft),
+        draft=_placed(config.draft, facts),
     )
 
 
-def _placed(asked: DraftModelAsked | None, facts: DraftModelFacts | None) -> DraftModelAsked | None:
+def _placed(asked: DraftModelAsked | None, facts: Loaded) -> DraftModelAsked | None:
     """Return what to ask of a successor: the draft model on the device where its predecessor had it."""
-    if asked is None or facts is None:
+    if asked is None or facts.draft is None:
         return asked
-    return replace(asked, device=facts.device, n_cells=facts.n_cells)
+    return replace(asked, device=facts.draft.device, n_cells=facts.draft_cells)

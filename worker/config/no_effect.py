@@ -67,8 +67,9 @@ def idle_after_load(settings: Settings, facts: Loaded) -> Idle:
         n_chars = 4 * facts.context_length
         reason = f"a context of {facts.context_length} tokens ends after about {n_chars} characters of English"
         yield f"--max-prompt-chars {settings.max_prompt_chars}", reason
-    if settings.mtp and (facts.head is None or facts.head.off_because is not None):
-        yield "--mtp", "the file has no next-token head" if facts.head is None else str(facts.head.off_because)
+    head = facts.drafts.next_token_head
+    if settings.mtp and (head is None or head.off_because is not None):
+        yield "--mtp", "the file has no next-token head" if head is None else str(head.off_because)
     if facts.batch_size > settings.batch_size:
         yield f"--batch-size {settings.batch_size}", f"{facts.parallel} slots and their drafts need {facts.batch_size}"
     if settings.prefix_cache_bytes > 0 and not facts.prefix_cache_bytes:

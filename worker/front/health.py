@@ -13,22 +13,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from worker.config.settings import Settings
-from worker.protocol.bodies import (
-    AmxBody,
-    BatchInvariantBody,
-    DraftModelBody,
-    DraftsBody,
-    HeadBody,
-    HealthBody,
-    KernelsBody,
-    ParityBody,
-    PrefixCacheBody,
-    ReadyState,
-    State,
-    TriedBody,
-)
+from worker.protocol.bodies import HealthBody, KernelsBody, ParityBody, PrefixCacheBody, ReadyState, State
 from worker.wire.jobs import StepDone
-from worker.wire.load import Amx, BatchInvariance, DraftModelFacts, Loaded, PrefixCacheFound, Residency, SelfTested
+from worker.wire.load import Loaded, PrefixCacheFound, Residency, SelfTested
 
 
 class Phase(Enum):
@@ -133,49 +120,14 @@ def health_body(settings: Settings, facts: Loaded | None, engine: EngineStatus, 
         deterministic=settings.deterministic,
         determinism="untested" if tested is None else "same" if tested.is_same else "differs",
         determinism_differences=tested.differences if tested else (),
-        determinism_tried=_tried(tested) if tested else None,
+        determinism_tried=tested.tried if tested else None,
         parity=front.parity,
-        drafts=_drafts(facts) if facts else None,
-        draft_model=_draft_model(facts.draft) if facts and facts.draft else None,
-        amx=_amx(facts.amx) if facts else None,
-        batch_invariant=_batch_invariant(facts.batch_invariance) if facts else None,
+        drafts=facts.drafts if facts else None,
+        draft_model=facts.draft if facts else None,
+        amx=facts.amx if facts else None,
+        batch_invariant=facts.batch_invariance if facts else None,
         kernels=KernelsBody(why=facts.kernels.why, ours=dict(facts.kernels.ours), stock=dict(facts.kernels.stock))
         if facts
         else None,
         attention=facts.attention if facts else None,
-    )
-
-
-def _batch_invariant(invariance: BatchInvariance) -> BatchInvariantBody:
-    return BatchInvariantBody(kept=invariance.is_kept, why=invariance.why)
-
-
-def _amx(amx: Amx) -> AmxBody:
-    return AmxBody(processor=amx.processor, build=amx.build, tile_bytes=amx.tile_bytes)
-
-
-def _drafts(facts: Loaded) -> DraftsBody:
-    head = facts.head
-    shown = None if head is None else HeadBody(off_because=head.off_because, memory_bytes=head.memory_bytes)
-    return DraftsBody(
-        off_because=facts.drafts_off,
-        snapshots=facts.n_snapshots,
-        snapshot_bytes=facts.snapshot_bytes,
-        next_token_head=shown,
-    )
-
-
-def _draft_model(draft: DraftModelFacts) -> DraftModelBody:
-    return DraftModelBody(
-        name=draft.name, quant_kind=draft.quant_kind, device=draft.device, memory_bytes=draft.memory_bytes
-    )
-
-
-def _tried(tested: SelfTested) -> TriedBody:
-    return TriedBody(
-        prompts=tested.n_prompts,
-        widths=tested.widths,
-        ways=tested.ways,
-        row_multiple=tested.row_multiple,
-        most_rows=tested.most_rows,
     )

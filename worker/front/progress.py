@@ -70,12 +70,12 @@ def report_loaded(facts: Loaded, settings: Settings) -> None:
         layers_total=facts.offload.layers_total,
         memory_bytes=facts.memory_bytes,
         tile_bytes=facts.amx.tile_bytes,
-        batch_invariant=facts.batch_invariance.is_kept,
+        batch_invariant=facts.batch_invariance.kept,
         batch_invariant_because=facts.batch_invariance.why,
         kernels_ours=dict(facts.kernels.ours) or None,
         kernels_stock=dict(facts.kernels.stock) or None,
         kernels_because=facts.kernels.why,
-        mtp=_mtp(facts.head),
+        mtp=_mtp(facts.drafts.next_token_head),
         chat_format=facts.model.chat_format.title if facts.model.chat_template else None,
         max_prompt_tokens=min(facts.context_length - 1, settings.max_tokens_in or facts.context_length),
     )
@@ -83,7 +83,7 @@ def report_loaded(facts: Loaded, settings: Settings) -> None:
         log.warning("amx_left_out", remedy=AMX_REMEDY)
     if facts.prefix_cache_off is not None and settings.prefix_cache_bytes:
         log.warning("prefix_cache_off", reason=facts.prefix_cache_off)
-    if facts.drafts_off is not None and settings.prompt_lookup != "off" and not settings.deterministic:
-        log.warning("drafts_off", reason=facts.drafts_off)
+    if facts.drafts.off_because is not None and settings.prompt_lookup != "off" and not settings.deterministic:
+        log.warning("drafts_off", reason=facts.drafts.off_because)
     for difference in facts.offload.off_plan:
         log.warning("memory_off_plan", **msgspec.structs.asdict(difference))

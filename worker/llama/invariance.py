@@ -75,11 +75,9 @@ def invariance_of(
     multiply; `layout`: where the library has put the matrices, all that can be laid out anew or none.
     """
     if config.is_deterministic:
-        return BatchInvariance(is_kept=True, why="--deterministic")
+        return BatchInvariance(kept=True, why="--deterministic")
     if config.batch_invariant != "auto":
-        return BatchInvariance(
-            is_kept=config.batch_invariant == "on", why=f"--batch-invariant {config.batch_invariant}"
-        )
+        return BatchInvariance(kept=config.batch_invariant == "on", why=f"--batch-invariant {config.batch_invariant}")
     obstacles = {
         "on a GPU sums depend on the number of rows": is_on_gpu,
         "on this processor, or in this build of llama.cpp, it would make prompts slower": not own_types,
@@ -92,12 +90,12 @@ def invariance_of(
     }
     for obstacle, is_there in obstacles.items():
         if is_there:
-            return BatchInvariance(is_kept=False, why=obstacle)
+            return BatchInvariance(kept=False, why=obstacle)
     found = {matrix.type_name for matrix in multiplied(info) if _is_computed_otherwise(matrix, layout, own_types)}
     found |= {tensor.type_name for tensor in info.loaded_tensors if tensor.name.endswith((".lora_a", ".lora_b"))}
     if others := sorted(found):
-        return BatchInvariance(is_kept=False, why=f"products with {', '.join(others)} depend on the number of rows")
-    return BatchInvariance(is_kept=True, why="it costs nothing here")
+        return BatchInvariance(kept=False, why=f"products with {', '.join(others)} depend on the number of rows")
+    return BatchInvariance(kept=True, why="it costs nothing here")
 
 
 def check_order(config: Configure, info: ModelInfo, *, has_order: bool, n_jobs: int) -> None:

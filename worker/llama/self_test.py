@@ -26,7 +26,7 @@ from worker.llama.context import Context
 from worker.llama.row_widths import DRAWN, Rows, RowWidths, Steps, in_words, same_bits
 from worker.llama.runner import LlamaRunner
 from worker.wire.jobs import SlotId, TokenId
-from worker.wire.load import SelfTested
+from worker.wire.load import SelfTested, Tried
 
 MAX_S = 5.0
 """The seconds of computing that the test may take if no setting asked for it."""
@@ -113,11 +113,13 @@ class _Findings:
         return SelfTested(
             is_same=not self.differences,
             differences=self.differences,
-            ways=tuple(self.variants),
-            widths=tuple(self.widths),
-            n_prompts=self.n_prompts,
-            row_multiple=self.groups.multiple,
-            most_rows=self.groups.most,
+            tried=Tried(
+                prompts=self.n_prompts,
+                widths=tuple(self.widths),
+                ways=tuple(self.variants),
+                row_multiple=self.groups.multiple,
+                most_rows=self.groups.most,
+            ),
         )
 
 

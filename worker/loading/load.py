@@ -60,7 +60,7 @@ from worker.saved.keeper import Keeper, Keeping
 from worker.upstream.wording import FALSE_ALARM
 from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.jobs import SlotId, TokenId
-from worker.wire.load import Attention, Configure, DraftModelFacts, Loaded, ModelFacts, Offload, OffPlan
+from worker.wire.load import Attention, Configure, DraftModelFacts, Drafts, Loaded, ModelFacts, Offload, OffPlan
 from worker.wire.refusals import Violation
 
 log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def _keeper(config: Configure, loaded: LoadedRunner) -> Keeper | None:
         *(facts.offload.tensor_split, config.split_mode, config.cache_type_k, config.cache_type_v, config.flash_attn),
         *(facts.swa_full, context.n_ctx, context.n_batch, context.n_ubatch, context.n_slots, config.threads),
         *(config.threads_batch, cpu_quota(), config.is_deterministic, config.must_be_invariant, kv.layout),
-        *(facts.n_snapshots, sorted(own_types())),
+        *(facts.drafts.snapshots, sorted(own_types())),
     )
     keeping = Keeping(
         arena_fd=config.arena_fd,
@@ -196,7 +196,12 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     is_without_flash = runner.context.is_without_flash
     facts = msgspec.structs.replace(
         _facts(info, placement, found, shapes, _kept(info, placement, prefix_bytes, runner.kv, shapes)),
-        drafts_off=why_no_drafts,
+        drafts=Drafts(
+            off_because=why_no_drafts,
+            snapshots=placement.plan.n_snapshots,
+            snapshot_bytes=placement.plan.snapshot_bytes,
+            next_token_head=head.facts(model) if info.n_mtp_blocks and draft is None else None,
+        ),
         amx=amx_of(model.sizes),
         kernels=kernels,
         step_s=shapes.chunk_s * widest_step / shapes.chunk,
@@ -339,9 +344,9 @@ def _with_draft(loaded: LoadedRunner, beside: _Beside, draft: LlamaRunner) -> Lo
             name=beside.info.name,
             quant_kind=beside.info.quant_kind,
             device=f"{device.backend}:{device.index}",
-            n_cells=beside.placement.plan.n_cells,
             memory_bytes=sizes.total_bytes,
         ),
+        draft_cells=beside.placement.plan.n_cells,
     )
     return replace(loaded, facts=facts, draft=LoadedDraft(draft, row_costs_of(draft)), draft_sizes=sizes)
 
@@ -349,8 +354,7 @@ def _with_draft(loaded: LoadedRunner, beside: _Beside, draft: LlamaRunner) -> Lo
 def _with_head(loaded: LoadedRunner, head: LoadedHead) -> LoadedRunner:
     if not loaded.info.n_mtp_blocks:
         return loaded
-    facts = msgspec.structs.replace(loaded.facts, head=head.facts(loaded.model))
-    return replace(loaded, facts=facts, draft=head.draft, draft_sizes=head.sizes)
+    return replace(loaded, draft=head.draft, draft_sizes=head.sizes)
 
 
 def _model_facts(loaded: LoadedRunner, chat: ChatTemplates | Violation, form: ChatFormat, marks: Marks) -> ModelFacts:
@@ -478,8 +482,6 @@ def _facts(info: ModelInfo, placement: Placement, found: _Found, shapes: Shapes,
         prefix_cache_off=kept.off_because,
         checkpoint_bytes=kept.checkpoint_bytes,
         checkpoint_stride=kept.checkpoint_stride,
-        n_snapshots=plan.n_snapshots,
-        snapshot_bytes=plan.snapshot_bytes,
         swa_full=plan.swa_full if info.windows else None,
         offload=Offload(
             gpu_layers=placement.n_gpu_layers,

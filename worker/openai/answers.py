@@ -13,9 +13,8 @@ import msgspec
 
 from worker.openai.errors import error_body, failure, failure_detail
 from worker.openai.fields import StreamOptions
-from worker.protocol.bodies import Count, doc
 from worker.protocol.events import SIGN_OF_LIFE, SSE_TYPE, EndEvent, ErrorEvent, MetricsEvent, StartedEvent
-from worker.wire.encoding import encode_json
+from worker.wire.encoding import Count, doc, encode_json
 from worker.wire.jobs import Finished, Logprob, StopReason
 
 FinishReason = Literal["stop", "length"]

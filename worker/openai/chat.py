@@ -33,12 +33,12 @@ from worker.openai.fields import (
 )
 from worker.openai.thinking import EFFORTS, Thinking, thinking_of, turned_off, with_idle_named
 from worker.openai.tools import constraint_errors, without_schema
-from worker.protocol.bodies import FieldError, FieldsRefused, doc
+from worker.protocol.bodies import FieldError, FieldsRefused
 from worker.protocol.conversation import unread_members
 from worker.protocol.payloads import Places
 from worker.protocol.rules import int_range
 from worker.wire.chat_format import ChatFormat
-from worker.wire.encoding import encode_json
+from worker.wire.encoding import doc, encode_json
 from worker.wire.jobs import MarkUse
 from worker.wire.prompts import Conversation
 

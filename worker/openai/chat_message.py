@@ -24,8 +24,7 @@ from worker.openai.answers import (
 from worker.openai.fields import StreamOptions
 from worker.openai.listed import ListedTokens
 from worker.openai.reading import ReadAnswer, Reading
-from worker.protocol.bodies import Count, doc
-from worker.wire.encoding import encode_json
+from worker.wire.encoding import Count, doc, encode_json
 from worker.wire.jobs import Logprob, StopReason
 
 OBJECT = "chat.completion"

@@ -25,7 +25,8 @@ from worker.openai.tools import (
     names_one,
     twin_errors,
 )
-from worker.protocol.bodies import MAX_ERRORS, FieldError, doc
+from worker.protocol.bodies import MAX_ERRORS, FieldError
+from worker.wire.encoding import doc
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,9 +35,9 @@ from worker.openai.fields import (
     read_object,
     read_struct,
 )
-from worker.protocol.bodies import Count, FieldError, doc
+from worker.protocol.bodies import FieldError
 from worker.protocol.rules import int_range
-from worker.wire.encoding import encode_json
+from worker.wire.encoding import Count, doc, encode_json
 from worker.wire.jobs import Logprob, MarkUse, Prompt, TokenId
 from worker.wire.prompts import Infill
 

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from worker.openai.errors import NotAnObject
-from worker.protocol.bodies import MAX_ERRORS, FieldError, doc
+from worker.protocol.bodies import MAX_ERRORS, FieldError
 from worker.protocol.constraints import SchemaText, schema_text
-from worker.wire.encoding import encode_json
+from worker.wire.encoding import doc, encode_json
 
 FORMATS = ("text", "json_object", "json_schema")
 _ANY_OBJECT = {"type": "object"}

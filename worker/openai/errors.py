@@ -10,9 +10,9 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 
 from worker.errors import InvalidRequest, Unauthorized, WorkerBusy, WorkerError
-from worker.protocol.bodies import FieldError, FieldsRefused, doc
+from worker.protocol.bodies import FieldError, FieldsRefused
 from worker.protocol.events import ErrorEvent, StreamCode
-from worker.wire.encoding import encode_json
+from worker.wire.encoding import doc, encode_json
 from worker.wire.refusals import Overflow
 
 ErrorType = Literal[

@@ -17,13 +17,14 @@ from worker.openai.constraints import ConstrainedRequest, constraint_of
 from worker.openai.errors import NotAnObject, UnknownModel, respelled
 from worker.openai.reading import PLAIN, Reading
 from worker.openai.tools import ToolUse
-from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, doc, shaped
+from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, shaped
 from worker.protocol.conversation import Part, conversation, part_errors
 from worker.protocol.execute import GenerationFields, narrow
 from worker.protocol.json_bytes import fault_of, without_mark
 from worker.protocol.rules import int_range, sampling_violations
 from worker.protocol.unread import unread
 from worker.wire.chat_format import HERMES, ChatFormat
+from worker.wire.encoding import doc
 from worker.wire.prompts import Conversation
 
 Members = dict[str, Any]

@@ -21,9 +21,9 @@ from worker.openai.fields import (
     read_object,
     read_struct,
 )
-from worker.protocol.bodies import Count, FieldError, doc
+from worker.protocol.bodies import FieldError
 from worker.protocol.events import SIGN_OF_LIFE, SSE_TYPE, EndEvent, ErrorEvent, StartedEvent
-from worker.wire.encoding import encode_json
+from worker.wire.encoding import Count, doc, encode_json
 from worker.wire.jobs import Finished, Logprob, MarkUse, StopReason
 from worker.wire.prompts import Infill
 

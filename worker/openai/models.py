@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from worker.protocol.bodies import Count, doc
+from worker.wire.encoding import Count, doc
 from worker.wire.load import Loaded
 
 OWNER = "llorch-worker"

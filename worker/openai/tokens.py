@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import msgspec
 
 from worker.openai.fields import Terms, conversation_of, idle_variables, ignored_fields, read_object, read_struct
-from worker.protocol.bodies import Count, FieldError, FieldsRefused, doc
+from worker.protocol.bodies import FieldError, FieldsRefused
 from worker.protocol.conversation import unread_members
+from worker.wire.encoding import Count, doc
 from worker.wire.jobs import Prompt, TokenId
 from worker.wire.load import Loaded
 from worker.wire.questions import Tokenized

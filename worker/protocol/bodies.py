@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from worker.errors import InvalidRequest, WorkerError
-from worker.wire.encoding import encode_json
+from worker.wire.encoding import Count, doc, encode_json
+from worker.wire.load import Amx, BatchInvariance, DraftModelFacts, Drafts, Tried
 from worker.wire.refusals import Overflow, Violation
 
 MAX_ERRORS = 64
@@ -29,15 +30,7 @@ ReadyState = Literal["loading", "idle", "busy", "draining", "error"]
 ParityVerdict = Literal["pass", "fail", "not run"]
 
 
-def doc(description: str, **bounds: Any) -> msgspec.Meta:
-    """A field's description for the OpenAPI document. The bounds are only part of the document: a
-    request that breaks one is answered with 400, not 422."""
-    return msgspec.Meta(description=description, extra_json_schema=bounds or None)
-
-
 U64_MAX = 2**64 - 1
-
-Count = Annotated[int, msgspec.Meta(ge=0)]
 U64 = Annotated[int, msgspec.Meta(ge=0, extra_json_schema={"maximum": U64_MAX})]
 """msgspec does not accept bounds above 2**63 - 1, so this bound is only part of the document."""
 Moment = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
@@ -172,72 +165,6 @@ class PrefixCacheBody(_Body, frozen=True, kw_only=True):
     ] = 0
 
 
-class TriedBody(_Body, frozen=True, kw_only=True):
-    """The runs that the self-test compared with the same tokens computed alone."""
-
-    prompts: Count
-    widths: Annotated[tuple[Count, ...], doc("Numbers of rows in decode steps, one row per job.")]
-    ways: Annotated[
-        tuple[str, ...],
-        doc("Other ways to compute a prompt and its answer, named as in `determinism_differences`."),
-    ]
-    row_multiple: Annotated[
-        Count, doc("Decode steps are filled up to a multiple of this many rows; above 1 only with `--deterministic`.")
-    ]
-    most_rows: Annotated[
-        Count, doc("Rows that are decoded at once; 0: all rows of a step. Above 0 only with `--deterministic`.")
-    ]
-
-
-class HeadBody(_Body, frozen=True, kw_only=True):
-    """The model's own next-token head (MTP), which `--mtp` loads. It drafts tokens, and the model checks them."""
-
-    off_because: Annotated[str | None, doc("The reason why it does not draft, with the remedy if there is one.")]
-    memory_bytes: Annotated[
-        Count, doc("Memory of its cells, buffers and rows, which is part of the worker's `memory_bytes`.")
-    ] = 0
-
-
-class DraftsBody(_Body, frozen=True, kw_only=True):
-    """Draft tokens, which a step verifies together with the next token."""
-
-    off_because: Annotated[str | None, doc("The reason why there are none, with the remedy if there is one.")]
-    snapshots: Annotated[
-        Count, doc("Last tokens of a job that can be taken from its recurrent state; 0 if the model has none.")
-    ] = 0
-    snapshot_bytes: Annotated[Count, doc("Memory of the states after these tokens, of all jobs together.")] = 0
-    next_token_head: Annotated[HeadBody | None, doc("The model's own next-token head; null if its file has none.")] = (
-        None
-    )
-
-
-class DraftModelBody(_Body, frozen=True, kw_only=True):
-    """The model of `--draft-model`. It drafts tokens, and the served model checks them."""
-
-    name: str
-    quant_kind: str
-    device: Annotated[str, doc("Device of the draft model, e.g. `cpu:0` or `cuda:1`.")]
-    memory_bytes: Annotated[
-        Count,
-        doc("Memory of the draft model. The part on the served model's device is also in the worker's `memory_bytes`."),
-    ]
-
-
-class AmxBody(_Body, frozen=True, kw_only=True):
-    """Intel's AMX, whose instructions multiply tiles of two matrices."""
-
-    processor: Annotated[bool, doc("True if the processor has AMX.")]
-    build: Annotated[bool, doc("True if llama.cpp was compiled with AMX and the system allows it.")]
-    tile_bytes: Annotated[Count, doc("Bytes of weights in AMX tiles; 0 if all weights are on a GPU.")]
-
-
-class BatchInvariantBody(_Body, frozen=True, kw_only=True):
-    """The state of `--batch-invariant`, with which a job's numbers do not depend on other jobs in its batch."""
-
-    kept: Annotated[bool, doc("True if it is on. `determinism` has the self-test's verdict.")]
-    why: Annotated[str, doc("The flag that turns it on or off, or the reason of `auto`.")]
-
-
 class KernelsBody(_Body, frozen=True, kw_only=True):
     """The choice of `--kernels`. Each type of matrix has the speed of the worker's kernels over llama.cpp's, for 1, 8
     and 64 rows; the list is empty if they were not timed."""
@@ -282,12 +209,12 @@ class HealthBody(_Body, frozen=True, kw_only=True):
     determinism_differences: Annotated[
         tuple[str, ...], doc("The runs that gave other bits, e.g. `beside 7 others`: beside seven other jobs.")
     ]
-    determinism_tried: Annotated[TriedBody | None, doc("The runs that were compared; null before the self-test.")]
-    drafts: Annotated[DraftsBody | None, doc("Draft tokens; null until the model is loaded.")]
-    draft_model: Annotated[DraftModelBody | None, doc("The draft model; null without `--draft-model`.")]
-    amx: AmxBody | None
+    determinism_tried: Annotated[Tried | None, doc("The runs that were compared; null before the self-test.")]
+    drafts: Annotated[Drafts | None, doc("Draft tokens; null until the model is loaded.")]
+    draft_model: Annotated[DraftModelFacts | None, doc("The draft model; null without `--draft-model`.")]
+    amx: Amx | None
     batch_invariant: Annotated[
-        BatchInvariantBody | None, doc("State of `--batch-invariant`; null until the model is loaded.")
+        BatchInvariance | None, doc("State of `--batch-invariant`; null until the model is loaded.")
     ]
     kernels: Annotated[KernelsBody | None, doc("The kernels of matrices on a CPU; null until the model is loaded.")]
     attention: Annotated[

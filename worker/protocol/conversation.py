@@ -15,10 +15,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, doc, shaped
+from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, shaped
 from worker.protocol.constraints import MAX_BYTES, MAX_DEPTH
 from worker.protocol.unread import unread
-from worker.wire.encoding import encode_json
+from worker.wire.encoding import doc, encode_json
 from worker.wire.prompts import Conversation
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")

@@ -12,8 +12,8 @@ from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
 
-from worker.protocol.bodies import U64, Count, Moment, doc
-from worker.wire.encoding import encode_json
+from worker.protocol.bodies import U64, Moment
+from worker.wire.encoding import Count, doc, encode_json
 from worker.wire.jobs import Finished, Logprob, StopReason
 
 EVENT_TYPES: Final = ("started", "token", "metrics", "end", "error")

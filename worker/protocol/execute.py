@@ -14,10 +14,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from worker.errors import WorkerError
-from worker.protocol.bodies import U64_MAX, doc
+from worker.protocol.bodies import U64_MAX
 from worker.protocol.constraints import SchemaText, schema_text
 from worker.protocol.conversation import MAX_MESSAGES, conversation
 from worker.protocol.json_bytes import fault_of, without_mark
+from worker.wire.encoding import doc
 from worker.wire.prompts import Conversation
 
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]

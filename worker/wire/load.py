@@ -5,11 +5,12 @@ front  ◀── Progress, Warned, Loaded, LoadFailed, SelfTested, PrefixCacheFo
 """
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from worker.wire.chat_format import HERMES, ChatFormat
+from worker.wire.encoding import Count, doc
 from worker.wire.jobs import Frame
 from worker.wire.numerics import Numerics
 
@@ -228,45 +229,52 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A draft model that is in memory."""
+    """The model of `--draft-model`. It drafts tokens, and the served model checks them."""
 
     name: str
-    """Its name, in the form of Loaded.name."""
     quant_kind: str
-    device: str
-    """The device in the form of a setting: `cpu:0`, `cuda:1`."""
-    n_cells: int
-    memory_bytes: int
-    """The bytes of weights, KV and compute buffers. Those on the served model's device are part of Loaded.memory_bytes.
-    """
+    device: Annotated[str, doc("Device of the draft model, e.g. `cpu:0` or `cuda:1`.")]
+    memory_bytes: Annotated[
+        Count,
+        doc("Memory of the draft model. The part on the served model's device is also in the worker's `memory_bytes`."),
+    ]
 
 
 class HeadFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The next-token head of the model (MTP)."""
+    """The model's own next-token head (MTP), which `--mtp` loads. It drafts tokens, and the model checks them."""
 
-    off_because: str | None = None
-    """The reason why it does not draft, and what to do about it; None if it does."""
-    memory_bytes: int = 0
-    """The bytes of its cells, compute buffers and rows, which are part of Loaded.memory_bytes; those of its weights are
-    among the model's."""
+    off_because: Annotated[str | None, doc("The reason why it does not draft, with the remedy if there is one.")] = None
+    memory_bytes: Annotated[
+        Count, doc("Memory of its cells, buffers and rows, which is part of the worker's `memory_bytes`.")
+    ] = 0
+
+
+class Drafts(msgspec.Struct, frozen=True, kw_only=True):
+    """Draft tokens, which a step verifies together with the next token."""
+
+    off_because: Annotated[str | None, doc("The reason why there are none, with the remedy if there is one.")] = None
+    snapshots: Annotated[
+        Count, doc("Last tokens of a job that can be taken from its recurrent state; 0 if the model has none.")
+    ] = 0
+    snapshot_bytes: Annotated[Count, doc("Memory of the states after these tokens, of all jobs together.")] = 0
+    next_token_head: Annotated[HeadFacts | None, doc("The model's own next-token head; null if its file has none.")] = (
+        None
+    )
 
 
 class BatchInvariance(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer whether a job's numbers are computed so that they do not depend on other jobs, and the reason."""
+    """The state of `--batch-invariant`, with which a job's numbers do not depend on other jobs in its batch."""
 
-    is_kept: bool = False
-    why: str = ""
+    kept: Annotated[bool, doc("True if it is on. `determinism` has the self-test's verdict.")] = False
+    why: Annotated[str, doc("The flag that turns it on or off, or the reason of `auto`.")] = ""
 
 
 class Amx(msgspec.Struct, frozen=True, kw_only=True):
-    """The use of Intel's AMX, whose instructions multiply tiles of two matrices."""
+    """Intel's AMX, whose instructions multiply tiles of two matrices."""
 
-    processor: bool = False
-    """True if the processor has it."""
-    build: bool = False
-    """True if llama.cpp was compiled with it and the system lets it be used."""
-    tile_bytes: int = 0
-    """The number of bytes of weights that lie in tiles."""
+    processor: Annotated[bool, doc("True if the processor has AMX.")] = False
+    build: Annotated[bool, doc("True if llama.cpp was compiled with AMX and the system allows it.")] = False
+    tile_bytes: Annotated[Count, doc("Bytes of weights in AMX tiles; 0 if all weights are on a GPU.")] = 0
 
 
 Attention = Literal["gpu", "cpu", "both"]
@@ -315,12 +323,7 @@ class Loaded(Frame, frozen=True, kw_only=True):
     """The bytes of a copy of one sequence's recurrent state; 0 if the model has none, or it cannot be copied."""
     checkpoint_stride: int = 0
     """The distance in tokens at which such copies are kept of a long prompt; 0 if none are."""
-    drafts_off: str | None = None
-    """The reason why there are no drafts, and what to do about it; None if there are."""
-    n_snapshots: int = 0
-    """The number of a sequence's last tokens that can be taken from its recurrent state; 0 if it has none."""
-    snapshot_bytes: int = 0
-    """The bytes that all snapshots take."""
+    drafts: Drafts = Drafts()
     swa_full: bool | None = None
     """True if layers with a sliding window have as many cells as others; None if no layer has one."""
     offload: Offload = Offload()
@@ -328,8 +331,8 @@ class Loaded(Frame, frozen=True, kw_only=True):
     """The seconds of the longest step, a prefill step while no job generates, by the times of the warm-up."""
     model: ModelFacts = ModelFacts()
     draft: DraftModelFacts | None = None
-    head: HeadFacts | None = None
-    """None if the file has no next-token head."""
+    draft_cells: int = 0
+    """The KV cells of the draft model."""
     numerics: Numerics | None = None
     """The numerics, if Configure asked for them."""
     amx: Amx = Amx()
@@ -350,6 +353,23 @@ class LoadFailed(Frame, frozen=True, kw_only=True):
     """The device whose memory is too small."""
 
 
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """The runs that the self-test compared with the same tokens computed alone."""
+
+    prompts: Count = 0
+    widths: Annotated[tuple[Count, ...], doc("Numbers of rows in decode steps, one row per job.")] = ()
+    ways: Annotated[
+        tuple[str, ...],
+        doc("Other ways to compute a prompt and its answer, named as in `determinism_differences`."),
+    ] = ()
+    row_multiple: Annotated[
+        Count, doc("Decode steps are filled up to a multiple of this many rows; above 1 only with `--deterministic`.")
+    ] = 1
+    most_rows: Annotated[
+        Count, doc("Rows that are decoded at once; 0: all rows of a step. Above 0 only with `--deterministic`.")
+    ] = 0
+
+
 class SelfTested(Frame, frozen=True, kw_only=True):
     """The result of a comparison: the same tokens gave the same logits, bit for bit, alone, in chunks and
     with other jobs, or not."""
@@ -357,15 +377,7 @@ class SelfTested(Frame, frozen=True, kw_only=True):
     is_same: bool
     differences: tuple[str, ...] = ()
     """The comparisons that gave other bits, in words such as `beside 7 others`."""
-    ways: tuple[str, ...] = ()
-    """All comparisons that were made, in the same words."""
-    widths: tuple[int, ...] = ()
-    """The numbers of rows in the compared decode steps."""
-    n_prompts: int = 0
-    row_multiple: int = 1
-    """Decode steps are padded to a multiple of this many rows, in the test and in serving."""
-    most_rows: int = 0
-    """The largest number of rows that are decoded at once, in the test and in serving; 0 means all rows of a step."""
+    tried: Tried = Tried()
 
 
 class PrefixCacheFound(Frame, frozen=True, kw_only=True):

@@ -15,10 +15,11 @@ from worker.openai.responses.hosted import SILENT, TOOLS, is_hosted, read_hosted
 from worker.openai.thinking import decoded_thoughts
 from worker.openai.tools import TEXT_ARGUMENT, flattened
 from worker.openai.turns import LEFT_OUT, Turns, joined
-from worker.protocol.bodies import MAX_ERRORS, FieldError, doc
+from worker.protocol.bodies import MAX_ERRORS, FieldError
 from worker.protocol.conversation import entries
 from worker.protocol.payloads import Places
 from worker.protocol.unread import unread
+from worker.wire.encoding import doc
 
 ROLES = ("user", "assistant", "system", "developer")
 ITEMS = (

@@ -29,8 +29,9 @@ from worker.openai.tools import (
     names_one,
     twin_errors,
 )
-from worker.protocol.bodies import MAX_ERRORS, FieldError, doc
+from worker.protocol.bodies import MAX_ERRORS, FieldError
 from worker.protocol.unread import unread
+from worker.wire.encoding import doc
 
 
 class TextFormat(msgspec.Struct, frozen=True, kw_only=True):

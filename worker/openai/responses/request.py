@@ -34,8 +34,8 @@ from worker.openai.responses.resource import EchoedReasoning, InputTokens, Respo
 from worker.openai.thinking import EFFORTS, Thinking, thinking_of, with_idle_named
 from worker.openai.tools import constraint_errors, without_schema
 from worker.openai.turns import Turns
-from worker.protocol.bodies import FieldError, FieldsRefused, doc
-from worker.wire.encoding import encode_json
+from worker.protocol.bodies import FieldError, FieldsRefused
+from worker.wire.encoding import doc, encode_json
 from worker.wire.jobs import MarkUse
 from worker.wire.prompts import Conversation
 from worker.wire.questions import Tokenized

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from worker.openai.answers import Usage as ChatUsage
-from worker.protocol.bodies import Count, doc
+from worker.wire.encoding import Count, doc
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
