@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.openai.asking import ASKED, TERMS, body
-from tests.openai.wrong import CHAT_FIELDS, SAMPLING, UNSUPPORTED
 from tests.protocol.vectors import OTHER_THAN_DEFAULTS
-from worker.openai.chat import ChatAsked, read_chat
+from worker.openai.chat import ChatAsked, ChatRequest, read_chat
 from worker.openai.completions import read_completion
 from worker.openai.errors import NotAnObject, UnknownModel, error_detail
 from worker.openai.fields import MAX_IGNORED, MAX_PREDICTION_CHARS, SHARED
@@ -50,7 +49,7 @@ def test_every_sampling_field_of_execute_is_one_here() -> None:
     assert {name: getattr(fields, name) for name in GIVEN} == GIVEN | {"stop_token_ids": (8, 9)}
 
 
-@pytest.mark.parametrize("name", [*SAMPLING, *CHAT_FIELDS, *UNSUPPORTED, "response_format", "top_logprobs", "user"])
+@pytest.mark.parametrize("name", sorted((*ChatRequest.__struct_fields__, *SHARED, "audio", "functions", "user")))
 def test_null_counts_as_absent(name: str) -> None:
     """vLLM once answered `tool_choice: null` with an error."""
     if name != "messages":

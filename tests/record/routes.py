@@ -1,5 +1,7 @@
 """Requests to every route, right and wrong, whole and streamed, at workers whose engine is a toy.
 
+The bytes of a body that is not JSON, or is long, are pieces with how often each is repeated ("raw").
+
 Records status, headers and bytes. Ids and times are masked.
 """
 
@@ -18,6 +20,8 @@ from tests.worker_process import WorkerProcess, toy_worker
 
 FLAGS: dict[str, tuple[str, ...]] = {"token": ("--api-key", "secret", "--cors-origin", "http://a.example")}
 """More flags of a worker by its name. Any other name is a kind of engine."""
+SECRET = "mellifluous xylophone"
+"""This stands in prompts. No worker writes it into its log."""
 _LEFT_OUT = {"date", "content-length"}
 
 
@@ -34,9 +38,13 @@ def _ask(name: str, asks: Sequence[Json]) -> list[Json]:
     kind = "toy" if name in FLAGS else name
     with (
         tempfile.TemporaryDirectory(prefix="record-") as folder,
-        toy_worker(Path(folder), *FLAGS.get(name, ()), kind=kind) as worker,
+        toy_worker(Path(folder), "--log-level", "debug", *FLAGS.get(name, ()), kind=kind) as worker,
     ):
-        return ask_in_order(worker.ready(), asks)
+        answers = ask_in_order(worker.ready(), asks)
+        worker.terminate()
+        assert worker.exit_code() == 0
+        assert SECRET not in "".join(worker.stderr)
+        return answers
 
 
 def ask_in_order(worker: WorkerProcess, asks: Sequence[Json]) -> list[Json]:
@@ -46,7 +54,7 @@ def ask_in_order(worker: WorkerProcess, asks: Sequence[Json]) -> list[Json]:
 
 def _answer(client: httpx2.Client, number: int, ask: Json) -> Json:
     sent = {"content-type": "application/json", **ask.get("headers", {})}
-    body = ask["raw"].encode("latin-1") if "raw" in ask else b""
+    body = "".join(text * times for text, times in ask.get("raw", ())).encode("latin-1")
     if "body" in ask:
         body = json.dumps(_with_own_id(ask["body"], number)).encode()
     response = client.request(ask["method"], ask["path"], content=body, headers=sent)

@@ -10,9 +10,8 @@ import pytest
 
 from client.sse import Frames, is_comment
 from tests.anthropic import following as anthropic
-from tests.anthropic import wrong as wrong_messages
+from tests.anthropic.test_request import RIGHT
 from tests.openai.responses import following as responses
-from tests.openai.responses import wrong as wrong_responses
 from tests.web.openai_client import Json, ask, refusal
 from tests.worker_process import PATIENCE_S, WorkerProcess, serve_default
 
@@ -214,29 +213,6 @@ def test_the_billing_block_reaches_the_prompt_if_the_setting_says_so(
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_wrong_requests_are_refused_in_openais_shape_and_end_nothing(toy: WorkerProcess) -> None:
-    assert len(wrong_responses.WRONG) >= 100
-    for change, field in wrong_responses.WRONG:
-        for path in (RESPONSES, COUNTING[RESPONSES]):
-            response = toy.post(path, json={**wrong_responses.RIGHT, **change})
-            assert response.status_code == 400, (change, response.text)
-            assert refusal(response)["param"] == field
-    assert toy.post(RESPONSES, json=wrong_responses.RIGHT).status_code == 200
-
-
-def test_wrong_requests_are_refused_in_anthropics_shape_and_end_nothing(toy: WorkerProcess) -> None:
-    assert len(wrong_messages.WRONG) >= 100
-    for change, field in wrong_messages.WRONG:
-        given = {**wrong_messages.RIGHT, **change}
-        body = {name: value for name, value in given.items() if value is not wrong_messages.ABSENT}
-        response = toy.post(MESSAGES, json=body)
-        assert response.status_code == 400, (change, response.text)
-        error = anthropic_error(response)
-        assert error["type"] == "invalid_request_error"
-        assert field.split(".")[0].split("[")[0] in error["message"]
-    assert toy.post(MESSAGES, json=wrong_messages.RIGHT).status_code == 200
-
-
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"a":' * 2000, b"\xff\xfe"])
 @pytest.mark.parametrize("path", [*COUNTING, *COUNTING.values()])
 def test_a_body_that_is_no_object_is_refused(path: str, body: bytes, toy: WorkerProcess) -> None:
@@ -282,7 +258,7 @@ def test_a_prompt_that_is_too_long_is_refused_in_each_protocols_words(eloquent: 
 
 
 def test_what_has_no_effect_is_named(toy: WorkerProcess) -> None:
-    given = {**wrong_messages.RIGHT, "metadata": {"user_id": "u"}, "tools": [{"type": "bash_20250124", "name": "bash"}]}
+    given = {**RIGHT, "metadata": {"user_id": "u"}, "tools": [{"type": "bash_20250124", "name": "bash"}]}
     headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "effort-2025-11-24"}
     response = toy.post(f"{MESSAGES}?beta=true", json=given, headers=headers)
     assert response.status_code == 200
@@ -305,7 +281,7 @@ def test_a_token_may_be_in_anthropics_header(default_model: Any) -> None:
             ({"authorization": "Bearer secret-token"}, 200),
             ({"authorization": "Bearer other", "x-api-key": "secret-token"}, 200),
         ):
-            response = worker.post(MESSAGES, json=wrong_messages.RIGHT, headers=headers)
+            response = worker.post(MESSAGES, json=RIGHT, headers=headers)
             assert response.status_code == status
             if status == 401:
                 assert anthropic_error(response)["type"] == "authentication_error"
