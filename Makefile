@@ -21,8 +21,7 @@
 #                      needs Debian's prometheus
 #   make soak          send 1,000 jobs to both APIs of one worker, and compile 1,000 JSON schemas; a quarter of an hour
 #   make fire          send workers 100,000 requests in traces of many at once, and compare each answer with the one alone;
-#                      an hour of both cores; it goes on where it was stopped; ARGS="--law near" does it without
-#                      --batch-invariant, where answers may part at near-ties
+#                      an hour of both cores; it goes on where it was stopped
 #   make soak-day      send one worker mixed traffic until Ctrl-C, with figures each minute; ARGS="--model default --hours 2"
 #   make record        ask what tests/record/*.jsonl records again, and show each answer that is another; two minutes;
 #                      ARGS=write records the answers as they are now

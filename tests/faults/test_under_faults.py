@@ -110,7 +110,7 @@ def test_under_a_fault_each_stream_gets_its_answer_and_the_worker_recovers(
     folder.mkdir(0o700)
     switch = Switch(shim, tmp_path / "on", fault.rules.format(folder=folder))
     environment = switch.environment if fault.rules else {}
-    flags = ["--model", str(model(scene.models, "attention")), "--device", "cpu", "--port", "0", *LAW_FLAGS["equal"]]
+    flags = ["--model", str(model(scene.models, "attention")), "--device", "cpu", "--port", "0", *LAW_FLAGS]
     flags += ["--ctx-size", "4096", "--parallel", str(N_STREAMS), "--prefix-cache-dir", str(folder)]
     with Child(
         *flags, command=(sys.executable, "-m", "worker"), environment={**own_environment(), **environment}

@@ -19,7 +19,7 @@ import rich_click as click
 from tools.command_line import exit_code
 from tools.fire.campaign import Campaign
 from tools.fire.day import Day
-from tools.fire.models import ALL, LAWS, NAMES, Law, Name
+from tools.fire.models import ALL, NAMES, Name
 from tools.fire.trace import read, saved
 
 _folder = click.option(
@@ -46,19 +46,9 @@ def fire() -> None:
 @click.option("--requests", type=click.IntRange(1), default=100_000, show_default=True, help="Go on until N in all.")
 @click.option("--first-seed", type=click.IntRange(0), default=0, show_default=True, help="Begin with this trace.")
 @click.option("--model", "models", multiple=True, type=click.Choice(ALL), help="Use this model; may be repeated.")
-@click.option(
-    "--law",
-    type=click.Choice(LAWS),
-    default="equal",
-    show_default=True,
-    help="equal: answers are those alone, with --batch-invariant on. near: without it, they part at near-ties only.",
-)
-def run(folder: Path, requests: int, first_seed: int, models: tuple[str, ...], law: Law) -> None:
-    """Play trace after trace; a campaign that was stopped goes on. Exit 1 if a trace has failed.
-
-    Each law has a campaign of its own.
-    """
-    with closing(Campaign(folder, cast(tuple[Name, ...], models) or NAMES, law)) as campaign:
+def run(folder: Path, requests: int, first_seed: int, models: tuple[str, ...]) -> None:
+    """Play trace after trace; a campaign that was stopped goes on. Exit 1 if a trace has failed."""
+    with closing(Campaign(folder, cast(tuple[Name, ...], models) or NAMES)) as campaign:
         progress = campaign.run(requests, _say, first_seed=first_seed)
         _say(str(progress))
         if progress.failed_seeds:

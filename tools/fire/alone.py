@@ -14,7 +14,7 @@ from client.child import Child
 from tools.bench.exchange import Address, connect
 from tools.fire.answers import Answer, answer_of
 from tools.fire.asks import Ask
-from tools.fire.models import Law, Name
+from tools.fire.models import Name
 from tools.fire.player import alone_flags
 from tools.fire.trace import Trace
 
@@ -22,7 +22,7 @@ _SILENCE_S = 120.0
 
 
 class Store:
-    """Answers by the model, the law and the request. Close it."""
+    """Answers by the model and the request. Close it."""
 
     def __init__(self, path: Path) -> None:
         self._base = sqlite3.connect(path)
@@ -37,19 +37,15 @@ class Store:
         (n,) = self._base.execute("SELECT count(*) FROM alone").fetchone()
         return int(n)
 
-    def get(self, model: Name, digest: str, law: Law = "equal") -> Answer | None:
-        key = (_key(model, law), digest)
+    def get(self, model: Name, digest: str) -> Answer | None:
+        key = (model, digest)
         row = self._base.execute("SELECT answer FROM alone WHERE model = ? AND digest = ?", key).fetchone()
         return msgspec.json.decode(row[0], type=Answer) if row else None
 
-    def put(self, model: Name, answers: dict[str, Answer], law: Law = "equal") -> None:
-        rows = [(_key(model, law), digest, msgspec.json.encode(answer)) for digest, answer in answers.items()]
+    def put(self, model: Name, answers: dict[str, Answer]) -> None:
+        rows = [(model, digest, msgspec.json.encode(answer)) for digest, answer in answers.items()]
         with self._base:
             self._base.executemany("INSERT OR REPLACE INTO alone VALUES (?, ?, ?)", rows)
-
-
-def _key(model: Name, law: Law) -> str:
-    return model if law == "equal" else f"{model} {law}"
 
 
 def alone(store: Store, models: Path, trace: Trace) -> dict[str, Answer]:
@@ -57,21 +53,21 @@ def alone(store: Store, models: Path, trace: Trace) -> dict[str, Answer]:
     answers: dict[str, Answer] = {}
     missing: dict[str, Ask] = {}
     for ask in trace.used:
-        found = store.get(trace.model, ask.digest, trace.law)
+        found = store.get(trace.model, ask.digest)
         if found is None:
             missing[ask.digest] = ask
         else:
             answers[ask.digest] = found
     if missing:
         fresh = ask_alone(models, trace, [*missing.values()])
-        store.put(trace.model, fresh, trace.law)
+        store.put(trace.model, fresh)
         answers |= fresh
     return answers
 
 
 def ask_alone(models: Path, trace: Trace, asks: list[Ask]) -> dict[str, Answer]:
-    """Ask a fresh worker for the trace's model and law, one request after another. Raises: NotServed."""
-    with Child(*alone_flags(models, trace.model, trace.law), has_own_session=True) as child:
+    """Ask a fresh worker for the trace's model, one request after another. Raises: NotServed."""
+    with Child(*alone_flags(models, trace.model), has_own_session=True) as child:
         child.ready()
         return asyncio.run(_ask_each(Address.of(child.url), asks))
 

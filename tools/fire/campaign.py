@@ -11,20 +11,16 @@ from pathlib import Path
 import msgspec
 
 from tools.fire.alone import Store, alone, ask_alone
-from tools.fire.models import NAMES, Law, Name
-from tools.fire.near import Limits, Near
+from tools.fire.models import NAMES, Name
 from tools.fire.player import Run, play
 from tools.fire.shrinking import shrunk
 from tools.fire.trace import Trace, draw, saved
 from tools.fire.verdicts import faults
-from worker.llama.invariance import has_own_products
 
 Say = Callable[[str], None]
 _N_TRIES = 3
 """A fault that depends on the moment need not come again at once."""
 _REPORT_S = 60.0
-_SUFFIXES: dict[Law, str] = {"equal": "", "near": "-near"}
-"""The ends of file names."""
 
 
 class Progress(msgspec.Struct):
@@ -49,14 +45,12 @@ class Progress(msgspec.Struct):
 class Campaign:
     """A folder with a campaign. Use `closing`."""
 
-    def __init__(self, folder: Path, models: tuple[Name, ...] = NAMES, law: Law = "equal") -> None:
+    def __init__(self, folder: Path, models: tuple[Name, ...] = NAMES) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._models = models
-        self._law: Law = law
-        """The law of the traces that it draws; a trace from a file has its own."""
         self._store = Store(folder / "alone.sqlite")
-        self._file = folder / f"progress{_SUFFIXES[law]}.json"
+        self._file = folder / "progress.json"
         self.progress = (
             msgspec.json.decode(self._file.read_bytes(), type=Progress) if self._file.exists() else Progress()
         )
@@ -72,12 +66,12 @@ class Campaign:
         while progress.n_requests < n_requests:
             begun_s = time.monotonic()
             n_left = n_requests - progress.n_requests
-            trace = draw(progress.next_seed, n_requests=min(n_each, n_left), models=self._models, law=self._law)
+            trace = draw(progress.next_seed, n_requests=min(n_each, n_left), models=self._models)
             run, found = self.judged(trace)
             self._count(trace, run, time.monotonic() - begun_s)
             if found:
                 progress.failed_seeds.append(trace.seed)
-                path = saved(trace, self.folder / f"seed-{trace.seed}{_SUFFIXES[trace.law]}.json")
+                path = saved(trace, self.folder / f"seed-{trace.seed}.json")
                 path.with_suffix(".txt").write_text("\n".join(found))
                 say(f"seed {trace.seed} ({trace.model}): {len(found)} faults; {path}\n  {found[0][:1000]}")
             self._file.write_bytes(msgspec.json.encode(progress))
@@ -90,13 +84,7 @@ class Campaign:
         """Play a trace. Return its outcomes, and the faults."""
         answers = alone(self._store, self._models_folder, trace)
         run = play(trace, self._models_folder)
-        limits = Limits.of(trace.model, has_own_kernels=has_own_products())
-        if trace.law == "equal" or not limits.gap:
-            return run, faults(run, answers)
-        near = Near(limits)
-        found = faults(run, answers, near)
-        run.counts += near.counts
-        return run, [*found, *near.of_all()]
+        return run, faults(run, answers)
 
     def again(self, trace: Trace, n_tries: int = _N_TRIES) -> list[str]:
         """The faults of the first of some tries that has any."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from tests.default_model import default_file
-from tests.gguf_files import F16, Q4_1, Typed, Value
+from tests.gguf_files import Q4_1, Typed, Value
 from tests.llama.random_models import HYBRID, PLAIN, SLIDING, Kind, write_random
 from tests.llama.tiny import BYTE, CONTROL, NORMAL, UNKNOWN
 
@@ -22,14 +22,6 @@ NAMES: tuple[Name, ...] = ("attention", "window", "hybrid")
 """Those that a campaign takes unless it is asked for others: a token of the default model takes a hundred times as
 long."""
 _KINDS: dict[Name, Kind] = {"attention": PLAIN, "window": SLIDING, "hybrid": HYBRID}
-
-Law = Literal["equal", "near"]
-LAWS: tuple[Law, ...] = get_args(Law)
-"""The law of a trace's answers: they are those alone, or part from them at a near-tie."""
-_MATRICES: dict[Law, tuple[str, int]] = {"equal": ("", Q4_1), "near": ("-F16", F16)}
-"""The type of the matrices, for the file's name and in the file. With F16 a row's numbers depend on how many rows are
-computed at once, if ggml multiplies them in its fastest way.
-"""
 
 _USER_DEFINED = 4
 _CONTROLS = ("<|im_start|>", "<|im_end|>")
@@ -59,19 +51,18 @@ TEMPLATE = """\
 {%- endif %}"""
 
 
-def model(folder: Path, name: Name, law: Law = "equal", *, seed: int = 1) -> Path:
+def model(folder: Path, name: Name, *, seed: int = 1) -> Path:
     """The file of that model in the folder, which is written if it is not there. Another seed gives other weights. The
     default model lies where `make model` put it.
     """
     if name == "default":
         return default_file()
-    suffix, matrix_type = _MATRICES[law]
-    path = folder / f"{name}-{seed}{suffix}.gguf"
+    path = folder / f"{name}-{seed}.gguf"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(".part")
         kind = _KINDS[name]
-        write_random(fresh, kind, seed=seed, tokenizer=_tokenizer(), n_ctx=N_CTX, matrix_type=matrix_type).rename(path)
+        write_random(fresh, kind, seed=seed, tokenizer=_tokenizer(), n_ctx=N_CTX, matrix_type=Q4_1).rename(path)
     return path
 
 
@@ -98,16 +89,5 @@ def _tokenizer() -> dict[str, Value]:
     }
 
 
-def _ids(tokens: Iterable[str]) -> frozenset[int]:
-    return frozenset(map(_tokens().index, tokens))
-
-
 def _spelled(letters: Iterable[str]) -> list[str]:
     return [letter.replace(" ", "▁") for letter in letters]
-
-
-HIDDEN_TOKENS = _ids(["<unk>", "<s>", _CONTROLS[0]])
-"""The ids of those without text, but for the end tokens."""
-MARK_TOKENS = _ids(MARKS)
-"""The ids of those that divide a chat's message."""
-END_TOKENS = _ids(["</s>", _CONTROLS[1]])

@@ -21,11 +21,11 @@ import psutil
 from client.child import Child, NotServed
 from tools.bench.exchange import Address, Connection, Exchange, NotReached, ask_once, connect
 from tools.fire.asks import EXECUTE, Ask
-from tools.fire.models import Law, Name, model
+from tools.fire.models import Name, model
 from tools.fire.trace import Act, Cancel, Cut, Life, Pause, Trace
 
-LAW_FLAGS: dict[Law, tuple[str, ...]] = {"equal": ("--batch-invariant", "on"), "near": ()}
-"""Under the flag an answer has one right form, in any traffic."""
+LAW_FLAGS = ("--batch-invariant", "on")
+"""Under these an answer has one right form, in any traffic."""
 _SILENCE_S = 300.0
 """A queue that is full empties slowly at a real model."""
 _ASK_AGAIN_S = 0.1
@@ -75,22 +75,22 @@ class Run:
 
 
 def flags_of(trace: Trace, models: Path, cache: Path) -> list[str]:
-    flags = [*base_flags(models, trace.model, trace.law), *trace.flags]
+    flags = [*base_flags(models, trace.model), *trace.flags]
     if trace.has_cache_dir:
         flags += ["--prefix-cache-dir", str(cache)]
     if trace.has_draft_model:
-        flags += ["--draft-model", str(model(models, trace.model, trace.law, seed=2))]
+        flags += ["--draft-model", str(model(models, trace.model, seed=2))]
     return flags
 
 
-def alone_flags(models: Path, name: Name, law: Law) -> list[str]:
+def alone_flags(models: Path, name: Name) -> list[str]:
     """The flags of the worker that gives each request its right answer."""
-    return [*base_flags(models, name, law), *(word for pair in _ALONE.items() for word in pair)]
+    return [*base_flags(models, name), *(word for pair in _ALONE.items() for word in pair)]
 
 
-def base_flags(models: Path, name: Name, law: Law = "equal") -> list[str]:
+def base_flags(models: Path, name: Name) -> list[str]:
     """The flags of every worker that the law is tried at."""
-    return ["--model", str(model(models, name, law)), "--device", "cpu", "--port", "0", *LAW_FLAGS[law]]
+    return ["--model", str(model(models, name)), "--device", "cpu", "--port", "0", *LAW_FLAGS]
 
 
 def play(trace: Trace, models: Path) -> Run:

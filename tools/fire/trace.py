@@ -9,8 +9,7 @@ from random import Random
 import msgspec
 
 from tools.fire.asks import Ask, Asks
-from tools.fire.listed import listing
-from tools.fire.models import N_CTX, NAMES, Law, Name
+from tools.fire.models import N_CTX, NAMES, Name
 
 Flags = tuple[str, ...]
 
@@ -69,7 +68,6 @@ class Trace(msgspec.Struct, frozen=True):
     has_draft_model: bool
     lives: tuple[Life, ...]
     asks: tuple[Ask, ...]
-    law: Law = "equal"
 
     @property
     def n_requests(self) -> int:
@@ -82,10 +80,8 @@ class Trace(msgspec.Struct, frozen=True):
         return [*{self.asks[place].digest: self.asks[place] for place in sorted(places)}.values()]
 
 
-def draw(seed: int, *, n_requests: int = 250, models: tuple[Name, ...] = NAMES, law: Law = "equal") -> Trace:
-    """The trace of that seed: two lives of a worker, with `n_requests` in all. Under both laws it is the same one, but
-    for what the near law needs: its requests ask for log-probabilities, and jobs of a hybrid model run together.
-    """
+def draw(seed: int, *, n_requests: int = 250, models: tuple[Name, ...] = NAMES) -> Trace:
+    """The trace of that seed: two lives of a worker, with `n_requests` in all."""
     rng = Random(seed)  # noqa: S311 - chance that can be repeated, not a secret
     asks = Asks(rng)
     places: dict[bytes, int] = {}
@@ -94,7 +90,7 @@ def draw(seed: int, *, n_requests: int = 250, models: tuple[Name, ...] = NAMES, 
     for number in range(N_LIVES):
         acts = []
         for at_ms in _arrivals(rng, (n_requests + number) // N_LIVES):
-            ask = asks.draw() if law == "equal" else listing(asks.draw())
+            ask = asks.draw()
             sent = msgspec.json.encode(ask)
             if sent not in places:
                 places[sent] = len(drawn)
@@ -107,12 +103,11 @@ def draw(seed: int, *, n_requests: int = 250, models: tuple[Name, ...] = NAMES, 
     return Trace(
         seed=seed,
         model=model,
-        flags=_flags(rng, model, law),
+        flags=_flags(rng, model),
         has_cache_dir=rng.random() < 0.5,
         has_draft_model=rng.random() < 0.25 and model != "hybrid",
         lives=tuple(lives),
         asks=tuple(drawn),
-        law=law,
     )
 
 
@@ -146,7 +141,7 @@ def _fate(rng: Random) -> Fate:
     return Pause(n_pieces, rng.choice([50, 300, 900])) if roll < 0.2 else None
 
 
-def _flags(rng: Random, model: Name, law: Law) -> Flags:
+def _flags(rng: Random, model: Name) -> Flags:
     """Few cells and few slots, so that jobs wait, are paused, and lose their cached cells.
 
     At a hybrid model answers are equal for one job at a time only, and the worker takes no other number. The default
@@ -165,7 +160,7 @@ def _flags(rng: Random, model: Name, law: Law) -> Flags:
         "--max-queue": ("32", "256", "256", "256"),
     }
     picked = {name: rng.choice(values) for name, values in choices.items()}
-    if model == "hybrid" and law == "equal":
+    if model == "hybrid":
         picked["--parallel"] = "1"
     if model == "default":
         picked["--ctx-size"] = str(N_CTX)

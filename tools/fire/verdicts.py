@@ -1,15 +1,13 @@
 """The law: each answer in traffic is the one alone, unless the client, or the end of an engine, cut it off.
 
-Owns what an outcome may be. Which answers count as the same is for an oracle to say: equality here, near.py else. Pure.
+Owns what an outcome may be. Pure.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import msgspec
 
 from tools.fire.answers import OK, Answer, answer_of, differences, excesses
-from tools.fire.asks import Ask
 from tools.fire.player import Outcome, Run
 from tools.fire.trace import Cancel, Cut
 
@@ -23,40 +21,11 @@ _CRASHED = {
 _FAILED = 500
 
 
-class Oracle(Protocol):
-    """The meaning of "the same" for an answer and the one that the request has alone."""
-
-    def differences(self, ask: Ask, answer: Answer, alone: Answer) -> list[str]:
-        """The parts in which a complete answer is not the same."""
-        ...
-
-    def excesses(self, ask: Ask, answer: Answer, alone: Answer) -> list[str]:
-        """The parts of an answer that broke off which are not the beginning of the same."""
-        ...
-
-    def clashes(self, ask: Ask, answer: Answer, alone: Answer) -> list[str]:
-        """The parts in which neither of two answers that broke off can be the beginning of the other."""
-        ...
-
-
-class Equality:
-    """Same means equal."""
-
-    def differences(self, ask: Ask, answer: Answer, alone: Answer) -> list[str]:  # noqa: ARG002 - all requests alike
-        return differences(answer, alone)
-
-    def excesses(self, ask: Ask, answer: Answer, alone: Answer) -> list[str]:  # noqa: ARG002
-        return excesses(answer, alone)
-
-    def clashes(self, ask: Ask, answer: Answer, alone: Answer) -> list[str]:  # noqa: ARG002
-        return sorted({*excesses(answer, alone)} & {*excesses(alone, answer)})
-
-
-def faults(run: Run, alone: Mapping[str, Answer], oracle: Oracle = Equality()) -> list[str]:  # noqa: B008 - no state
+def faults(run: Run, alone: Mapping[str, Answer]) -> list[str]:
     """One line for each thing that is not as it should be."""
     found = list(run.complaints)
     for outcome in run.outcomes:
-        fault = _fault(outcome, alone[outcome.ask.digest], oracle)
+        fault = _fault(outcome, alone[outcome.ask.digest])
         if fault:
             where = f"life {outcome.life}, ask {outcome.act.ask} at {outcome.act.at_ms} ms ({outcome.ask.path})"
             found.append(f"{where}: {fault}")
@@ -89,7 +58,7 @@ def _lack(outcome: Outcome) -> str:
     return ""
 
 
-def _fault(outcome: Outcome, alone: Answer, oracle: Oracle) -> str:
+def _fault(outcome: Outcome, alone: Answer) -> str:
     if outcome.broken and not isinstance(outcome.act.fate, Cut):
         return f"the answer is not whole: {outcome.broken}; status {outcome.status}"
     if outcome.status == 0 or (outcome.status == _FAILED and outcome.may_fail):
@@ -98,21 +67,20 @@ def _fault(outcome: Outcome, alone: Answer, oracle: Oracle) -> str:
         answer = answer_of(outcome.ask, outcome.status, b"" if _is_partial_body(outcome) else outcome.body)
     except (ValueError, KeyError, msgspec.DecodeError) as error:
         return f"no answer: {error!r}: {outcome.body[-200:]!r}"
-    return _compared(outcome, answer, alone, oracle)
+    return _compared(outcome, answer, alone)
 
 
-def _compared(outcome: Outcome, answer: Answer, alone: Answer, oracle: Oracle) -> str:
-    ask = outcome.ask
+def _compared(outcome: Outcome, answer: Answer, alone: Answer) -> str:
     if outcome.broken:
-        found = oracle.excesses(ask, answer, alone) if outcome.status == alone.status == OK else []
+        found = excesses(answer, alone) if outcome.status == alone.status == OK else []
     elif answer.error and answer.error != alone.error and _may_end(outcome, answer.error):
-        found = [f"{answer.n_endings} ends"] if answer.n_endings != 1 else oracle.excesses(ask, answer, alone)
+        found = [f"{answer.n_endings} ends"] if answer.n_endings != 1 else excesses(answer, alone)
     elif answer.error:
         # Text that was not sent when a job failed is never sent, and that depends on the moment.
         found = [] if answer.error == alone.error else [answer.error]
-        found += oracle.clashes(ask, answer, alone)
+        found += sorted({*excesses(answer, alone)} & {*excesses(alone, answer)})
     else:
-        return " | ".join(oracle.differences(ask, answer, alone))
+        return " | ".join(differences(answer, alone))
     return ", ".join(f"more than alone: {name}" for name in found)
 
 
