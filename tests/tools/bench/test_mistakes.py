@@ -39,9 +39,6 @@ PULL = "llorch-worker models pull smollm2-135m-instruct"
         (["sampling", "--rounds", "0"], 2, "1<=x<=1000"),
         (["sampling", "--rounds", "many"], 2, "--rounds"),
         (["steps", "--model", "missing.gguf"], 1, "missing.gguf"),
-        (["fleet"], 2, "give --vllm-router, --ray-serve or both"),
-        (["fleet", "--side", "ray", "--vllm-router", __file__], 2, "--side ray needs --ray-serve"),
-        (["fleet", "--side", "kv_aware", "--ray-serve", __file__], 2, "--side kv_aware needs --vllm-router"),
     ],
 )
 @pytest.mark.usefixtures("no_models")
