@@ -1,12 +1,10 @@
-"""`python -m tools.fleet_sim run|compare|measure|check`: how many workers a load needs, and by which policy.
+"""`python -m tools.fleet_sim run|compare|measure`: how many workers a load needs, and by which policy.
 
 Owns the options, and what is printed and written: tables are Markdown, as docs/scaling.md has them. Never loads
 llama.cpp, never downloads.
 """
 
-import signal
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,13 +12,8 @@ from typing import Any, TypeVar
 import rich_click as click
 import uvloop
 
-from client.child import without_settings
 from tools.bench.exchange import Address
-from tools.bench.load_command import split_flags
-from tools.bench.measures import check as raise_if_missed
-from tools.bench.servers import our_worker
 from tools.command_line import exit_code
-from tools.fleet_sim.check import BOUND, Checked, Wanted, check
 from tools.fleet_sim.costs import StepCosts, as_json, read_costs
 from tools.fleet_sim.fleet import Fleet
 from tools.fleet_sim.measure import Probe, costs_of
@@ -28,7 +21,6 @@ from tools.fleet_sim.policies import POLICIES
 from tools.fleet_sim.result import COLUMNS, Result, result_of
 from tools.fleet_sim.workloads import WORKLOADS
 from tools.markdown import table
-from worker.commands.places import present, where
 from worker.errors import UsageError
 
 _COSTS = Path(__file__).parent / "costs.json"
@@ -116,70 +108,6 @@ def measure(*, url: str, rounds: int, seed: int, out: Path) -> None:
         return await costs_of(address, waits)
 
     _write(out, uvloop.run(measured()))
-
-
-@fleet_sim.command("check")
-@click.option("--model", metavar="REF", help="As for serve. [default: the catalogue's]")
-@where
-@click.option("--policy", type=click.Choice([name for name in POLICIES if name != "kv-events"]), default="prefix")
-@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Besides a warm-up.")
-@click.option("--requests", type=click.IntRange(1, 10_000), default=40, show_default=True, help="Of a round.")
-@click.option("--load", type=click.FloatRange(0.01, 2), default=0.5, show_default=True, help="Of both workers' time.")
-@click.option("--worker-flags", default="", callback=split_flags, help="More flags of serve, as one argument.")
-@click.option("--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="Of all chance.")
-@click.option("--out", type=_FILE, help="Write the costs and all numbers there, as JSON.")
-def check_command(
-    *,
-    model: str | None,
-    models_dir: Path,
-    catalog: Path | None,
-    worker_flags: list[str],
-    out: Path | None,
-    **asked: Any,
-) -> None:
-    """Compare the simulation of two workers with two real ones.
-
-    Starts them, measures what their steps cost, and plays conversations. Exit 1 where the simulation with these costs
-    is off by more than 15 % in the median first token, tokens per second or the share of cached tokens. Measure on an
-    idle machine.
-    """
-    # As Ctrl-C, so that the workers go with the command.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    flags = ["--threads", "1", "--ctx-size", "8192", "--prompt-lookup", "off", *worker_flags]
-    plan = our_worker(present(model, models_dir, catalog), flags)
-    with tempfile.TemporaryDirectory(prefix="llorch-fleet-") as logs:
-        wanted = Wanted(
-            plan=plan,
-            policy=asked["policy"],
-            n_rounds=asked["rounds"],
-            n_requests=asked["requests"],
-            load=asked["load"],
-            seed=asked["seed"],
-            logs=Path(logs),
-            environment=without_settings(),
-        )
-        checked = uvloop.run(check(wanted, lambda what: click.echo(f"==> {what}", err=True)))
-    _write(out, checked)
-    click.echo(comparison(checked))
-    raise_if_missed(
-        f"{one.name}: the simulation is off by {one.difference:+.1%}, at most {BOUND:.0%} is allowed"
-        for one in checked.compared
-        if not one.is_right
-    )
-
-
-def comparison(checked: Checked) -> str:
-    rows = [
-        (
-            one.name,
-            " ".join(f"{value:.3g}" for value in one.real),
-            " ".join(f"{value:.3g}" for value in one.simulated),
-            f"{one.difference:+.1%}",
-            "ok" if one.is_right else "OFF",
-        )
-        for one in checked.compared
-    ]
-    return table(["", ">real, by round", ">simulated", ">difference of medians", ""], rows)
 
 
 def _write(out: Path | None, value: object) -> None:

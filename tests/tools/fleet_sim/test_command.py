@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.fleet_sim.made import COSTS
 from tests.worker_process import WorkerProcess
 from tools.command_line import exit_code
-from tools.fleet_sim.__main__ import comparison, fleet_sim
-from tools.fleet_sim.check import Checked
+from tools.fleet_sim.__main__ import fleet_sim
 from tools.fleet_sim.costs import read_costs
 from tools.fleet_sim.policies import POLICIES
 from tools.fleet_sim.result import COLUMNS, Result
@@ -46,7 +44,6 @@ def test_a_comparison_has_all_policies_in_each_size(capsys: pytest.CaptureFixtur
         (["run", "--workers", "1", *LOAD, "--costs", "/nowhere.json"], 2, "--costs /nowhere.json: No such file"),
         (["run", "--workers", "1", *LOAD, "--out", "/nowhere/x.json"], 2, "--out /nowhere/x.json: No such file"),
         (["measure", "--url", "http://127.0.0.1:1", "--out", "x.json"], 1, "no server answers at http://127.0.0.1:1"),
-        (["check", "--model", "no-such-model"], 1, "no-such-model"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,19 +51,6 @@ def test_a_mistake_is_one_line(arguments: list[str], code: int, words: str, caps
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fleet_sim: error: ")
     assert words in line
-
-
-def result(first_token_s: float) -> Result:
-    numbers = dict.fromkeys(Result.__dataclass_fields__, 1.0)
-    return Result(**{**numbers, "policy": "prefix", "first_token_s": first_token_s})  # type: ignore[arg-type]
-
-
-def test_a_simulation_is_judged_by_the_medians_of_the_rounds() -> None:
-    real, near, far = ([result(s) for s in of] for of in ((0.9, 1.0, 9.0), (0.1, 1.15, 1.2), (1.16, 1.16, 1.0)))
-    right, wrong = (Checked([COSTS], 1.0, real, simulated) for simulated in (near, far))
-    assert [one.is_right for one in right.compared] == [True, True, True]
-    assert [one.is_right for one in wrong.compared] == [False, True, True]
-    assert "| +16.0% | OFF |" in comparison(wrong)
 
 
 @pytest.mark.model
@@ -85,10 +69,3 @@ def test_the_costs_of_a_real_worker_are_measured_and_simulated_with(
     assert costs.prefix_cache_tokens > 0
     assert exit_of(["run", "--workers", "2", "--costs", str(path), *LOAD]) == 0
     assert "| prefix | 2 | " in capsys.readouterr().out
-
-
-@pytest.mark.model
-@pytest.mark.fleet
-def test_the_simulation_of_two_workers_is_near_two_workers(default_model: Path) -> None:
-    """The machine must be idle."""
-    assert exit_of(["check", "--model", str(default_model)]) == 0
