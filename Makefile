@@ -38,7 +38,6 @@
 #                      (docs/upgrading-llama-cpp.md)
 #   make bench         measure the worker under load next to llama-server, which is built first, with three models
 #                      (BENCH_MODELS); two to three hours on an idle machine
-#   make bench-sizes   measure models of common sizes, made first, next to llama-server and llama-bench; over an hour
 #   make bench-kernels
 #                      measure the products of each file type next to stock llama.cpp's; ARGS=--short for one type
 #   make bench-steps   measure what the engine adds to llama_decode
@@ -64,7 +63,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test wheel wheel-test images-test formats-test emulated-test constraints-test clients-test agents-test fleet-test soak fire soak-day record fuzz parity parity-matrix parity-peer originals models-test bench bench-sizes bench-kernels bench-steps bench-sampling audit bill docs docs-serve reference model vocabularies newest-llama format clean
+.PHONY: run check test wheel wheel-test images-test formats-test emulated-test constraints-test clients-test agents-test fleet-test soak fire soak-day record fuzz parity parity-matrix parity-peer originals models-test bench bench-kernels bench-steps bench-sampling audit bill docs docs-serve reference model vocabularies newest-llama format clean
 
 # A wheel of `make wheel` in dist/ that is this checkout's saves compiling, until something else is installed.
 FITTING := $(if $(wildcard .venv/installed),,$(if $(wildcard dist/*.whl),$(shell $(PYTHON) scripts/fitting_wheel.py $(BACKEND))))
@@ -153,9 +152,6 @@ originals: .venv/installed-dev model vocabularies
 bench: .venv/installed-dev
 	@for model in $(BENCH_MODELS); do $(BIN)/llorch-worker models pull "$$model" || exit; done
 	scripts/bench_peers.sh load $(BENCH_MODELS:%=--model %) $(ARGS)
-
-bench-sizes: .venv/installed-dev model
-	scripts/bench_peers.sh sizes $(ARGS)
 
 bench-kernels: .venv/installed-dev
 	scripts/bench_peers.sh kernels $(ARGS)

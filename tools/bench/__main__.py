@@ -1,4 +1,4 @@
-"""`python -m tools.bench load|sizes|kernels|steps|sampling`: what this machine does with a model.
+"""`python -m tools.bench load|kernels|steps|sampling`: what this machine does with a model.
 
 Owns the group. A command is imported when it is called: `load` does without
 llama.cpp in its process.
@@ -21,7 +21,6 @@ def bench() -> None:
 
 for _name, _place, _help in (
     ("load", "tools.bench.load_command:load", "Put a worker under load over HTTP, beside a peer if you like."),
-    ("sizes", "tools.bench.sizes:sizes", "Measure models of several sizes and file types."),
     ("kernels", "tools.bench.kernels:kernels", "Compare this build's products with stock llama.cpp's."),
     ("steps", "tools.bench.steps:steps", "Time what the engine adds to llama_decode."),
     ("sampling", "tools.bench.sampling:sampling", "Compare the cost of drawing a token with llama.cpp's."),

@@ -12,13 +12,12 @@ from statistics import median
 import msgspec
 import rich_click as click
 
-from parity.llama.quantise import FILE_TYPES
+from parity.llama.quantise import FILE_TYPES, quantise
 from parity.provenance import now_rfc3339, this_machine
 from tools import CHECKOUT
 from tools.bench.measures import check
 from tools.bench.peaks import peaks
 from tools.bench.sides import Rate
-from tools.bench.sizes import MADE, made_file
 from tools.markdown import Cells, table
 from worker.commands.places import present, where
 from worker.commands.tables import print_table
@@ -29,6 +28,8 @@ LEAST = 0.97
 ROWS = (1, 2, 4, 8, 16, 512)
 """The lengths of the prompts: llama-bench computes each in one step, so a product has as many rows."""
 TYPES = ("Q4_K_M", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q5_K_M", "Q6_K", "Q8_0", "IQ4_XS", "F16", "BF16")
+MADE = CHECKOUT / ".bench" / "models"
+"""The folder of made files, unless another is named."""
 _SHORT = TYPES[:1]
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -135,6 +136,15 @@ def kernels(
     shown = [pair for pair in found.values() if pair.file_type in wanted and pair.n_threads in counts]
     print_table(*cells(shown))
     check(news for pair in shown for news in pair.missed)
+
+
+def made_file(folder: Path, source: Path, file_type: str, *, n_threads: int) -> Path:
+    """The source in that file type, made unless it is there. Raises: ModelLoadFailed, OSError."""
+    target = folder / f"{source.stem}.as-{file_type}.gguf"
+    if not target.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        quantise(source, target, file_type, n_threads=n_threads)
+    return target
 
 
 def _in_turns(programs: tuple[Path, Path], path: Path, n_threads: int, n_rounds: int) -> tuple[Rates, Rates]:

@@ -114,17 +114,6 @@ def first_token(bound: Bound | None = None) -> Measure:
     )
 
 
-def prompt_rate(bound: Bound | None = None) -> Measure:
-    """Tokens of a prompt by the time to its first token, the median of the requests."""
-    return Measure(
-        "prompt",
-        "tokens/s",
-        lambda answers: median(per_s(one.n_prompt, one.ttft_s) for one in answers),
-        bound,
-        roof=lambda roof, work: work[0].n_new[0] / roof.prompt_s(work[0].n_new[0]),
-    )
-
-
 def last_first_token(bound: Bound) -> Measure:
     """The last request's."""
     return Measure(

@@ -24,19 +24,12 @@ from tools.bench.measures import (
     last_first_token,
     longest_gap_beside_the_last,
     loss_of_the_long,
-    prompt_rate,
     share_of_the_late,
     stream_rate,
     total_rate,
 )
 from tools.bench.prompts import REAL, WORDS, Prompts, Text, agent_loop, code_edit, growing, in_sentences, quotation
 from worker.config.settings import Settings
-
-PROMPT = "prompt"
-N_PROMPT_TOKENS = 512
-"""The prompt that every size of a model reads. llama-bench reads as many."""
-_WORDS_OF_THE_PROMPT = 384
-"""The words of the prompt, with a comma after every third one."""
 
 Role = Literal["judged", "beside", "speculating"]
 """The role of a peer: a bound for us, a column of the report, or a bound for us with drafts."""
@@ -393,23 +386,3 @@ CONVERSATIONS: tuple[Scenario, ...] = (
 )
 """The scenarios that are asked by name alone: conversations that grow, of models whose memory cannot be cut above
 all."""
-
-SIZES: tuple[Scenario, ...] = (
-    Scenario(
-        name="1-stream",
-        title="1 stream, 64 / 64",
-        asks=_alone(64, 64, n_times=1),
-        own=(stream_rate(at_least(0.97)),),
-        has_llama_bench=True,
-    ),
-    Scenario(name="8-streams", title="8 streams, 16 / 64", asks=_streams(8, 16, 64), own=(total_rate(at_least(0.97)),)),
-    Scenario(
-        name=PROMPT,
-        title=f"a prompt of {N_PROMPT_TOKENS} tokens",
-        asks=_alone(_WORDS_OF_THE_PROMPT, 8, n_times=1),
-        own=(prompt_rate(at_least(0.97)),),
-        has_llama_bench=True,
-    ),
-)
-"""The scenarios for a model of each size. They are short, because one of 7 billion weights takes a CPU a minute to read
-a prompt. The 8 streams' prompts are short, so that most of their time goes into their tokens."""

@@ -17,7 +17,7 @@ from tools.bench.load import Server, play
 from tools.bench.measures import Bound, Measure, numbers_of
 from tools.bench.processes import cpu_s
 from tools.bench.roofs import Work, work_of
-from tools.bench.scenarios import N_PROMPT_TOKENS, PROMPT, Role, Scenario
+from tools.bench.scenarios import Role, Scenario
 
 _QUIET_S, _GIVE_UP_S = 0.1, 10.0
 _QUIET_CPU_S = 0.02
@@ -160,10 +160,7 @@ class LlamaBench:
         return None
 
     async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
-        if scenario.name == PROMPT:
-            task = ["-p", str(N_PROMPT_TOKENS), "-n", "0"]
-        else:
-            task = ["-p", "0", "-d", str(_N_PROMPT), "-n", str(asks[0].n_tokens)]
+        task = ["-p", "0", "-d", str(_N_PROMPT), "-n", str(asks[0].n_tokens)]
         process = await asyncio.create_subprocess_exec(
             *(str(self.binary), "-m", str(self.model), *task),
             *("-t", str(self.n_threads), "-r", str(len(asks)), "-o", "json"),

@@ -22,7 +22,6 @@ from tools.bench.measures import (
     longest_gap_beside_the_last,
     loss_of_the_long,
     numbers_of,
-    prompt_rate,
     share_of_the_late,
     stream_rate,
     total_rate,
@@ -55,12 +54,6 @@ def test_a_bound_says_what_it_is() -> None:
 
 def test_a_stream_s_rate_is_the_median_of_the_streams() -> None:
     assert of(stream_rate(), steady(9, 10.0), steady(9, 50.0), steady(9, 20.0)) == pytest.approx(20.0)
-
-
-def test_a_prompt_s_rate_is_its_tokens_by_the_time_to_the_first_one() -> None:
-    answers = [replace(steady(3, 10.0, ttft_s=ttft_s), n_prompt=100) for ttft_s in (0.5, 2.0, 1.0)]
-    assert of(prompt_rate(), *answers) == pytest.approx(100.0)
-    assert of(prompt_rate(), steady(3, 10.0, ttft_s=0.5)) == 0.0
 
 
 def test_the_first_token_is_the_median_in_milliseconds_and_the_last_one_s_alone() -> None:

@@ -13,7 +13,7 @@ from tools.bench.answers import Answer, Ask
 from tools.bench.peaks import Peaks
 from tools.bench.prompts import Prompts
 from tools.bench.roofs import Phase, Roof, Weights, work_of
-from tools.bench.scenarios import LARGE, SCENARIOS, SIZES
+from tools.bench.scenarios import LARGE, SCENARIOS
 from tools.made_model import SHAPES, made_model
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo, read_info
@@ -37,7 +37,7 @@ def test_what_an_earlier_prompt_begins_with_is_not_read_again() -> None:
     )
 
 
-@pytest.mark.parametrize("scenario", [*SCENARIOS, *LARGE, *SIZES], ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *LARGE], ids=lambda scenario: scenario.name)
 def test_every_scenario_s_work_has_all_its_tokens_and_a_roof_that_no_server_reaches(scenario: object) -> None:
     assert isinstance(scenario, type(SCENARIOS[0]))
     asks = scenario.asks(Prompts(1))

@@ -2,22 +2,17 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-from tests.on_cpu import loaded_on_cpu
 from tools.bench.answers import Ask
-from tools.bench.measures import at_least
 from tools.bench.prompts import Prompts
 from tools.bench.scenarios import (
     CONVERSATIONS,
     LARGE,
     N_JOBS,
-    N_PROMPT_TOKENS,
     N_SLOTS,
     SCENARIOS,
-    SIZES,
     WARM_UP,
     Scenario,
 )
@@ -43,7 +38,7 @@ def test_a_seed_gives_a_scenario_s_requests_in_the_order_of_their_phases(scenari
     assert all(len(ask.prompt) <= 32_768 for ask in found)
 
 
-@pytest.mark.parametrize("scenario", [*SCENARIOS, *LARGE, *SIZES, *CONVERSATIONS], ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *LARGE, *CONVERSATIONS], ids=lambda scenario: scenario.name)
 def test_a_measure_has_one_meaning_in_a_scenario(scenario: Scenario) -> None:
     names = [measure.name for measure in scenario.measures]
     assert len(names) == len(set(names))
@@ -107,19 +102,6 @@ def test_lone_streams_come_one_after_another(name: str, size: tuple[int, int]) -
     found = asks(name)
     assert {(n_words(ask), ask.n_tokens) for ask in found} == {size}
     assert [ask.phase for ask in found] == list(range(len(found)))
-
-
-def test_sizes_ask_for_one_stream_eight_streams_and_a_prompt_that_keep_up() -> None:
-    found = {scenario.name: [(n_words(ask), ask.n_tokens) for ask in scenario.asks(Prompts(1))] for scenario in SIZES}
-    assert found == {"1-stream": [(64, 64)], "8-streams": [(16, 64)] * 8, "prompt": [(384, 8)]}
-    assert [measure.bound for scenario in SIZES for measure in scenario.own] == [at_least(0.97)] * 3
-
-
-@pytest.mark.model
-def test_the_prompt_of_the_sizes_has_512_tokens_of_the_default_model(default_model: Path) -> None:
-    (ask,) = SIZES[-1].asks(Prompts(1))
-    with loaded_on_cpu(default_model) as model:
-        assert len(model.tokenize(ask.prompt)) == pytest.approx(N_PROMPT_TOKENS, rel=0.02)
 
 
 @pytest.mark.parametrize(

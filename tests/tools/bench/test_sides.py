@@ -13,8 +13,7 @@ import pytest
 from tests.tools.bench.stand_in import stand_in
 from tools.bench.answers import Ask
 from tools.bench.measures import at_least, stream_rate
-from tools.bench.prompts import Prompts
-from tools.bench.scenarios import LARGE, ON_GPU, SCENARIOS, SIZES, Scenario
+from tools.bench.scenarios import LARGE, ON_GPU, SCENARIOS, Scenario
 from tools.bench.sides import LlamaBatchedBench, LlamaBench, Part, ServedSide, Turn, plays, until_quiet
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
@@ -81,7 +80,7 @@ def test_who_plays_what(part: Part, names: set[str]) -> None:
     assert {name for name, scenario in BY_NAME.items() if plays(part, scenario)} == names
 
 
-@pytest.mark.parametrize("scenario", [*SCENARIOS, *LARGE, *SIZES], ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *LARGE], ids=lambda scenario: scenario.name)
 def test_a_scenario_is_played_by_one_of_our_workers_and_by_no_peer_but_the_judged_one_without_it(
     scenario: Scenario,
 ) -> None:
@@ -121,17 +120,6 @@ def test_llama_bench_generates_as_a_stream_does(tmp_path: Path) -> None:
     assert asked == f"-m {tmp_path / 'm.gguf'} -p 0 -d 85 -n 96 -t 2 -r 3 -o json"
 
 
-def test_llama_bench_reads_as_long_a_prompt_as_the_others(tmp_path: Path) -> None:
-    prompt = SIZES[-1]
-    bench = tool(
-        tmp_path, "open(sys.argv[0] + '.log', 'w').write(' '.join(sys.argv[1:])); print('[{\"avg_ts\": 60.5}]')"
-    )
-    found = asyncio.run(bench.turn(prompt, prompt.asks(Prompts(1))))
-    assert dict(found.numbers) == {"prompt": 60.5}
-    asked = (tmp_path / "llama-bench.log").read_text()
-    assert asked == f"-m {tmp_path / 'm.gguf'} -p 512 -n 0 -t 2 -r 1 -o json"
-
-
 def test_llama_bench_that_fails_is_a_failed_turn(tmp_path: Path) -> None:
     found = asyncio.run(tool(tmp_path, "sys.exit(4)").turn(SCENARIOS[0], ASKS))
     assert (dict(found.numbers), found.n_failed, found.error) == ({}, 1, "llama-bench ended with 4")
@@ -141,7 +129,6 @@ def test_llama_bench_plays_one_stream_without_drafts_and_the_prompt_and_is_only_
     bench = LlamaBench(Path("b"), Path("m"), 2)
     for scenarios in (SCENARIOS, LARGE):
         assert [one.name for one in scenarios if bench.plays(one)] == ["1-stream-no-drafts", "1-stream-real-no-drafts"]
-    assert [scenario.name for scenario in SIZES if bench.plays(scenario)] == ["1-stream", "prompt"]
     assert (bench.part, bench.bound(SCENARIOS[0].own[0])) == ("beside", None)
 
 
