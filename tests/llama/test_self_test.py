@@ -236,7 +236,7 @@ def test_with_fixed_chunks_rows_are_grouped_until_they_are_the_same(
     runner = tainted(tiny, *taints)
     found = outcome(runner, FIXED)
     assert found is not None
-    assert (found.is_same, found.row_multiple, found.most_rows) == (True, groups.multiple, groups.most)
+    assert (found.is_same, found.tried.row_multiple, found.tried.most_rows) == (True, groups.multiple, groups.most)
     assert runner.context.row_groups == groups
     assert found.tried.widths == tuple(range(1, 9)), "each number of jobs there can be, however their rows are computed"
     assert outcome(runner, FIXED) == found, "a restarted engine chooses the same"

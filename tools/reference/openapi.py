@@ -42,9 +42,11 @@ _STRUCT = "#/components/schemas/{name}"
 
 Json = dict[str, Any]
 
-_ANSWERS = (HealthBody, ReadyBody, ErrorBody, FieldErrors, CancelBody, ShutdownBody, ModelList, ModelCard, ApiErrorBody)
-_ANSWERS += (ChatCompletion, Completion, Fill, TokensBody, TextBody, TokenizerInfo, RenderedBody, ResponseResource)
-_ANSWERS += (InputTokens, AnswerMessage, MessagesErrorBody, TokenCount)
+_ANSWERS: tuple[type[msgspec.Struct], ...] = (
+    *(HealthBody, ReadyBody, ErrorBody, FieldErrors, CancelBody, ShutdownBody, ModelList, ModelCard, ApiErrorBody),
+    *(ChatCompletion, Completion, Fill, TokensBody, TextBody, TokenizerInfo, RenderedBody, ResponseResource),
+    *(InputTokens, AnswerMessage, MessagesErrorBody, TokenCount),
+)
 
 _TOP_K = Annotated[
     int | None, doc("Keep this many of the most probable tokens; 0 and -1 are off.", minimum=-1, maximum=2**32 - 1)
@@ -108,8 +110,8 @@ def schemas() -> Json:
     (event,), made = msgspec.json.schema_components([Event], ref_template=_STRUCT)
     made["Event"] = {"oneOf": event["anyOf"], "discriminator": event["discriminator"]}
     made["ExecuteRequest"] = _execute_request()
-    for shape in (Message, CancelRequest, TokenizeRequest, DetokenizeRequest):
-        made |= _components(shape)
+    for plain in (Message, CancelRequest, TokenizeRequest, DetokenizeRequest):
+        made |= _components(plain)
     for shape in _ANSWERS:
         components = _components(shape)
         if not shape.__struct_config__.omit_defaults:
