@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.constraints.gbnf import BadGrammar, TokenOf, check_lark, is_lark, lark_of
-from worker.constraints.idle_keywords import without_idle_keywords
-from worker.constraints.schema_gaps import gap, has_open_names, plain, readable
+from worker.constraints.schema_gaps import gap, has_open_names, plain, readable, without_idle_keywords
 from worker.constraints.trial import survives
 from worker.constraints.vocabulary import Tokens
 from worker.engine.channels import Place

