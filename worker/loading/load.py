@@ -60,7 +60,17 @@ from worker.saved.keeper import Keeper, Keeping
 from worker.upstream.wording import FALSE_ALARM
 from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.jobs import SlotId, TokenId
-from worker.wire.load import Attention, Configure, DraftModelFacts, Drafts, Loaded, ModelFacts, Offload, OffPlan
+from worker.wire.load import (
+    Attention,
+    Configure,
+    DraftModelFacts,
+    Drafts,
+    HeadFacts,
+    Loaded,
+    ModelFacts,
+    Offload,
+    OffPlan,
+)
 from worker.wire.refusals import Violation
 
 log = logging.getLogger(__name__)
@@ -196,12 +206,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     is_without_flash = runner.context.is_without_flash
     facts = msgspec.structs.replace(
         _facts(info, placement, found, shapes, _kept(info, placement, prefix_bytes, runner.kv, shapes)),
-        drafts=Drafts(
-            off_because=why_no_drafts,
-            snapshots=placement.plan.n_snapshots,
-            snapshot_bytes=placement.plan.snapshot_bytes,
-            next_token_head=head.facts(model) if info.n_mtp_blocks and draft is None else None,
-        ),
+        drafts=_drafts(placement.plan, why_no_drafts, head.facts(model) if info.n_mtp_blocks and not draft else None),
         amx=amx_of(model.sizes),
         kernels=kernels,
         step_s=shapes.chunk_s * widest_step / shapes.chunk,
@@ -253,6 +258,15 @@ def _kept(info: ModelInfo, placement: Placement, limit_bytes: int, kv: Kv, shape
         can_share=kv.can_share,
         state_bytes=kv.n_state_bytes,
         is_copying_worthwhile=shapes.retention is None or shapes.retention.is_copying_worthwhile,
+    )
+
+
+def _drafts(plan: Plan, off_because: str | None, head: HeadFacts | None) -> Drafts:
+    return Drafts(
+        off_because=off_because,
+        snapshots=plan.n_snapshots,
+        snapshot_bytes=plan.snapshot_bytes,
+        next_token_head=head,
     )
 
 
