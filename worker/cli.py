@@ -1,9 +1,8 @@
 """The command line: argv to a command, and every mistake to one line on stderr.
 
 Owns: the commands, `serve`'s flags (made from settings.py's table), the help, the exit codes of what a user does wrong.
-Refuses to know: what the commands do; each is imported when it is called, so that `--help` stays fast. The commands of
-other packages are found by the entry points that an installation declares.
-Runs on the main thread, before any other work.
+Each command is imported when it is called, so that `--help` stays fast. The commands of other packages are found by the
+entry points that an installation declares. Runs on the main thread, before any other work.
 """
 
 import importlib

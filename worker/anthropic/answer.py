@@ -1,8 +1,7 @@
 """An answer of `POST /v1/messages` as it grows: deltas become blocks, and each change is an event.
 
-Owns: the message and its blocks, the events and their order, the reasons why an answer ends. Refuses to know: requests,
-how calls are read (openai/reading.py), sockets. Pure; runs on the front's event loop. `token` is called for every
-token.
+Owns: the message and its blocks, the events and their order, the reasons why an answer ends. Pure. `token` is called
+for every token.
 
     message_start                                                                        any time: ping
     └ for each block:  content_block_start  content_block_delta …  content_block_stop

@@ -1,7 +1,7 @@
 """The conversation of `POST /v1/messages`: blocks become messages in OpenAI's form of chats.
 
 Owns: the kinds of blocks, which of them are read, left out and named, or refused; the block that is Claude Code's own
-bill. Refuses to know: tools, templates. Pure; runs on the front's event loop, or on a thread for large bodies.
+bill. Pure.
 """
 
 import re

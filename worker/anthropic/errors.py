@@ -1,6 +1,6 @@
 """Refusals and failures in Anthropic's shape: `{"type":"error","error":{"type","message"}}`.
 
-Owns: the types. Refuses to know: HTTP frameworks, routes. Pure; runs on the front's event loop.
+Owns: the types. Pure.
 """
 
 from typing import Annotated, Literal

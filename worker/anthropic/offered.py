@@ -1,8 +1,7 @@
 """The tools of `POST /v1/messages` and the choice among them, as the internal list.
 
 Owns: which tools are offered. The tools that Anthropic runs or defines are left out and named, and so are tools whose
-loading is deferred. Refuses to know: the answers. Pure; runs on the front's event loop, or on a thread for large
-bodies.
+loading is deferred. Pure.
 """
 
 from collections.abc import Mapping

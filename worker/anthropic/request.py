@@ -1,7 +1,6 @@
 """The body of `POST /v1/messages` and `/v1/messages/count_tokens`: a conversation, tools and fields.
 
-Owns: the route's own fields. Refuses to know: blocks (blocks.py), tools (offered.py), events (answer.py), HTTP. Pure;
-runs on the front's event loop, or on a thread for large bodies.
+Owns: the route's own fields. Pure.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,6 @@
 """`llorch-worker chat render` and `chat parse`: what the worker does with conversations and answers, line by line.
 
-Owns: the JSON objects on stdin and stdout. Refuses to know: templates and formats, which are the room worker/chat.
-Runs in a short-lived process of its own. It reads no weights; with --model, llama.cpp reads the file's vocabulary.
+Owns: the JSON objects on stdin and stdout. It reads no weights; with --model, llama.cpp reads the file's vocabulary.
 """
 
 import sys

@@ -1,7 +1,6 @@
 """`llorch-worker devices`: what llama.cpp can compute on here, with its memory, and why it cannot use the rest.
 
-Owns: what is shown of devices and backends. Refuses to know: how they are found (llama/devices.py).
-Runs in a short-lived process of its own, which may load llama.cpp.
+Owns: what is shown of devices and backends. Runs in a short-lived process of its own, which may load llama.cpp.
 """
 
 from dataclasses import dataclass

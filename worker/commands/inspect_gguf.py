@@ -1,8 +1,7 @@
 """`llorch-worker inspect MODEL`: what a GGUF holds, and the memory serving it takes.
 
-Owns: what is shown of a file. Refuses to know: the format (info.py) and the arithmetic (the room worker/plan).
-Runs in a short-lived process of its own; reads headers only. Once the file has been checked, llama.cpp is asked which
-weights it lays out anew on this processor; it never sees the file.
+Owns: what is shown of a file. Runs in a short-lived process of its own; reads headers only. Once the file has been
+checked, llama.cpp is asked which weights it lays out anew on this processor; it never sees the file.
 """
 
 from collections import Counter

@@ -1,8 +1,7 @@
 """`llorch-worker launch NAME`: the configuration of a coding agent for a running worker.
 
 Owns: asking the worker, and writing the file. The configuration goes to stdout, where it belongs and how to start the
-agent to stderr. Refuses to know: what an agent needs (agents.toml).
-Runs in a short-lived process of its own.
+agent to stderr.
 """
 
 import json

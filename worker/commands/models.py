@@ -1,8 +1,7 @@
 """`llorch-worker models list|pull|path|verify`: the catalogue in the terminal.
 
-Owns: what is printed. Results go to stdout (`pull` and `path` print a path and nothing else), progress to stderr.
-Refuses to know: how a reference is read (downloads/catalog.py) or a file is fetched (downloads/fetch.py).
-Runs in a short-lived process of its own; `serve` starts `models pull` as a child to download.
+Owns: what is printed. Results go to stdout (`pull` and `path` print a path and nothing else), progress to stderr. Runs
+in a short-lived process of its own; `serve` starts `models pull` as a child to download.
 """
 
 import sys

@@ -1,7 +1,4 @@
-"""The places in which commands look for models: two options that several have, and a model that must be there.
-
-Refuses to know what a command does with a model.
-"""
+"""The places in which commands look for models: two options that several have, and a model that must be there."""
 
 from collections.abc import Callable
 from pathlib import Path

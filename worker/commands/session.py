@@ -1,8 +1,7 @@
 """An engine in the terminal: what `generate` and `chat` have in common, from the flags to the text of an answer.
 
-A front without HTTP: it starts an engine process and asks it one request after another, each streamed as it comes.
-Refuses to know: where questions come from, and where answers go. Runs on an event loop, which may stand still between
-two answers: the engine waits. Never imports llama.cpp.
+A front without HTTP: it starts an engine process and asks it one request after another, each streamed as it comes. Runs
+on an event loop, which may stand still between two answers: the engine waits. Never imports llama.cpp.
 """
 
 import asyncio

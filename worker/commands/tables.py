@@ -1,6 +1,6 @@
 """The output of commands: tables for people, tab-separated lines for pipes, JSON for programs. All goes to stdout.
 
-Refuses to know: what is printed. A GGUF's own texts pass through here, so nothing in them may steer the terminal.
+A GGUF's own texts pass through here, so nothing in them may steer the terminal.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """The config file: TOML whose keys are the flags of `serve`, given to click as its map of defaults.
 
 Owns: which keys and types a file may have. It is read as a whole, so that a mistake in it is found at once, also where
-a flag overrides it. Refuses to know: which source decides (click), and which values are allowed (settings.py).
+a flag overrides it.
 """
 
 import tomllib

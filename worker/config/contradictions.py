@@ -1,6 +1,6 @@
 """The combinations of settings that are refused, and what would do instead.
 
-Pure. Refuses to know which source a value came from, beyond whether the user gave it.
+Pure.
 """
 
 import ipaddress

@@ -1,6 +1,6 @@
 """The spellings of the predecessor's command lines, and what they mean here (docs/protocol.md#command-line).
 
-Owns: their names, and the one device they choose together. Refuses to know: how an argument list is parsed.
+Owns: their names, and the one device they choose together.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """Settings that were given and change nothing: each is one log line that names the flag and says why.
 
-Reports before the load what is known then, and the rest when the model is in memory. Refuses to know: settings that
-contradict each other (contradictions.py) or ask for what is not there (plan/placement.py), which are refused.
+Reports before the load what is known then, and the rest when the model is in memory.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,7 @@
 """A setting as an option of click's, and the kinds of values that click has no type for.
 
-Owns: how a value is read from text, and how a mistake in it is worded. Refuses to know: which settings there are
-(settings.py). Click itself chooses the source: flag > environment > config file > default.
+Owns: how a value is read from text, and how a mistake in it is worded. Click itself chooses the source: flag >
+environment > config file > default.
 """
 
 import ipaddress

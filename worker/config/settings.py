@@ -1,8 +1,7 @@
 """Every option of `serve`, once: name, meaning, unit, range and default (contradictions.py: which values go together).
 
 The flags, the environment variables (`LLORCH_` + the name in upper case) and the config file's keys all come from this
-table, so that none can be forgotten. Refuses to know which source a value came from. Used once, before anything else
-runs; frozen afterwards.
+table, so that none can be forgotten. Used once, before anything else runs; frozen afterwards.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Guesses at the flag or variable that a user meant by one that does not exist.
 
-These are hints in an error line, not aliases, which settings.py has. Refuses to know: how arguments are parsed. Pure,
-but for the file of llama-server's flags beside it.
+These are hints in an error line, not aliases, which settings.py has. Pure, but for the file of llama-server's flags
+beside it.
 """
 
 import difflib

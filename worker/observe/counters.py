@@ -1,7 +1,4 @@
-"""The series of `/metrics` that count jobs, steps and answers as they come; metrics.py adds what a scrape looks up.
-
-Refuses to know: jobs and HTTP. Called on the front's event loop.
-"""
+"""The series of `/metrics` that count jobs, steps and answers as they come; metrics.py adds what a scrape looks up."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, get_args

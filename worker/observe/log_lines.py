@@ -1,9 +1,7 @@
 """Log lines: one per event, on stderr, JSON off a terminal and readable on one (docs/protocol.md#metrics-and-logs).
 
-Owns: the words for events, the form of a line, the escaping of control characters, and the routing of other
-libraries' lines through the same form.
-Refuses to know: what a secret is (redaction.py), who waits for a slow reader (log_writer.py), who logs and why.
-Any thread of the front or of a subcommand may log; a failing stderr does no harm.
+Owns: the words for events, the form of a line, the escaping of control characters, and the routing of other libraries'
+lines through the same form. Any thread of the front or of a subcommand may log; a failing stderr does no harm.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """The writer of the front's log lines: a bounded queue, and a thread that may wait for the reader of stderr.
 
 A pipe that is not read blocks its writer after 64 KiB, a terminal after Ctrl-S; the event loop must never be that
-writer. Owns the queue, its bound, and the count of what did not fit.
-Refuses to know: the form of a line, who logs and why. Any thread may write; only the writer's own thread waits.
+writer. Owns the queue, its bound, and the count of what did not fit. Any thread may write; only the writer's own thread
+waits.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """The worker's Prometheus series (docs/protocol.md#metrics-and-logs), all of them there from the start, at zero.
 
-Owns: names, types, labels, buckets, and a registry of its own. Methods are named for what happened.
-Refuses to know: jobs, requests and HTTP; label values are closed sets, never a job_id.
-Called on the front's event loop.
+Owns: names, types, labels, buckets, and a registry of its own. Methods are named for what happened. Label values are
+closed sets, never a job_id.
 """
 
 import platform

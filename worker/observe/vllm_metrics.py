@@ -1,7 +1,7 @@
 """The worker's figures under vLLM's names, for routers, autoscalers and boards (docs/protocol.md#metrics-and-logs).
 
 Owns: these names with their labels, and the figures that have no name of the worker's own. What has one is counted
-once, and gets its second name at each scrape. Refuses to know: jobs and HTTP. Called on the front's event loop.
+once, and gets its second name at each scrape.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,6 @@
 """The parts that all answers of `/v1` share: their heading, their usage, and how a job's events become one choice.
 
-Owns: the counts of tokens, the limit on an answer before it is sent, the frames of a stream. Refuses to know: the form
-of a choice (chat_message.py, completions.py, infill.py), sockets. Pure; runs on the front's event loop.
+Owns: the counts of tokens, the limit on an answer before it is sent, the frames of a stream. Pure.
 """
 
 from abc import ABC, abstractmethod

@@ -1,8 +1,6 @@
 """The body of `POST /v1/chat/completions`: a conversation, tools and fields.
 
-Owns: the route's own fields. Refuses to know: the forms of messages (protocol/conversation.py), tools (chat_tools.py),
-answers (chat_message.py), templates, HTTP frameworks. Pure; runs on the front's event loop, or on a thread for large
-bodies.
+Owns: the route's own fields. Pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

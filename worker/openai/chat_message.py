@@ -1,7 +1,6 @@
 """The answers of `POST /v1/chat/completions`: a job's events become a message, or the chunks of one.
 
-Owns: the shapes of answers. Refuses to know: requests (chat.py), how calls are read (reading.py), HTTP frameworks. Pure
-except for the ids of calls; runs on the front's event loop. `token` is called for every token.
+Owns: the shapes of answers. Pure except for the ids of calls. `token` is called for every token.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,6 @@
 """The tools of `POST /v1/chat/completions` and the choice among them, as the internal list.
 
-Owns: the kinds of tools. Functions are offered; other kinds are left out and named. Refuses to know: the answers. Pure;
-runs on the front's event loop, or on a thread for large bodies.
+Owns: the kinds of tools. Functions are offered; other kinds are left out and named. Pure.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """`POST /v1/completions`: a request becomes prompts and its fields, jobs become texts or chunks.
 
-Owns: the route's own fields and shapes, the legacy form of log-probabilities, and vLLM's form of a prompt's. Refuses to
-know: tokenisers (the caller passes the text for `echo`), HTTP frameworks. Pure; runs on the front's event loop. Large
-bodies are read on a thread.
+Owns: the route's own fields and shapes, the legacy form of log-probabilities, and vLLM's form of a prompt's. Pure.
 """
 
 import codecs

@@ -1,8 +1,6 @@
 """The constraint on an answer, in the spellings of OpenAI, vLLM and llama-server.
 
-Owns: the fields that carry a constraint, and the constraint of `/execute` that each of them becomes. Refuses to know:
-the limits of constraints (protocol/constraints.py), whether a model can keep one (the engine). Pure; runs on the
-front's event loop, or on a thread for large bodies.
+Owns: the fields that carry a constraint, and the constraint of `/execute` that each of them becomes. Pure.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Refusals and failures in OpenAI's shape: `{"error":{"message","type","param","code"}}`.
 
-Owns: types and codes. Refuses to know: HTTP frameworks, routes. Pure; runs on the front's event loop.
+Owns: types and codes. Pure.
 """
 
 import re

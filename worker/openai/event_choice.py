@@ -1,7 +1,6 @@
 """An answer whose deltas become events: the part that Responses and Messages share.
 
-Owns: the way of a job's text through the reader. Refuses to know: the events. Pure except for the ids of calls; runs on
-the front's event loop. `token` is called for every token.
+Owns: the way of a job's text through the reader. Pure except for the ids of calls. `token` is called for every token.
 """
 
 from abc import abstractmethod

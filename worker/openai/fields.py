@@ -1,8 +1,7 @@
 """The fields of a request in OpenAI's shape, and how they become those of `/execute`.
 
 Owns: the known, the refused and the ignored fields; their types; the common part of the two generating routes. Ranges
-are protocol/rules.py's. A field that is null counts as absent. Refuses to know: HTTP frameworks, the prompt. Pure; runs
-on the front's event loop, or on a thread for large bodies.
+are protocol/rules.py's. A field that is null counts as absent. Pure.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

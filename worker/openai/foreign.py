@@ -1,6 +1,6 @@
 """The fields of requests in other forms than a chat's, read by the rules of chats.
 
-Pure; runs on the front's event loop, or on a thread for large bodies.
+Pure.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """`POST /infill`: a request in llama-server's shape becomes a text with a gap, and a job becomes the text in the gap.
 
-Owns the route's fields and the shape of its answers. Pure; runs on the front's event loop. Large bodies are read on a
-thread.
+Owns the route's fields and the shape of its answers. Pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

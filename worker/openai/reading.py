@@ -1,8 +1,7 @@
 """An answer's text becomes deltas: content, reasoning and calls of the offered tools, whatever the protocol.
 
 Owns: how one request's answers are read, and the ids of calls. The engine has divided reasoning from content by tokens;
-chat/parse.py finds the calls in the content. Refuses to know: the events of a protocol. Pure except for the ids that it
-draws; runs on the front's event loop. `push` is called for every token.
+chat/parse.py finds the calls in the content. Pure except for the ids that it draws. `push` is called for every token.
 """
 
 import secrets

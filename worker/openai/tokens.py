@@ -1,6 +1,6 @@
 """`POST /tokenize`, `/detokenize`, the render routes and `GET /tokenizer_info`, in llama-server's spelling and vLLM's.
 
-Pure; runs on the front's event loop, reading on a thread for large bodies.
+Pure.
 """
 
 from dataclasses import dataclass

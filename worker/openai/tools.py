@@ -1,8 +1,7 @@
 """The tools that a request offers, as one internal list for every protocol, and the calls that it allows.
 
 Owns: the names by which the model knows the tools, the canonical form in which a template gets them, and the choice
-among them. Refuses to know: how a model writes calls (chat/), how a protocol spells tools. Pure; runs on the front's
-event loop, or on a thread for large bodies.
+among them. Pure.
 """
 
 import re

@@ -1,8 +1,7 @@
 """A conversation in another protocol's form becomes messages in OpenAI's form, one part after the other.
 
 Owns: which parts become one message, and the place in the request of each message. Two spellings of one conversation
-become the same messages, so that their prompts have the same prefix. Refuses to know: the forms of any protocol, the
-rules of messages (protocol/conversation.py). Pure; runs on the front's event loop, or on a thread for large bodies.
+become the same messages, so that their prompts have the same prefix. Pure.
 """
 
 from typing import Any

@@ -2,8 +2,7 @@
 (docs/protocol.md#start-up-and-callback, #http).
 
 Owns: keys and their order, which is the order of the fields below, and the annotations from which msgspec makes the
-OpenAPI document. Refuses to know: the source of the figures, the rules of requests, HTTP. Pure; runs on the
-front's event loop. A struct becomes bytes with `encode_json`.
+OpenAPI document. Pure. A struct becomes bytes with `encode_json`.
 """
 
 import re

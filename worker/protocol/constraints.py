@@ -1,7 +1,6 @@
 """The constraints on an answer: a grammar, a JSON schema or a regular expression; their size, depth and number.
 
-Owns: the text of a schema that is sent to the engine, and the limits that the front checks. Refuses to know: the
-meaning of a constraint and whether it can be kept, which the engine finds out. Pure; runs on the front's event loop.
+Owns: the text of a schema that is sent to the engine, and the limits that the front checks. Pure.
 """
 
 from collections.abc import Iterator

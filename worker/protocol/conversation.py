@@ -1,9 +1,7 @@
 """The form of a conversation: messages in OpenAI's shape become the `Conversation` that the engine's template renders.
 
 Owns: the keys of a message that are read, the form in which templates expect them (content as one text, a call's
-arguments as an object), the limits, and the error texts. Refuses to know: the roles and keys that the model's own
-template supports (the engine finds out), HTTP. Both APIs use it, `/execute` and `/v1`. Pure; runs on
-the front's event loop.
+arguments as an object), the limits, and the error texts. Both APIs use it, `/execute` and `/v1`. Pure.
 """
 
 import re

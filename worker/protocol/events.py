@@ -1,8 +1,7 @@
 """A job's events, and a stream of them as bytes: server-sent events or JSON lines (docs/protocol.md#post-execute).
 
 Owns: keys, their order and their descriptions in the OpenAPI document; the framings, and the choice of one for a
-client; the interface of any other form of events. Refuses to know: the time of an event, sockets. Pure; runs on the
-front's event loop. `token` is called for every token.
+client; the interface of any other form of events. Pure. `token` is called for every token.
 """
 
 import re

@@ -1,8 +1,7 @@
 """Bodies in: bytes → `ExecuteRequest` or `CancelRequest`, or the text/plain refusal legacy clients know.
 
 Owns: the fields of docs/protocol.md#post-execute, then those of our own, their types and defaults, what counts as JSON
-and what as a wrong shape. Refuses to know: whether values are in range (rules.py), HTTP. Pure; runs on the front's
-event loop.
+and what as a wrong shape. Pure.
 """
 
 import struct

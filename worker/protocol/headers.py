@@ -1,7 +1,6 @@
 """The request headers that have a meaning in the protocol, from text to value (docs/protocol.md#http).
 
-Refuses to know: HTTP frameworks, the time of day (a deadline is compared elsewhere). `Accept` is events.py's.
-Pure except for the fresh UUIDs; runs on the front's event loop.
+`Accept` is events.py's. Pure except for the fresh UUIDs.
 """
 
 import re

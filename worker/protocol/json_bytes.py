@@ -1,6 +1,6 @@
 """Bodies before they are decoded as JSON: a byte order mark is skipped, and an unreadable body gets a clear error.
 
-RFC 8259 8.1 requires UTF-8 and lets a reader skip the mark. Refuses to know: the content of a body. Pure.
+RFC 8259 8.1 requires UTF-8 and lets a reader skip the mark. Pure.
 """
 
 import re

@@ -1,8 +1,7 @@
 """The payloads of pictures and files, removed from a JSON text while it arrives.
 
-Owns: the way to the strings at given places, and which of them are not read. Refuses to know: the places, which each
-API lists beside its types. No byte that breaks a rule of JSON is removed, so a reader finds the same value or the same
-fault as in the whole text. Pure; runs on the front's event loop, for large bodies only.
+Owns: the way to the strings at given places, and which of them are not read. No byte that breaks a rule of JSON is
+removed, so a reader finds the same value or the same fault as in the whole text. Pure; used for large bodies only.
 """
 
 import re

@@ -1,8 +1,7 @@
 """The rules for the values of an execute request, and the messages of broken ones (docs/protocol.md#post-execute).
 
 Owns: the order of all rules, the protocol's fields first and then those of our own; ranges, constraint and message
-texts, which clients compare byte for byte. Refuses to know: JSON types (execute.py), HTTP, the model but for the size
-of its vocabulary. Pure; runs on the front's event loop.
+texts, which clients compare byte for byte. Pure.
 """
 
 import re

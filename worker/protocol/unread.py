@@ -1,6 +1,6 @@
 """The search for members of a JSON value that no field of its reader's types has.
 
-Pure; runs on the front's event loop, or on a thread for large bodies.
+Pure.
 """
 
 from collections.abc import Iterator

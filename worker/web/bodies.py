@@ -1,6 +1,6 @@
 """Request bodies: which are read, and the thread on which large ones are decoded.
 
-Refuses to know: the content of a body. Runs on the front's event loop, except for the decoding.
+Runs on the front's event loop, except for the decoding.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The page at `/`: a chat with the model, and the worker's state (docs/page.md).
 
 Owns: the page's files and the policy for browsers. The files hold no data of this worker, so they need no token: the
-page asks for the token, and all its data comes from routes that require it. Runs on the front's event loop.
+page asks for the token, and all its data comes from routes that require it.
 """
 
 from litestar import Response, get

@@ -1,7 +1,6 @@
 """Web pages may call this worker from a browser if their origin is allowed (--cors-origin); by default none is.
 
 Owns: the headers that browsers check. Without an allowed origin no header is sent, and OPTIONS is an ordinary method.
-Runs on the front's event loop.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """All open connections, and the choice of the one to close when there are too many (docs/protocol.md#http).
 
-Owns: the number of connections, the standing of each, and the order in which they are closed. Refuses to know: HTTP,
-sockets and time. This is the state that all connections of a uvicorn server share. Runs on the front's event loop.
+Owns: the number of connections, the standing of each, and the order in which they are closed. This is the state that
+all connections of a uvicorn server share.
 """
 
 from collections import Counter

@@ -2,7 +2,6 @@
 before anything is read, and the log lines and counters of each exchange: its request, its end, and a refusal's reason.
 
 Owns: the labels, which are closed sets that no client can extend, and the `refused` and `access` lines.
-Refuses to know: the form of a refusal on the wire. Runs on the front's event loop.
 """
 
 import base64

@@ -1,8 +1,6 @@
 """Large bodies: the memory that they share, the queue for it, and the time in which they must arrive.
 
-Owns: the limits of a body, its part of the memory, and the order in which bodies get theirs. Refuses to know: the
-content of a body, except where the payloads lie that are not held (protocol/payloads.py). Runs on the front's event
-loop.
+Owns: the limits of a body, its part of the memory, and the order in which bodies get theirs.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """The form of a refusal on the wire: the texts of docs/protocol.md#http, OpenAI's shape on the routes of `/v1`, or
 Anthropic's on `/v1/messages`; and a refusal as the log and the counters name it.
 
-Owns: the choice between the forms by path. Refuses to know: the reason of a refusal.
-Runs on the front's event loop.
+Owns: the choice between the forms by path.
 """
 
 import re

@@ -3,8 +3,6 @@
 Clients make such offers in ordinary requests: the JDK's client sends `Upgrade: h2c` with each. httptools itself treats
 the bytes after the head of such a request as the other protocol's, so the body is lost. This parser parses the head
 again without its Upgrade lines, and then the body as usual.
-
-Refuses to know: the content of a request. Runs on the front's event loop.
 """
 
 from typing import Protocol

@@ -1,8 +1,8 @@
 """A worker without a token refuses what a browser sends for other pages than its own (docs/security.md#web-pages).
 
 Any page can have a browser send requests, and any site can give its own name the address of this machine. So the host
-of a request must be known to be this worker, and the page that asks must be the worker's own, or be allowed.
-Owns: both decisions. Refuses to know: tokens, and forwarded headers, which any client can write.
+of a request must be known to be this worker, and the page that asks must be the worker's own, or be allowed. Forwarded
+headers count for nothing, because any client can write them.
 """
 
 import asyncio

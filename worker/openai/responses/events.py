@@ -1,8 +1,7 @@
 """An answer of `POST /v1/responses` as it grows: deltas become items, and each change is an event.
 
-Owns: the events, their order, their numbers, and the item that is open. Refuses to know: requests, how calls are read
-(openai/reading.py), sockets. Pure except for the ids that it draws and the time of the answer's end; runs on the
-front's event loop. `token` is called for every token.
+Owns: the events, their order, their numbers, and the item that is open. Pure except for the ids that it draws and the
+time of the answer's end. `token` is called for every token.
 
     response.created  response.in_progress                                         any time: response.in_progress
     └ for each item:  output_item.added  [content_part.added]  deltas  … done  [content_part.done]  output_item.done

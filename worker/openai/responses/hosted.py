@@ -1,7 +1,6 @@
 """Items that hosted services leave in a conversation, and calls of tools that this worker does not know.
 
-Owns: which members of such an item the model reads, and the text that they become. Pure; runs on the front's event
-loop, or on a thread for large bodies.
+Owns: which members of such an item the model reads, and the text that they become. Pure.
 """
 
 import re

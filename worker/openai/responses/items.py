@@ -1,7 +1,6 @@
 """The input of `POST /v1/responses`: items become messages in OpenAI's form of chats.
 
-Owns: the kinds of items and of their parts, which of them are read, left out and named, or refused. Refuses to know:
-tools (offered.py), templates. Pure; runs on the front's event loop, or on a thread for large bodies.
+Owns: the kinds of items and of their parts, which of them are read, left out and named, or refused. Pure.
 """
 
 import re

@@ -1,8 +1,7 @@
 """The tools of `POST /v1/responses` and the choice among them, as the internal list.
 
 Owns: the kinds of tools. Functions, custom tools and namespaces of both are offered; the kinds that OpenAI runs itself
-are left out and named. Refuses to know: the answers. Pure; runs on the front's event loop, or on a thread for large
-bodies.
+are left out and named. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

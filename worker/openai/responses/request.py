@@ -1,8 +1,6 @@
 """The body of `POST /v1/responses` and `/v1/responses/input_tokens`: a conversation, tools and fields.
 
-Owns: the route's own fields, and which of them are refused because the worker keeps nothing between requests. Refuses
-to know: items (items.py), tools (offered.py), events (events.py), HTTP. Pure; runs on the front's event loop, or on a
-thread for large bodies.
+Owns: the route's own fields, and which of them are refused because the worker keeps nothing between requests. Pure.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,6 @@
 """The answer of `POST /v1/responses` as one object: its items, its usage and its settings.
 
-Owns: keys, and the values of members that this worker does not have. Refuses to know: how items come about
-(events.py). Pure.
+Owns: keys, and the values of members that this worker does not have. Pure.
 """
 
 from typing import Annotated, Any, Literal
