@@ -1,7 +1,7 @@
 """Check that a rendering contains all of a conversation.
 
-Owns the witnesses: each text gets one more character, from a private use area. No template knows it, and it stays with
-the text through trimming, cutting and JSON. A text is in a rendering where its witness is.
+Marks each text with a unique private-use character, to check that the template rendered it. The character stays with
+the text through trimming, cutting and JSON.
 Pure; knows no template engine.
 """
 

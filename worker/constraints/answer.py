@@ -1,8 +1,8 @@
 """A constraint on parts of an answer: what is free, where it begins, and how far the reasoning may go.
 
-Owns the way of an answer through its places: reasoning is free, a whole answer is constrained behind it, a call from
-its beginning on; and the budget of the reasoning. Knows nothing of forms or grammars: the constraints of the parts come
-compiled. All that it decides depends on the tokens alone. Used on the step thread.
+Tracks which part of an answer is constrained: reasoning is free, a whole answer is constrained behind it, a call from
+its beginning on. Owns the budget of the reasoning. Knows nothing of forms or grammars: the constraints of the parts
+come compiled. All that it decides depends on the tokens alone. Used on the step thread.
 """
 
 from collections.abc import Sequence as Seq

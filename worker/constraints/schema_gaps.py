@@ -1,4 +1,4 @@
-"""Gaps in llguidance's support of JSON schemas, about which it says nothing, and its refusals in plain words.
+"""Schema features that llguidance silently ignores, and that we refuse; and its own refusals in plain words.
 
 Pure functions over a parsed schema, which know nothing of grammars. tests/constraints/test_json_schema.py has a text
 for each gap that the library would let through, so that a release which closes one shows there.

@@ -88,8 +88,8 @@ class Holding:
 
 
 def residency_on(holdings: Seq[Holding], memory_of: MemoryOf, *, is_resident: bool) -> Callable[[], Residency]:
-    """A question to be asked again and again. Call it when all is loaded; `is_resident` is what holds then, and
-    `memory_of` asks a device's driver.
+    """Return a function that checks where the model is; call this after the load. `is_resident` is what holds then,
+    and `memory_of` asks a device's driver.
 
     A driver that does not count what we put there, such as one of Vulkan without VK_EXT_memory_budget, which calls all
     of its memory free, cannot show that it is gone either: such a device is not asked.

@@ -94,7 +94,7 @@ class Intake:
         leave("")
 
     def _keep_all(self) -> None:
-        """Write what is to outlive the worker, if that takes no long time."""
+        """Flush the prefix cache to disk, for at most `FAREWELL_S`."""
         if self._model is not None and self._model.flush is not None:
             leaving = Leaving(threading.Event())
             self.inbox.put(leaving)

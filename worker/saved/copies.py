@@ -156,7 +156,7 @@ class SavedCells:
         `tokens`: all from position 0 to the last cell, if they are known. `keep` gets the parts that this is split
         into.
 
-        Raises: ValueError: they are none.
+        Raises: ValueError if the bytes are no saved state.
         """
         states = [parse_seq_state(part, layout) for part in parts]
         in_order = [state.in_order() for state in states]

@@ -114,7 +114,8 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """All texts of the format. A control token that is in one of them has a meaning for whom reads an answer."""
+        """All texts of the format. A control token in one of them must stay in the text, because the
+        parser needs it."""
         parts: list[object] = [self.opening, self.content_begin, self.content_end, *self.hidden]
         if self.reasoning is not None:
             parts += [self.reasoning.begin, self.reasoning.end]

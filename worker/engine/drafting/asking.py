@@ -27,8 +27,8 @@ class Asking:
         self._clock = clock
 
     def ask(self, sequences: Running, proposals: Proposals) -> tuple[float, set[SlotId]]:
-        """Ask for drafts of the sequences of a step for which they are expected to win more than they cost. Each of
-        these then has another proposal. Return the seconds that this took, and the slots of these sequences.
+        """Run the draft model where it is expected to pay, and add its drafts to the proposals. Return the seconds that
+        this took, and the slots of these sequences.
         """
         model, n_rows, speculation = self._model, len(sequences), self._speculation
         if model.is_lost:
