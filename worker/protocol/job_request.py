@@ -27,7 +27,7 @@ class JobRequest:
     dialect: Dialect
     """The form of its events; this job's own."""
     prompt_logprobs: int | None = None
-    """How many alternatives to report for each prompt token."""
+    """The number of alternatives to report for each prompt token."""
     prediction: str = ""
     """The text of Submit.prediction."""
     marks: MarkUse = "hidden"
