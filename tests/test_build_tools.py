@@ -130,12 +130,9 @@ def test_without_a_tool_it_says_how_to_name_one(checkout: Checkout, arguments: t
     assert "name a tool" in failed.value.stderr
 
 
-@pytest.mark.parametrize("command", ["load", "sizes"])
-def test_the_bench_has_stock_tools_next_to_it_and_a_load_has_those_with_our_flags_too(
-    checkout: Checkout, command: str
-) -> None:
-    measured = checkout.measure(command, "--rounds", "3")
+def test_the_bench_has_stock_tools_and_those_with_our_flags_beside_it(checkout: Checkout) -> None:
+    measured = checkout.measure("load", "--rounds", "3")
     (stock,), (ours,) = checkout.build("--stock", "llama-server"), checkout.build("llama-server")
-    assert measured[:4] == ["-m", "tools.bench", command, "--peer-binary"]
-    assert measured[4:9] == [str(stock), "--llama-bench", str(stock.with_name("llama-bench")), "--out", ".bench"]
-    assert measured[9:] == [*(["--our-flags-binary", str(ours)] if command == "load" else []), "--rounds", "3"]
+    assert measured[:5] == ["-m", "tools.bench", "load", "--our-flags-binary", str(ours)]
+    assert measured[5:9] == ["--peer-binary", str(stock), "--llama-bench", str(stock.with_name("llama-bench"))]
+    assert measured[9:] == ["--out", ".bench", "--rounds", "3"]

@@ -40,6 +40,8 @@ def values_of(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.binary(max_size=16)
         case inspect.BoolType():
             return st.booleans()
+        case inspect.Metadata(type=bare):
+            return values_of(bare)
         case inspect.NoneType():
             return st.none()
         case _:

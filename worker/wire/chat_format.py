@@ -114,8 +114,7 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """All texts of the format. A control token in one of them must stay in the text, because the
-        parser needs it."""
+        """All texts of the format. A control token in one of them stays in the text: the parser needs it."""
         parts: list[object] = [self.opening, self.content_begin, self.content_end, *self.hidden]
         if self.reasoning is not None:
             parts += [self.reasoning.begin, self.reasoning.end]
