@@ -5,7 +5,7 @@ for each gap that the library would let through, so that a release which closes 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from math import inf, lcm
 from typing import Any
@@ -86,17 +86,9 @@ def without_idle_keywords(schema: Any) -> Any:
     """
     if not isinstance(schema, dict):
         return schema
-    made: dict[str, Any] = {}
-    for key, value in schema.items():
-        if _is_idle(schema, key):
-            continue
-        if key in _MAPS and isinstance(value, dict):
-            made[key] = {name: without_idle_keywords(part) for name, part in value.items()}
-        elif key in _LISTS and isinstance(value, list):
-            made[key] = [without_idle_keywords(part) for part in value]
-        else:
-            made[key] = without_idle_keywords(value) if key in _SINGLE else value
-    return made
+    return {
+        key: _changed(key, value, without_idle_keywords) for key, value in schema.items() if not _is_idle(schema, key)
+    }
 
 
 def _is_idle(part: Schema, key: str) -> bool:
@@ -118,18 +110,22 @@ def readable(schema: Any) -> Any:
         return schema
     made: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _MAPS and isinstance(value, dict):
-            names = _ecma_names(value) if key == "patternProperties" else {}
-            made[key] = {names.get(name, name): readable(part) for name, part in value.items()}
-        elif key in _LISTS and isinstance(value, list):
-            made[key] = [readable(part) for part in value]
-        elif key == "pattern" and isinstance(value, str):
-            made[key] = ecma(value)
-        else:
-            made[key] = readable(value) if key in _SINGLE else value
+        made[key] = ecma(value) if key == "pattern" and isinstance(value, str) else _changed(key, value, readable)
+    if isinstance(patterns := made.get("patternProperties"), dict):
+        names = _ecma_names(patterns)
+        made["patternProperties"] = {names.get(name, name): part for name, part in patterns.items()}
     if isinstance(branches := made.get("oneOf"), list):
         made["oneOf"] = [{"type": _TYPES, **part} if _is_reference(part) else part for part in branches]
     return made
+
+
+def _changed(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
+    """The value of a schema's keyword, with the schemas that stand directly inside it changed."""
+    if key in _MAPS and isinstance(value, dict):
+        return {name: change(part) for name, part in value.items()}
+    if key in _LISTS and isinstance(value, list):
+        return [change(part) for part in value]
+    return change(value) if key in _SINGLE else value
 
 
 def ecma(pattern: str) -> str:
