@@ -11,11 +11,11 @@ from worker.errors import UsageError, WorkerError
 _INTERRUPTED = 130
 
 
-def exit_code(group: click.Group, name: str, argv: Sequence[str]) -> int:
+def exit_code(command: click.Command, name: str, argv: Sequence[str]) -> int:
     """Run `python -m tools.NAME`. 1 where a bound is missed or something failed, 2 for a mistake in the arguments."""
     try:
-        with group.make_context(f"python -m tools.{name}", list(argv)) as context:
-            group.invoke(context)
+        with command.make_context(f"python -m tools.{name}", list(argv)) as context:
+            command.invoke(context)
     except Exit as left:
         return left.exit_code
     except NoArgsIsHelpError:

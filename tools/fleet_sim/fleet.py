@@ -9,13 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
 
-from tools.fleet_sim.costs import StepCosts
+from tools.bench.answers import per_s, percentile
 from tools.fleet_sim.policies import Policy, policy_of
-from tools.fleet_sim.sim_worker import Served, SimWorker
+from tools.fleet_sim.sim_worker import Served, SimWorker, StepCosts
 from tools.fleet_sim.workloads import Ask, Session
 from worker.errors import UsageError
 
 Asks = Iterator[tuple[float, Ask]]
+
+COLUMNS = (
+    *("policy", ">workers", ">requests/s", ">tokens/s", ">cached", ">first token", ">p90", ">p99", ">per token"),
+    *(">busy", ">busiest / mean"),
+)
 
 
 class Fleet:
@@ -23,6 +28,7 @@ class Fleet:
 
     def __init__(self, costs: Sequence[StepCosts], policy: str, *, seed: int) -> None:
         n_workers = len(costs)
+        self.policy_name = policy
         self.workers = [SimWorker(each) for each in costs]
         self.served: list[Served] = []
         self.window_s = (0.0, 0.0)
@@ -36,7 +42,6 @@ class Fleet:
             n_workers=n_workers,
             seed=seed,
             known_tokens=min(each.prefix_cache_tokens for each in costs),
-            held=lambda worker, prompt: self.workers[worker].n_held(prompt),
         )
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = count()
@@ -51,7 +56,7 @@ class Fleet:
                     f"a session grows to {session.n_longest} tokens; the context of a worker with these costs has "
                     f"{self._context_length}"
                 )
-            self._rest[session.number] = session.asks()
+            self._rest[session.number] = iter(session.asks)
             self._go_on(session.number, session.begins_s)
         last_s = max(session.begins_s for session in sessions)
         self.window_s = (last_s / 2, last_s)
@@ -69,7 +74,7 @@ class Fleet:
             self._at(now_s + pause_s, lambda at_s: self._send(ask, at_s))
 
     def _send(self, ask: Ask, now_s: float) -> None:
-        chosen = self._policy.choose(ask, self._in_flight)
+        chosen = self._policy(ask, self._in_flight)
         self._in_flight[chosen] += 1
         served = Served(ask, chosen, now_s)
         self.served.append(served)
@@ -95,3 +100,29 @@ class Fleet:
     def _end(self, served: Served, now_s: float) -> None:
         self._in_flight[served.worker] -= 1
         self._go_on(served.ask.session, now_s)
+
+    def cached_share(self) -> float:
+        """The share of the prompts' tokens that needed no computing, of the requests sent in the window."""
+        return sum(one.n_cached for one in self._counted()) / sum(len(one.ask.prompt) for one in self._counted())
+
+    def result(self) -> tuple[str, ...]:
+        """A line of the table, from the times of the requests that were sent in the window."""
+        counted, whole_s = self._counted(), self.window_s[1] - self.window_s[0]
+        first = [one.first_s - one.sent_s for one in counted]
+        after_first = [(one.ended_s - one.first_s) / (one.n_tokens - 1) for one in counted if one.n_tokens > 1]
+        times_s = (*(percentile(first, share) for share in (50, 90, 99)), percentile(after_first, 50))
+        n_workers, busy_s = len(self.workers), sum(self.busy_s)
+        return (
+            self.policy_name,
+            str(n_workers),
+            f"{per_s(len(counted), whole_s):.2f}",
+            f"{per_s(sum(one.n_tokens for one in counted), whole_s):.0f}",
+            f"{self.cached_share():.1%}",
+            *(f"{time_s:.2f} s" if time_s >= 1 else f"{1000 * time_s:.0f} ms" for time_s in times_s),
+            f"{per_s(busy_s, n_workers * whole_s):.0%}",
+            f"{per_s(max(self.busy_s) * n_workers, busy_s):.2f}",
+        )
+
+    def _counted(self) -> list[Served]:
+        begin_s, end_s = self.window_s
+        return [one for one in self.served if begin_s <= one.sent_s <= end_s]

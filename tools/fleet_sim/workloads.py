@@ -1,9 +1,7 @@
-"""The workload of a fleet: sessions of requests, each sent after the answer to the one before. All chance is the
-seed's.
+"""The workload of a fleet: sessions of requests, each sent after the answer to the one before.
 
 Texts are tokens by chance, so that two of them have a beginning in common only where the workload says so. An answer is
-one token again and again, which a request can make any model say (`Ask.sampling`): so the simulation and real workers
-are asked the same, and the next request of a conversation has in it what was answered. Pure.
+one token again and again (`Ask.sampling`). Pure; all chance is the seed's.
 """
 
 import random
@@ -30,9 +28,8 @@ class Ask:
     session: int
     prompt: Sequence[TokenId]
     answer: TokenId
-    """All tokens of the answer."""
+    """All of its `n_tokens` tokens."""
     n_tokens: int
-    """The number of tokens."""
 
     @property
     def sampling(self) -> Sampling:
@@ -40,37 +37,18 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """The new part of a session's next request."""
-
-    pause_s: float
-    """The pause after the previous answer; for the first request after the session's beginning."""
-    text: Sequence[TokenId]
-    answer: TokenId
-    n_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Session:
-    """A conversation, or a single request. `opening`: what its first prompt begins with, which others may share."""
+    """A conversation, or a single request. `asks`: each request, with the pause after the previous answer."""
 
     number: int
     begins_s: float
-    opening: Sequence[TokenId]
-    turns: Sequence[Turn]
-
-    def asks(self) -> Iterator[tuple[float, Ask]]:
-        """Each request with its pause, the prompt with all that was said before."""
-        said = list(self.opening)
-        for turn in self.turns:
-            said += turn.text
-            yield turn.pause_s, Ask(self.number, tuple(said), turn.answer, turn.n_tokens)
-            said += [turn.answer] * turn.n_tokens
+    asks: Sequence[tuple[float, Ask]]
 
     @property
     def n_longest(self) -> int:
         """The number of tokens of its last request and answer."""
-        return len(self.opening) + sum(len(turn.text) + turn.n_tokens for turn in self.turns)
+        _, last = self.asks[-1]
+        return len(last.prompt) + last.n_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +64,10 @@ class Shape:
     answer: Range
     mean_pause_s: float
 
-    def sessions(
-        self, *, seed: int, n_requests: int, rate: float, vocabulary: Sequence[TokenId] = VOCABULARY
-    ) -> list[Session]:
+    def sessions(self, *, seed: int, n_requests: int, rate: float) -> list[Session]:
         """`rate`: how many requests a second are sent, in the long run; sessions begin by chance, without memory."""
         chance = random.Random(seed)  # noqa: S311 - chance that can be repeated, not a secret
-        openings = [chance.choices(vocabulary, k=self.n_opening_tokens) for _ in range(self.n_openings)]
+        openings = [chance.choices(VOCABULARY, k=self.n_opening_tokens) for _ in range(self.n_openings)]
         popularity = list(accumulate(1 / place for place in range(1, self.n_openings + 1)))
         session_rate = rate / (sum(self.turns) / 2)
         sessions: list[Session] = []
@@ -101,17 +77,21 @@ class Shape:
             n_turns = min(n_left, chance.randint(*self.turns))
             n_left -= n_turns
             (opening,) = chance.choices(openings, cum_weights=popularity)
-            turns = [self._turn(chance, vocabulary, is_first=place == 0) for place in range(n_turns)]
-            sessions.append(Session(len(sessions), begins_s, opening, turns))
+            asks = list(self._asks(chance, len(sessions), opening, n_turns))
+            sessions.append(Session(len(sessions), begins_s, asks))
         return sessions
 
-    def _turn(self, chance: random.Random, vocabulary: Sequence[TokenId], *, is_first: bool) -> Turn:
-        return Turn(
-            pause_s=0.0 if is_first else chance.expovariate(1 / self.mean_pause_s),
-            text=chance.choices(vocabulary, k=_drawn(chance, self.text)),
-            answer=chance.choice(vocabulary),
-            n_tokens=_drawn(chance, self.answer),
-        )
+    def _asks(
+        self, chance: random.Random, session: int, opening: list[TokenId], n_turns: int
+    ) -> Iterator[tuple[float, Ask]]:
+        """Each prompt has all that was said before in it."""
+        said = list(opening)
+        for place in range(n_turns):
+            pause_s = 0.0 if place == 0 else chance.expovariate(1 / self.mean_pause_s)
+            said += chance.choices(VOCABULARY, k=_drawn(chance, self.text))
+            ask = Ask(session, tuple(said), chance.choice(VOCABULARY), _drawn(chance, self.answer))
+            yield pause_s, ask
+            said += [ask.answer] * ask.n_tokens
 
 
 def _drawn(chance: random.Random, between: Range) -> int:

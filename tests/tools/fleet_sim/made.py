@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from tools.fleet_sim.costs import StepCosts
 from tools.fleet_sim.fleet import Fleet
-from tools.fleet_sim.workloads import Session, Shape, Turn
+from tools.fleet_sim.sim_worker import StepCosts
+from tools.fleet_sim.workloads import Ask, Session, Shape
 from worker.wire.jobs import TokenId
 
 COSTS = StepCosts(
@@ -41,4 +41,4 @@ def ran(sessions: Sequence[Session], policy: str = "prefix", *, n_workers: int =
 def alone(n_prompt: int, n_tokens: int, *, begins_s: float = 0.0, number: int = 0) -> Session:
     """One request; two of different numbers have nothing in common."""
     text = [TokenId(1 + number), *(TokenId(5_000 + place) for place in range(n_prompt - 1))]
-    return Session(number, begins_s, (), [Turn(0.0, text, TokenId(99), n_tokens)])
+    return Session(number, begins_s, [(0.0, Ask(number, text, TokenId(99), n_tokens))])

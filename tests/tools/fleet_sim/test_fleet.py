@@ -3,8 +3,10 @@
 import pytest
 
 from tests.tools.fleet_sim.made import COSTS, alone, chats, ran
+from tools.command_line import exit_code
+from tools.fleet_sim.__main__ import fleet_sim
+from tools.fleet_sim.fleet import COLUMNS
 from tools.fleet_sim.policies import POLICIES
-from tools.fleet_sim.result import result_of
 from worker.errors import UsageError
 
 
@@ -12,7 +14,7 @@ from worker.errors import UsageError
 def test_every_request_ends_once_with_the_tokens_it_asked_for(policy: str) -> None:
     sessions = chats()
     fleet = ran(sessions, policy)
-    asked = [ask for session in sessions for _, ask in session.asks()]
+    asked = [ask for session in sessions for _, ask in session.asks]
     key = lambda ask: (ask.session, len(ask.prompt))  # noqa: E731
     assert sorted((one.ask for one in fleet.served), key=key) == sorted(asked, key=key)
     for one in fleet.served:
@@ -24,7 +26,7 @@ def test_every_request_ends_once_with_the_tokens_it_asked_for(policy: str) -> No
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_same_seed_gives_the_same_result(policy: str) -> None:
-    one, other = (result_of(policy, ran(chats(), policy)) for _ in range(2))
+    one, other = (ran(chats(), policy).result() for _ in range(2))
     assert one == other
 
 
@@ -58,9 +60,9 @@ def test_a_prompt_that_begins_as_another_did_costs_its_rest() -> None:
     assert served.first_s - served.sent_s == pytest.approx(COSTS.request_ms / 1000 + rest_s)
 
 
-@pytest.mark.parametrize("policy", ["prefix", "kv-events", "session-hash"])
+@pytest.mark.parametrize("policy", ["prefix", "session-hash"])
 def test_who_looks_at_the_prefix_finds_more_cached_than_round_robin(policy: str) -> None:
-    blind, seeing = (result_of(name, ran(chats(), name)).cached_share for name in ("round-robin", policy))
+    blind, seeing = (ran(chats(), name).cached_share() for name in ("round-robin", policy))
     assert seeing > blind
 
 
@@ -77,5 +79,20 @@ def test_a_session_that_no_worker_has_room_for_is_refused() -> None:
 
 @pytest.mark.long
 def test_a_thousand_workers_are_simulated() -> None:
-    fleet = ran(chats(n_requests=3_000, rate=600.0), "kv-events", n_workers=1_000)
+    fleet = ran(chats(n_requests=3_000, rate=600.0), "prefix", n_workers=1_000)
     assert len(fleet.served) == 3_000
+
+
+def test_the_command_prints_a_line_for_each_size_and_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ("--rate", "1", "--requests", "20", "--workload", "shared-prompts")
+    assert exit_code(fleet_sim, "fleet_sim", ["--workers", "1", "--workers", "3", *load]) == 0
+    heading, _, *lines = capsys.readouterr().out.splitlines()
+    assert heading == f"| {' | '.join(name.removeprefix('>') for name in COLUMNS)} |"
+    rows = [line.split(" | ")[:2] for line in lines]
+    assert rows == [[f"| {policy}", size] for size in ("1", "3") for policy in POLICIES]
+
+
+def test_costs_that_cannot_be_read_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--workers", "1", "--rate", "1", "--costs", "/nowhere.json"]
+    assert exit_code(fleet_sim, "fleet_sim", arguments) == 2
+    assert capsys.readouterr().err.startswith("fleet_sim: error: --costs /nowhere.json: No such file")
