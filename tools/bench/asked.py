@@ -1,4 +1,4 @@
-"""The meaning of the options of `load`: the servers and their flags, the scenarios, the roof, the circumstances.
+"""The meaning of the options of `load`: the servers and their flags, the scenarios, the circumstances.
 
 Refuses to know how options are spelled (load_command.py) and how anything is measured (session.py).
 """
@@ -11,21 +11,16 @@ from pathlib import Path
 import worker
 from client.child import without_settings
 from parity.provenance import now_rfc3339, this_machine
-from tools.bench.peaks import peaks
 from tools.bench.report import Circumstances
-from tools.bench.roofs import Roof, Weights
 from tools.bench.scenarios import CONVERSATIONS, LARGE, ON_GPU, SCENARIOS, Scenario
 from tools.bench.servers import IK_SERVER, LLAMA_SERVER, NO_CACHE, OURS, Plan, found, llama_server, our_worker
 from tools.bench.session import Found, Wanted
 from tools.bench.sides import LlamaBatchedBench, LlamaBench, Part
 from worker.commands.places import present
 from worker.errors import UsageError
-from worker.model.info import read_info
 
-OVERLOAD = "overload"
-_N_REFUSALS = 10_000
-NAMES = (*(scenario.name for scenario in (*ON_GPU, *CONVERSATIONS)), OVERLOAD)
-_ALONE = {OVERLOAD, *(one.name for one in ON_GPU if one.worker_flags or not one.has_drafts)}
+NAMES = tuple(scenario.name for scenario in (*ON_GPU, *CONVERSATIONS))
+_ALONE = {one.name for one in ON_GPU if one.worker_flags or not one.has_drafts}
 """The scenarios that need a worker of their own."""
 LARGE_BYTES = 300_000_000
 """A file of more is asked less, and less often, on a CPU."""
@@ -80,7 +75,7 @@ class Asked:
     def names(self) -> tuple[str, ...]:
         """The names of the scenarios. Raises: UsageError for one that cannot run at a URL or with such a large
         model."""
-        usual = [scenario.name for scenario in self._scenarios] + ([] if self._is_large else [OVERLOAD])
+        usual = [scenario.name for scenario in self._scenarios]
         known = {*usual, *(scenario.name for scenario in self._by_name)}
         if self.url and (refused := _ALONE.intersection(self.scenarios)):
             raise UsageError(f"--scenario {min(refused)} needs a worker of its own: leave out --url")
@@ -91,8 +86,9 @@ class Asked:
     @property
     def left_out(self) -> list[str]:
         """The scenarios that were not excluded by name."""
-        known = [*(scenario.name for scenario in self._scenarios), OVERLOAD]
-        return [name for name in known if self.url and not self.scenarios and name in _ALONE]
+        return [
+            name for name in (one.name for one in self._scenarios) if self.url and not self.scenarios and name in _ALONE
+        ]
 
     def wanted(self, seed: int, logs: Path) -> Wanted:
         """Raises: UsageError; ModelNotFound where something has to be started."""
@@ -103,23 +99,13 @@ class Asked:
             if self.llama_batched_bench
             else None,
             scenarios=[scenario for scenario in self._by_name if scenario.name in self.names],
-            n_refusals=_N_REFUSALS if OVERLOAD in self.names else 0,
             n_rounds=self.rounds or (ROUNDS_OF_LARGE if self._is_large else ROUNDS),
             seed=seed,
             logs=logs,
             environment=without_settings(),
         )
 
-    def roof(self) -> Roof | None:
-        """The processor's limits, measured now; None at a URL, whose machine is unknown, on a GPU, or without a C
-        compiler."""
-        if self.url or self._is_for_gpu:
-            return None
-        weights = Weights.of(read_info(self.file))
-        found = peaks(self.threads, weights.n_bytes)
-        return Roof(weights, found) if found else None
-
-    def circumstances(self, wanted: Wanted, found: Found, roof: Roof | None) -> Circumstances:
+    def circumstances(self, wanted: Wanted, found: Found) -> Circumstances:
         own = {OURS: worker.__version__, "llama-cpp-python": version("llama-cpp-python")}
         return Circumstances(
             created=now_rfc3339(),
@@ -130,7 +116,6 @@ class Asked:
             openmp={name: value for name, value in wanted.environment.items() if name.startswith(("OMP_", "GOMP_"))},
             n_rounds=wanted.n_rounds,
             seed=wanted.seed,
-            roof=None if found.is_on_gpu else roof,
         )
 
     @property

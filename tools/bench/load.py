@@ -28,8 +28,6 @@ class Server:
     """Its processes by their kind; none if it was not started here."""
     allocated_bytes: int = 0
     """Memory that it allocated for the model, as a worker of ours says it; 0 of others."""
-    is_on_gpu: bool = False
-    """True if our worker reports a GPU."""
     silence_s: float = SILENCE_S
     """A stream that says nothing for so long is given up."""
 

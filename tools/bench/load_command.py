@@ -104,9 +104,8 @@ def measured(asked: Asked, seed: int, out: Path | None) -> Report:
         logs = Path(temporary) if out is None else out / "logs"
         wanted = asked.wanted(seed, logs)
         logs.mkdir(parents=True, exist_ok=True)
-        roof = asked.roof()
         found = uvloop.run(measure(wanted, announce))
-    report = found.report(asked.circumstances(wanted, found, roof))
+    report = found.report(asked.circumstances(wanted, found))
     if out is not None:
         data = msgspec.json.format(msgspec.json.encode(report), indent=2)
         (out / "report.json").write_bytes(data + b"\n")

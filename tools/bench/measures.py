@@ -4,13 +4,12 @@ Pure: answers to numbers, numbers to verdicts. Refuses to know how the answers c
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Literal
 
 from tools.bench.answers import Answer, gaps_of, per_s, percentile, whole_rate, whole_s
-from tools.bench.roofs import Roof, Work
 from worker.errors import WorkerError
 
 Answers = Sequence[Answer]
@@ -64,8 +63,6 @@ class Measure:
     """The bound; None for a number that is reported but not judged."""
     speculating_bound: Bound | None = None
     """The bound against a peer that also speculates."""
-    roof: Callable[[Roof, Work], float] | None = None
-    """The number that the machine's limits allow with one token of each stream in a step; None where it has none."""
 
 
 def at_least(limit: float) -> Bound:
@@ -85,22 +82,12 @@ def stream_rate(bound: Bound | None = None, speculating_bound: Bound | None = No
         lambda answers: median(one.tokens_per_s for one in answers),
         bound,
         speculating_bound,
-        roof=lambda roof, work: 1 / roof.step_s(len(work[0].n_tokens)),
     )
 
 
 def total_rate(bound: Bound | None = None, speculating_bound: Bound | None = None) -> Measure:
     """All tokens by the time from the first request to the last token."""
-
-    def total_roof(roof: Roof, work: Work) -> float:
-        return sum(sum(phase.n_tokens) for phase in work) / sum(map(roof.phase_s, work))
-
-    return Measure("all tokens", "tokens/s", whole_rate, bound, speculating_bound, roof=total_roof)
-
-
-def arriving_rate() -> Measure:
-    """The same of requests that arrive one by one: how much there is to do depends on when, not on the machine."""
-    return replace(total_rate(), roof=None)
+    return Measure("all tokens", "tokens/s", whole_rate, bound, speculating_bound)
 
 
 def first_token(bound: Bound | None = None) -> Measure:
@@ -110,7 +97,6 @@ def first_token(bound: Bound | None = None) -> Measure:
         "ms",
         lambda answers: 1000 * median(answer.ttft_s for answer in answers),
         bound,
-        roof=lambda roof, work: 1000 * median(roof.prompt_s(sum(phase.n_new)) for phase in work),
     )
 
 
@@ -121,7 +107,6 @@ def last_first_token(bound: Bound) -> Measure:
         "ms",
         lambda answers: 1000 * answers[-1].ttft_s,
         bound,
-        roof=lambda roof, work: 1000 * roof.prompt_s(work[-1].n_new[-1]),
     )
 
 

@@ -10,10 +10,8 @@ from typing import Literal
 
 from parity.provenance import Machine
 from tools.bench.measures import Bound, Measure, Unit
-from tools.bench.overload import Overload
 from tools.bench.processes import Memory
 from tools.bench.prompts import Text
-from tools.bench.roofs import Roof
 from tools.bench.scenarios import Scenario
 from tools.bench.sides import Side, Turn
 
@@ -79,16 +77,6 @@ class Line:
     ours_per_cpu_s: tuple[float, ...]
     """Tokens of prompts and answers by processor time, round by round, if it is known."""
     theirs_per_cpu_s: tuple[float, ...]
-    roof: float | None
-    """The limit of the machine; None if it is unknown."""
-
-    @property
-    def share_of_roof(self) -> float | None:
-        """1 is the roof; beyond it is what drafts win."""
-        ours = median(self.ours) if self.ours else 0.0
-        if not self.roof or not ours:
-            return None
-        return self.roof / ours if self.unit == "ms" else ours / self.roof
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +109,6 @@ class Circumstances:
     """Counted ones; a warm-up came before."""
     seed: int
     """The seed of all prompts."""
-    roof: Roof | None
-    """The limits of this machine's processor with this model; None where they were not measured, or on a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,25 +120,24 @@ class Report:
     failures: Sequence[str]
     """A sentence for each side and scenario of which requests were not answered."""
     resident: Sequence[Resident]
-    overload: Overload | None
 
 
-def lines_of(played: Played, roof: Roof | None = None) -> list[Line]:
+def lines_of(played: Played) -> list[Line]:
     """The lines by measure in the scenario's order, then by peer; a measure that no peer has is a line of its own."""
     _, *peers = played.sides
     found = []
     for measure in played.scenario.measures:
         beside = [peer for peer in peers if any(measure.name in turn.numbers for turn in played.turns[peer.name])]
         if measure.bound and measure.bound.of == "value":
-            found.append(_line(played, measure, None, measure.bound, roof))
+            found.append(_line(played, measure, None, measure.bound))
         elif beside:
-            found += [_line(played, measure, peer, peer.bound(measure), roof) for peer in beside]
+            found += [_line(played, measure, peer, peer.bound(measure)) for peer in beside]
         else:
-            found.append(_line(played, measure, None, None, roof))
+            found.append(_line(played, measure, None, None))
     return found
 
 
-def _line(played: Played, measure: Measure, peer: Side | None, bound: Bound | None, roof: Roof | None) -> Line:
+def _line(played: Played, measure: Measure, peer: Side | None, bound: Bound | None) -> Line:
     our_turns = played.turns[played.sides[0].name]
     their_turns = played.turns[peer.name] if peer else []
     ours, theirs = _numbers(our_turns, measure), _numbers(their_turns, measure)
@@ -179,18 +164,11 @@ def _line(played: Played, measure: Measure, peer: Side | None, bound: Bound | No
         verdict=_verdict(bound, ours, ratios if peer else ours, has_failed=has_failed),
         ours_per_cpu_s=_per_cpu_s(our_turns),
         theirs_per_cpu_s=_per_cpu_s(their_turns),
-        roof=_roof(our_turns, measure, roof),
     )
 
 
 def _per_cpu_s(turns: Iterable[Turn]) -> tuple[float, ...]:
     return tuple(turn.per_cpu_s for turn in turns if turn.per_cpu_s)
-
-
-def _roof(turns: Iterable[Turn], measure: Measure, roof: Roof | None) -> float | None:
-    if roof is None or measure.roof is None:
-        return None
-    return median(values) if (values := [measure.roof(roof, turn.work) for turn in turns if turn.work]) else None
 
 
 def _numbers(turns: Sequence[Turn], measure: Measure) -> tuple[float, ...]:

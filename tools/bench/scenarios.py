@@ -13,7 +13,6 @@ from tools.bench.measures import (
     USUAL,
     Bound,
     Measure,
-    arriving_rate,
     at_least,
     at_most,
     computed,
@@ -305,7 +304,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         name="mixture",
         title="24 requests of mixed lengths arriving by chance",
         asks=_mixture,
-        own=(arriving_rate(),),
+        own=(total_rate(),),
         peers=_JUDGED_ALONE,
     ),
 )

@@ -175,7 +175,6 @@ async def _server(plan: Plan, address: Address, pids: Mapping[str, int]) -> Serv
         version=said.build_info,
         pids=pids,
         allocated_bytes=said.memory_bytes,
-        is_on_gpu=said.vram_bytes > 0,
     )
 
 

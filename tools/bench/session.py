@@ -14,8 +14,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.bench.overload import WORKER_FLAGS as OVERLOAD_FLAGS
-from tools.bench.overload import Overload, overload
 from tools.bench.processes import Memory, memory_of
 from tools.bench.prompts import Prompts
 from tools.bench.report import Circumstances, Played, Report, Resident, failures_of, lines_of, resident_of
@@ -36,8 +34,6 @@ class Wanted:
     llama_bench: LlamaBench | None
     batched_bench: LlamaBatchedBench | None
     scenarios: Sequence[Scenario]
-    n_refusals: int
-    """The number of refusals of a full worker that are timed; 0 skips the overload."""
     n_rounds: int
     seed: int
     logs: Path
@@ -58,9 +54,6 @@ class Found:
     resident: Sequence[Resident] = ()
     allocated_bytes: int = 0
     """Memory that our worker allocated for the model, as it says itself."""
-    is_on_gpu: bool = False
-    """Our worker, as it says itself."""
-    overload: Overload | None = None
     versions: dict[str, str] = field(default_factory=dict)
     """The versions of the peers."""
 
@@ -69,15 +62,14 @@ class Found:
         played = sorted(self.played, key=lambda one: order[one.scenario.name])
         return Report(
             circumstances=circumstances,
-            lines=[line for one in played for line in lines_of(one, circumstances.roof)],
+            lines=[line for one in played for line in lines_of(one)],
             failures=[failure for one in played for failure in failures_of(one)],
             resident=self.resident,
-            overload=self.overload,
         )
 
 
 async def measure(wanted: Wanted, announce: Announce) -> Found:
-    """Everything wanted. Raises: NotReached, NotStarted, NotFull."""
+    """Everything wanted. Raises: NotReached, NotStarted."""
     found = Found(wanted)
     prompts = Prompts(wanted.seed)
     groups = [Rounds(scenarios, prompts, announce) for scenarios in groups_of(wanted.scenarios)]
@@ -97,11 +89,7 @@ async def measure(wanted: Wanted, announce: Announce) -> Found:
                 rounds, sides = Rounds([scenario], prompts, announce), [ServedSide(server, "ours")]
                 await rounds.warm_up(sides)
                 await rounds.play(range(1, wanted.n_rounds + 1), sides)
-            found.is_on_gpu = server.is_on_gpu
             found.played += rounds.played
-    if wanted.n_refusals:
-        async with served(wanted.ours.with_flags(OVERLOAD_FLAGS), wanted.logs, wanted.environment) as server:
-            found.overload = await overload(server, prompts, wanted.n_refusals)
     return found
 
 
@@ -123,7 +111,6 @@ async def _open_sides(stack: AsyncExitStack, found: Found, scenarios: Sequence[S
                 found.versions[plan.name] = server.version
             if part in ("ours", "ours without drafts"):
                 found.allocated_bytes = server.allocated_bytes
-                found.is_on_gpu = server.is_on_gpu
             sides.append(ServedSide(server, part))
     tools = [tool for tool in (wanted.llama_bench, wanted.batched_bench) if tool is not None]
     sides += [tool for tool in tools if any(map(tool.plays, scenarios))]

@@ -16,7 +16,6 @@ from tools.bench.answers import Answer, Ask, per_s
 from tools.bench.load import Server, play
 from tools.bench.measures import Bound, Measure, numbers_of
 from tools.bench.processes import cpu_s
-from tools.bench.roofs import Work, work_of
 from tools.bench.scenarios import Role, Scenario
 
 _QUIET_S, _GIVE_UP_S = 0.1, 10.0
@@ -44,7 +43,6 @@ class Turn:
     per_cpu_s: float = 0.0
     """Tokens of prompts and answers by the processor time of all its processes, until they rest again; 0 where it
     is unknown."""
-    work: Work = ()
     """The requests; empty if anything failed."""
 
 
@@ -103,7 +101,6 @@ class ServedSide:
             numbers=numbers_of(scenario.measures, answers),
             n_asked=len(asks),
             per_cpu_s=per_s(sum(answer.n_prompt + answer.n_tokens for answer in answers), spent_s),
-            work=work_of(asks, answers),
         )
 
 

@@ -8,21 +8,20 @@ from dataclasses import replace
 from statistics import median
 
 from tools.bench.measures import Unit
-from tools.bench.overload import Overload
 from tools.bench.report import MB, Circumstances, Line, Report, Spread
 from tools.markdown import Cells
 
 
 def tables(report: Report) -> Iterator[tuple[Cells, Sequence[Cells]]]:
     """Columns and rows: the main measures of the scenarios, with a column for each peer that is only reported; memory,
-    the overload, the circumstances. `>`: aligned to the right."""
+    the circumstances. `>`: aligned to the right."""
     own = [line for line in report.lines if line.is_own]
     beside = list(dict.fromkeys(line.peer for line in own if line.peer and line.is_beside))
     columns = (
         *("scenario (words in / tokens out)", "text", "drafts", "measure", ">ours"),
         *("peer", ">peer's", ">ours / peer's", ">bound", ""),
         *(f">{peer}: its, ours / its" for peer in beside),
-        *(">roof", ">ours by roof", ">tokens per CPU second, ours", ">peer's"),
+        *(">tokens per CPU second, ours", ">peer's"),
     )
     yield columns, [_cells(line, [_beside(own, line, peer) for peer in beside]) for line in _rows(own)]
     if report.resident:
@@ -30,8 +29,6 @@ def tables(report: Report) -> Iterator[tuple[Cells, Sequence[Cells]]]:
             (one.process, mb(one.memory.resident_bytes), mb(one.limit_bytes), one.verdict) for one in report.resident
         ]
         yield ("process after warm-up", ">resident", ">at most", ""), rows
-    if report.overload:
-        yield ("overload", ">"), list(_overload_rows(report.overload))
     yield circumstances(report.circumstances)
 
 
@@ -82,15 +79,8 @@ def _cells(line: Line, beside: Iterable[Line | None]) -> Cells:
         line.bound,
         line.verdict,
         *(f"{shown(one.theirs, one.unit)}, {_median_of(one.ratio)}" if one else "" for one in beside),
-        *roof_cells(line),
         *(f"{median(rates):.1f}" if rates else "" for rates in (line.ours_per_cpu_s, line.theirs_per_cpu_s)),
     )
-
-
-def roof_cells(line: Line) -> Cells:
-    """The roof, and our share of it."""
-    share = line.share_of_roof
-    return (shown([line.roof], line.unit) if line.roof else "", "" if share is None else f"{share:.2f}")
 
 
 def _median_of(ratio: Spread | None) -> str:
@@ -109,25 +99,6 @@ def _circumstances_rows(found: Circumstances) -> Iterator[Cells]:
     yield "machine", f"{machine.cpu}, {machine.n_usable} of {machine.n_cores} processors, {machine.system}"
     for name, command in found.commands.items():
         yield name, " ".join(filter(None, [command, f"({found.versions[name]})" if name in found.versions else ""]))
-    if found.roof:
-        weights, peaks = found.roof.weights, found.roof.peaks
-        yield "weights read in a step", mb(weights.n_bytes)
-        yield f"read again and again by {machine.n_threads} threads", f"{peaks.read_bytes_per_s / 1e9:.1f} GB/s"
-        yield f"8-bit multiply-adds ({peaks.instructions})", f"{peaks.multiply_adds_per_s / 1e9:.0f} G/s"
-
-
-def _overload_rows(found: Overload) -> Iterator[Cells]:
-    yield (
-        f"{found.n_burst} jobs at once into {found.n_places} places",
-        f"{found.n_answered} answered, {found.n_refused} refused, {found.n_failed} failed",
-    )
-    yield (
-        f"a refusal, as the client sees it ({found.n_refusals})",
-        f"median {found.median_us:.0f} µs, p99 {found.p99_us:.0f} µs",
-    )
-    yield "the first thousand and the last", f"{found.first_us:.0f} µs, {found.last_us:.0f} µs"
-    if found.front_us is not None:
-        yield "processor time of the front for one", f"{found.front_us:.0f} µs"
 
 
 def shown(values: Sequence[float], unit: Unit) -> str:

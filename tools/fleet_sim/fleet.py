@@ -24,7 +24,7 @@ COLUMNS = (
 
 
 class Fleet:
-    """`costs` has those of each worker. `served` has every request, in the order in which they were sent."""
+    """`costs`: of each worker. `served`: every request, in the order in which they were sent."""
 
     def __init__(self, costs: Sequence[StepCosts], policy: str, *, seed: int) -> None:
         n_workers = len(costs)

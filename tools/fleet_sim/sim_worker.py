@@ -200,8 +200,7 @@ class SimRunner:
 
     n_threads = 1
     is_asynchronous = False
-    can_abort = False
-    """The clock stands still between two steps: no request arrives while one runs."""
+    can_abort = False  # no request arrives while a step runs
 
     def __init__(self, costs: StepCosts, clock: Clock) -> None:
         self.kv = SimKv(costs, clock)

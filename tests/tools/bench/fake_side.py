@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from tools.bench.answers import Ask
 from tools.bench.measures import Bound, Measure
-from tools.bench.roofs import Work
 from tools.bench.scenarios import Scenario
 from tools.bench.sides import Part, Turn
 
@@ -21,7 +20,6 @@ class FakeSide:
     only: str | None = None
     part: Part = "judged"
     per_cpu_s: float = 0.0
-    work: Work = ()
     pids: Sequence[int] = ()
 
     def plays(self, scenario: Scenario) -> bool:
@@ -37,4 +35,4 @@ class FakeSide:
         if value is None:
             return Turn(numbers={}, n_asked=4, n_failed=1, error="the stream was cut")
         numbers = {measure.name: value for measure in scenario.measures}
-        return Turn(numbers=numbers, n_asked=4, per_cpu_s=self.per_cpu_s, work=self.work)
+        return Turn(numbers=numbers, n_asked=4, per_cpu_s=self.per_cpu_s)

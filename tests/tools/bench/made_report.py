@@ -1,13 +1,9 @@
 """A report with a bit of everything."""
 
 from parity.provenance import this_machine
-from tools.bench.overload import Overload
-from tools.bench.peaks import Peaks
 from tools.bench.processes import Memory
 from tools.bench.report import Circumstances, Line, Report, Resident, Spread
-from tools.bench.roofs import Roof, Weights
 
-ROOF = Roof(Weights(100_000_000, 100_000_000, 20_000_000), Peaks(100_000_000, 40e9, 1e12, "amx"))
 CIRCUMSTANCES = Circumstances(
     created="2026-01-02T03:04:05Z",
     model="tiny.gguf",
@@ -17,7 +13,6 @@ CIRCUMSTANCES = Circumstances(
     openmp={"OMP_WAIT_POLICY": "PASSIVE"},
     n_rounds=3,
     seed=7,
-    roof=ROOF,
 )
 
 
@@ -39,25 +34,9 @@ def line(**changes: object) -> Line:
         "verdict": "holds",
         "ours_per_cpu_s": (60.0, 61.0, 62.0),
         "theirs_per_cpu_s": (50.0,),
-        "roof": 302.0,
         **changes,
     }
     return Line(**fields)  # type: ignore[arg-type] # the fields above are a line's
-
-
-OVERLOAD = Overload(
-    n_burst=32,
-    n_places=8,
-    n_answered=8,
-    n_refused=24,
-    n_failed=0,
-    n_refusals=10_000,
-    front_us=95.0,
-    median_us=120.4,
-    p99_us=300.0,
-    first_us=121.0,
-    last_us=119.0,
-)
 
 
 def report() -> Report:
@@ -80,10 +59,8 @@ def report() -> Report:
                 bound="≤ 1.3",
                 verdict="MISSED",
                 theirs_per_cpu_s=(),
-                roof=None,
             ),
         ],
         failures=["mixture: 2 of 24 requests failed on llama-server, first: 500 oh"],
         resident=[Resident("llorch-worker, front", Memory(150_000_000, 140_000_000), 120_000_000, "MISSED")],
-        overload=OVERLOAD,
     )

@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tools.bench.fake_side import FakeSide
-from tests.tools.bench.made_report import ROOF
 from tools.bench.measures import Bound, at_least, at_most, stream_rate, total_rate
 from tools.bench.prompts import Prompts
 from tools.bench.report import Line, Played, Spread, failures_of, lines_of
-from tools.bench.roofs import Phase
 from tools.bench.scenarios import SCENARIOS, Scenario
 from tools.bench.session import Rounds
 from tools.bench.sides import Part
@@ -108,20 +106,6 @@ def test_what_a_second_of_the_processors_yields_is_measured_for_both_sides() -> 
     sides = [FakeSide("ours", [1.0]), FakeSide("peer", [2.0])]
     line, *_ = lines_of(played(scenario(), sides))
     assert (line.ours_per_cpu_s, line.theirs_per_cpu_s) == ((), ())
-
-
-def test_the_roof_is_that_of_our_work_and_our_share_is_1_at_it() -> None:
-    work = (Phase(n_new=(85.0,), n_tokens=(96,)),)
-    step_s = ROOF.step_s(1)
-    sides = [FakeSide("ours", [1 / step_s], part="ours", work=work), FakeSide("peer", [1.0])]
-    line, *others = lines_of(played(scenario(), sides), ROOF)
-    assert line.roof == pytest.approx(1 / step_s)
-    assert line.share_of_roof == pytest.approx(1.0)
-    first = next(other for other in others if other.measure == "first token")
-    assert first.roof == pytest.approx(1000 * ROOF.prompt_s(85))
-    assert first.share_of_roof == pytest.approx(1000 * ROOF.prompt_s(85) * step_s)
-    unknown, *_ = lines_of(played(scenario(), sides))
-    assert (unknown.roof, unknown.share_of_roof) == (None, None)
 
 
 def test_without_a_peer_a_ratio_s_bound_is_not_judged() -> None:

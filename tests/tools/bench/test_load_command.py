@@ -120,4 +120,3 @@ def test_several_models_are_measured_one_after_another_each_with_a_report(
         assert report["circumstances"]["model"] == model.name
         (line,) = [line for line in report["lines"] if line["is_own"]]
         assert line["ours_per_cpu_s"][0] > 0
-        assert line["roof"] > line["ours"][0]

@@ -16,7 +16,6 @@ PULL = "llorch-worker models pull smollm2-135m-instruct"
         ([*AT_A_URL], 1, "no server answers at http://127.0.0.1:1"),
         (["load", "--url", "127.0.0.1:1"], 2, "http://HOST:PORT"),
         ([*AT_A_URL, "--scenario", "64-jobs"], 2, "--scenario 64-jobs needs a worker of its own"),
-        ([*AT_A_URL, "--scenario", "overload"], 2, "--scenario overload needs a worker of its own"),
         ([*AT_A_URL, "--scenario", "1-stream-no-drafts"], 2, "--scenario 1-stream-no-drafts needs a worker of its own"),
         ([*AT_A_URL, "--peer", "llama-server"], 2, "give it as NAME=URL"),
         ([*AT_A_URL, "--peer", "llorch-worker=http://a:1"], 2, "two sides are called llorch-worker"),

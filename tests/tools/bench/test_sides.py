@@ -52,13 +52,11 @@ def test_a_turn_in_which_anything_failed_has_no_number(manner: dict[str, Any], s
     assert said in found.error
 
 
-def test_a_turn_has_what_was_asked_and_what_a_second_of_the_processors_yielded(tmp_path: Path) -> None:
+def test_a_turn_has_what_a_second_of_the_processors_yielded(tmp_path: Path) -> None:
     """The stand-in counts a prompt's words. It is this process, so that its processor time is not nothing."""
     with stand_in() as server:
         known = replace(server.as_server(), pids={"server": os.getpid()})
         found = asyncio.run(ServedSide(known, "ours").turn(SCENARIOS[0], ASKS * 20))
-    assert [phase.n_tokens for phase in found.work] == [(5,) * 20] * 3
-    assert found.work[0].n_new == (2.0, *[0.0] * 19)
     assert 10 < found.per_cpu_s < 1_000_000
     assert turn({}).per_cpu_s == 0.0
 
