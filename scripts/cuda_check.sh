@@ -27,10 +27,8 @@
 #     control         45 s
 #     certificate    100 s
 #     served-small    70 s   one round
-#     small           35 s
 #     steps           40 s
-#     small-cpu       60 s
-# Not among them are `large` and `large-cpu`, which take minutes on the CPU, and `all-tests`, the whole of `make test`.
+# Not among them is `all-tests`, the whole of `make test`.
 # A round that was broken off goes on where it was.
 set -eu
 

@@ -80,12 +80,6 @@ def render(path: Path) -> None:
         raise click.ClickException(str(error)) from None
 
 
-@main.command()
-def schema() -> None:
-    """Print the report's JSON Schema."""
-    click.echo(msgspec.json.format(msgspec.json.encode(msgspec.json.schema(Report)), indent=2).decode())
-
-
 @main.command(hidden=True)
 @click.argument("name", type=click.Choice(list(STEPS)))
 @click.argument("asked")

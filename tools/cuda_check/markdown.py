@@ -8,20 +8,15 @@ from tools.markdown import Cells, table
 Table = tuple[Cells, Sequence[Cells]]
 """Columns, rows."""
 
-_CPU = "cpu"
 _UNITS = {"bytes": 1e6}
 _NAMES = {"bytes": "MB"}
 
 
 def page(report: Report) -> str:
-    """Circumstances, steps, what does not hold, the device beside the CPU, and each step's numbers; ends with a line
-    feed."""
+    """Circumstances, steps, what does not hold, and each step's numbers; ends with a line feed."""
     blocks = [_about(report), table(*_steps(report)), *_failures(report)]
-    speeds, compared = _speeds(report)
-    if speeds:
-        blocks.append(table(("model", "", f">{report.device}", ">CPU", f">{report.device} / CPU"), speeds))
     for step in report.steps:
-        if rows := [_row(figure) for figure in step.figures if figure not in compared]:
+        if rows := [_row(figure) for figure in step.figures]:
             blocks += [f"## {step.name}", table(("model", "", ">found", "bound", ""), rows)]
     return "\n\n".join(blocks) + "\n"
 
@@ -52,28 +47,6 @@ def _failures(report: Report) -> Iterator[str]:
     for step in report.failures:
         if step.failures:
             yield "\n".join([f"`{step.name}` failed:", "", *(f"- {failure}" for failure in step.failures)])
-
-
-def _speeds(report: Report) -> tuple[Sequence[Cells], Sequence[Figure]]:
-    """A row for each measure of a model that the CPU has too, and the figures in them: the device, the CPU, and how
-    many times the one is the other."""
-    found = {
-        (one.model, one.what, one.device): one
-        for step in report.steps
-        for one in step.figures
-        if one.unit in ("tokens/s", "ms")
-    }
-    pairs = [
-        (ours, cpu)
-        for (model, what, device), ours in found.items()
-        if device == report.device != _CPU and (cpu := found.get((model, what, _CPU))) is not None
-    ]
-    return [_speed_row(*pair) for pair in pairs], [figure for pair in pairs for figure in pair]
-
-
-def _speed_row(ours: Figure, cpu: Figure) -> Cells:
-    ratio = f"{ours.value / cpu.value:.3g}" if cpu.value else ""
-    return (ours.model, ours.what, *(_amount(one.value, one.unit) for one in (ours, cpu)), ratio)
 
 
 def _row(figure: Figure) -> Cells:

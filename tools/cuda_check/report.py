@@ -1,7 +1,7 @@
 """The report of a round: one JSON file that grows step by step, its schema and its version.
 
 Owns the file: it is written whole after every step, so that a round that was broken off goes on where it was. Refuses
-to know how anything is checked. `python -m tools.cuda_check schema` prints it as JSON Schema.
+to know how anything is checked.
 """
 
 from math import inf, isfinite

@@ -10,21 +10,25 @@ from pathlib import Path
 
 import msgspec
 
+from tools.bench.steps import step_costs
 from tools.cuda_check import certificate as certificates
 from tools.cuda_check import probe as probes
 from tools.cuda_check import served as rounds
-from tools.cuda_check import speed, suites
+from tools.cuda_check import suites
 from tools.cuda_check.report import Figure
 from tools.cuda_check.same_numbers import GOLDEN, compare, is_golden
 from tools.made_model import Q4_1, Q8_0, SHAPES, made_model
 from worker.commands.places import present
+from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.llama.devices import devices
 from worker.plan.devices import choose_device
 
 CPU = "cpu"
-STREAMS = (1, 8, speed.N_STREAMS)
+STREAMS = (1, 8, 32)
 """The streams of the step `steps`."""
+_STREAM_CELLS = 512
+"""The cells for a stream of `steps`: no stream has to pause, even with the smallest chunks of prompts."""
 _CONTROL_LAYERS = 12
 """Enough for errors to add up, few enough for a file that is written in seconds."""
 
@@ -201,16 +205,6 @@ def _served(asked: Asked, model: Path, *, n_rounds: int, scenarios: tuple[str, .
     )
 
 
-def small(asked: Asked) -> Found:
-    """The small model on the device."""
-    return _speed(_small_model(asked), asked.device, speed.SMALL if asked.is_small else speed.USUAL)
-
-
-def small_cpu(asked: Asked) -> Found:
-    """The small model on the CPU beside it."""
-    return _speed(_small_model(asked), CPU, speed.SMALL if asked.is_small else speed.USUAL)
-
-
 def make(asked: Asked) -> Found:
     """The large model's file."""
     began_s = time.monotonic()
@@ -222,25 +216,25 @@ def make(asked: Asked) -> Found:
     )
 
 
-def large(asked: Asked) -> Found:
-    """The large model on the device."""
-    return _speed(_large_model(asked), asked.device, speed.SMALL if asked.is_small else speed.USUAL)
-
-
 def steps(asked: Asked) -> Found:
     """Time a decode step of either model on the device, and the part of it within llama_decode."""
     figures = [
         figure
         for model in (_small_model(asked), _large_model(asked))
         for n_streams in (STREAMS[:1] if asked.is_small else STREAMS)
-        for figure in speed.step_figures(model, asked.device, n_streams, n_rounds=1 if asked.is_small else 5)
+        for figure in _step_figures(model, asked.device, n_streams, n_rounds=1 if asked.is_small else 5)
     ]
     return Found(summary=_summary(figures), figures=tuple(figures))
 
 
-def large_cpu(asked: Asked) -> Found:
-    """The large model on the CPU: fewer tokens, since each takes long."""
-    return _speed(_large_model(asked), CPU, speed.SMALL if asked.is_small else speed.LARGE)
+def _step_figures(model: Path, device: str, n_streams: int, *, n_rounds: int) -> list[Figure]:
+    """The time of a decode step of these streams and of its llama_decode: the rest is the engine's work."""
+    config = configure(Settings(device=device, parallel=n_streams, ctx_size=n_streams * _STREAM_CELLS), model)
+    costs = step_costs(config, n_streams, n_rounds)
+    return [
+        Figure(what=f"{what} of {n_streams}", value=value_ms, unit="ms", device=device, model=model.name)
+        for what, value_ms in (("step", costs.step_ms), ("llama_decode", costs.decode_ms))
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,11 +258,7 @@ STEPS: Mapping[str, Plan] = {
     "control": Plan(control, 180.0),
     "certificate": Plan(certificate, 420.0),
     "served-small": Plan(served_small, 240.0),
-    "small": Plan(small, 180.0),
     "steps": Plan(steps, 180.0),
-    "small-cpu": Plan(small_cpu, 240.0),
-    "large": Plan(large, 240.0, is_usual=False),
-    "large-cpu": Plan(large_cpu, 540.0, is_usual=False),
     "all-tests": Plan(all_tests, 3600.0, is_usual=False),
 }
 """The steps in the order in which they run: the first one is needed by all others, `make` by those of the large model,
@@ -277,11 +267,6 @@ OF_PEERS = ("served", "served-small")
 """The steps that need llama.cpp's own servers and benchmarks."""
 USUAL = tuple(name for name, plan in STEPS.items() if plan.is_usual)
 """The steps of a round that names none. scripts/cuda_check.sh has the time each is expected to take."""
-
-
-def _speed(model: Path, device: str, load: speed.Load) -> Found:
-    figures = speed.measure(model, device, load)
-    return Found(summary=_summary(figures), figures=tuple(figures))
 
 
 def _summary(figures: Sequence[Figure]) -> str:
