@@ -9,34 +9,13 @@ from typing import Final
 
 from worker.chat.deltas import Deltas
 from worker.chat.literals import gap, literal, mapping
-from worker.chat.scan import (
-    Markers,
-    NotACallError,
-    Scan,
-    Steps,
-    after_present,
-    after_space,
-    after_string,
-    after_token,
-    after_tokens,
-    after_value,
-    char_at,
-    nested,
-    tokens_of,
-)
-from worker.chat.values import (
-    is_value,
-    loaded,
-    quoted,
-    unescaped,
-)
+from worker.chat.scan import Brackets, MarkerSearch, NotACallError, Scan, Steps, tokens_of
+from worker.chat.values import is_value, loaded, quoted, unescaped
 from worker.wire.chat_format import CallFormat
 
 _NAME: Final = re.compile(r"(?=.*\w)[\w.:/@$-]+")
 _MAX_NAME: Final = 256
 _WORD: Final = re.compile(r"[\w.:/-]*")
-_IN_STRING: Final = re.compile(r'["\\]')
-_IN_JSON: Final = re.compile(r'["{}\[\]]')
 _ARGUMENT_KEYS: Final = ("arguments", "parameters")
 
 
@@ -93,7 +72,7 @@ class CallReader:
     def _begun(self, k: int) -> Steps[tuple[tuple[str, ...], int]]:
         """Return the markers at offset k that begin a call, and the offset after them."""
         for begun in self.begins:
-            after = yield from after_tokens(self._scan, k, begun)
+            after = yield from self._scan.after_tokens(k, begun)
             if after >= 0:
                 return begun, after
         raise NotACallError
@@ -104,14 +83,14 @@ class CallReader:
 
     def _finish(self) -> Steps[None]:
         """Read the end marker of a call, if it is there."""
-        self._scan.take((yield from after_present(self._scan, 0, self._loose_end)))
+        self._scan.take((yield from self._scan.after_present(0, self._loose_end)))
 
     # JSON objects
 
     def _object(self, k: int) -> Steps[None]:
         """Read a JSON object with the name and the arguments as members."""
-        k = yield from after_space(self._scan, k)
-        if (yield from char_at(self._scan, k)) != "{":
+        k = yield from self._scan.after_space(k)
+        if (yield from self._scan.char_at(k)) != "{":
             raise NotACallError
         yield from self._members(k + 1)
 
@@ -126,10 +105,10 @@ class CallReader:
             if not self._form.name_key and name is None:
                 name, is_name = key, False
             elif not is_name and key != self._form.arguments_key and key not in _ARGUMENT_KEYS:
-                k = yield from after_value(self._scan, k)
+                k = yield from self._scan.after_value(k)
                 continue
             if is_name:
-                end = yield from after_value(self._scan, k)
+                end = yield from self._scan.after_value(k)
                 value = loaded(self._scan.ahead(k, end))
                 if not isinstance(value, str):
                     raise NotACallError
@@ -137,14 +116,14 @@ class CallReader:
                     raise NotACallError
                 name, k = value, end
                 continue
-            if name is not None and (yield from char_at(self._scan, k)) == "{":
+            if name is not None and (yield from self._scan.char_at(k)) == "{":
                 self._scan.take(k)
                 self._deltas.begin(name)
                 yield from self.json()
                 self._deltas.end()
                 yield from self._rest_of_object()
                 return
-            end = yield from after_value(self._scan, k)
+            end = yield from self._scan.after_value(k)
             held, k = _object_text(self._scan.ahead(k, end)), end
         if name is None or (held is None and self._is_bare):
             raise NotACallError
@@ -153,8 +132,8 @@ class CallReader:
     def _key(self, k: int) -> Steps[tuple[str | None, int]]:
         """Read a member's key and its colon; the key is None at the object's end."""
         while True:
-            k = yield from after_space(self._scan, k)
-            char = yield from char_at(self._scan, k)
+            k = yield from self._scan.after_space(k)
+            char = yield from self._scan.char_at(k)
             if char != ",":
                 break
             k += 1
@@ -162,12 +141,12 @@ class CallReader:
             return None, k + 1
         if char != '"':
             raise NotACallError
-        end = yield from after_string(self._scan, k)
+        end = yield from self._scan.after_string(k)
         key = loaded(self._scan.ahead(k, end))
-        end = yield from after_space(self._scan, end)
-        if not isinstance(key, str) or (yield from char_at(self._scan, end)) != ":":
+        end = yield from self._scan.after_space(end)
+        if not isinstance(key, str) or (yield from self._scan.char_at(end)) != ":":
             raise NotACallError
-        return key, (yield from after_space(self._scan, end + 1))
+        return key, (yield from self._scan.after_space(end + 1))
 
     def _rest_of_object(self) -> Steps[None]:
         """Skip the members after the arguments, and the object's end."""
@@ -178,52 +157,35 @@ class CallReader:
                 if key is None:
                     self._scan.take(k)
                     return
-                k = yield from after_value(self._scan, k)
+                k = yield from self._scan.after_value(k)
         except NotACallError:
             return
 
     def json(self) -> Steps[None]:
         """Give out the JSON object that begins here, exactly to its end."""
-        scan, open_brackets, is_text = self._scan, "", False
-        while True:
-            text, k = scan.text, scan.at
-            while match := (_IN_STRING if is_text else _IN_JSON).search(text, k):
-                k = match.end()
-                if match[0] == "\\":
-                    if k == len(text):
-                        k -= 1
-                        break
-                    k += 1
-                elif match[0] == '"':
-                    is_text = not is_text
-                else:
-                    try:
-                        open_brackets = nested(open_brackets, match[0])
-                    except NotACallError:
-                        self._deltas.argue(scan.take(match.start() - scan.at))
-                        # The rest of arguments that are no JSON, up to the call's end.
-                        yield from Markers(self.end[:1]).up_to(scan, self._deltas.argue)
-                        return
-                    if not open_brackets:
-                        self._deltas.argue(scan.take(k - scan.at))
-                        return
-            else:
-                k = len(text)
-            self._deltas.argue(scan.take(k - scan.at))
-            if scan.is_final:
-                self._deltas.argue(scan.take(scan.n_ahead))
-                return
-            yield
+        scan, brackets = self._scan, Brackets()
+        try:
+            while not brackets.is_closed_in(scan.text, scan.at):
+                self._deltas.argue(scan.take(scan.n_ahead if scan.is_final else brackets.at - scan.at))
+                if scan.is_final:
+                    return
+                yield
+        except NotACallError:
+            self._deltas.argue(scan.take(brackets.at - scan.at))
+            # The rest of arguments that are no JSON, up to the call's end.
+            yield from MarkerSearch(self.end[:1]).up_to(scan, self._deltas.argue)
+        else:
+            self._deltas.argue(scan.take(brackets.at - scan.at))
 
     # names
 
     def _named(self, k: int) -> Steps[None]:
         """Read a name and a JSON object."""
         name, own_id, k = yield from self._name(k)
-        k = yield from after_space(self._scan, k)
-        char = yield from char_at(self._scan, k)
+        k = yield from self._scan.after_space(k)
+        char = yield from self._scan.char_at(k)
         if char != "{":
-            end = yield from after_token(self._scan, k, self.end[0]) if self.end else nowhere()
+            end = yield from self._scan.after_token(k, self.end[0]) if self.end else nowhere()
             if end < 0 or name not in self._deltas.tools:
                 raise NotACallError
         self._scan.take(k)
@@ -240,7 +202,7 @@ class CallReader:
         if form.id_end:
             end, stop = yield from self._find(k, form.id_end.strip())
             own_id, k = self._scan.ahead(k, end).strip(), end + len(stop)
-        if form.form == "named" and not self._name_end and (yield from char_at(self._scan, k)).isspace():
+        if form.form == "named" and not self._name_end and (yield from self._scan.char_at(k)).isspace():
             raise NotACallError  # Functionary's marker is Python's prompt, too
         start, (k, stop) = k, (yield from self._find(k, *self._name_stops))
         written = word(self._scan.ahead(start, k), form.call_begin)
@@ -256,11 +218,11 @@ class CallReader:
             own_id = self._scan.ahead(start, k).strip()
         if name not in self._deltas.tools and not _NAME.fullmatch(name):
             raise NotACallError
-        return name, own_id, (yield from after_present(self._scan, k, self._name_end))
+        return name, own_id, (yield from self._scan.after_present(k, self._name_end))
 
     def _find(self, k: int, *tokens: str) -> Steps[tuple[int, str]]:
         """Return the offset of the first of the tokens behind a name at offset k, and the token."""
-        markers, end = Markers(tokens), k
+        markers, end = MarkerSearch(tokens), k
         while True:
             end, token = markers.next(self._scan, end)
             if end - k > _MAX_NAME or (not token and self._scan.is_final):
@@ -274,9 +236,9 @@ class CallReader:
     def _python(self, k: int) -> Steps[None]:
         """Read NAME(KEYWORD=VALUE, ...). It is given out as a whole."""
         name, _, k = yield from self._name(k)
-        k = (yield from after_space(self._scan, k)) + 1
+        k = (yield from self._scan.after_space(k)) + 1
         members: list[str] = []
-        while (char := (yield from char_at(self._scan, k := (yield from gap(self._scan, k))))) != ")":
+        while (char := (yield from self._scan.char_at(k := (yield from gap(self._scan, k))))) != ")":
             if char == "," and members:
                 k += 1
                 continue

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from worker.chat.deltas import Deltas
-from worker.chat.scan import NotACallError, Scan, Steps, after_space, after_string, after_token, after_value, char_at
+from worker.chat.scan import NotACallError, Scan, Steps
 from worker.chat.values import is_value, loaded
 from worker.wire.names import NAME_KEYS
 
@@ -49,17 +49,17 @@ class DressReader:
         n_calls = deltas.n_calls
         with suppress(NotACallError):
             while True:
-                k = yield from self._bounded(after_space(scan, k, BETWEEN))
-                if deltas.n_calls > n_calls and not (yield from char_at(scan, k)):
+                k = yield from self._bounded(scan.after_space(k, BETWEEN))
+                if deltas.n_calls > n_calls and not (yield from scan.char_at(k)):
                     scan.take(k)
                 yield from self._glance(k)
-                after = yield from self._bounded(after_value(scan, k))
+                after = yield from self._bounded(scan.after_value(k))
                 call = call_of(loaded(scan.ahead(k, after)), deltas.tools)
                 if call is None or not self._is_sure(call[0]):
                     break
-                k = (yield from self._bounded(after_space(scan, after, BETWEEN))) if end else after
-                closed = (yield from after_token(scan, k, end)) if end else -1
-                if end and closed < 0 and (yield from char_at(scan, k)) not in ("{", ""):
+                k = (yield from self._bounded(scan.after_space(after, BETWEEN))) if end else after
+                closed = (yield from scan.after_token(k, end)) if end else -1
+                if end and closed < 0 and (yield from scan.char_at(k)) not in ("{", ""):
                     break
                 scan.take(max(k, closed))
                 k = 0
@@ -73,18 +73,18 @@ class DressReader:
 
     def _glance(self, k: int) -> Steps[None]:
         """Refuse an object early that is no call: by its first key, and by its name."""
-        while (char := (yield from char_at(self._scan, k))) and char in "[{ \t\r\n":
+        while (char := (yield from self._scan.char_at(k))) and char in "[{ \t\r\n":
             k += 1
         if char != '"':
             raise NotACallError
-        end = yield from self._bounded(after_string(self._scan, k))
+        end = yield from self._bounded(self._scan.after_string(k))
         key = loaded(self._scan.ahead(k, end))
-        colon = yield from after_space(self._scan, end)
-        if key not in FIRST_KEYS or (yield from char_at(self._scan, colon)) != ":":
+        colon = yield from self._scan.after_space(end)
+        if key not in FIRST_KEYS or (yield from self._scan.char_at(colon)) != ":":
             raise NotACallError
-        k = yield from after_space(self._scan, colon + 1)
-        if key in NAME_KEYS and (yield from char_at(self._scan, k)) == '"':
-            end = yield from self._bounded(after_string(self._scan, k))
+        k = yield from self._scan.after_space(colon + 1)
+        if key in NAME_KEYS and (yield from self._scan.char_at(k)) == '"':
+            end = yield from self._bounded(self._scan.after_string(k))
             if loaded(self._scan.ahead(k, end)) not in self._deltas.tools:
                 raise NotACallError
 

@@ -14,7 +14,7 @@ import re
 import warnings
 from typing import Final, Literal
 
-from worker.chat.scan import MAX_ELEMENTS, NotACallError, Scan, Steps, after_space, after_token, char_at, complete
+from worker.chat.scan import MAX_ELEMENTS, NotACallError, Scan, Steps
 from worker.chat.values import is_value, loaded, quoted
 from worker.wire.chat_format import GEMMA_QUOTE
 
@@ -33,22 +33,31 @@ _MAX_WORD: Final = 400
 
 def python_json(text: str) -> str | None:
     """Return the JSON text of a value in Python's notation, or None if the text is none."""
-    scan = Scan(text + "\n")
-    scan.is_final = True
+    scan = Scan(text + "\n", is_final=True)
     try:
-        value, end = complete(literal(scan, 0, "python"))
+        next(_whole(scan))
+    except StopIteration as done:
+        return str(done.value)
     except NotACallError:
-        return None
-    return value if complete(gap(scan, end)) == scan.n_ahead else None
+        pass
+    return None
+
+
+def _whole(scan: Scan) -> Steps[str]:
+    """Read a value, and nothing behind it."""
+    value, end = yield from literal(scan, 0, "python")
+    if (yield from gap(scan, end)) < scan.n_ahead:
+        raise NotACallError
+    return value
 
 
 def gap(scan: Scan, k: int, notation: Notation = "python") -> Steps[int]:
     """Return the offset of the first token at or after offset k. Python has comments between its tokens."""
     if notation == "gemma":
-        return (yield from after_space(scan, k))
+        return (yield from scan.after_space(k))
     while True:
-        k = yield from after_space(scan, k, _SPACE)
-        char = yield from char_at(scan, k)
+        k = yield from scan.after_space(k, _SPACE)
+        char = yield from scan.char_at(k)
         if scan.is_final or char not in "#\\" or (char == "\\" and scan.n_ahead > k + 2):
             return k
         yield
@@ -64,7 +73,7 @@ def literal(
     text, end = yield from _text(scan, k, notation, is_argument=is_argument)
     if text is not None:
         return text, end
-    char = yield from char_at(scan, k)
+    char = yield from scan.char_at(k)
     if char in "[(" and char:
         return (yield from _sequence(scan, k + 1, notation, "]" if char == "[" else ")", depth))
     if char == "{":
@@ -78,17 +87,17 @@ def mapping(scan: Scan, k: int, notation: Notation, depth: int = 0) -> Steps[tup
     k += 1
     while True:
         k = yield from gap(scan, k, notation)
-        char = yield from char_at(scan, k)
+        char = yield from scan.char_at(k)
         if members and char == ",":
             k = yield from gap(scan, k + 1, notation)
-            char = yield from char_at(scan, k)
+            char = yield from scan.char_at(k)
         elif members and char != "}":
             raise NotACallError
         if char == "}":
             return "{" + ", ".join(members) + "}", k + 1
         key, k = yield from (_key(scan, k) if notation == "gemma" else literal(scan, k, notation, depth=depth + 1))
         k = yield from gap(scan, k, notation)
-        if (yield from char_at(scan, k)) != ":" or key[0] in "[{":
+        if (yield from scan.char_at(k)) != ":" or key[0] in "[{":
             raise NotACallError
         value, k = yield from literal(scan, k + 1, notation, depth=depth + 1)
         members.append((key if key[0] == '"' else quoted(json.dumps(loaded(key)))) + ": " + value)
@@ -99,10 +108,10 @@ def _sequence(scan: Scan, k: int, notation: Notation, end: str, depth: int) -> S
     is_list = end == "]"
     while True:
         k = yield from gap(scan, k, notation)
-        char = yield from char_at(scan, k)
+        char = yield from scan.char_at(k)
         if values and char == ",":
             is_list, k = True, (yield from gap(scan, k + 1, notation))
-            char = yield from char_at(scan, k)
+            char = yield from scan.char_at(k)
         elif values and char != end:
             raise NotACallError
         if char == end:
@@ -117,7 +126,7 @@ def _key(scan: Scan, k: int) -> Steps[tuple[str, int]]:
     if text is not None:
         return text, end
     start = k
-    while (char := (yield from char_at(scan, k))) != ":":
+    while (char := (yield from scan.char_at(k))) != ":":
         if not char or char in "{}[]," or k - start > _MAX_WORD:
             raise NotACallError
         k += 1
@@ -126,9 +135,9 @@ def _key(scan: Scan, k: int) -> Steps[tuple[str, int]]:
 
 def _word(scan: Scan, k: int, notation: Notation) -> Steps[tuple[str, int]]:
     start = k
-    if (yield from char_at(scan, k)) in ("+", "-"):
+    if (yield from scan.char_at(k)) in ("+", "-"):
         k = yield from gap(scan, k + 1, notation)
-    while (char := (yield from char_at(scan, k))) and char not in ",:)]}# \t\f\r\n\\":
+    while (char := (yield from scan.char_at(k))) and char not in ",:)]}# \t\f\r\n\\":
         k += 1
         if k - start > _MAX_WORD:
             raise NotACallError
@@ -148,7 +157,7 @@ def _word(scan: Scan, k: int, notation: Notation) -> Steps[tuple[str, int]]:
 def _text(scan: Scan, k: int, notation: Notation, *, is_argument: bool) -> Steps[tuple[str | None, int]]:
     """Read a string; None if none begins here."""
     if notation == "gemma":
-        begin = yield from after_token(scan, k, GEMMA_QUOTE)
+        begin = yield from scan.after_token(k, GEMMA_QUOTE)
         if begin < 0:
             return None, k
         end = yield from _find(scan, begin, GEMMA_QUOTE, has_escapes=False)
@@ -174,7 +183,7 @@ def _strings(scan: Scan, k: int, *, is_argument: bool) -> Steps[tuple[str, int]]
     start = end = k
     while begin := (yield from _begin(scan, k)):
         end = k + len(begin[0])
-        while (yield from char_at(scan, end := (yield from _find(scan, end, begin[1])))) == "\\":
+        while (yield from scan.char_at(end := (yield from _find(scan, end, begin[1])))) == "\\":
             end += 2
         end += len(begin[1])
         k = yield from gap(scan, end)
@@ -191,7 +200,7 @@ def _loose_string(scan: Scan, k: int, *, is_argument: bool) -> Steps[tuple[str, 
         raise NotACallError
     while True:
         end = yield from _find(scan, end, quote)
-        if (yield from char_at(scan, end)) == "\\":
+        if (yield from scan.char_at(end)) == "\\":
             end += 2
         elif (yield from _is_end(scan, end + 1, is_argument=is_argument)):
             break
@@ -230,20 +239,20 @@ def _is_end(scan: Scan, k: int, *, is_argument: bool) -> Steps[bool]:
     A whole argument ends before `)` and the end or the next call, or before the next keyword.
     """
     k = yield from gap(scan, k)
-    char = yield from char_at(scan, k)
+    char = yield from scan.char_at(k)
     if not is_argument:
         return char in ",]}):"
     follower = "="
-    if char == "," and (yield from char_at(scan, last := (yield from gap(scan, k + 1)))) == ")":
+    if char == "," and (yield from scan.char_at(last := (yield from gap(scan, k + 1)))) == ")":
         k, char = last, ")"
     if char == ")":
         k = yield from gap(scan, k + 1)
-        char, follower = (yield from char_at(scan, k)), "("
+        char, follower = (yield from scan.char_at(k)), "("
     if char != ",":
         return char in ("]", "")
     k = yield from gap(scan, k + 1)
     start = k
-    while _NAME.match((yield from char_at(scan, k))):
+    while _NAME.match((yield from scan.char_at(k))):
         k += 1
     after = yield from gap(scan, k)
-    return k > start and (yield from char_at(scan, after)) == follower
+    return k > start and (yield from scan.char_at(after)) == follower

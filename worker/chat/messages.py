@@ -10,18 +10,7 @@ from typing import Final
 
 from worker.chat.calls import CallReader
 from worker.chat.deltas import Deltas
-from worker.chat.scan import (
-    Markers,
-    NotACallError,
-    Scan,
-    Steps,
-    after_present,
-    after_space,
-    after_token,
-    after_tokens,
-    char_at,
-    tokens_of,
-)
+from worker.chat.scan import MarkerSearch, NotACallError, Scan, Steps, tokens_of
 from worker.wire import harmony
 from worker.wire.chat_format import CallFormat
 
@@ -44,7 +33,7 @@ class MessageReader:
         self._is_divided = is_divided
         self._section, self._section_end = tokens_of(form.section_begin), tokens_of(form.section_end)
         marks = (*_BEGINS, *_ENDS) if is_divided else (*_BEGINS, *_ENDS, _MESSAGE, _TYPE)
-        self._marks, self._markers = marks, Markers(marks)
+        self._marks, self._markers = marks, MarkerSearch(marks)
         self.openers: dict[str, Callable[[str], Steps[None]]] = dict.fromkeys(
             _BEGINS if is_divided else marks, self._messages
         )
@@ -64,7 +53,7 @@ class MessageReader:
             yield
         is_head = k == scan.n_ahead and "to=" in scan.ahead(0)
         for marker in self._marks:
-            is_head = is_head or (yield from after_token(scan, k, marker)) >= 0
+            is_head = is_head or (yield from scan.after_token(k, marker)) >= 0
         if is_head:
             yield from self._messages("")
 
@@ -130,28 +119,28 @@ class MessageReader:
         to, and a tool that is not offered is one that the model was trained with (`python`)."""
         scan, tools = self._scan, self._deltas.tools
         if self._form.parameter_begin and tools:
-            k = yield from after_tokens(scan, 0, self._section)
+            k = yield from scan.after_tokens(0, self._section)
             try:
                 yield from self._calls.read(max(k, 0))
             except NotACallError:
                 return
-            scan.take((yield from after_present(scan, 0, self._section_end)))
+            scan.take((yield from scan.after_present(0, self._section_end)))
             return
         name = recipient.removeprefix(self._form.name_prefix)
-        k = yield from after_space(scan, 0)
-        char = yield from char_at(scan, k)
+        k = yield from scan.after_space(0)
+        char = yield from scan.char_at(k)
         if not tools or not name or (name == recipient and name not in tools) or self._form.parameter_begin:
             return
         is_empty = not char
         for marker in (*_BEGINS, *_ENDS):
-            is_empty = is_empty or (yield from after_token(scan, k, marker)) >= 0
+            is_empty = is_empty or (yield from scan.after_token(k, marker)) >= 0
         if is_empty or char == "{":
             scan.take(k)
             self._deltas.begin(name)
             yield from iter(()) if is_empty else self._calls.json()
             self._deltas.argue("{}" if is_empty else "")
             self._deltas.end()
-            scan.take((yield from after_space(scan, 0)))
+            scan.take((yield from scan.after_space(0)))
 
 
 def thought(
@@ -159,7 +148,7 @@ def thought(
 ) -> Steps[None]:
     """Read reasoning up to one of the ends. A marker in `calls` ends it if what reads the call there says so."""
     deltas.begin_thought()
-    markers = Markers((*ends, *calls))
+    markers = MarkerSearch((*ends, *calls))
     while (marker := (yield from markers.up_to(scan, deltas.think))) not in ends:
         if not marker:
             return

@@ -7,7 +7,7 @@ A text that cannot be read is content, never an error:
 
 - A call of a tool that is not offered is content: `{"name": NAME, "arguments": ARGUMENTS}`, without its markers.
 - A JSON object between a call's markers that is no call is content, without the markers.
-- Markers that no call follows are text that speaks of markers, and come back. The markers of a section that no
+- MarkerSearch that no call follows are text that speaks of markers, and come back. The markers of a section that no
   text has by chance (control tokens, tags with a namespace) are never content; the text between them is.
 - A call is given out when its name is known and its arguments begin. Arguments that break later stand as far as they
   were given out. The rest of JSON arguments is given out as it is, up to the call's end; so they are no JSON, and the
@@ -30,18 +30,7 @@ from worker.chat.calls import CallReader
 from worker.chat.deltas import Arguments, Call, CallBegun, Content, Delta, Deltas, Message, Thought, message_of
 from worker.chat.dress import BETWEEN, FENCES, MAX_HELD, DressReader
 from worker.chat.messages import MessageReader, thought
-from worker.chat.scan import (
-    Markers,
-    NotACallError,
-    Scan,
-    Steps,
-    Tag,
-    after_space,
-    after_token,
-    after_tokens,
-    char_at,
-    tokens_of,
-)
+from worker.chat.scan import MarkerSearch, NotACallError, Scan, Steps, Tag, tokens_of
 from worker.chat.tagged import TaggedReader
 from worker.chat.values import is_value, loaded
 from worker.wire.chat_format import ChatFormat
@@ -110,7 +99,7 @@ class Reader:
         self._n_attempts = 0
         self._speaks_of_markers = False
         self._openers = self._found_openers()
-        self._markers = Markers(self._openers)
+        self._markers = MarkerSearch(self._openers)
         self._steps = self._run()
 
     @property
@@ -197,7 +186,7 @@ class Reader:
             yield from self._openers[marker](marker)
 
     def _taken(self, marker: str) -> Steps[str]:
-        return self._scan.take((yield from after_token(self._scan, 0, marker)))
+        return self._scan.take((yield from self._scan.after_token(0, marker)))
 
     def _hide(self, marker: str) -> Steps[None]:
         yield from self._taken(marker)
@@ -245,7 +234,7 @@ class Reader:
         alone = msgspec.structs.replace(form, reasoning=None, content_begin="", content_end="", hidden=())
         reader = Reader(alone, self._deltas.tools, new_id=str, reads_fenced=False)
         reader._openers[end] = reader._say
-        reader._markers = Markers(reader._openers)
+        reader._markers = MarkerSearch(reader._openers)
         while self._scan.n_ahead <= MAX_HELD and self._n_tried <= MAX_HELD:
             found, n_read = reader.push(self._scan.ahead(n_read)), self._scan.n_ahead
             for delta in found:
@@ -274,10 +263,10 @@ class Reader:
         if (yield from self._read_calls()):
             return
         scan = self._scan
-        end = yield from after_tokens(scan, 0, self._section)
-        begin = yield from after_tokens(scan, max(end, 0), self._calls.begin if self._calls else ())
-        inner = yield from after_space(scan, max(begin, end, len(marker)))
-        char = yield from char_at(scan, inner)
+        end = yield from scan.after_tokens(0, self._section)
+        begin = yield from scan.after_tokens(max(end, 0), self._calls.begin if self._calls else ())
+        inner = yield from scan.after_space(max(begin, end, len(marker)))
+        char = yield from scan.char_at(inner)
         if not char or (char == "{" and self._form.calls is not None and self._form.calls.form == "object"):
             self._n_attempts += 1
             scan.take(inner)
@@ -285,7 +274,7 @@ class Reader:
         if _CONTROL.match(marker):
             self._n_attempts += 1
             yield from self._taken(marker)
-            scan.take((yield from after_space(scan, 0)))
+            scan.take((yield from scan.after_space(0)))
             return
         self._speaks_of_markers = True
         self._deltas.say(scan.take(1))  # the marker may begin at the next character
@@ -296,7 +285,7 @@ class Reader:
             return False
         k = 0
         if self._section:
-            k = yield from after_tokens(self._scan, 0, self._section)
+            k = yield from self._scan.after_tokens(0, self._section)
             if k < 0 and not self._calls.begin:
                 return False
         is_section = bool(self._section) and k >= 0
@@ -312,10 +301,10 @@ class Reader:
     def _rest_of_section(self) -> Steps[None]:
         """Read the other calls of a section, and its end."""
         while self._calls is not None:
-            k = yield from after_space(self._scan, 0)
-            if (yield from char_at(self._scan, k)) == ",":
+            k = yield from self._scan.after_space(0)
+            if (yield from self._scan.char_at(k)) == ",":
                 k += 1
-            end = yield from after_tokens(self._scan, k, self._section_end)
+            end = yield from self._scan.after_tokens(k, self._section_end)
             if self._section_end and end >= 0:
                 self._scan.take(end)
                 return
@@ -330,8 +319,8 @@ class Reader:
         """Read an answer that begins with JSON objects without markers, in Llama's form or in another."""
         if not self._deltas.tools:
             return
-        k = yield from after_space(self._scan, 0)
-        if (yield from char_at(self._scan, k)) not in ("{", "["):
+        k = yield from self._scan.after_space(0)
+        if (yield from self._scan.char_at(k)) not in ("{", "["):
             return
         self._held = "text"
         if self._is_bare and (yield from self._read_calls()):
@@ -343,16 +332,16 @@ class Reader:
         """Read the objects after the first in Llama's form, which some models divide by `;`."""
         with suppress(NotACallError):
             while self._calls is not None:
-                yield from self._calls.read((yield from after_space(self._scan, 0, BETWEEN)))
+                yield from self._calls.read((yield from self._scan.after_space(0, BETWEEN)))
 
     def _fence(self, marker: str) -> Steps[None]:
         """Read a fenced block. It is a call, or its beginning is content."""
         self._held = "text"
         k = len(marker)
-        while (char := (yield from char_at(self._scan, k))) and _LANGUAGE.fullmatch(char) and k < _MAX_LANGUAGE:
+        while (char := (yield from self._scan.char_at(k))) and _LANGUAGE.fullmatch(char) and k < _MAX_LANGUAGE:
             k += 1
-        k = yield from after_space(self._scan, k)
-        is_begun = not self._is_headed and (yield from char_at(self._scan, k)) in ("{", "[")
+        k = yield from self._scan.after_space(k)
+        is_begun = not self._is_headed and (yield from self._scan.char_at(k)) in ("{", "[")
         if is_begun and (yield from self._dress.read(k, FENCES[marker])):
             return
         self._deltas.say(self._scan.take(len(marker)))

@@ -22,64 +22,14 @@ _GAP: Final = re.compile(r'((?<=\w)\s+(?=\w))|\s+|(?<=[</｜=])(?=[\w"｜])|(?<=
 _MAX_GAP: Final = 4
 _MIN_SIZE: Final = 4096
 """Read text is cut off the buffer at this size. Smaller would copy more often than needed."""
-MAX_DEPTH: Final = 200
+_MAX_DEPTH: Final = 200
 """The most brackets in each other. Deeper text is no call."""
 MAX_ELEMENTS: Final = 60
 """The same for values that are read by functions that call themselves."""
 
 
-def complete(steps: Steps[T]) -> T:
-    """Return the result of reading a text that has ended."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-
-
 class NotACallError(Exception):
     """The text at this place is no call."""
-
-
-class Scan:
-    """The text from `at` on is not read yet."""
-
-    __slots__ = ("at", "is_final", "text")
-
-    def __init__(self, text: str = "") -> None:
-        self.text = text
-        self.at = 0
-        self.is_final = False
-        """True if no more text comes."""
-
-    def push(self, text: str) -> None:
-        """Add a piece of the answer."""
-        if self.at >= _MIN_SIZE or self.at == len(self.text):
-            self.text = self.text[self.at :] + text
-            self.at = 0
-        else:
-            self.text += text
-
-    def ahead(self, k: int, end: int | None = None) -> str:
-        """Return the text from offset k to offset end."""
-        return self.text[self.at + k : None if end is None else self.at + end]
-
-    def find(self, token: str, k: int) -> int:
-        """Return the offset of a token at or after offset k, or -1."""
-        found = self.text.find(token, self.at + k)
-        return found - self.at if found >= 0 else -1
-
-    @property
-    def n_ahead(self) -> int:
-        """The number of characters that are not read."""
-        return len(self.text) - self.at
-
-    def take(self, k: int) -> str:
-        """Read k characters."""
-        taken = self.text[self.at : self.at + k]
-        self.at += len(taken)
-        return taken
 
 
 class Tag(str):
@@ -110,8 +60,174 @@ def _spelled(token: str) -> tuple[re.Pattern[str], re.Pattern[str], int]:
     return re.compile("".join(atoms)), re.compile(begun), len(atoms) + n_gaps * _MAX_GAP
 
 
-class Markers:
-    """Markers that are looked for together."""
+class Brackets:
+    """The brackets that are open in a JSON text, as far as it has been read."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        """The place in the text up to which it has been read."""
+        self._open = ""
+        self._is_text = False
+
+    def is_closed_in(self, text: str, at: int) -> bool:
+        """Read the text from `at` to its end, or to the bracket that closes the first one. Return True if it is there.
+
+        Raises: NotACallError at a bracket that does not fit.
+        """
+        self.at = at
+        while match := (_IN_TEXT if self._is_text else _IN_JSON).search(text, self.at):
+            self.at, sign = match.start(), match[0]
+            if sign == "\\" and match.end() == len(text):
+                return False
+            if sign == '"':
+                self._is_text = not self._is_text
+            elif sign != "\\":
+                self._take(sign)
+            self.at = match.end() + (sign == "\\")
+            if not self._open:
+                return True
+        self.at = len(text)
+        return False
+
+    def _take(self, bracket: str) -> None:
+        if bracket in "{[":
+            self._open += bracket
+        elif self._open[-1:] == ("{" if bracket == "}" else "["):
+            self._open = self._open[:-1]
+        else:
+            raise NotACallError
+        if len(self._open) > _MAX_DEPTH:
+            raise NotACallError
+
+
+class Scan:
+    """The text from `at` on is not read yet."""
+
+    __slots__ = ("at", "is_final", "text")
+
+    def __init__(self, text: str = "", *, is_final: bool = False) -> None:
+        self.text = text
+        self.at = 0
+        self.is_final = is_final
+        """True if no more text comes."""
+
+    def push(self, text: str) -> None:
+        """Add a piece of the answer."""
+        if self.at >= _MIN_SIZE or self.at == len(self.text):
+            self.text = self.text[self.at :] + text
+            self.at = 0
+        else:
+            self.text += text
+
+    def ahead(self, k: int, end: int | None = None) -> str:
+        """Return the text from offset k to offset end."""
+        return self.text[self.at + k : None if end is None else self.at + end]
+
+    def find(self, token: str, k: int) -> int:
+        """Return the offset of a token at or after offset k, or -1."""
+        found = self.text.find(token, self.at + k)
+        return found - self.at if found >= 0 else -1
+
+    @property
+    def n_ahead(self) -> int:
+        """The number of characters that are not read."""
+        return len(self.text) - self.at
+
+    def take(self, k: int) -> str:
+        """Read k characters."""
+        taken = self.text[self.at : self.at + k]
+        self.at += len(taken)
+        return taken
+
+    # steps
+
+    def char_at(self, k: int) -> Steps[str]:
+        """Return the character at offset k, or nothing at the end of the answer."""
+        while self.n_ahead <= k:
+            if self.is_final:
+                return ""
+            yield
+        return self.text[self.at + k]
+
+    def after_space(self, k: int, space: re.Pattern[str] = _SPACE) -> Steps[int]:
+        """Return the offset of the first character at or after offset k that is no white space."""
+        while True:
+            match = space.match(self.text, self.at + k)
+            k = match.end() - self.at if match else k
+            if k < self.n_ahead or self.is_final:
+                return k
+            yield
+
+    def after_token(self, k: int, token: str) -> Steps[int]:
+        """Return the offset after a token that stands at offset k, or -1."""
+        whole, begun, _ = _spelled(token)
+        while True:
+            if match := whole.match(self.text, self.at + k):
+                return match.end() - self.at
+            if self.is_final or (self.n_ahead > k and not begun.match(self.text, self.at + k)):
+                return -1
+            yield
+
+    def after_tokens(self, k: int, tokens: tuple[str, ...]) -> Steps[int]:
+        """Return the offset after tokens that stand at offset k, white space between them, or -1."""
+        for token in tokens:
+            k = yield from self.after_space(k)
+            k = yield from self.after_token(k, token)
+            if k < 0:
+                return -1
+        return k
+
+    def after_present(self, k: int, tokens: tuple[str, ...]) -> Steps[int]:
+        """Return the offset after those of the tokens that stand at offset k; some may be missing."""
+        for token in tokens:
+            start = yield from self.after_space(k)
+            end = yield from self.after_token(start, token)
+            k = end if end >= 0 else k
+        return k
+
+    def after_string(self, k: int) -> Steps[int]:
+        """Return the offset after the JSON string whose opening quote is at offset k."""
+        k += 1
+        while True:
+            match = _IN_TEXT.search(self.text, self.at + k)
+            if match and match[0] == '"':
+                return match.end() - self.at
+            if match and match.end() < len(self.text):
+                k = match.end() + 1 - self.at
+                continue
+            k = match.start() - self.at if match else self.n_ahead
+            if self.is_final:
+                raise NotACallError
+            yield
+
+    def after_value(self, k: int) -> Steps[int]:
+        """Return the offset after the JSON value at offset k."""
+        first = yield from self.char_at(k)
+        if first == '"':
+            return (yield from self.after_string(k))
+        if first in ("{", "["):
+            return (yield from self._after_brackets(k))
+        start = k
+        while (char := (yield from self.char_at(k))) and char not in ",}] \t\r\n":
+            k += 1
+            if k - start > _MAX_DEPTH:
+                raise NotACallError
+        if k == start:
+            raise NotACallError
+        return k
+
+    def _after_brackets(self, k: int) -> Steps[int]:
+        brackets = Brackets()
+        while not brackets.is_closed_in(self.text, self.at + k):
+            if self.is_final:
+                raise NotACallError
+            k = brackets.at - self.at
+            yield
+        return brackets.at - self.at
+
+
+class MarkerSearch:
+    """The search for the first of several markers."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = sorted(tokens, key=len, reverse=True)
@@ -140,119 +256,3 @@ class Markers:
             if marker or scan.is_final:
                 return marker
             yield
-
-
-def char_at(scan: Scan, k: int) -> Steps[str]:
-    """Return the character at offset k, or nothing at the end of the answer."""
-    while scan.n_ahead <= k:
-        if scan.is_final:
-            return ""
-        yield
-    return scan.text[scan.at + k]
-
-
-def after_space(scan: Scan, k: int, space: re.Pattern[str] = _SPACE) -> Steps[int]:
-    """Return the offset of the first character at or after offset k that is no white space."""
-    while True:
-        match = space.match(scan.text, scan.at + k)
-        k = match.end() - scan.at if match else k
-        if k < scan.n_ahead or scan.is_final:
-            return k
-        yield
-
-
-def after_token(scan: Scan, k: int, token: str) -> Steps[int]:
-    """Return the offset after a token that stands at offset k, or -1."""
-    whole, begun, _ = _spelled(token)
-    while True:
-        if match := whole.match(scan.text, scan.at + k):
-            return match.end() - scan.at
-        if scan.is_final or (scan.n_ahead > k and not begun.match(scan.text, scan.at + k)):
-            return -1
-        yield
-
-
-def after_tokens(scan: Scan, k: int, tokens: tuple[str, ...]) -> Steps[int]:
-    """Return the offset after tokens that stand at offset k, white space between them, or -1."""
-    for token in tokens:
-        k = yield from after_space(scan, k)
-        k = yield from after_token(scan, k, token)
-        if k < 0:
-            return -1
-    return k
-
-
-def after_present(scan: Scan, k: int, tokens: tuple[str, ...]) -> Steps[int]:
-    """Return the offset after those of the tokens that stand at offset k; some may be missing."""
-    for token in tokens:
-        start = yield from after_space(scan, k)
-        end = yield from after_token(scan, start, token)
-        k = end if end >= 0 else k
-    return k
-
-
-def after_string(scan: Scan, k: int) -> Steps[int]:
-    """Return the offset after the JSON string whose opening quote is at offset k."""
-    k += 1
-    while True:
-        match = _IN_TEXT.search(scan.text, scan.at + k)
-        if match is None:
-            k = scan.n_ahead
-        elif match[0] == '"':
-            return match.end() - scan.at
-        elif match.end() < len(scan.text):
-            k = match.end() + 1 - scan.at
-            continue
-        else:
-            k = match.start() - scan.at
-        if scan.is_final:
-            raise NotACallError
-        yield
-
-
-def after_value(scan: Scan, k: int) -> Steps[int]:
-    """Return the offset after the JSON value at offset k."""
-    first = yield from char_at(scan, k)
-    if first == '"':
-        return (yield from after_string(scan, k))
-    if first in "{[" and first:
-        return (yield from _after_brackets(scan, k))
-    start = k
-    while (char := (yield from char_at(scan, k))) and char not in ",}] \t\r\n":
-        k += 1
-        if k - start > MAX_DEPTH:
-            raise NotACallError
-    if k == start:
-        raise NotACallError
-    return k
-
-
-def _after_brackets(scan: Scan, k: int) -> Steps[int]:
-    open_brackets = ""
-    while True:
-        match = _IN_JSON.search(scan.text, scan.at + k)
-        if match is None:
-            if scan.is_final:
-                raise NotACallError
-            k = scan.n_ahead
-            yield
-            continue
-        k = match.start() - scan.at
-        if match[0] == '"':
-            k = yield from after_string(scan, k)
-            continue
-        open_brackets = nested(open_brackets, match[0])
-        k += 1
-        if not open_brackets:
-            return k
-
-
-def nested(open_brackets: str, bracket: str) -> str:
-    """Return the brackets that are open after one more."""
-    if bracket in "{[":
-        if len(open_brackets) >= MAX_DEPTH:
-            raise NotACallError
-        return open_brackets + bracket
-    if open_brackets[-1:] != ("{" if bracket == "}" else "["):
-        raise NotACallError
-    return open_brackets[:-1]

@@ -9,33 +9,8 @@ from worker.chat.calls import CallReader, nowhere, word
 from worker.chat.deltas import Deltas
 from worker.chat.dress import MAX_HELD
 from worker.chat.literals import python_json
-from worker.chat.scan import (
-    MAX_ELEMENTS,
-    Markers,
-    NotACallError,
-    Scan,
-    Steps,
-    Tag,
-    after_present,
-    after_space,
-    after_token,
-    after_tokens,
-    after_value,
-    char_at,
-    tokens_of,
-)
-from worker.chat.values import (
-    STRING,
-    escaped,
-    is_value,
-    items,
-    json_of,
-    loaded,
-    may_be_json,
-    member,
-    quoted,
-    types_of,
-)
+from worker.chat.scan import MAX_ELEMENTS, MarkerSearch, NotACallError, Scan, Steps, Tag, tokens_of
+from worker.chat.values import STRING, escaped, is_value, items, json_of, loaded, may_be_json, member, quoted, types_of
 from worker.wire.chat_format import CallFormat
 
 _MAX_GLANCE: Final = 16
@@ -83,11 +58,11 @@ class TaggedReader(CallReader):
         """Read the next argument's name; None if there is no more."""
         scan = self._scan
         while True:
-            k = yield from after_tokens(scan, 0, self._parameter_begin)
+            k = yield from scan.after_tokens(0, self._parameter_begin)
             if k >= 0:
                 break
-            k = yield from after_space(scan, 0)
-            k = yield from after_token(scan, k, self._parameter_end) if self._form.form != "nested" else nowhere()
+            k = yield from scan.after_space(0)
+            k = yield from scan.after_token(k, self._parameter_end) if self._form.form != "nested" else nowhere()
             if k < 0:
                 return None
             scan.take(k)  # models write the end of a parameter twice
@@ -105,7 +80,7 @@ class TaggedReader(CallReader):
         key = self._scan.ahead(k, end).strip()
         if "<" in key or "\n" in key or (self._form.form == "nested" and key.startswith("/")):
             return "", k
-        return word(key, self._form.parameter_begin), (yield from after_present(self._scan, end, stops))
+        return word(key, self._form.parameter_begin), (yield from self._scan.after_present(end, stops))
 
     def _value(self, schema: object, root: object) -> Steps[None]:
         """Give out the value that begins here, up to its true end."""
@@ -113,8 +88,8 @@ class TaggedReader(CallReader):
         if self._form.values != "schema":
             types = yield from self._marked_types(types)
         if self._form.parameter_name_end.endswith("\n") or self._form.mark_end.endswith("\n"):
-            self._scan.take(max(0, (yield from after_token(self._scan, 0, "\n"))))
-        opening = yield from after_token(self._scan, 0, "<![CDATA[")
+            self._scan.take(max(0, (yield from self._scan.after_token(0, "\n"))))
+        opening = yield from self._scan.after_token(0, "<![CDATA[")
         if opening >= 0 and self._form.parameter_begin.startswith("<param name"):
             self._scan.take(opening)
             yield from self._text(types, f"]]>{self._parameter_end}", root, is_plain=True)
@@ -128,7 +103,7 @@ class TaggedReader(CallReader):
         except NotACallError:
             return types
         mark = self._scan.take(end).strip()
-        self._is_closed = self._scan.take((yield from after_token(self._scan, 0, stop))).endswith("/>")
+        self._is_closed = self._scan.take((yield from self._scan.after_token(0, stop))).endswith("/>")
         if mark == ("true" if self._form.values == "is_string" else "string"):
             return STRING
         return types - STRING if types - STRING else frozenset({"object", "array", "number", "boolean", "null"})
@@ -141,13 +116,13 @@ class TaggedReader(CallReader):
             return
         scan, k, is_open = self._scan, 0, False
         others = (*self._parameter_begin[:1], *self._call_ends)
-        stops = Markers((stop,) if stop.startswith("]]>") else (stop, *others))
+        stops = MarkerSearch((stop,) if stop.startswith("]]>") else (stop, *others))
         while True:
             k, marker = stops.next(scan, k)
             if k > 1 and (is_open or not may_be_json(scan.ahead(0, min(k, _MAX_GLANCE)), types)):
                 self._deltas.argue(escaped(scan.take(k - 1)) if is_open else quoted(scan.take(k - 1))[:-1])
                 is_open, k = True, 1
-            after = (yield from after_token(scan, k, marker)) if marker else k
+            after = (yield from scan.after_token(k, marker)) if marker else k
             if marker == stop and (is_plain or (yield from self._is_end(after))):
                 break
             if marker:
@@ -182,13 +157,13 @@ class TaggedReader(CallReader):
             before = scan.ahead(max(k - 1, 0), k)
             is_next = key not in self._given and member(root, root, key) is not None
             return -1 if is_next and (before.isalnum() or before in "\n.]})") else k + 1
-        ends, limit = Markers((stop, *(begin[0] for begin in self.begins if begin))), k + MAX_HELD
+        ends, limit = MarkerSearch((stop, *(begin[0] for begin in self.begins if begin))), k + MAX_HELD
         while after <= limit:
             after, marker = ends.next(scan, after)
             if after > limit:
                 break
             if marker == stop:
-                end = yield from after_token(scan, after, stop)
+                end = yield from scan.after_token(after, stop)
                 if is_plain or (yield from self._is_end(end)):
                     return after
             elif (yield from self._is_offered(after)) if marker else scan.is_final:
@@ -201,9 +176,9 @@ class TaggedReader(CallReader):
 
     def _after_one(self, k: int, tokens: tuple[str, ...]) -> Steps[int]:
         """Return the offset after the one of the tokens that stands behind white space at offset k, or -1."""
-        k, end = (yield from after_space(self._scan, k)), -1
+        k, end = (yield from self._scan.after_space(k)), -1
         for token in tokens:
-            end = max(end, (yield from after_token(self._scan, k, token)))
+            end = max(end, (yield from self._scan.after_token(k, token)))
         return end
 
     def _is_offered(self, k: int) -> Steps[bool]:
@@ -220,13 +195,13 @@ class TaggedReader(CallReader):
         follows. The marker may be there twice."""
         scan = self._scan
         while True:
-            k = yield from after_space(scan, k)
+            k = yield from scan.after_space(k)
             if scan.is_final and k >= scan.n_ahead:
                 return True
             follower = yield from self._after_one(k, (*self._parameter_begin[:1], *self.end[:1]))
             if follower >= 0 or (yield from self._is_offered(k)):
                 return True
-            again = yield from after_token(scan, k, self._parameter_end)
+            again = yield from scan.after_token(k, self._parameter_end)
             if again < 0:
                 return False
             k = again
@@ -238,15 +213,15 @@ class TaggedReader(CallReader):
         mark = self._form.parameter_begin
         stop = Tag(f"{self._form.parameter_end}{key}{self._form.parameter_name_end}")
         types = types_of(schema, root)
-        opening = yield from after_token(self._scan, 0, mark)
-        closing = yield from after_token(self._scan, 0, self._form.parameter_end)
+        opening = yield from self._scan.after_token(0, mark)
+        closing = yield from self._scan.after_token(0, self._form.parameter_end)
         empty = "" if "string" in types else "{}" if "object" in types else "[]" if "array" in types else ""
-        if empty and closing >= 0 and (end := (yield from after_token(self._scan, 0, stop))) >= 0:
+        if empty and closing >= 0 and (end := (yield from self._scan.after_token(0, stop))) >= 0:
             self._scan.take(end)
             self._deltas.argue(empty)
             return
         if types != STRING and (k := (yield from self._json_end())) >= 0:
-            end = yield from after_token(self._scan, k, stop)
+            end = yield from self._scan.after_token(k, stop)
             if end >= 0:
                 self._deltas.argue(json_of(self._scan.take(k), types))
                 self._scan.take(end - k)
@@ -267,14 +242,14 @@ class TaggedReader(CallReader):
             self._deltas.argue("null")
         else:
             self._deltas.argue("]" if is_list else "}")
-        self._scan.take((yield from after_present(self._scan, 0, (stop,))))
+        self._scan.take((yield from self._scan.after_present(0, (stop,))))
 
     def _json_end(self) -> Steps[int]:
         """Return the offset after the JSON text that begins here, or -1. A text in it may have any marker."""
-        if (yield from char_at(self._scan, 0)) not in {'"', "{", "["}:
+        if (yield from self._scan.char_at(0)) not in {'"', "{", "["}:
             return -1
         try:
-            return (yield from after_value(self._scan, 0))
+            return (yield from self._scan.after_value(0))
         except NotACallError:
             return -1
 
