@@ -6,7 +6,7 @@ from importlib.resources import files
 import msgspec
 import pytest
 
-from worker.chat.families import Family, declared, families
+from worker.chat.tool_format import Family, declared, families
 from worker.wire.chat_format import CallFormat, ChatFormat, ReasoningFormat
 
 

@@ -15,12 +15,11 @@ from tests.chat.shapes import TOKENS
 from tests.chat.test_shapes import default_template
 from tests.chat.trips import ENDS, Answer, format_of, loaded, read, table, verdicts
 from tests.llama_source import templates
-from worker.chat.families import declared
 from worker.chat.forms import Forms, Message
 from worker.chat.marks import Json, Names
 from worker.chat.sandbox import BrokenTemplate
-from worker.chat.template import ChatTemplates
-from worker.chat.tool_format import MAX_RENDERINGS, chat_format
+from worker.chat.template import ChatTemplate, ChatTemplates
+from worker.chat.tool_format import MAX_RENDERINGS, chat_format, declared
 from worker.wire.chat_format import HERMES, CallFormat, ChatFormat, ReasoningFormat
 
 PAGE = Path(__file__).parents[2] / "docs" / "tool-formats.md"
@@ -162,20 +161,17 @@ def found_in(source: str) -> ChatFormat:
     return chat_format(chat_of(source).for_tools, frozenset())
 
 
-class Counting:
+class Counting(ChatTemplate):
     """A template that counts its renderings."""
 
     def __init__(self, source: str) -> None:
-        self._template = chat_of(source).for_tools
-        self.source, self.caps = source, self._template.caps
         self.n_renderings = 0
-
-    def best_forms(self, *, has_tools: bool) -> Forms:
-        return self._template.best_forms(has_tools=has_tools)
+        super().__init__(source, Names(()), TOKENS, {})
+        self.n_renderings = 0
 
     def in_forms(self, messages: list[Message], forms: Forms, *, tools: Json, is_open: bool = True) -> str:
         self.n_renderings += 1
-        return self._template.in_forms(messages, forms, tools=tools, is_open=is_open)
+        return super().in_forms(messages, forms, tools=tools, is_open=is_open)
 
 
 def without_space(calls: CallFormat) -> dict[str, object]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from worker.chat.families import families
 from worker.chat.scan import tokens_of
+from worker.chat.tool_format import families
 from worker.wire.chat_format import HERMES, CallFormat, ChatFormat
 
 Arguments = Mapping[str, object]

@@ -16,7 +16,7 @@ from tests.openai.asking import ASKED, HEADING, TERMS, body, objects, start
 from tests.openai.responses.following import Follower as ResponseFollower
 from tests.openai.responses.following import events_of as response_events
 from worker.anthropic.request import read_messages
-from worker.chat.families import families
+from worker.chat.tool_format import families
 from worker.openai.answers import whole
 from worker.openai.chat import read_chat
 from worker.openai.responses.request import read_response

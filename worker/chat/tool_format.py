@@ -1,7 +1,7 @@
-"""The format of a model's answers, found in its chat template.
+"""The format of a model's answers: its family's row in formats.toml, and what its chat template shows.
 
-Owns the comparison: the template renders conversations that differ in one thing, and the differences are the markers of
-calls, arguments and reasoning. Pure; it runs when the template is loaded, with at most MAX_RENDERINGS renderings.
+The template renders conversations that differ in one thing, and the differences are the markers of calls, arguments and
+reasoning. Pure; it runs when the template is loaded, with at most MAX_RENDERINGS renderings.
 
     <|assistant|><tool_call>\\n{"name": …}\\n</tool_call>\\n<tool_call>\\n{"name": …}\\n</tool_call><|end|>
     └ beginning ┘└ call_begin ┘          └ call_end ───┘└ between, then a second call                └ end of the turn
@@ -10,34 +10,19 @@ calls, arguments and reasoning. Pure; it runs when the template is loaded, with 
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final, Protocol
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from worker.chat.families import declared
-from worker.chat.forms import Forms, Message
+from worker.chat.forms import Message
 from worker.chat.marks import Json
 from worker.chat.parse import Reader, message_of
 from worker.chat.sandbox import Unrendered
+from worker.chat.template import ChatTemplate
 from worker.wire.chat_format import HERMES, CallFormat, ChatFormat, ReasoningFormat, ValueForm
-
-
-class Template(Protocol):
-    """The template whose format is wanted."""
-
-    source: str
-
-    @property
-    def caps(self) -> frozenset[str]:
-        """The parts that appear in the text."""
-
-    def best_forms(self, *, has_tools: bool) -> Forms:
-        """The forms that the template supports."""
-
-    def in_forms(self, messages: list[Message], forms: Forms, *, tools: Json, is_open: bool = True) -> str:
-        """The prompt with the messages in these forms. Raises: Unrendered."""
-
 
 MAX_RENDERINGS: Final = 7
 _MAX_TURN_CHARS = 20_000
@@ -50,19 +35,20 @@ _UNIT = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]|\w+|\s|([^\w\s])\1*")
 """The units that are compared: whole markers, words, single spaces and runs of a sign. Two different markers have
 nothing in common, although they may begin or end alike."""
 _MARKER = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
+_FIRST_MARKER = re.compile(rf"(?:{_MARKER.pattern})\s*(?=<)")
 _QUALIFIER = re.compile(r"(?<![\w.])[a-zA-Z]\w*\.$")
 _INDEX = re.compile(r"\d+")
 _ID_KEY = re.compile(r"(.*_)?id")
 
-_USER, _NEXT_USER = "needle-user", "needle-again"
-_REPLY, _THOUGHT = "needle-reply", "needle-thought"
-_NAME, _OTHER = "needle_tool", "needle_other"
-_ID, _OTHER_ID = "needle123", "needle456"
+_SAMPLE = "sample"
+"""The word in all texts of the conversations. No marker has it."""
+_USER, _NEXT_USER, _REPLY, _THOUGHT = "sample-user", "sample-again", "sample-reply", "sample-thought"
+_NAME, _OTHER = "sample_tool", "sample_other"
+_ID, _OTHER_ID = "sample123", "sample456"
 """Mistral's templates support no other length."""
-_KEY, _NEXT, _VALUE, _NUMBER = "needle_a", "needle_b", "needle-value", 31415926
+_KEY, _NEXT, _VALUE, _NUMBER = "sample_a", "sample_b", "sample-value", 31415926
 _ARGUMENTS: dict[str, Json] = {_KEY: _VALUE, _NEXT: _NUMBER}
 """They are in alphabetical order, because some templates sort them."""
-
 _SCHEMA: Json = {
     "type": "object",
     "properties": {_KEY: {"type": "string"}, _NEXT: {"type": "integer"}},
@@ -83,139 +69,140 @@ _REASONING: Final = (
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
 )
 """Markers that a template may name without rendering a reasoning between them."""
+_VALUE_MARKS: Final[tuple[tuple[ValueForm, str, str], ...]] = (
+    ("is_string", "true", "false"),
+    ("type", "string", "number"),
+    ("type", "string", "integer"),
+)
+"""The attributes of a text and of a number."""
 
 
-def chat_format(template: Template, ends: frozenset[str] = frozenset()) -> ChatFormat:
+class Family(msgspec.Struct, frozen=True):
+    """A row of formats.toml: a notation, and the texts that a template of this family contains."""
+
+    marks: tuple[str, ...]
+    """All of these are in the source."""
+    format: ChatFormat
+    without: tuple[str, ...] = ()
+    """None of these is in the source."""
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """Return the known families. The first one that fits counts."""
+    text = files(__package__).joinpath("formats.toml").read_bytes()
+    rows = msgspec.toml.decode(text, type=dict[str, tuple[Family, ...]])["family"]
+    return tuple(replace(row, format=replace(row.format, source="declared")) for row in rows)
+
+
+def declared(source: str) -> ChatFormat | None:
+    """Return the notation of the family that a template's source is of, or None if it is of no known family."""
+    for family in families():
+        if all(mark in source for mark in family.marks) and not any(mark in source for mark in family.without):
+            return family.format
+    return None
+
+
+def chat_format(template: ChatTemplate, ends: frozenset[str] = frozenset()) -> ChatFormat:
     """The format of the template's answers. `ends` has the names of the tokens that end an answer, which are not part
     of the format.
 
-    The markers that the template writes win, and its family's declaration adds what no rendering shows. A declaration
-    wins if the template renders no calls, if its notation is another one, or if the answer that the template rendered
-    cannot be read by what was found. Without a declaration the form is then that of HERMES.
+    The markers that the template writes win, and its family's row adds what no rendering shows. The row wins if the
+    template renders no calls, if its notation is another one, or if the answer that the template rendered cannot be
+    read by what was found. Without a row the form is then that of HERMES.
     """
     known = declared(template.source)
-    probe = _Probe(template, ends)
-    turns = _turns_of(probe, known)
-    found = _derived(probe, turns)
-    if found is not None and (known is None or _has_form_of(known, found)) and _reads(found, turns):
-        if known is None:
-            return found
-        return _completed(found, known, has_several=probe.forms.several_calls == "own")
-    return known or msgspec.structs.replace(HERMES, reasoning=turns.reasoning)
-
-
-def _derived(probe: "_Probe", turns: "_Turns") -> ChatFormat | None:
-    """The format that the renderings show; None if they show no call."""
-    calls = _calls_of(probe, turns) if _NAME in turns.call and _REPLY in turns.reply else None
-    if calls is None:
-        return None
-    begin, end = _content_of(turns)
-    return ChatFormat(
-        name=_name_of(calls),
-        source="template",
-        calls=calls,
-        reasoning=turns.reasoning,
-        content_begin=begin,
-        content_end=end,
-    )
-
-
-def _has_form_of(known: ChatFormat, found: ChatFormat) -> bool:
-    return known.calls is not None and found.calls is not None and known.calls.form == found.calls.form
+    turns = _Turns(template, ends, known)
+    calls = _calls_of(turns) if _NAME in turns.call and _REPLY in turns.reply else None
+    if calls is not None and (known is None or (known.calls is not None and known.calls.form == calls.form)):
+        begin, end = turns.content_markers
+        found = ChatFormat(
+            name=_name_of(calls),
+            source="template",
+            calls=calls,
+            reasoning=turns.reasoning,
+            content_begin=begin,
+            content_end=end,
+        )
+        if _reads(found, turns):
+            return found if known is None else _completed(found, known, has_several=turns.has_several)
+    return known or replace(HERMES, reasoning=turns.reasoning)
 
 
 def _completed(found: ChatFormat, known: ChatFormat, *, has_several: bool) -> ChatFormat:
-    """The format that was found, with what its family's declaration adds. `has_several` says that the template renders
-    several calls in one message."""
-    assert found.calls is not None
-    assert known.calls is not None
+    """The format that was found, with what its family's row adds. `has_several` says that the template renders several
+    calls in one message."""
+    calls, row = found.calls, known.calls
+    assert calls is not None
+    assert row is not None
     begin, end = found.content_begin or known.content_begin, found.content_end or known.content_end
-    last = found.calls.section_end
+    last = calls.section_end
     for text in known.hidden:
         last = last.removesuffix(text)
-    if last and known.calls.section_end.startswith(last):
-        last = known.calls.section_end  # its last token may also end the turn
-    calls = msgspec.structs.replace(
-        found.calls,
-        # The template writes no text, between markers.
-        section_begin=found.calls.section_begin.removeprefix(begin + end),
+    if last and row.section_end.startswith(last):
+        last = row.section_end  # its last token may also end the turn
+    calls = replace(
+        calls,
+        section_begin=calls.section_begin.removeprefix(begin + end),  # a template writes no text, between markers
         section_end=last,
-        skippable=known.calls.skippable or found.calls.skippable,
-        between=found.calls.between if has_several else known.calls.between,
+        skippable=row.skippable or calls.skippable,
+        between=calls.between if has_several else row.between,
     )
     reasoning = found.reasoning or known.reasoning
     if reasoning and known.reasoning and known.reasoning.end.strip() == reasoning.end.strip():
         reasoning = known.reasoning
-    return msgspec.structs.replace(
-        found,
-        name=known.name,
-        calls=calls,
-        reasoning=reasoning,
-        opening=known.opening,
-        content_begin=begin,
-        content_end=end,
-        hidden=known.hidden,
-    )
+    return replace(known, source=found.source, calls=calls, reasoning=reasoning, content_begin=begin, content_end=end)
 
 
-def _reads(form: ChatFormat, turns: "_Turns") -> bool:
-    """True if the answer that the template rendered is read as the call that was put into it."""
-    found = _found_in(turns.call, _NAME, _ID)
-    if found is None:
-        return False
-    written, end = turns.written(turns.call[: found.end]), turns.without_end(turns.call[found.end :])
-    reader = Reader(form, {_NAME: _SCHEMA}, new_id=str)
-    message = message_of([*reader.push(written + end), *reader.finish()])
-    calls = [call for call in message.calls if call.name == _NAME and _is_arguments(call.arguments)]
-    return len(calls) == len(message.calls) == 1 and "needle" not in message.content
+def _name_of(calls: CallFormat) -> str:
+    """The name of a format that is of no known family."""
+    begin = f"{calls.section_begin}{calls.call_begin}"
+    if calls.form == "object" and begin.strip() == "<tool_call>":
+        return HERMES.name
+    found = _MARKER.search(begin)
+    return f"{calls.form} {found[0]}" if found else calls.form
 
 
 # ── renderings ───────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    """Renders conversations that differ in one thing."""
+class _Turns:
+    """The texts of turns that differ in one thing, each after the user's words."""
 
-    template: Template
-    ends: frozenset[str]
+    def __init__(self, template: ChatTemplate, ends: frozenset[str], known: ChatFormat | None) -> None:
+        self._template = template
+        self._has_tools = "tools" in template.caps
+        self._forms = template.best_forms(has_tools=self._has_tools)
+        self._ends = ends
+        self.has_several = self._forms.several_calls == "own"
+        self.prompt = self._turn(is_open=True)
+        """The text that an answer follows."""
+        self.reply = self._turn(_says(_REPLY))
+        self.call = self._turn(_says("", _call())) if self._forms.takes_calls else ""
+        """One call; empty if the template does not render calls."""
+        again = self._turn(_says(_REPLY), {"role": "user", "content": _NEXT_USER})
+        self._tail = again.partition(_REPLY)[2].partition(_NEXT_USER)[0]
+        """The text after a reply, up to the next user's words."""
+        self.reasoning = self._rendered_reasoning() or self._named_reasoning() or (known.reasoning if known else None)
 
-    @property
-    def has_tools(self) -> bool:
-        return "tools" in self.template.caps
-
-    @property
-    def forms(self) -> Forms:
-        return self.template.best_forms(has_tools=self.has_tools)
-
-    def turn(self, *messages: Message, is_open: bool = False) -> str:
+    def _turn(self, *messages: Message, is_open: bool = False) -> str:
         """The text after the user's words; empty if the template refuses the messages."""
         conversation: list[Message] = [{"role": "user", "content": _USER}, *messages]
-        tools: Json = _TOOLS if self.has_tools else None
+        tools: Json = _TOOLS if self._has_tools else None
         try:
-            text = self.template.in_forms(conversation, self.forms, tools=tools, is_open=is_open)
+            text = self._template.in_forms(conversation, self._forms, tools=tools, is_open=is_open)
         except Unrendered:
             return ""
         own = text.rpartition(_USER)[2]
         return own if len(own) <= _MAX_TURN_CHARS else ""
 
+    @cached_property
+    def two_calls(self) -> str:
+        """Two calls in one message; empty if the template does not render them."""
+        return self._turn(_says("", _call(), _call(_OTHER, _OTHER_ID))) if self.has_several else ""
 
-@dataclass(frozen=True, slots=True)
-class _Turns:
-    """The renderings after the user's words, and the reasoning's markers."""
-
-    prompt: str
-    """The text that an answer follows."""
-    reply: str
-    call: str
-    """One call; empty if the template does not render calls."""
-    tail: str
-    """The text after a reply, up to the next user's words."""
-    ends: frozenset[str]
-    reasoning: ReasoningFormat | None
-
-    @property
-    def beginning(self) -> str:
+    @cached_property
+    def _beginning(self) -> str:
         """The text that begins the assistant's turn."""
         if self.prompt.strip() and self.reply.startswith(self.prompt) and self.call.startswith(self.prompt):
             return self.prompt
@@ -224,38 +211,69 @@ class _Turns:
     def written(self, text: str) -> str:
         """The part of the text that the model has written, without the reasoning. The text begins after the user's
         words."""
-        own = text.removeprefix(self.beginning)
+        own = text.removeprefix(self._beginning)
         return (own.rpartition(self.reasoning.end)[2] if self.reasoning else own).lstrip()
 
     def without_end(self, text: str) -> str:
         """The text, which is from the end of a turn, without what ends the turn."""
-        for end in (*self.ends, self._end.strip(), self._shared_in(text)):
+        for end in (*self._ends, self._shared_end.strip(), self._shared_in(text)):
             text = text.partition(end)[0] if end else text
         return text.rstrip()
 
     def _shared_in(self, text: str) -> str:
         """The first marker in the text that other turns have, too, and no call; empty if there is none."""
-        others, call = self.tail + self.prompt, self.written(self.call.partition(str(_NUMBER))[0])
+        others, call = self._tail + self.prompt, self.written(self.call.partition(str(_NUMBER))[0])
         shared = (found[0] for found in _MARKER.finditer(text) if found[0] in others and found[0] not in call)
         return next(shared, "")
 
-    @property
-    def _end(self) -> str:
+    @cached_property
+    def _shared_end(self) -> str:
         """The end of a call's turn that a reply's turn has, too."""
-        units = _units(self.call)
-        last = ""
-        while units and (unit := units.pop()) + last in self.tail:
+        units, last = _units(self.call), ""
+        while units and (unit := units.pop()) + last in self._tail:
             last = unit + last
         return last
 
+    def _rendered_reasoning(self) -> ReasoningFormat | None:
+        """The markers around a reasoning that the template renders before a reply, or before a call."""
+        for message, after in ((_says(_REPLY), _REPLY), (_says("", _call()), _NAME)):
+            if after == _NAME and not self._forms.takes_calls:
+                continue
+            before, found, rest = self._turn({**message, "reasoning_content": _THOUGHT}).partition(_THOUGHT)
+            if not found or after not in rest:
+                continue
+            begin = before.removeprefix(_common_prefix(before, self.reply)).strip()
+            end = _MARKER.search(rest.partition(after)[0])
+            if not begin and end and end[0] in self.reply and self.reply.count(_last_marker(before)) == 1:
+                # The reply has the markers, too, with nothing between them.
+                begin = _last_marker(before)
+            if begin and end:
+                return ReasoningFormat(begin=begin, end=end[0])
+        return None
 
-def _turns_of(probe: _Probe, known: ChatFormat | None) -> _Turns:
-    prompt, reply = probe.turn(is_open=True), probe.turn(_says(_REPLY))
-    call = probe.turn(_says("", _call())) if probe.forms.takes_calls else ""
-    again = probe.turn(_says(_REPLY), {"role": "user", "content": _NEXT_USER})
-    tail = again.partition(_REPLY)[2].partition(_NEXT_USER)[0]
-    reasoning = _reasoning_of(probe, prompt, reply) or (known.reasoning if known else None)
-    return _Turns(prompt, reply, call, tail, probe.ends, reasoning)
+    def _named_reasoning(self) -> ReasoningFormat | None:
+        """The markers that the prompt opens, or that the template names."""
+        pairs = [pair for pair in _REASONING if all(marker in self._template.source for marker in pair)]
+        begun = _last_marker(self.prompt)
+        pairs.sort(key=lambda pair: begun not in pair)
+        return ReasoningFormat(begin=pairs[0][0], end=pairs[0][1]) if pairs else None
+
+    @property
+    def content_markers(self) -> tuple[str, str]:
+        """The markers around an answer's text."""
+        before, _, after = self.reply.partition(_REPLY)
+        begin = self.written(before)
+        if self.reasoning:
+            begin = begin.replace(self.reasoning.begin, "")
+        end = _MARKER.match(after.lstrip())
+        if (
+            not begin.strip()
+            or end is None
+            or end[0] in self._ends
+            or end[0] in self.call.removeprefix(self._beginning)
+        ):
+            return begin.strip(), ""
+        return begin.strip(), end[0]
 
 
 def _says(content: Json, *calls: Json) -> Message:
@@ -267,41 +285,42 @@ def _call(name: str = _NAME, call_id: str = _ID) -> Json:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": dict(_ARGUMENTS)}}
 
 
-# ── calls ────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A call in a rendering: its notation without the markers around it, and its place."""
-
-    notation: CallFormat
-    start: int
-    end: int
-
-
-def _calls_of(probe: _Probe, turns: _Turns) -> CallFormat | None:
-    """The format of calls. None if the notation is unknown, or if a marker depends on the call."""
+def _reads(form: ChatFormat, turns: _Turns) -> bool:
+    """True if the answer that the template rendered is read as the call that was put into it."""
     found = _found_in(turns.call, _NAME, _ID)
     if found is None:
+        return False
+    reader = Reader(form, {_NAME: _SCHEMA}, new_id=str)
+    text = turns.written(turns.call[: found.end]) + turns.without_end(turns.call[found.end :])
+    message = message_of([*reader.push(text), *reader.finish()])
+    calls = [call for call in message.calls if call.name == _NAME and _is_arguments(call.arguments)]
+    return len(calls) == len(message.calls) == 1 and _SAMPLE not in message.content
+
+
+# ── the markers around calls ─────────────────────────────────────────────────────────────────────
+
+
+def _calls_of(turns: _Turns) -> CallFormat | None:
+    """The format of calls. None if the notation is unknown, or if a marker depends on the call."""
+    text = turns.two_calls
+    first, second = _found_in(text, _NAME, _ID), _found_in(text, _OTHER, _OTHER_ID)
+    alone = _found_in(turns.call, _NAME, _ID)
+    if alone is None:
         return None
-    both = probe.turn(_says("", _call(), _call(_OTHER, _OTHER_ID))) if probe.forms.several_calls == "own" else ""
-    first, second = _found_in(both, _NAME, _ID), _found_in(both, _OTHER, _OTHER_ID)
     if first is None or second is None:
-        before, last = turns.written(turns.call[: found.start]), turns.without_end(turns.call[found.end :])
-        calls: CallFormat | None = msgspec.structs.replace(found.notation, call_begin=before, call_end=last)
+        before, last = turns.written(turns.call[: alone.start]), turns.without_end(turns.call[alone.end :])
+        calls = replace(alone.notation, call_begin=before, call_end=last)
+    elif (notation := _indexed(first.notation, second.notation)) is not None:
+        gap = text[first.end : second.start].replace(_OTHER_ID, _ID)
+        calls = _around(notation, turns.written(text[: first.start]), gap, turns.without_end(text[second.end :]))
+        if turns.without_end(calls.between) != calls.between.rstrip():
+            calls = replace(calls, between="")  # the turn ends after each call
     else:
-        before, last = turns.written(both[: first.start]), turns.without_end(both[second.end :])
-        gap = both[first.end : second.start].replace(_OTHER_ID, _ID)
-        notation = _indexed(first.notation, second.notation)
-        calls = None if notation is None else _around(notation, before, gap, last)
-        if calls is not None and turns.without_end(calls.between) != calls.between.rstrip():
-            # The turn ends after each call.
-            calls = msgspec.structs.replace(calls, between="")
-    if calls is None:
         return None
-    calls = _with_skippable(_with_qualifier(_with_id(calls)))
-    is_begun = calls.form == "object" or calls.section_begin or calls.call_begin
-    return calls if is_begun and not _is_odd(calls) else None
+    calls = _divided(calls)
+    texts = [value for value in msgspec.structs.astuple(calls) if isinstance(value, str)]
+    is_odd = any(_SAMPLE in text or len(text) > _MAX_MARKER_CHARS for text in texts)
+    return calls if not is_odd and (calls.form == "object" or calls.section_begin or calls.call_begin) else None
 
 
 def _around(notation: CallFormat, before: str, gap: str, last: str) -> CallFormat:
@@ -313,16 +332,14 @@ def _around(notation: CallFormat, before: str, gap: str, last: str) -> CallForma
         begin = begin[len(shared) :]
     elif shared:
         end = end[: len(end) - len(shared)]
-    rest = gap[: len(gap) - len(begin)]
     section = before[: len(before) - len(begin)]
-    return msgspec.structs.replace(
+    return replace(
         notation,
         section_begin=section,
         call_begin=begin,
         call_end=end,
-        between=rest[len(end) :],
-        # Without a beginning, this is the end of the turn.
-        section_end=last[len(end) :] if section else "",
+        between=gap[len(end) : len(gap) - len(begin)],
+        section_end=last[len(end) :] if section else "",  # without a beginning, this is the end of the turn
     )
 
 
@@ -332,38 +349,34 @@ def _indexed(first: CallFormat, second: CallFormat) -> CallFormat | None:
         return first
     for found in _INDEX.finditer(first.name_end):
         begin, n, end = first.name_end[: found.start()], int(found[0]), first.name_end[found.end() :]
-        if msgspec.structs.replace(first, name_end=f"{begin}{n + 1}{end}") == second:
-            return msgspec.structs.replace(first, name_end=end, index_begin=begin, first_index=n)
+        if replace(first, name_end=f"{begin}{n + 1}{end}") == second:
+            return replace(first, name_end=end, index_begin=begin, first_index=n)
     return None
 
 
-def _with_id(calls: CallFormat) -> CallFormat:
-    """The format with the id that stands before the name apart from the markers."""
-    begin, has_id, end = calls.call_begin.partition(_ID)
-    return msgspec.structs.replace(calls, call_begin=begin, id_end=end) if has_id else calls
+def _divided(calls: CallFormat) -> CallFormat:
+    """The format with what call_begin has besides the marker: an id, the word before each name (`functions.`), and the
+    first of two markers that begin a tagged call, which models leave out."""
+    begin, has_id, id_end = calls.call_begin.partition(_ID)
+    if has_id:
+        calls = replace(calls, call_begin=begin, id_end=id_end)
+    if calls.form != "object" and (word := _QUALIFIER.search(begin)):
+        begin = begin[: word.start()]
+        calls = replace(calls, call_begin=begin, name_prefix=word[0], is_whole_id=bool(calls.index_begin))
+    if calls.form == "tagged" and (first := _FIRST_MARKER.match(begin)):
+        calls = replace(calls, skippable=(first[0],))
+    return calls
 
 
-def _with_qualifier(calls: CallFormat) -> CallFormat:
-    """The format with the word before each name (`functions.`) apart from the marker."""
-    found = _QUALIFIER.search(calls.call_begin)
-    if found is None or calls.form == "object":
-        return calls
-    begin = calls.call_begin[: found.start()]
-    return msgspec.structs.replace(calls, call_begin=begin, name_prefix=found[0], is_whole_id=bool(calls.index_begin))
+# ── one call ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _with_skippable(calls: CallFormat) -> CallFormat:
-    """The format with the first of two markers that begin a tagged call: models leave it out."""
-    first = re.match(rf"(?:{_MARKER.pattern})\s*(?=<)", calls.call_begin)
-    if calls.form != "tagged" or first is None:
-        return calls
-    return msgspec.structs.replace(calls, skippable=(first[0],))
+class _Found(NamedTuple):
+    """A call in a rendering: its notation without the markers around it, and its place."""
 
-
-def _is_odd(calls: CallFormat) -> bool:
-    """True if a text of the format depends on the call, or is no marker."""
-    texts = [value for value in msgspec.structs.astuple(calls) if isinstance(value, str)]
-    return any("needle" in text or len(text) > _MAX_MARKER_CHARS for text in texts)
+    notation: CallFormat
+    start: int
+    end: int
 
 
 def _found_in(text: str, name: str, call_id: str) -> _Found | None:
@@ -390,21 +403,15 @@ def _values_in(text: str, start: int = 0) -> Iterator[tuple[int, int, Json]]:
 def _object_in(text: str, name: str, call_id: str) -> _Found | None:
     for start, end, value in _values_in(text):
         assert isinstance(value, dict)
-        if notation := _members(value, name, call_id):
+        arguments = next((key for key, one in value.items() if _is_arguments(one)), None)
+        if arguments == name:
+            return _Found(CallFormat(form="object", name_key="", arguments_key=""), start, end)
+        name_key = next((key for key, one in value.items() if one == name), None)
+        if arguments is not None and name_key is not None:
+            id_key = next((key for key, one in value.items() if one == call_id or _ID_KEY.fullmatch(key)), "")
+            notation = CallFormat(form="object", name_key=name_key, arguments_key=arguments, id_key=id_key)
             return _Found(notation, start, end)
     return None
-
-
-def _members(value: dict[str, Json], name: str, call_id: str) -> CallFormat | None:
-    """The members of an object that is a call."""
-    arguments = next((key for key, one in value.items() if _is_arguments(one)), None)
-    if arguments == name:
-        return CallFormat(form="object", name_key="", arguments_key="")
-    name_key = next((key for key, one in value.items() if one == name), None)
-    if arguments is None or name_key is None:
-        return None
-    id_key = next((key for key, one in value.items() if one == call_id or _ID_KEY.fullmatch(key)), "")
-    return CallFormat(form="object", name_key=name_key, arguments_key=arguments, id_key=id_key)
 
 
 def _is_arguments(value: Json) -> bool:
@@ -417,22 +424,18 @@ def _is_arguments(value: Json) -> bool:
 
 
 def _named_in(text: str, name: str, call_id: str) -> _Found | None:
-    place = text.find(name)
-    found = next(((start, end) for start, end, value in _values_in(text, place) if value == _ARGUMENTS), None)
-    if found is None:
-        return None
-    start, end = found
-    place = text.rfind(name, 0, start)
-    between = text[place + len(name) : start]
-    id_begin, has_id, name_end = between.partition(call_id)
-    if not has_id:
-        id_begin, name_end = "", between
-    return _Found(CallFormat(form="named", name_end=name_end, id_begin=id_begin), place, end)
+    for start, end, value in _values_in(text, text.find(name)):
+        if value == _ARGUMENTS:
+            place = text.rfind(name, 0, start)
+            between = text[place + len(name) : start]
+            id_begin, has_id, name_end = between.partition(call_id)
+            notation = CallFormat(form="named", name_end=name_end if has_id else between)
+            return _Found(replace(notation, id_begin=id_begin) if has_id else notation, place, end)
+    return None
 
 
 def _tagged_in(text: str, name: str) -> _Found | None:
-    key = text.find(_KEY, text.find(name))
-    place = text.rfind(name, 0, key)
+    place = text.rfind(name, 0, text.find(_KEY, text.find(name)))
     texts, end = [], place + len(name)
     for word in (_KEY, _VALUE, _NEXT, str(_NUMBER)):
         start = text.find(word, end)
@@ -442,13 +445,13 @@ def _tagged_in(text: str, name: str) -> _Found | None:
         end = start + len(word)
     begin, before_text, gap, before_number = texts
     if before_number == "=":
-        return _python_at(text, place, end, texts)
+        quote = before_text[-1:]
+        is_python = begin == "(" and quote in ("'", '"') and gap == f"{quote}, " and text.startswith(")", end)
+        return _Found(CallFormat(form="python"), place, end + 1) if is_python else None
     marks = _marks_in(before_text, before_number)
-    if marks is None:
-        return None
     parameter_end = _common_prefix(gap, text[end:])
     parameter_begin = gap[len(parameter_end) :]
-    if not begin.endswith(parameter_begin) or not parameter_end:
+    if marks is None or not begin.endswith(parameter_begin) or not parameter_end:
         return None
     values, parameter_name_end, mark_end = marks
     notation = CallFormat(
@@ -467,67 +470,11 @@ def _marks_in(before_text: str, before_number: str) -> tuple[ValueForm, str, str
     """The way to know an argument's type, and the texts around the mark of it, if there is one."""
     if before_text == before_number:
         return "schema", before_text, ""
-    kinds: tuple[tuple[ValueForm, str, str], ...] = (
-        ("is_string", "true", "false"),
-        ("type", "string", "number"),
-        ("type", "string", "integer"),
-    )
-    for values, of_text, of_number in kinds:
+    for values, of_text, of_number in _VALUE_MARKS:
         begin, _, end = before_text.rpartition(of_text)
         if end and before_number == f"{begin}{of_number}{end}":
             return values, begin, end
     return None
-
-
-def _python_at(text: str, place: int, end: int, texts: list[str]) -> _Found | None:
-    begin, before_text, gap, before_number = texts
-    quote = before_text[-1:]
-    is_python = begin == "(" and before_number == "=" and quote in ("'", '"') and gap == f"{quote}, "
-    if not is_python or not text.startswith(")", end):
-        return None
-    return _Found(CallFormat(form="python"), place, end + 1)
-
-
-# ── reasoning and content ────────────────────────────────────────────────────────────────────────
-
-
-def _reasoning_of(probe: _Probe, prompt: str, reply: str) -> ReasoningFormat | None:
-    """The markers around a rendered reasoning; else those that the prompt opens, or that the template names."""
-    thought: Message = {"reasoning_content": _THOUGHT}
-    for message, after in (({**_says(_REPLY), **thought}, _REPLY), ({**_says("", _call()), **thought}, _NAME)):
-        if after == _NAME and not probe.forms.takes_calls:
-            continue
-        before, found, rest = probe.turn(message).partition(_THOUGHT)
-        if found and after in rest:
-            begin = before.removeprefix(_common_prefix(before, reply)).strip()
-            end = _MARKER.search(rest.partition(after)[0])
-            if not begin and end and end[0] in reply and reply.count(_last_marker(before)) == 1:
-                # The reply has the markers, too, with nothing between them.
-                begin = _last_marker(before)
-            if begin and end:
-                return ReasoningFormat(begin=begin, end=end[0])
-    source = probe.template.source
-    pairs = [pair for pair in _REASONING if all(marker in source for marker in pair)]
-    begun = _last_marker(prompt)
-    pairs.sort(key=lambda pair: begun not in pair)
-    return ReasoningFormat(begin=pairs[0][0], end=pairs[0][1]) if pairs else None
-
-
-def _last_marker(text: str) -> str:
-    """The marker that the text ends with; empty if it ends with something else."""
-    found = list(_MARKER.finditer(text.rstrip()))
-    return found[-1][0] if found and found[-1].end() == len(text.rstrip()) else ""
-
-
-def _content_of(turns: _Turns) -> tuple[str, str]:
-    """The markers around an answer's text."""
-    before, _, after = turns.reply.partition(_REPLY)
-    begin = turns.written(before)
-    if turns.reasoning:
-        begin = begin.replace(turns.reasoning.begin, "")
-    end = _MARKER.match(after.lstrip())
-    is_own = end is not None and end[0] not in turns.call.removeprefix(turns.beginning) and end[0] not in turns.ends
-    return begin.strip(), end[0] if begin.strip() and end and is_own else ""
 
 
 # ── comparison ───────────────────────────────────────────────────────────────────────────────────
@@ -557,13 +504,7 @@ def _common_suffix(one: str, other: str) -> str:
     return one[len(one) - n_chars :]
 
 
-# ── names ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _name_of(calls: CallFormat) -> str:
-    """The name of a format that is of no known family."""
-    begin = f"{calls.section_begin}{calls.call_begin}"
-    if calls.form == "object" and begin.strip() == "<tool_call>":
-        return HERMES.name
-    found = _MARKER.search(begin)
-    return f"{calls.form} {found[0]}" if found else calls.form
+def _last_marker(text: str) -> str:
+    """The marker that the text ends with; empty if it ends with something else."""
+    found = list(_MARKER.finditer(text.rstrip()))
+    return found[-1][0] if found and found[-1].end() == len(text.rstrip()) else ""
