@@ -13,10 +13,11 @@ from tests.chat.test_parse import read
 from tests.chat.trips import loaded
 from tests.chat.writing import FORMATS
 from tests.llama_source import templates
-from worker.chat.dress import MAX_HELD
 from worker.chat.parse import Arguments, Call, Message, Reader, message_of
+from worker.chat.plain_calls import MAX_HELD
 from worker.chat.tool_format import chat_format
-from worker.chat.tool_grammar import Markers, Tool, grammar_of_answer
+from worker.chat.tool_grammar import Controls, Tool, grammar_of_answer
+from worker.wire.tools import OfferedTool
 
 CORPUS = [*{(one.family, one.text, one.is_cut, one.is_reasoning): one for one in (*lines(), *by_hand())}.values()]
 MIN_SHARE = 0.95
@@ -105,8 +106,9 @@ def test_an_argument_whose_name_has_signs_is_escaped_in_the_grammar() -> None:
     form = FORMATS["kimi-k3"]
     assert form.calls is not None
     key = 'R&D "x"'
-    tool = Tool(name="ring", schema={"type": "object", "properties": {key: {"type": "integer"}}, "required": [key]})
-    grammar = grammar_of_answer(form.calls, [tool], Markers({}, ()), is_parallel=False)
+    schema = {"type": "object", "properties": {key: {"type": "integer"}}, "required": [key]}
+    tool = Tool(OfferedTool(name="ring", place=0), schema)
+    grammar = grammar_of_answer(form.calls, [tool], Controls({}, ()), is_parallel=False)
     assert "R&amp;D &quot;x&quot;" in grammar
     text = K3.replace('"port"', '"R&amp;D &quot;x&quot;"')
     assert arguments(message_of(read(form, TOOLS, [text])).calls[0]) == {key: "Brest", "days": 3}

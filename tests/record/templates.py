@@ -19,10 +19,11 @@ from tests.record.rows import Json
 from worker.chat.parse import Reader, message_of
 from worker.chat.template import ChatTemplates, Rendered
 from worker.chat.tool_format import chat_format
-from worker.chat.tool_grammar import Markers, Tool, begins_of, grammar_of_answer, grammar_of_call
+from worker.chat.tool_grammar import Controls, Tool, begins_of, grammar_of_answer, grammar_of_call
 from worker.errors import WorkerError
 from worker.wire.chat_format import ChatFormat
 from worker.wire.prompts import Conversation
+from worker.wire.tools import OfferedTool
 
 SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
 _PIECE = 4
@@ -62,13 +63,13 @@ def _prompt(chat: ChatTemplates, kind: Kind) -> str:
 
 def _grammars(form: ChatFormat) -> Json:
     assert form.calls is not None
-    markers = Markers({}, ())
-    tools = [Tool(name=name, schema=schema) for name, schema in SCHEMAS.items()]
-    made: Json = {"begins": begins_of(form.calls, tools, markers)}
+    controls = Controls({}, ())
+    tools = [Tool(OfferedTool(name=name, place=0), schema) for name, schema in SCHEMAS.items()]
+    made: Json = {"begins": begins_of(form.calls, tools, controls)}
     for is_parallel in (False, True):
         for write in (grammar_of_answer, grammar_of_call):
             try:
-                text = _digest(write(form.calls, tools, markers, is_parallel=is_parallel))
+                text = _digest(write(form.calls, tools, controls, is_parallel=is_parallel))
             except WorkerError as refusal:
                 text = f"{refusal}"
             made[f"{write.__name__}, {'several' if is_parallel else 'one'}"] = text

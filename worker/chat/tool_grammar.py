@@ -29,6 +29,7 @@ from worker.chat.tool_schema import (
 )
 from worker.chat.values import resolved, types_of
 from worker.wire.chat_format import GEMMA_QUOTE, CallFormat
+from worker.wire.tools import OfferedTool
 
 HEAD: Final = "%llguidance {}\n"
 _ID: Final = "/[a-zA-Z0-9]{9}/"
@@ -50,10 +51,11 @@ definitions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Markers:
-    """The markers of a vocabulary that are control tokens; all other text is spelled."""
+class Controls:
+    """The control tokens of a vocabulary, as far as they stand in markers; all other text is spelled."""
 
-    controls: Mapping[str, int]
+    tokens: Mapping[str, int]
+    """The tokens by their names."""
     ends: Collection[int]
     """The tokens that end an answer. A call that such a token closes is the last one."""
 
@@ -61,27 +63,27 @@ class Markers:
     def thoughts(self) -> str:
         """The markers of a message of reasoning, without its text and the marker behind it, and of the next one's role.
         There may be several such messages."""
-        return f"{_HARMONY_THOUGHT if '<|channel|>' in self.controls else _MUSE_THOUGHT}<|start|>assistant"
+        return f"{_HARMONY_THOUGHT if '<|channel|>' in self.tokens else _MUSE_THOUGHT}<|start|>assistant"
 
     @property
     def final(self) -> str:
         """The markers before the text of a message that is the answer."""
-        return "<|channel|>final<|message|>" if "<|channel|>" in self.controls else " to=user<|message|>"
+        return "<|channel|>final<|message|>" if "<|channel|>" in self.tokens else " to=user<|message|>"
 
     def parts(self, text: str) -> Iterator[str | int]:
         """Yield the texts and the control tokens of a marker, in order."""
-        names = sorted((name for name in self.controls if name and name in text), key=len, reverse=True)
+        names = sorted((name for name in self.tokens if name and name in text), key=len, reverse=True)
         if not names:
             yield from [text] if text else []
             return
         for part in re.split(f"({'|'.join(map(re.escape, names))})", text):
             if part:
-                yield self.controls.get(part, part)
+                yield self.tokens.get(part, part)
 
     def before_end(self, text: str) -> tuple[str, bool]:
         """Return the marker up to its first token that ends an answer, and whether there is one."""
         kept = ""
-        names = {token: name for name, token in self.controls.items()}
+        names = {token: name for name, token in self.tokens.items()}
         for part in self.parts(text):
             if isinstance(part, int) and part in self.ends:
                 return kept, True
@@ -91,42 +93,46 @@ class Markers:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that may be called, with a schema of its arguments that can be enforced."""
+    """An offered tool, and the schema of its arguments that its calls are held to."""
 
-    name: str
+    offered: OfferedTool
     schema: Schema
-    text: str | None = None
-    """The Lark rules of its only argument, if that is a text. The first rule is `start`."""
+    is_enforced: bool = True
+    """False if its arguments may be any object, because its own schema cannot be enforced."""
+
+    @property
+    def name(self) -> str:
+        return self.offered.name
 
 
 def grammar_of_answer(
-    form: CallFormat, tools: Seq[Tool], markers: Markers, *, is_parallel: bool, otherwise: str | None = None
+    form: CallFormat, tools: Seq[Tool], controls: Controls, *, is_parallel: bool, otherwise: str | None = None
 ) -> str:
     """The grammar of an answer that is calls and nothing else, or what `otherwise` says, which is the right side of a
     rule. Reasoning is not part of it. Raises: Inexpressible.
     """
-    writer = _Writer(form, markers)
+    writer = _Writer(form, controls)
     answer = writer.calls(tools, is_parallel=is_parallel)
-    has_heads = form.form == "harmony" and "<|message|>" in markers.controls
+    has_heads = form.form == "harmony" and "<|message|>" in controls.tokens
     if otherwise is not None:
-        answer = f"{answer} | {_joined(writer.marker(markers.final) if has_heads else '', otherwise)}"
-    return writer.grammar(_joined(writer.often(markers.thoughts), f"({answer})") if has_heads else answer)
+        answer = f"{answer} | {_joined(writer.marker(controls.final) if has_heads else '', otherwise)}"
+    return writer.grammar(_joined(writer.often(controls.thoughts), f"({answer})") if has_heads else answer)
 
 
-def grammar_of_call(form: CallFormat, tools: Seq[Tool], markers: Markers, *, is_parallel: bool) -> str:
+def grammar_of_call(form: CallFormat, tools: Seq[Tool], controls: Controls, *, is_parallel: bool) -> str:
     """The grammar of one call from one of its `begins_of` on, or of all calls in their section. Raises:
     Inexpressible."""
-    writer = _Writer(form, markers)
+    writer = _Writer(form, controls)
     return writer.grammar(writer.begun_calls(tools, is_parallel=is_parallel))
 
 
-def grammar_of_head(markers: Markers) -> str:
+def grammar_of_head(controls: Controls) -> str:
     """The grammar of the markers before an answer's text, in a form with headers."""
-    writer = _Writer(CallFormat(form="harmony"), markers)
-    return writer.grammar(_joined(writer.often(markers.thoughts), writer.marker(markers.final)))
+    writer = _Writer(CallFormat(form="harmony"), controls)
+    return writer.grammar(_joined(writer.often(controls.thoughts), writer.marker(controls.final)))
 
 
-def begins_of(form: CallFormat, tools: Seq[Tool], markers: Markers) -> tuple[str, ...]:
+def begins_of(form: CallFormat, tools: Seq[Tool], controls: Controls) -> tuple[str, ...]:
     """The texts with which a call begins, each as short as a call differs from other text.
 
     If calls have no marker, they begin with the name of an offered tool in its place.
@@ -138,7 +144,7 @@ def begins_of(form: CallFormat, tools: Seq[Tool], markers: Markers) -> tuple[str
     if form.is_begun:
         return tuple(f"{form.call_begin}{tool.name}{form.name_end}" for tool in tools)
     wholes = [form.section_begin, form.call_begin, *_shortened(form)]
-    begins = [_first_part(whole.strip(), markers) for whole in wholes if whole.strip()]
+    begins = [_first_part(whole.strip(), controls) for whole in wholes if whole.strip()]
     return tuple(dict.fromkeys(begins)) or tuple(begin for tool in tools for begin in _bare_begins(form, tool.name))
 
 
@@ -166,11 +172,11 @@ def _shortened(form: CallFormat) -> list[str]:
     return [form.call_begin.removeprefix(each).lstrip() for each in form.skippable if form.call_begin.startswith(each)]
 
 
-def _first_part(marker: str, markers: Markers) -> str:
+def _first_part(marker: str, controls: Controls) -> str:
     """A marker up to the end of its first control token or line."""
-    first = next(markers.parts(marker))
+    first = next(controls.parts(marker))
     if isinstance(first, int):
-        return next(name for name, token in markers.controls.items() if token == first and marker.startswith(name))
+        return next(name for name, token in controls.tokens.items() if token == first and marker.startswith(name))
     line = first.partition("\n")[0]
     return line if _LOOKS_LIKE_A_MARKER.search(line) else first
 
@@ -200,9 +206,9 @@ def literal(text: str) -> str:
 class _Writer:
     """Writes the rules of one grammar."""
 
-    def __init__(self, form: CallFormat, markers: Markers) -> None:
+    def __init__(self, form: CallFormat, controls: Controls) -> None:
         self._form = form
-        self._markers = markers
+        self._controls = controls
         self._rules: dict[str, str] = {}
         self._n_chars = 0
         self._is_begun = False
@@ -222,7 +228,7 @@ class _Writer:
 
     def marker(self, text: str) -> str:
         """A marker as Lark writes it; nothing if it is empty."""
-        return " ".join(map(_part, self._markers.parts(text)))
+        return " ".join(map(_part, self._controls.parts(text)))
 
     def often(self, text: str) -> str:
         """A marker that may be missing, or be repeated a few times."""
@@ -233,9 +239,9 @@ class _Writer:
     def calls(self, tools: Seq[Tool], *, is_parallel: bool) -> str:
         """All calls of an answer, in their section."""
         form = self._form
-        call_end, is_last = self._markers.before_end(form.call_end)
-        section_end, _ = self._markers.before_end(form.section_end)
-        between, is_split = self._markers.before_end(form.between)
+        call_end, is_last = self._controls.before_end(form.call_end)
+        section_end, _ = self._controls.before_end(form.section_end)
+        between, is_split = self._controls.before_end(form.between)
         one = self._one(tools, form.call_begin, call_end)
         first = self._one(tools, "", call_end) if form.is_begun and not self._is_begun else one
         if form.form == "harmony":
@@ -249,7 +255,7 @@ class _Writer:
         """One call in each of the ways in which it may begin, or all calls in their section."""
         self._is_begun = True
         form = self._form
-        call_end, _ = self._markers.before_end(form.call_end)
+        call_end, _ = self._controls.before_end(form.call_end)
         ways = [self._one(tools, begin.lstrip(), call_end) for begin in (form.call_begin, *_shortened(form))]
         if form.section_begin and form.form != "harmony":
             ways.append(self.calls(tools, is_parallel=is_parallel))
@@ -269,21 +275,55 @@ class _Writer:
         match self._form.form:
             case "object":
                 return self._object(tool)
-            case "named":
-                return _joined(self._name(tool), self._json_of(tool))
-            case "tagged" | "nested":
-                return _joined(self._name(tool), self._parameters(tool))
+            case "named" | "tagged" | "nested":
+                return _joined(self._name(tool), self._arguments(tool))
             case "harmony":
                 return self._message(tool) if has_own_headers(self._form) else self._harmony(tool)
             case "python":
-                return self._python(tool)
+                return self._arguments(tool)
             case "gemma":
-                return _joined(self.marker(tool.name), self._gemma(tool))
+                return _joined(self.marker(tool.name), self._arguments(tool))
             case _:
                 assert_never(self._form.form)
 
+    def _arguments(self, tool: Tool) -> str:
+        """The arguments of a call, in the form's notation."""
+        form = self._form
+        if tool.offered.grammar is not None:
+            return self._only_text(tool, tool.offered.grammar)
+        if form.form == "python":
+            return self._python(tool)
+        if form.form == "gemma":
+            return self._gemma_object(tool.schema, tool.schema, 0)
+        if form.form == "nested":
+            return self._elements(tool)
+        if form.parameter_begin:
+            return self._parameters(tool)
+        return self.rule("arguments", f"%json {json.dumps(tool.schema)}")
+
+    def _only_text(self, tool: Tool, text: str) -> str:
+        """The arguments of a tool whose only argument is a text."""
+        (name,) = tool.schema["properties"]
+        form, quote, in_json = self._form, self.marker(GEMMA_QUOTE), False
+        if form.form == "python":
+            begin, end, in_json = literal(f'{tool.name}({name}="'), literal('")'), True
+        elif form.form == "gemma":
+            begin, end = _joined(literal(f"{{{name}:"), quote), _joined(quote, literal("}"))
+        elif form.form == "nested":
+            begin, end = self._tag(name), self.marker(self._end_tag(name))
+        elif form.parameter_begin:
+            begin, end = _joined(self._argument(name), self._mark("string")), self.marker(form.parameter_end)
+        else:
+            begin, end, in_json = literal(f'{{"{name}": "'), literal('"}'), True
+        try:
+            start, rules = rules_of(text, f"t{len(self._rules)}", in_json=in_json)
+        except UnreadableGrammar as error:
+            raise Inexpressible(str(error)) from error
+        self._rules |= rules
+        return _joined(begin, start, end)
+
     def _object(self, tool: Tool) -> str:
-        form, arguments = self._form, self._json_of(tool)
+        form, arguments = self._form, self._arguments(tool)
         name = json.dumps(tool.name, ensure_ascii=False)
         if not form.name_key:
             return _joined(self._json_text(f"{{{name}: "), arguments, literal("}"))
@@ -314,8 +354,8 @@ class _Writer:
         """A message to a tool, whose recipient stands in the header, or in the role before it."""
         recipient = literal(_recipient(self._form, tool.name))
         channel, role = self.marker("<|channel|>"), self.marker("<|start|>assistant")
-        kind = self.marker("<|constrain|>") if "<|constrain|>" in self._markers.controls else ""
-        after = _joined('" "', kind, '"json"', self.marker("<|message|>"), self._json_of(tool))
+        kind = self.marker("<|constrain|>") if "<|constrain|>" in self._controls.tokens else ""
+        after = _joined('" "', kind, '"json"', self.marker("<|message|>"), self._arguments(tool))
         if not self._is_begun:
             return _joined(channel, literal("commentary"), recipient, after)
         in_header = _joined(channel, '("commentary" | "analysis")', recipient)
@@ -327,50 +367,18 @@ class _Writer:
         form = self._form
         header = _joined(literal(_recipient(form, tool.name)), self.marker("<|message|>"))
         begin, end = form.section_begin + form.call_begin, form.call_end + form.section_end
-        return _joined(header, self.marker(begin + tool.name + form.name_end), self._parameters(tool), self.marker(end))
-
-    def _json_of(self, tool: Tool) -> str:
-        """The arguments as a JSON object."""
-        if tool.text is not None:
-            (name,) = tool.schema["properties"]
-            return _joined(literal(f'{{"{name}": "'), self._text_of(tool.text, in_json=True), literal('"}'))
-        return self.rule("arguments", f"%json {json.dumps(tool.schema)}")
-
-    def _text_of(self, lark: str, *, in_json: bool) -> str:
-        """The rules of a text."""
-        try:
-            start, rules = rules_of(lark, f"t{len(self._rules)}", in_json=in_json)
-        except UnreadableGrammar as error:
-            raise Inexpressible(str(error)) from error
-        self._rules |= rules
-        return start
+        return _joined(header, self.marker(begin + tool.name + form.name_end), self._arguments(tool), self.marker(end))
 
     # ── Python and Gemma ─────────────────────────────────────────────────────────────────────────
 
     def _python(self, tool: Tool) -> str:
         """A call with keyword arguments, whose values are JSON: readers of Python know its words."""
         members, required = members_of(tool.schema)
-        if tool.text is not None:
-            (name,) = members
-            text = self._text_of(tool.text, in_json=True)
-            return _joined(literal(f'{tool.name}({name}="'), text, literal('")'))
         arguments = [
-            (
-                _joined(literal(f"{name}="), self._json(schema, tool.schema)),
-                name in required,
-            )
+            (_joined(literal(f"{name}="), self._json(schema, tool.schema)), name in required)
             for name, schema in members.items()
         ]
         return _joined(literal(f"{tool.name}("), self._listed(arguments, ", "), literal(")"))
-
-    def _gemma(self, tool: Tool) -> str:
-        if tool.text is not None:
-            (name,) = tool.schema["properties"]
-            text = self._text_of(tool.text, in_json=False)
-            return _joined(
-                literal(f"{{{name}:"), self.marker(GEMMA_QUOTE), text, self.marker(GEMMA_QUOTE), literal("}")
-            )
-        return self._gemma_object(tool.schema, tool.schema, 0)
 
     def _gemma_object(self, schema: Schema, root: Schema, depth: int) -> str:
         members, required = members_of(schema)
@@ -386,7 +394,8 @@ class _Writer:
         if not isinstance(schema, dict) or depth > _MAX_DEPTH:
             raise Inexpressible(_NOT_IN_THIS_FORM)
         if (texts := texts_of(schema, root)) is not None:
-            return _joined(self.marker(GEMMA_QUOTE), self._gemma_text(texts))
+            ends = [self._text(text, GEMMA_QUOTE) for text in texts]
+            return _joined(self.marker(GEMMA_QUOTE), _one_of(ends))
         if choices := branches_of(schema):
             return f"({' | '.join(self._gemma_value(each, root, depth + 1) for each in choices)})"
         kinds = types_of(schema, root)
@@ -399,10 +408,6 @@ class _Writer:
             case [_, *_] if not kinds & {"object", "array", "string"}:
                 return self._json(schema, root)
         raise Inexpressible(_NOT_IN_THIS_FORM)
-
-    def _gemma_text(self, texts: Seq[Text]) -> str:
-        ends = [self._text(text, GEMMA_QUOTE) for text in texts]
-        return f"({' | '.join(ends)})" if len(ends) > 1 else ends[0]
 
     def _listed(self, items: Seq[tuple[str, bool]], separator: str) -> str:
         """Items in their order with a separator between them; the flag says that an item must be there."""
@@ -417,14 +422,7 @@ class _Writer:
     # ── tagged arguments ─────────────────────────────────────────────────────────────────────────
 
     def _parameters(self, tool: Tool) -> str:
-        if self._form.form == "nested":
-            return self._elements(tool)
         properties, required = members_of(tool.schema)
-        if tool.text is not None:
-            (name,) = properties
-            begin = self._argument(name)
-            text = self._text_of(tool.text, in_json=False)
-            return _joined(begin, self._mark("string"), text, self.marker(self._form.parameter_end))
         return _in_order(
             (self.rule("parameter", self._parameter(name, schema, tool.schema)), name in required)
             for name, schema in properties.items()
@@ -439,7 +437,7 @@ class _Writer:
                 values.append(self._json_value(kind, part, root))
             else:
                 values += [_joined(self._mark(kind), self._text(text, form.parameter_end)) for text in texts]
-        return _joined(begin, f"({' | '.join(values)})" if len(values) > 1 else values[0])
+        return _joined(begin, _one_of(values))
 
     def _argument(self, name: str) -> str:
         """The marker before an argument's value. In quotes, the name is an attribute."""
@@ -485,9 +483,6 @@ class _Writer:
         members, required = members_of(tool.schema)
         if not all(map(ELEMENT.fullmatch, members)):
             raise Inexpressible(_NOT_IN_THIS_FORM)
-        if tool.text is not None:
-            (name,) = members
-            return _joined(self._tag(name), self._text_of(tool.text, in_json=False), self.marker(self._end_tag(name)))
         return self._children(members, required, tool.schema, ())
 
     def _tag(self, name: str) -> str:
@@ -532,7 +527,7 @@ class _Writer:
         if text.choices is not None:
             choices = " | ".join(literal(each) for each in text.choices)
             return _joined(f"({choices})", self.marker(end))
-        first = next(self._markers.parts(end.lstrip()), "")
+        first = next(self._controls.parts(end.lstrip()), "")
         if isinstance(first, str) and text.is_any:
             shown = first.rstrip()
             name = self.rule("text", ANY_TEXT)
@@ -540,7 +535,7 @@ class _Writer:
             return _joined(name, self.marker(end.lstrip()[len(shown) :]))
         # The reader sees names of control tokens, so a text must not spell them. What is spelled of the marker is part
         # of the terminal, so that the text does not take it for its own.
-        parts = list(self._markers.parts(end))
+        parts = list(self._controls.parts(end))
         n_spelled = next((place for place, part in enumerate(parts) if isinstance(part, int)), len(parts))
         spelled = "".join(str(part) for part in parts[:n_spelled])
         without = f"~/(?s:.*){_regex(end.strip())}(?s:.*)/"
@@ -555,6 +550,10 @@ class _Writer:
 
 def _joined(*parts: str) -> str:
     return " ".join(part for part in parts if part)
+
+
+def _one_of(rules: Seq[str]) -> str:
+    return f"({' | '.join(rules)})" if len(rules) > 1 else rules[0]
 
 
 def _in_order(items: Iterable[tuple[str, bool]]) -> str:

@@ -120,20 +120,20 @@ class AnswerConstraint:
             return None
         point = self._points[-1]
         if point.current is None:
-            mask: Mask = np.zeros(self._tokens.n_vocab, np.bool_)
+            mask = np.zeros(self._tokens.n_vocab, np.bool_)
             mask[self._tokens.own_ends] = True
             return mask
-        if self._is_whole:
-            mask = self._followed[point.current].allowed()
-            mask[self._openers_at(point)] = True
-            return mask
         try:
-            return self._followed[point.current].allowed()
+            mask = self._followed[point.current].allowed()
         except ValueError:
+            if self._is_whole:
+                raise
             # A free answer goes on: what cannot be read as a call is content.
             self._is_given_up = True
             self._points[-1] = point._replace(current=None, tail=None)
             return None
+        mask[self._openers_at(point)] = True
+        return mask
 
     def settled(self, token: TokenId) -> TokenId:
         """The token to go on by, where this one was drawn: no whole answer ends inside its reasoning."""

@@ -4,7 +4,7 @@ Owns the way from a job's tools to what is compiled, and which tool is to blame 
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,7 +12,7 @@ from typing import Any, Final
 import llguidance
 
 from worker.chat.tool_grammar import (
-    Markers,
+    Controls,
     Tool,
     begins_of,
     grammar_of_answer,
@@ -21,7 +21,7 @@ from worker.chat.tool_grammar import (
     has_marker,
     has_own_headers,
 )
-from worker.chat.tool_schema import OPTIONS, Inexpressible
+from worker.chat.tool_schema import OPTIONS, Inexpressible, Schema
 from worker.chat.values import loaded, types_of
 from worker.constraints.answer import Calls
 from worker.constraints.constraint import Constraint, Unsupported, calls_matcher, enforceable, json_options
@@ -29,8 +29,8 @@ from worker.constraints.gbnf import BadGrammar, check_lark
 from worker.constraints.schema_gaps import plain
 from worker.constraints.spoken import Begin
 from worker.constraints.vocabulary import Tokens
-from worker.engine.channels import Marks, Turn
 from worker.wire.chat_format import CallFormat
+from worker.wire.jobs import TokenId
 from worker.wire.tools import OfferedTool, Tools
 
 TEXT_ARGUMENT: Final = "input"
@@ -39,6 +39,9 @@ _COMBINING: Final = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "patternPro
 _TYPES: Final = ("array", "boolean", "null", "number", "object", "string")
 _NOT_IN_THIS_FORM: Final = "its schema cannot be enforced in this model's form of calls, nor can the others without it"
 _PLAIN_ESCAPES: Final = 'nrbtf\\"'
+
+LarkOf = Callable[[Seq[Tool]], str]
+"""The grammar of calls of some tools. Raises: Inexpressible."""
 
 
 class BadTool(ValueError):
@@ -51,15 +54,13 @@ class CallCompiler:
 
     tokenizer: llguidance.LLTokenizer
     tokens: Tokens
-    marks: Marks
+    controls: Controls
     form: CallFormat | None
     """None if calls cannot be constrained."""
 
-    def head(self) -> Constraint | None:
-        """The constraint of the markers before an answer's text in a form with headers; None in others."""
-        if Turn.BODY not in self.marks.turns.values():
-            return None
-        return self._constraint(calls_matcher(self.tokenizer, grammar_of_head(self._markers), str))
+    def head(self) -> Constraint:
+        """The constraint of the markers before an answer's text in a form with headers."""
+        return self._constraint(grammar_of_head(self.controls))
 
     def whole(self, asked: Tools, schema: str | None) -> Constraint:
         """The constraint of an answer that is calls and nothing else, or an instance of the schema. Raises: BadTool,
@@ -69,14 +70,13 @@ class CallCompiler:
         if form is None:
             raise BadTool("tools: this model's form of calls has no grammar; send tool_choice auto")
         otherwise = None if schema is None else _right_side(schema)
-        return self._compiled(
-            [self._offer(offered) for offered in asked.tools],
-            lambda tools: grammar_of_answer(
-                form, tools, self._markers, is_parallel=asked.is_parallel, otherwise=otherwise
-            ),
-        )
 
-    def sleeping(self, asked: Tools) -> tuple[Calls | None, tuple[int, ...]]:
+        def lark_of(tools: Seq[Tool]) -> str:
+            return grammar_of_answer(form, tools, self.controls, is_parallel=asked.is_parallel, otherwise=otherwise)
+
+        return self._compiled([self._tool(offered) for offered in asked.tools], lark_of)
+
+    def in_free_answer(self, asked: Tools) -> tuple[Calls | None, tuple[int, ...]]:
         """The constraint of calls in a free answer, and the places of tools whose schemas it does not enforce, or whose
         names no call can have.
 
@@ -88,141 +88,121 @@ class CallCompiler:
             return None, ()
 
         def lark_of(tools: Seq[Tool]) -> str:
-            return grammar_of_call(form, tools, self._markers, is_parallel=asked.is_parallel)
+            return grammar_of_call(form, tools, self.controls, is_parallel=asked.is_parallel)
 
         reserved = [each for each in asked.tools if each.name in form.reserved and not each.is_strict]
-        not_called = tuple(each.place for each in reserved)
-        offers = [self._offer(each, may_be_loose=True) for each in asked.tools if each not in reserved]
-        if not offers:
-            return None, not_called
+        unenforced = [each.place for each in reserved]
+        tools = [self._tool_or_any(each) for each in asked.tools if each not in reserved]
+        if not tools:
+            return None, tuple(unenforced)
         try:
-            call = self._call(form, offers, lark_of)
+            call = self._call(form, tools, lark_of)
         except BadTool:
-            offers = [self._loosened(each, lark_of) for each in offers]
-            call = self._call(form, offers, lark_of)
+            tools = [self._relaxed(each, lark_of) for each in tools]
+            call = self._call(form, tools, lark_of)
         if call is None:
             return None, tuple(each.place for each in asked.tools)
-        loose = tuple(sorted([*not_called, *(each.offered.place for each in offers if each.is_loose)]))
-        begins = begins_of(form, [each.tool for each in offers], self._markers)
+        unenforced += [each.offered.place for each in tools if not each.is_enforced]
         is_headed = form.form == "harmony"
         return Calls(
             call,
-            tuple(map(self._begin, begins)),
+            tuple(map(self._begin, begins_of(form, tools, self.controls))),
             is_parallel=asked.is_parallel and (not is_headed or has_own_headers(form)),
             is_anywhere=has_marker(form),
             is_headed=is_headed,
             before=self._begin(form.call_begin).encoded(self.tokens) if form.is_begun else b"",
-        ), loose
+        ), tuple(sorted(unenforced))
 
     def _begin(self, text: str) -> Begin:
-        return Begin(tuple(self._markers.parts(text)))
+        return Begin(tuple(self.controls.parts(text)))
 
     # ── compiling ────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def _markers(self) -> Markers:
-        return markers_of(self.marks, self.tokens)
+    def _constraint(self, lark: str, in_words: Callable[[str], str] = str) -> Constraint:
+        """Raises: Unsupported."""
+        return Constraint(calls_matcher(self.tokenizer, lark, in_words), self.tokens)
 
-    def _constraint(self, matcher: llguidance.LLMatcher) -> Constraint:
-        return Constraint(matcher, self.tokens)
-
-    def _compiled(self, offers: Seq["_Offer"], lark_of: Callable[[Seq[Tool]], str]) -> Constraint:
+    def _compiled(self, tools: Seq[Tool], lark_of: LarkOf) -> Constraint:
         """Compile all tools together; if that fails, find the one to blame. Raises: BadTool."""
         try:
-            lark = lark_of([each.tool for each in offers])
-            return self._constraint(calls_matcher(self.tokenizer, lark, str))
+            return self._constraint(lark_of(tools))
         except (Inexpressible, Unsupported) as error:
-            for each in offers:
+            for each in tools:
                 self._check(each, lark_of)
             raise BadTool("tools: together they are too large or too complex; offer fewer") from error
 
-    def _check(self, offer: "_Offer", lark_of: Callable[[Seq[Tool]], str]) -> None:
+    def _check(self, tool: Tool, lark_of: LarkOf) -> None:
         """Raises: BadTool if this tool alone cannot be compiled."""
         try:
-            matcher = calls_matcher(
-                self.tokenizer, lark_of([offer.tool]), lambda error: plain(error, offer.tool.schema)
-            )
+            self._constraint(lark_of([tool]), lambda error: plain(error, tool.schema))
         except (Inexpressible, Unsupported) as error:
-            raise BadTool(f"tools[{offer.offered.place}]: {error}") from error
-        del matcher
+            raise BadTool(f"tools[{tool.offered.place}]: {error}") from error
 
-    def _call(self, form: CallFormat, offers: Seq["_Offer"], lark_of: Callable[[Seq[Tool]], str]) -> Constraint | None:
+    def _call(self, form: CallFormat, tools: Seq[Tool], lark_of: LarkOf) -> Constraint | None:
         """The constraint of one call; None if the form cannot write any object and a tool takes it. Raises: BadTool."""
-        loose = [each.offered for each in offers if each.is_loose]
-        if not loose or form.form != "gemma":
-            return self._compiled(offers, lark_of)
-        if not all(_may_be_loose(each.offered) for each in offers):
-            raise BadTool(f"tools[{loose[0].place}]: {_NOT_IN_THIS_FORM}")
+        unenforced = [each.offered for each in tools if not each.is_enforced]
+        if not unenforced or form.form != "gemma":
+            return self._compiled(tools, lark_of)
+        if not all(_may_be_any(each.offered) for each in tools):
+            raise BadTool(f"tools[{unenforced[0].place}]: {_NOT_IN_THIS_FORM}")
         return None
 
-    def _offer(self, offered: OfferedTool, *, may_be_loose: bool = False) -> "_Offer":
+    # ── a tool's schema ──────────────────────────────────────────────────────────────────────────
+
+    def _tool_or_any(self, offered: OfferedTool) -> Tool:
         """The tool with its schema, or with any object if the schema cannot be enforced. Raises: BadTool."""
         try:
-            return _Offer(offered, self._tool(offered))
+            return self._tool(offered)
         except BadTool:
-            if not may_be_loose or not _may_be_loose(offered):
+            if not _may_be_any(offered):
                 raise
-            return self._loose(offered)
+            return self._any(offered)
 
-    def _loosened(self, offer: "_Offer", lark_of: Callable[[Seq[Tool]], str]) -> "_Offer":
+    def _relaxed(self, tool: Tool, lark_of: LarkOf) -> Tool:
         """The same tool, with any object if it alone cannot be compiled. Raises: BadTool."""
-        if offer.is_loose or not _may_be_loose(offer.offered):
-            return offer
-        try:
-            self._check(offer, lark_of)
-        except BadTool:
-            return self._loose(offer.offered)
-        return offer
+        if tool.is_enforced and _may_be_any(tool.offered):
+            try:
+                self._check(tool, lark_of)
+            except BadTool:
+                return self._any(tool.offered)
+        return tool
 
-    def _loose(self, offered: OfferedTool) -> "_Offer":
+    def _any(self, offered: OfferedTool) -> Tool:
         assert self.form is not None
         # In these forms each argument's name is written apart from its value.
         names_each = self.form.form == "python" or bool(self.form.parameter_begin)
-        return _Offer(offered, self._with_options(offered, _any_object(offered, names_each=names_each)), is_loose=True)
+        return Tool(offered, self._with_options(_any_object(offered, names_each=names_each)), is_enforced=False)
 
     def _tool(self, offered: OfferedTool) -> Tool:
         """Raises: BadTool."""
         try:
             if offered.grammar is not None:
                 check_lark(offered.grammar)
-                return Tool(offered.name, _of_text({}), text=offered.grammar)
+                return Tool(offered, _of_text(None))
             if offered.is_text:
-                return Tool(
-                    offered.name, _of_text({} if offered.regex is None else {"pattern": f"^(?:{offered.regex})$"})
-                )
+                return Tool(offered, _of_text(offered.regex))
             found = enforceable(offered.parameters)
         except (Unsupported, BadGrammar) as error:
             raise BadTool(f"tools[{offered.place}]: {error}") from error
         schema = _of_object(found.readable)
         if schema is None:
             raise BadTool(f"tools[{offered.place}]: the schema of its parameters must be that of an object")
-        return self._with_options(offered, schema)
+        return Tool(offered, self._with_options(schema))
 
-    def _with_options(self, offered: OfferedTool, schema: dict[str, Any]) -> Tool:
+    def _with_options(self, schema: dict[str, Any]) -> Schema:
         options = json_options(schema)
         if self.form is not None and self.form.form == "python":
             # The readers of this notation know other escapes otherwise.
             options = {**options, "json_allowed_escapes": _PLAIN_ESCAPES, "json_allow_general_unicode_escapes": False}
-        return Tool(offered.name, {**schema, OPTIONS: options})
+        return {**schema, OPTIONS: options}
 
 
-def markers_of(marks: Marks, tokens: Tokens) -> Markers:
-    """The markers of a vocabulary that are control tokens."""
-    controls = {name: int(token) for token, name in marks.names.items()}
-    return Markers(controls, frozenset(map(int, tokens.own_ends)))
+def controls_of(names: Mapping[TokenId, str], tokens: Tokens) -> Controls:
+    """The control tokens of a vocabulary by their names, and those that end an answer."""
+    return Controls({name: int(token) for token, name in names.items()}, frozenset(map(int, tokens.own_ends)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    """An offered tool, and what its calls are held to."""
-
-    offered: OfferedTool
-    tool: Tool
-    is_loose: bool = False
-    """True if its arguments may be any object."""
-
-
-def _may_be_loose(offered: OfferedTool) -> bool:
+def _may_be_any(offered: OfferedTool) -> bool:
     return not offered.is_strict and not offered.is_text
 
 
@@ -244,10 +224,12 @@ def _right_side(schema: str) -> str:
     return f"%json {json.dumps({**found.readable, OPTIONS: json_options(found.schema)})}"
 
 
-def _of_text(more: dict[str, Any]) -> dict[str, Any]:
+def _of_text(regex: str | None) -> Schema:
+    """The schema of an argument that is one text, which the regular expression takes if there is one."""
+    text = {"type": "string"} if regex is None else {"type": "string", "pattern": f"^(?:{regex})$"}
     schema: dict[str, Any] = {
         "type": "object",
-        "properties": {TEXT_ARGUMENT: {"type": "string", **more}},
+        "properties": {TEXT_ARGUMENT: text},
         "required": [TEXT_ARGUMENT],
         "additionalProperties": False,
     }

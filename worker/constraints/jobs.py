@@ -9,11 +9,11 @@ from collections.abc import Sequence as Seq
 import llguidance
 
 from worker.constraints.answer import AnswerConstraint, Calls
-from worker.constraints.calls import BadTool, CallCompiler, markers_of
+from worker.constraints.calls import BadTool, CallCompiler, controls_of
 from worker.constraints.constraint import UNTRIED_BYTES, Constraint, Field, Unsupported, compiled
 from worker.constraints.spoken import Begin, SpokenReasoning
 from worker.constraints.vocabulary import Tokens, Vocabulary
-from worker.engine.channels import NO_MARKS, Marks
+from worker.engine.channels import NO_MARKS, Marks, Turn
 from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.jobs import Submit
 from worker.wire.refusals import Violation
@@ -42,8 +42,14 @@ class Constraints:
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(self._tokens), n_vocab=len(self._tokens.tokens), eos_token=self._tokens.ends
         )
-        self._spoken = _spoken(marks, form, self._tokens)
-        self._calls = CallCompiler(self._tokenizer, self._tokens, marks, form.calls)
+        controls = controls_of(marks.names, self._tokens)
+        self._calls = CallCompiler(self._tokenizer, self._tokens, controls, form.calls)
+        self._spoken: SpokenReasoning | None = None
+        """The markers of the reasoning if they are text."""
+        if marks.spoken is not None:
+            begin, end = (Begin(tuple(controls.parts(text))) for text in (marks.spoken[0], marks.spoken[1].rstrip()))
+            is_ended_by_call = form.reasoning is not None and form.reasoning.is_ended_by_call
+            self._spoken = SpokenReasoning(begin, end, self._tokens, is_ended_by_call=is_ended_by_call)
 
     def constrain(self, submit: Submit) -> AnyConstraint | Violation | None:
         """The job's constraint, which is the caller's to close, or what is wrong with the one it asks for."""
@@ -76,15 +82,15 @@ class Constraints:
         """The reasoning of a divided answer is free."""
         if submit.marks != "split" or not (self._marks.turns or self._marks.spoken):
             return constraint
-        head = self._calls.head()
-        return self._answer(submit, whole=[constraint] if head is None else [head, constraint])
+        has_heads = Turn.BODY in self._marks.turns.values()
+        return self._answer(submit, whole=[self._calls.head(), constraint] if has_heads else [constraint])
 
     def _of_calls(self, submit: Submit, tools: Tools) -> AnyConstraint | Violation | None:
         try:
             if tools.is_required or submit.json_schema is not None:
                 schema = None if tools.is_required else submit.json_schema
                 return self._answer(submit, whole=[self._calls.whole(tools, schema)])
-            calls, loose_tools = self._calls.sleeping(tools)
+            calls, loose_tools = self._calls.in_free_answer(tools)
         except BadTool as error:
             return Violation("tools", "supported", str(error))
         except Unsupported as error:
@@ -114,13 +120,3 @@ class Constraints:
             spoken=self._spoken,
             budget=budget,
         )
-
-
-def _spoken(marks: Marks, form: ChatFormat, tokens: Tokens) -> SpokenReasoning | None:
-    """The markers of reasoning that are text; None if there are none."""
-    if marks.spoken is None:
-        return None
-    markers = markers_of(marks, tokens)
-    begin, end = (Begin(tuple(markers.parts(text))) for text in (marks.spoken[0], marks.spoken[1].rstrip()))
-    is_ended_by_call = form.reasoning is not None and form.reasoning.is_ended_by_call
-    return SpokenReasoning(begin, end, tokens, is_ended_by_call=is_ended_by_call)
