@@ -116,12 +116,11 @@ BESIDE = frozenset(
     {
         "worker",
         "worker.anthropic.request",
-        "worker.chat.dress",
+        "worker.chat.plain_calls",
         "worker.chat.literals",
         "worker.chat.messages",
         "worker.chat.probes",
         "worker.chat.tagged",
-        "worker.chat.tool_words",
         "worker.chat.values",
         "worker.config.engine",
         "worker.config.option",

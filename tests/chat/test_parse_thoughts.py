@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.chat.test_parse import LAW, read
 from tests.chat.writing import CALLING, is_harmony, pieces_of, section
-from worker.chat.dress import MAX_HELD
 from worker.chat.parse import Message, Reader, Thought, message_of
+from worker.chat.plain_calls import MAX_HELD
 from worker.wire.chat_format import ChatFormat
 
 THINKING = {

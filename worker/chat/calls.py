@@ -23,16 +23,17 @@ class CallReader:
     """Reads the calls of one answer, each from the scan's text into deltas."""
 
     def __init__(self, form: CallFormat, scan: Scan, deltas: Deltas) -> None:
-        self._form = form
+        self.form = form
         self._scan = scan
         self._deltas = deltas
         self.begin = tokens_of(form.call_begin)
         self.begins = (self.begin, *(tokens_of(form.call_begin.removeprefix(one)) for one in form.skippable))
         """The markers that begin a call, the whole one first."""
         self.end = tokens_of(form.call_end)
+        self.section, self.section_end = tokens_of(form.section_begin), tokens_of(form.section_end)
         self._loose_end = ("}", *self.end) if form.form == "object" else self.end
         """The end as models write it: small ones close an object once too often."""
-        self._is_bare = not self.begin and not form.section_begin
+        self.is_bare = not self.begin and not form.section_begin
         """True if nothing but an offered name shows that an object is a call."""
         self._parameter_begin = tokens_of(form.parameter_begin)
         self._name_end = tokens_of(form.name_end)
@@ -40,7 +41,7 @@ class CallReader:
 
     def _stops_of_names(self) -> tuple[str, ...]:
         """Return the tokens that may end a name."""
-        form = self._form
+        form = self.form
         stops = [form.id_begin, *self._name_end[:1]]
         match form.form:
             case "tagged" | "nested":
@@ -58,7 +59,7 @@ class CallReader:
     def read(self, k: int) -> Steps[None]:
         """Read the call whose beginning is at offset k."""
         _, after = yield from self._begun(k)
-        match self._form.form:
+        match self.form.form:
             case "object":
                 yield from self._object(after)
             case "named":
@@ -101,10 +102,10 @@ class CallReader:
             key, k = yield from self._key(k)
             if key is None:
                 break
-            is_name = key == self._form.name_key or (key == "name" and self._form.name_key != "")
-            if not self._form.name_key and name is None:
+            is_name = key == self.form.name_key or (key == "name" and self.form.name_key != "")
+            if not self.form.name_key and name is None:
                 name, is_name = key, False
-            elif not is_name and key != self._form.arguments_key and key not in _ARGUMENT_KEYS:
+            elif not is_name and key != self.form.arguments_key and key not in _ARGUMENT_KEYS:
                 k = yield from self._scan.after_value(k)
                 continue
             if is_name:
@@ -112,7 +113,7 @@ class CallReader:
                 value = loaded(self._scan.ahead(k, end))
                 if not isinstance(value, str):
                     raise NotACallError
-                if self._is_bare and value not in self._deltas.tools:
+                if self.is_bare and value not in self._deltas.tools:
                     raise NotACallError
                 name, k = value, end
                 continue
@@ -125,7 +126,7 @@ class CallReader:
                 return
             end = yield from self._scan.after_value(k)
             held, k = _object_text(self._scan.ahead(k, end)), end
-        if name is None or (held is None and self._is_bare):
+        if name is None or (held is None and self.is_bare):
             raise NotACallError
         self._give(name, held or "{}", k)
 
@@ -198,7 +199,7 @@ class CallReader:
 
     def _name(self, k: int) -> Steps[tuple[str, str, int]]:
         """Read a name at offset k: return it, the call's own id, and the offset of the arguments."""
-        form, own_id = self._form, ""
+        form, own_id = self.form, ""
         if form.id_end:
             end, stop = yield from self._find(k, form.id_end.strip())
             own_id, k = self._scan.ahead(k, end).strip(), end + len(stop)

@@ -25,6 +25,20 @@ Ids = Literal["own", "nine", "named"]
 """The ids of calls: any, nine letters or digits (Mistral), or `functions.NAME:0` (Kimi)."""
 
 _BETWEEN = "\n\n"
+_BEFORE_TOOLS = """# Tools
+
+You may call these functions. Each line between <tools> and </tools> is the JSON signature of one:
+<tools>
+"""
+_AFTER_TOOLS = """
+</tools>
+
+To call a function, write a JSON object with its name and its arguments between <tool_call> and </tool_call>:
+<tool_call>
+{"name": <name of the function>, "arguments": <object with the arguments>}
+</tool_call>"""
+"""The words around the tools for a template that has no place for them. Calls are then in the form of Hermes and Qwen
+models, as those of earlier turns (_in_text)."""
 END_OF_THOUGHT = re.compile(r"</[\w:]{0,20}think[\w:]{0,20}>|\[/THINK\]|<channel\|>|<\|END_THINKING\|>", re.IGNORECASE)
 """The end of the reasoning in an assistant's content. Templates deliberately omit reasoning from earlier turns."""
 _SLASH = re.compile(r"</(?=[\w:]{0,20}think)", re.IGNORECASE)
@@ -96,16 +110,25 @@ class Forms:
 
 def in_forms(messages: list[Message], forms: Forms) -> list[Message]:
     """Copies of the messages in the forms."""
-    messages = [_in_known_role(message, forms) for message in messages]
+    messages = [_with_arguments(_in_known_role(message, forms), forms) for message in messages]
     if not forms.takes_thoughts:
         messages = [_without_thoughts(message) for message in messages]
-    messages = [_with_arguments(message, forms) for message in messages]
-    messages = _with_ids(messages, forms)
+    if forms.ids != "own" or (not forms.takes_no_id and any(map(_lacks_id, messages))):
+        ids = _CallIds(forms.ids)
+        messages = [ids.put_into(message) for message in messages]
     messages = _with_calls(messages, forms)
     messages = _with_results(messages, forms)
     messages = _with_systems(messages, forms)
     messages = _in_turns(messages, forms)
     return [_with_content(message, forms) for message in messages]
+
+
+def with_tools(messages: list[Message], tools: list[Json]) -> list[Message]:
+    """The messages with the tools as text at the end of the first system message, which is made if there is none."""
+    words = _BEFORE_TOOLS + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools) + _AFTER_TOOLS
+    if messages and messages[0].get("role") == "system" and isinstance(said := messages[0].get("content"), str):
+        return [{**messages[0], "content": said + _BETWEEN + words if said else words}, *messages[1:]]
+    return [{"role": "system", "content": words}, *messages]
 
 
 def object_of(text: str) -> Json:
@@ -169,10 +192,12 @@ def _with_content(message: Message, forms: Forms) -> Message:
 
 
 def _with_arguments(message: Message, forms: Forms) -> Message:
-    if not isinstance(message.get("tool_calls"), list):
-        return message
-    calls = cast(list[Json], message["tool_calls"])
-    return {**message, "tool_calls": [_call_in_form(call, forms) for call in calls]}
+    calls = message.get("tool_calls")
+    return (
+        {**message, "tool_calls": [_call_in_form(call, forms) for call in calls]}
+        if isinstance(calls, list)
+        else message
+    )
 
 
 def _call_in_form(call: Json, forms: Forms) -> Json:
@@ -187,22 +212,43 @@ def _call_in_form(call: Json, forms: Forms) -> Json:
     return {**call, "function": {**function, "arguments": arguments}} if arguments is not None else call
 
 
-class _Asked:
-    """The calls that wait for a result. A result finds its call by id, by name, or as the first; each call once."""
+class _CallIds:
+    """Ids that a template supports; a call and its result have the same. A result finds its call by id, by name, or as
+    the first; each call once."""
 
-    def __init__(self) -> None:
-        self.n_calls = 0
+    def __init__(self, kind: Ids) -> None:
+        self._kind = kind
+        self._n_calls = 0
         self._waiting: dict[tuple[str, Json], deque[tuple[int, str]]] = {}
         self._answered: set[int] = set()
 
-    def add(self, sent: Json, name: Json, known: str) -> None:
-        """Add a call. `sent`: the id in the request; `known`: the id that the template gets."""
-        for key in (("id", str(sent)), ("name", str(name)), ("any", None)):
-            self._waiting.setdefault(key, deque()).append((self.n_calls, known))
-        self.n_calls += 1
+    def put_into(self, message: Message) -> Message:
+        """The message with such ids."""
+        if message.get("role") == "tool":
+            return {**message, "tool_call_id": self._id_of_result(message)}
+        calls: list[Json] = [self._call(call) for call in calls_of(message)]
+        return {**message, "tool_calls": calls} if calls else message
 
-    def answered(self, by: str, value: Json = None) -> str | None:
-        """The template's id of the first call found in this way that has no result yet. The call then has one."""
+    def _call(self, call: dict[str, Json]) -> Json:
+        sent, name = call.get("id"), function_of(call).get("name")
+        known = self._known(sent, name)
+        for key in (("id", str(sent)), ("name", str(name)), ("any", None)):
+            self._waiting.setdefault(key, deque()).append((self._n_calls, known))
+        self._n_calls += 1
+        return {**call, "id": known}
+
+    def _id_of_result(self, result: Message) -> str:
+        """The id of the call that the result answers. A result without an id answers the first call of its name, else
+        the first call."""
+        sent, name = result.get("tool_call_id"), result.get("name")
+        if sent:
+            found = self._next("id", str(sent))
+        else:
+            found = (self._next("name", str(name)) if name else None) or self._next("any")
+        return found or self._known(sent, name or "unknown")
+
+    def _next(self, by: str, value: Json = None) -> str | None:
+        """The id of the first call found in this way that has no result yet. The call then has one."""
         waiting = self._waiting.get((by, value), deque())
         while waiting:
             n, known = waiting.popleft()
@@ -211,51 +257,19 @@ class _Asked:
                 return known
         return None
 
-
-def _with_ids(messages: list[Message], forms: Forms) -> list[Message]:
-    """The messages with ids that the template supports; a call and its result have the same id."""
-    if forms.ids == "own" and (forms.takes_no_id or not any(map(_lacks_id, messages))):
-        return messages
-    asked = _Asked()
-    return [_with_id(message, asked, forms.ids) for message in messages]
-
-
-def _with_id(message: Message, asked: _Asked, ids: Ids) -> Message:
-    if message.get("role") == "tool":
-        return {**message, "tool_call_id": _answered(message, asked, ids)}
-    calls: list[Json] = []
-    for call in calls_of(message):
-        name = function_of(call).get("name")
-        known = _known_id(call.get("id"), name, asked.n_calls, ids)
-        asked.add(call.get("id"), name, known)
-        calls.append({**call, "id": known})
-    return {**message, "tool_calls": calls} if calls else message
+    def _known(self, sent: Json, name: Json) -> str:
+        if self._kind == "named":
+            own = f"functions.{name}:"
+            return sent if isinstance(sent, str) and sent.startswith(own) else f"{own}{self._n_calls}"
+        if not isinstance(sent, str) or not sent:
+            return f"call{self._n_calls:05}"
+        return sent if self._kind == "own" or _NINE.fullmatch(sent) else sha256(sent.encode()).hexdigest()[:9]
 
 
 def _lacks_id(message: Message) -> bool:
     if message.get("role") == "tool":
         return not message.get("tool_call_id")
     return any(not call.get("id") for call in calls_of(message))
-
-
-def _known_id(sent: Json, name: Json, n_calls: int, ids: Ids) -> str:
-    if ids == "named":
-        own = f"functions.{name}:"
-        return sent if isinstance(sent, str) and sent.startswith(own) else f"{own}{n_calls}"
-    if not isinstance(sent, str) or not sent:
-        return f"call{n_calls:05}"
-    return sent if ids == "own" or _NINE.fullmatch(sent) else sha256(sent.encode()).hexdigest()[:9]
-
-
-def _answered(result: Message, asked: _Asked, ids: Ids) -> str:
-    """The id of the call that the result answers. A result without an id answers the first call of its name, else the
-    first call."""
-    sent, name = result.get("tool_call_id"), result.get("name")
-    if sent:
-        found = asked.answered("id", str(sent))
-    else:
-        found = (asked.answered("name", str(name)) if name else None) or asked.answered("any")
-    return found or _known_id(sent, name or "unknown", asked.n_calls, ids)
 
 
 def _with_calls(messages: list[Message], forms: Forms) -> list[Message]:
@@ -350,16 +364,12 @@ def _with_systems(messages: list[Message], forms: Forms) -> list[Message]:
     n_leading = next((n for n, one in enumerate(messages) if one.get("role") not in LEADING), len(messages))
     leading, later = messages[:n_leading], messages[n_leading:]
     if not forms.takes_system:
-        leading = [_as_a_users(message) for message in leading]
+        leading = [{**message, "role": "user"} for message in leading]
     elif not forms.takes_systems and len(leading) > 1:
         leading = [_as_one(leading)]
     if not forms.takes_later_system:
-        later = [_as_a_users(message) if message.get("role") in LEADING else message for message in later]
+        later = [{**message, "role": "user"} if message.get("role") in LEADING else message for message in later]
     return [*leading, *later]
-
-
-def _as_a_users(message: Message) -> Message:
-    return {**message, "role": "user"}
 
 
 def _in_turns(messages: list[Message], forms: Forms) -> list[Message]:

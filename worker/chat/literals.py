@@ -15,12 +15,11 @@ import warnings
 from typing import Final, Literal
 
 from worker.chat.scan import MAX_ELEMENTS, NotACallError, Scan, Steps
-from worker.chat.values import is_value, loaded, quoted
+from worker.chat.values import PYTHON_WORDS, is_value, loaded, quoted
 from worker.wire.chat_format import GEMMA_QUOTE
 
 Notation = Literal["python", "gemma"]
 
-_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
 _BEGIN: Final = re.compile(r"""(?i:[bru]?|br|rb)('''|\"""|'|")""")
 """The beginning of a string in Python."""
 _MAY_BEGIN: Final = re.compile(r"""(?i:[bru]{0,2}(?:''?|""?)?)\Z""")
@@ -142,7 +141,7 @@ def _word(scan: Scan, k: int, notation: Notation) -> Steps[tuple[str, int]]:
         if k - start > _MAX_WORD:
             raise NotACallError
     word = scan.ahead(start, k)
-    word = _WORDS.get(word, word)
+    word = PYTHON_WORDS.get(word, word)
     if is_value(loaded(word)) and not word.startswith('"'):
         return word, k
     value = _evaluated(word)

@@ -1,4 +1,4 @@
-"""Answers that are several messages with heads (gpt-oss, Muse), and reasoning between markers.
+"""Answers that are several messages with heads (gpt-oss, Muse).
 
 Owns the way from head to body in a text; wire/harmony.py says what a head means. In a divided text, whose messages the
 engine has read by tokens, only calls are left. Pure.
@@ -10,7 +10,7 @@ from typing import Final
 
 from worker.chat.calls import CallReader
 from worker.chat.deltas import Deltas
-from worker.chat.scan import MarkerSearch, NotACallError, Scan, Steps, tokens_of
+from worker.chat.scan import MarkerSearch, NotACallError, Scan, Steps
 from worker.wire import harmony
 from worker.wire.chat_format import CallFormat
 
@@ -31,7 +31,6 @@ class MessageReader:
         self._deltas = deltas
         self._calls = calls
         self._is_divided = is_divided
-        self._section, self._section_end = tokens_of(form.section_begin), tokens_of(form.section_end)
         marks = (*_BEGINS, *_ENDS) if is_divided else (*_BEGINS, *_ENDS, _MESSAGE, _TYPE)
         self._marks, self._markers = marks, MarkerSearch(marks)
         self.openers: dict[str, Callable[[str], Steps[None]]] = dict.fromkeys(
@@ -119,12 +118,12 @@ class MessageReader:
         to, and a tool that is not offered is one that the model was trained with (`python`)."""
         scan, tools = self._scan, self._deltas.tools
         if self._form.parameter_begin and tools:
-            k = yield from scan.after_tokens(0, self._section)
+            k = yield from scan.after_tokens(0, self._calls.section)
             try:
                 yield from self._calls.read(max(k, 0))
             except NotACallError:
                 return
-            scan.take((yield from scan.after_present(0, self._section_end)))
+            scan.take((yield from scan.after_present(0, self._calls.section_end)))
             return
         name = recipient.removeprefix(self._form.name_prefix)
         k = yield from scan.after_space(0)
@@ -141,20 +140,3 @@ class MessageReader:
             self._deltas.argue("{}" if is_empty else "")
             self._deltas.end()
             scan.take((yield from scan.after_space(0)))
-
-
-def thought(
-    scan: Scan, deltas: Deltas, ends: tuple[str, ...], calls: dict[str, Callable[[], Steps[bool]]]
-) -> Steps[None]:
-    """Read reasoning up to one of the ends. A marker in `calls` ends it if what reads the call there says so."""
-    deltas.begin_thought()
-    markers = MarkerSearch((*ends, *calls))
-    while (marker := (yield from markers.up_to(scan, deltas.think))) not in ends:
-        if not marker:
-            return
-        if (yield from calls[marker]()):
-            break
-        deltas.think(scan.take(1))  # the marker may begin at the next character
-    else:
-        scan.take(len(marker))
-    deltas.skips_space = True

@@ -1,7 +1,7 @@
 """An answer's text becomes a message: content, reasoning, and calls.
 
 Owns the reading of answers. The result does not depend on how the text is cut into pieces. Pure; runs on the front's
-event loop, with one Reader per answer. calls.py reads a call, dress.py decides on calls in another form.
+event loop, with one Reader per answer. calls.py reads a call, plain_calls.py decides on calls in another form.
 
 A text that cannot be read is content, never an error:
 
@@ -28,12 +28,12 @@ import msgspec
 
 from worker.chat.calls import CallReader
 from worker.chat.deltas import Arguments, Call, CallBegun, Content, Delta, Deltas, Message, Thought, message_of
-from worker.chat.dress import BETWEEN, FENCES, MAX_HELD, DressReader
-from worker.chat.messages import MessageReader, thought
-from worker.chat.scan import MarkerSearch, NotACallError, Scan, Steps, Tag, tokens_of
+from worker.chat.messages import MessageReader
+from worker.chat.plain_calls import BETWEEN, FENCES, MAX_HELD, PlainCallReader
+from worker.chat.scan import MarkerSearch, NotACallError, Scan, Steps, Tag
 from worker.chat.tagged import TaggedReader
 from worker.chat.values import is_value, loaded
-from worker.wire.chat_format import ChatFormat
+from worker.wire.chat_format import CallFormat, ChatFormat
 
 __all__ = ["Arguments", "Call", "CallBegun", "Content", "Delta", "Message", "Reader", "Thought", "message_of"]
 
@@ -41,6 +41,8 @@ _LANGUAGE: Final = re.compile(r"\w*")
 _MAX_LANGUAGE: Final = 24
 _CONTROL: Final = re.compile(r"</?[|｜][^<>]*>|<[^<>]*[|｜]>|</?\w+:[^<>]*>|\[[A-Z_]{3,}\]|\]<\]minimax\[>\[")
 """The markers that no text has by chance."""
+_NO_CALLS: Final = CallFormat(form="object")
+"""The notation of a model that has none."""
 _MIN_STRAY: Final = 3
 """An end marker of fewer characters (`]`) is not looked for outside of calls."""
 
@@ -68,26 +70,25 @@ class Reader:
         `ends_thoughts` says that a call may end the reasoning. `deltas` is where another Reader of the same answer
         collects.
         """
-        self._form = form
-        is_harmony = form.calls is not None and form.calls.form == "harmony"  # whose head messages.py reads
+        self._form, calls = form, form.calls or _NO_CALLS
+        is_harmony = calls.form == "harmony"  # whose head messages.py reads
         opening = "" if is_harmony else form.opening
         self._scan = Scan(opening if deltas is None else "")
         self._deltas = deltas or Deltas(tools, new_id, opening)
-        self._dress = DressReader(self._scan, self._deltas, is_sure)
+        self._plain = PlainCallReader(self._scan, self._deltas, is_sure)
         self._is_reasoning = is_reasoning and form.reasoning is not None
         self._reads_fenced = reads_fenced and bool(tools)
-        reader = TaggedReader if form.calls and form.calls.parameter_begin else CallReader
-        self._calls = reader(form.calls, self._scan, self._deltas) if form.calls else None
+        self._calls = (TaggedReader if calls.parameter_begin else CallReader)(calls, self._scan, self._deltas)
         self._messages: MessageReader | None = None
-        if is_harmony and form.calls is not None and self._calls is not None:
-            self._messages = MessageReader(form.calls, self._scan, self._deltas, self._calls, is_divided=is_divided)
+        if is_harmony:
+            self._messages = MessageReader(calls, self._scan, self._deltas, self._calls, is_divided=is_divided)
         self._reads_calls = bool(tools) and form.calls is not None and not is_harmony
-        self._section = tokens_of(form.calls.section_begin) if form.calls else ()
-        self._section_end = tokens_of(form.calls.section_end) if form.calls else ()
-        self._is_bare = self._reads_calls and not self._section and not (self._calls and self._calls.begin)
-        begins = (self._section, *self._calls.begins) if self._calls and self._reads_calls and ends_thoughts else ()
-        self._enders = {begin[0]: self._call_in_thought for begin in begins if begin and form.reasoning is not None}
-        """The markers that may end the reasoning, and what reads the call there."""
+        begins = (self._calls.section, *self._calls.begins) if self._reads_calls else ()
+        self._begins = tuple(begin[0] for begin in begins if begin)
+        """The markers that begin a call, or all calls."""
+        self._is_bare = self._reads_calls and self._calls.is_bare
+        self._enders = self._begins if ends_thoughts and form.reasoning is not None else ()
+        """The markers that may end the reasoning."""
         self._thoughts: Reader | None = None
         """The Reader of reasoning that the engine has divided from the text."""
         self._ends_inside = self._is_closed = False
@@ -132,11 +133,11 @@ class Reader:
         """Return the deltas of the text that was held back. `is_cut` says that the answer ended at its length,
         `is_stopped` that it ended at a stop, or that its end may be missing."""
         found = [] if self._thoughts is None else self._thoughts.finish(is_cut=is_cut, is_stopped=is_stopped)
-        is_torn = self._deltas.is_open and not (self._calls and self._calls.is_closed_by(self._scan.ahead(0)))
+        is_torn = self._deltas.is_open and not self._calls.is_closed_by(self._scan.ahead(0))
         is_inside = self._deltas.is_open or self._held == "call"
         is_marker = self._held == "marker" or self._markers.next(self._scan) == (0, "")
         if is_torn or (is_cut and is_marker) or (is_inside and (is_cut or is_stopped)):
-            rest, ends = self._scan.ahead(0).strip(), (*self._calls.end, *self._section_end) if self._calls else ()
+            rest, ends = self._scan.ahead(0).strip(), (*self._calls.end, *self._calls.section_end)
             self._ends_inside = is_inside and bool(rest) and not any(each.startswith(rest) for each in ends)
             self._steps.close()
             return found + self._deltas.taken()
@@ -163,11 +164,11 @@ class Reader:
         if form.reasoning is not None:
             found[form.reasoning.end.strip()] = self._hide
             found[form.reasoning.begin.strip()] = self._think
-        if form.calls is not None and self._calls is not None and self._reads_calls:
+        if self._reads_calls:
             found = dict.fromkeys(map(Tag, _CONTROL.findall(" ".join(form.markers))), self._stray) | found
-            ends = (*tokens_of(form.calls.call_end), *self._section_end)
+            ends = (*self._calls.end, *self._calls.section_end)
             marks = dict.fromkeys((end for end in ends if len(end) >= _MIN_STRAY and end not in FENCES), self._stray)
-            marks |= {begin[0]: self._call_or_text for begin in (self._section, *self._calls.begins) if begin}
+            marks |= dict.fromkeys(self._begins, self._call_or_text)
             found = marks | found | marks  # as they stand there, not as the fences do
         return found
 
@@ -200,7 +201,7 @@ class Reader:
     def _stray(self, marker: str) -> Steps[None]:
         """Hide an end marker behind a call; without a call it is text, if it may be."""
         text = yield from self._taken(marker)
-        is_control = _CONTROL.match(marker) and marker in self._section_end
+        is_control = _CONTROL.match(marker) and marker in self._calls.section_end
         if is_control or (self._n_attempts and not self._speaks_of_markers):
             self._deltas.drop_space()
         else:
@@ -213,13 +214,24 @@ class Reader:
         yield from self._reasoning()
 
     def _reasoning(self) -> Steps[None]:
-        form = self._form
-        if form.reasoning is not None:
-            ends = (form.reasoning.end.strip(), *filter(_CONTROL.match, (form.content_begin,)))
-            yield from thought(self._scan, self._deltas, ends, self._enders)
+        """Read reasoning up to its end. A call may end it."""
+        if self._form.reasoning is None:
+            return
+        ends = (self._form.reasoning.end.strip(), *filter(_CONTROL.match, (self._form.content_begin,)))
+        self._deltas.begin_thought()
+        markers = MarkerSearch((*ends, *self._enders))
+        while (marker := (yield from markers.up_to(self._scan, self._deltas.think))) not in ends:
+            if not marker:
+                return
+            if (yield from self._call_in_thought()):
+                break
+            self._deltas.think(self._scan.take(1))  # the marker may begin at the next character
+        else:
+            self._scan.take(len(marker))
+        self._deltas.skips_space = True
 
     def _call_in_thought(self) -> Steps[bool]:
-        """Read the call that a marker in the reasoning begins. Return False if it does not end the reasoning."""
+        """Read the call that begins in the reasoning. Return False if it does not end the reasoning."""
         self._held = "text"
         ends = (yield from self._ends_thought()) and (yield from self._read_calls())
         self._held = "marker"
@@ -263,11 +275,11 @@ class Reader:
         if (yield from self._read_calls()):
             return
         scan = self._scan
-        end = yield from scan.after_tokens(0, self._section)
-        begin = yield from scan.after_tokens(max(end, 0), self._calls.begin if self._calls else ())
+        end = yield from scan.after_tokens(0, self._calls.section)
+        begin = yield from scan.after_tokens(max(end, 0), self._calls.begin)
         inner = yield from scan.after_space(max(begin, end, len(marker)))
         char = yield from scan.char_at(inner)
-        if not char or (char == "{" and self._form.calls is not None and self._form.calls.form == "object"):
+        if not char or (char == "{" and self._calls.form.form == "object"):
             self._n_attempts += 1
             scan.take(inner)
             return
@@ -281,16 +293,14 @@ class Reader:
 
     def _read_calls(self) -> Steps[bool]:
         """Read the section or the call that begins here. Return False if there is none."""
-        if self._calls is None:
-            return False
-        k = 0
-        if self._section:
-            k = yield from self._scan.after_tokens(0, self._section)
-            if k < 0 and not self._calls.begin:
+        calls, k = self._calls, 0
+        if calls.section:
+            k = yield from self._scan.after_tokens(0, calls.section)
+            if k < 0 and not calls.begin:
                 return False
-        is_section = bool(self._section) and k >= 0
+        is_section = bool(calls.section) and k >= 0
         try:
-            yield from self._calls.read(max(k, 0))
+            yield from calls.read(max(k, 0))
         except NotACallError:
             return False
         self._n_attempts += 1
@@ -300,20 +310,19 @@ class Reader:
 
     def _rest_of_section(self) -> Steps[None]:
         """Read the other calls of a section, and its end."""
-        while self._calls is not None:
-            k = yield from self._scan.after_space(0)
-            if (yield from self._scan.char_at(k)) == ",":
-                k += 1
-            end = yield from self._scan.after_tokens(k, self._section_end)
-            if self._section_end and end >= 0:
-                self._scan.take(end)
-                return
-            try:
+        scan, section_end = self._scan, self._calls.section_end
+        with suppress(NotACallError):
+            while True:
+                k = yield from scan.after_space(0)
+                if (yield from scan.char_at(k)) == ",":
+                    k += 1
+                end = yield from scan.after_tokens(k, section_end)
+                if section_end and end >= 0:
+                    scan.take(end)
+                    return
                 yield from self._calls.read(k)
-            except NotACallError:
-                return
 
-    # calls in another dress
+    # calls in plain JSON
 
     def _bare(self) -> Steps[None]:
         """Read an answer that begins with JSON objects without markers, in Llama's form or in another."""
@@ -326,12 +335,12 @@ class Reader:
         if self._is_bare and (yield from self._read_calls()):
             yield from self._other_bare()
         elif self._reads_fenced and not self._is_headed:
-            yield from self._dress.read(k, "")
+            yield from self._plain.read(k, "")
 
     def _other_bare(self) -> Steps[None]:
         """Read the objects after the first in Llama's form, which some models divide by `;`."""
         with suppress(NotACallError):
-            while self._calls is not None:
+            while True:
                 yield from self._calls.read((yield from self._scan.after_space(0, BETWEEN)))
 
     def _fence(self, marker: str) -> Steps[None]:
@@ -342,6 +351,6 @@ class Reader:
             k += 1
         k = yield from self._scan.after_space(k)
         is_begun = not self._is_headed and (yield from self._scan.char_at(k)) in ("{", "[")
-        if is_begun and (yield from self._dress.read(k, FENCES[marker])):
+        if is_begun and (yield from self._plain.read(k, FENCES[marker])):
             return
         self._deltas.say(self._scan.take(len(marker)))

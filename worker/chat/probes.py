@@ -24,15 +24,15 @@ class Template(Protocol):
         """True if the rendering contains all of the messages, in their order. Raises: Unrendered."""
 
 
-_ARGUMENTS = '{"place": "needle-argument"}'
-_OBJECT: Json = {"place": "needle-argument"}
-_NINE = "needle123"
+_ARGUMENTS = '{"place": "sample-argument"}'
+_OBJECT: Json = {"place": "sample-argument"}
+_NINE = "sample123"
 """Mistral's templates support no other length."""
 _TOOL: Json = {
     "type": "function",
     "function": {
-        "name": "needle_tool",
-        "description": "needle-description",
+        "name": "sample_tool",
+        "description": "sample-description",
         "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
     },
 }
@@ -42,14 +42,14 @@ def _says(role: str, content: Json) -> Message:
     return {"role": role, "content": content}
 
 
-_SYSTEM, _RULE = _says("system", "needle-system"), _says("system", "needle-rule")
-_DEVELOPER = _says("developer", "needle-developer")
-_USER, _AGAIN, _MORE = _says("user", "needle-user"), _says("user", "needle-again"), _says("user", "needle-more")
-_REPLY, _THEN = _says("assistant", "needle-reply"), _says("assistant", "needle-then")
-_FIRST, _SECOND = "call_needle0000000000000001", "call_needle0000000000000002"
+_SYSTEM, _RULE = _says("system", "sample-system"), _says("system", "sample-rule")
+_DEVELOPER = _says("developer", "sample-developer")
+_USER, _AGAIN, _MORE = _says("user", "sample-user"), _says("user", "sample-again"), _says("user", "sample-more")
+_REPLY, _THEN = _says("assistant", "sample-reply"), _says("assistant", "sample-then")
+_FIRST, _SECOND = "call_sample0000000000000001", "call_sample0000000000000002"
 
 
-def _call(call_id: str | None, arguments: Json, name: str = "needle_tool") -> Json:
+def _call(call_id: str | None, arguments: Json, name: str = "sample_tool") -> Json:
     function: Json = {"name": name, "arguments": arguments}
     return {"type": "function", "function": function} | ({} if call_id is None else {"id": call_id})
 
@@ -58,8 +58,8 @@ def _calling(*calls: Json, content: Json = None) -> Message:
     return {"role": "assistant", "content": content, "tool_calls": list(calls)}
 
 
-def _result(call_id: str | None, content: Json = "needle-result") -> Message:
-    name: Message = {"role": "tool", "name": "needle_tool", "content": content}
+def _result(call_id: str | None, content: Json = "sample-result") -> Message:
+    name: Message = {"role": "tool", "name": "sample_tool", "content": content}
     return name if call_id is None else {**name, "tool_call_id": call_id}
 
 
@@ -100,17 +100,17 @@ class _Trial:
 
     def caps(self, arguments: Json) -> frozenset[str]:
         source = self.template.source
-        thinking: Message = {**_REPLY, "reasoning_content": "needle-reasoning"}
+        thinking: Message = {**_REPLY, "reasoning_content": "sample-reasoning"}
         calling, result, tools = _calling(_call(_NINE, arguments), content=""), _result(_NINE), [_TOOL]
-        thinking_call: Message = {**calling, "reasoning_content": "needle-reasoning"}
+        thinking_call: Message = {**calling, "reasoning_content": "sample-reasoning"}
         shown = {
-            "system": "needle-system" in self.text(_SYSTEM, _USER),
+            "system": "sample-system" in self.text(_SYSTEM, _USER),
             # A template that writes any role supports no particular one.
-            "developer": "developer" in source and "needle-developer" in self.text(_DEVELOPER, _USER),
-            "tools": "needle_tool" in self.text(_USER, tools=tools),
-            "tool_calls": "needle-argument" in self.text(_USER, calling, result, _REPLY, _USER, tools=tools),
-            "tool_results": "tool" in source and "needle-result" in self.text(_USER, calling, result, tools=tools),
-            "reasoning": "needle-reasoning"
+            "developer": "developer" in source and "sample-developer" in self.text(_DEVELOPER, _USER),
+            "tools": "sample_tool" in self.text(_USER, tools=tools),
+            "tool_calls": "sample-argument" in self.text(_USER, calling, result, _REPLY, _USER, tools=tools),
+            "tool_results": "tool" in source and "sample-result" in self.text(_USER, calling, result, tools=tools),
+            "reasoning": "sample-reasoning"
             in self.text(_USER, thinking) + self.text(_USER, thinking_call, result, tools=tools),
         }
         return frozenset(cap for cap, is_shown in shown.items() if is_shown)
@@ -119,9 +119,9 @@ class _Trial:
 def contents_known(template: Template) -> Forms:
     """The forms of contents and arguments that the template supports. Raises: BrokenTemplate."""
     trial = _Trial(template, None)
-    parts: Json = [{"type": "text", "text": "needle-user"}]
+    parts: Json = [{"type": "text", "text": "sample-user"}]
     of_text, of_parts = trial.text(_USER), trial.text({**_USER, "content": parts})
-    if "needle-user" not in of_text + of_parts:
+    if "sample-user" not in of_text + of_parts:
         raise BrokenTemplate(trial.refusals[0] if trial.refusals else "it omits the user's message")
 
     def calls(arguments: Json, content: Json, *more: Message) -> str:
@@ -132,11 +132,11 @@ def contents_known(template: Template) -> Forms:
     blank, null = calls(arguments, ""), calls(arguments, None)
     return Forms(
         caps=trial.caps(arguments),
-        takes_parts=of_parts == of_text or "needle-user" not in of_text,
-        takes_text="needle-user" in of_text,
+        takes_parts=of_parts == of_text or "sample-user" not in of_text,
+        takes_text="sample-user" in of_text,
         takes_null=(bool(null) and "None" not in null) or not blank,
         takes_argument_text=takes_argument_text,
-        takes_argument_object=not takes_argument_text or "needle-argument" in calls(_OBJECT, "", _result(_NINE)),
+        takes_argument_object=not takes_argument_text or "sample-argument" in calls(_OBJECT, "", _result(_NINE)),
     )
 
 
@@ -186,11 +186,11 @@ def _calls_known(trial: _Trial, forms: Forms) -> Forms:
     ]
     forms = trial.first_that_says(forms, ways, *rounds)
     if forms.takes_calls:
-        text_and_call = _calling(first, content="needle-beside")
+        text_and_call = _calling(first, content="sample-beside")
         ways = [{"text_with_calls": "own"}, {"text_with_calls": "split"}, {"text_with_calls": "text"}]
         forms = trial.first_that_says(forms, ways, [_USER, text_and_call, _result(_FIRST), _REPLY, _AGAIN])
         both = _calling(first, _call(_SECOND, arguments))
-        results = [_result(_FIRST), _result(_SECOND, "needle-second")]
+        results = [_result(_FIRST), _result(_SECOND, "sample-second")]
         ways = [{"several_calls": "own"}, {"several_calls": "split"}, {"several_calls": "text"}]
         forms = trial.first_that_says(forms, ways, [_USER, both, *results, _REPLY, _AGAIN])
     stray = [[_USER, _result(_FIRST)], [_USER, _REPLY, _result(_FIRST), _AGAIN]]

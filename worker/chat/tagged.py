@@ -7,8 +7,8 @@ from typing import Final
 
 from worker.chat.calls import CallReader, nowhere, word
 from worker.chat.deltas import Deltas
-from worker.chat.dress import MAX_HELD
 from worker.chat.literals import python_json
+from worker.chat.plain_calls import MAX_HELD
 from worker.chat.scan import MAX_ELEMENTS, MarkerSearch, NotACallError, Scan, Steps, Tag, tokens_of
 from worker.chat.values import STRING, escaped, is_value, items, json_of, loaded, may_be_json, member, quoted, types_of
 from worker.wire.chat_format import CallFormat
@@ -23,7 +23,7 @@ class TaggedReader(CallReader):
     def __init__(self, form: CallFormat, scan: Scan, deltas: Deltas) -> None:
         super().__init__(form, scan, deltas)
         self._parameter_end = Tag(form.parameter_end.strip())
-        self._call_ends = (*self.end, *tokens_of(form.section_end)[:1])
+        self._call_ends = (*self.end, *self.section_end[:1])
         self._trims_line = form.parameter_end.startswith("\n")
         self._given = set[str]()  # the names of the call's arguments
         self._is_closed = False  # by the tag that was read last: <x/>
@@ -42,7 +42,7 @@ class TaggedReader(CallReader):
         while not is_closed and (key := (yield from self._next_parameter())) is not None:
             self._deltas.argue(f"{', ' if self._given else ''}{quoted(key)}: ")
             self._given.add(key)
-            if self._form.form == "nested":
+            if self.form.form == "nested":
                 yield from self._element(key, member(schema, schema, key), schema)
             else:
                 yield from self._value(member(schema, schema, key), schema)
@@ -62,7 +62,7 @@ class TaggedReader(CallReader):
             if k >= 0:
                 break
             k = yield from scan.after_space(0)
-            k = yield from scan.after_token(k, self._parameter_end) if self._form.form != "nested" else nowhere()
+            k = yield from scan.after_token(k, self._parameter_end) if self.form.form != "nested" else nowhere()
             if k < 0:
                 return None
             scan.take(k)  # models write the end of a parameter twice
@@ -72,25 +72,25 @@ class TaggedReader(CallReader):
 
     def _key_at(self, k: int) -> Steps[tuple[str, int]]:
         """Return the argument's name at offset k, empty if there is none, and the offset behind its marker."""
-        stops = tokens_of(self._form.parameter_name_end)
+        stops = tokens_of(self.form.parameter_name_end)
         try:
             end, _ = yield from self._find(k, stops[0])
         except NotACallError:
             return "", k
         key = self._scan.ahead(k, end).strip()
-        if "<" in key or "\n" in key or (self._form.form == "nested" and key.startswith("/")):
+        if "<" in key or "\n" in key or (self.form.form == "nested" and key.startswith("/")):
             return "", k
-        return word(key, self._form.parameter_begin), (yield from self._scan.after_present(end, stops))
+        return word(key, self.form.parameter_begin), (yield from self._scan.after_present(end, stops))
 
     def _value(self, schema: object, root: object) -> Steps[None]:
         """Give out the value that begins here, up to its true end."""
         types = types_of(schema, root)
-        if self._form.values != "schema":
+        if self.form.values != "schema":
             types = yield from self._marked_types(types)
-        if self._form.parameter_name_end.endswith("\n") or self._form.mark_end.endswith("\n"):
+        if self.form.parameter_name_end.endswith("\n") or self.form.mark_end.endswith("\n"):
             self._scan.take(max(0, (yield from self._scan.after_token(0, "\n"))))
         opening = yield from self._scan.after_token(0, "<![CDATA[")
-        if opening >= 0 and self._form.parameter_begin.startswith("<param name"):
+        if opening >= 0 and self.form.parameter_begin.startswith("<param name"):
             self._scan.take(opening)
             yield from self._text(types, f"]]>{self._parameter_end}", root, is_plain=True)
             return
@@ -99,12 +99,12 @@ class TaggedReader(CallReader):
     def _marked_types(self, types: frozenset[str]) -> Steps[frozenset[str]]:
         """Read the attribute of a value: return the types that it allows."""
         try:
-            end, stop = yield from self._find(0, Tag(self._form.mark_end.strip()))
+            end, stop = yield from self._find(0, Tag(self.form.mark_end.strip()))
         except NotACallError:
             return types
         mark = self._scan.take(end).strip()
         self._is_closed = self._scan.take((yield from self._scan.after_token(0, stop))).endswith("/>")
-        if mark == ("true" if self._form.values == "is_string" else "string"):
+        if mark == ("true" if self.form.values == "is_string" else "string"):
             return STRING
         return types - STRING if types - STRING else frozenset({"object", "array", "number", "boolean", "null"})
 
@@ -210,11 +210,11 @@ class TaggedReader(CallReader):
 
     def _element(self, key: str, schema: object, root: object, depth: int = 0) -> Steps[None]:
         """Give out the value of an element, up to its end."""
-        mark = self._form.parameter_begin
-        stop = Tag(f"{self._form.parameter_end}{key}{self._form.parameter_name_end}")
+        mark = self.form.parameter_begin
+        stop = Tag(f"{self.form.parameter_end}{key}{self.form.parameter_name_end}")
         types = types_of(schema, root)
         opening = yield from self._scan.after_token(0, mark)
-        closing = yield from self._scan.after_token(0, self._form.parameter_end)
+        closing = yield from self._scan.after_token(0, self.form.parameter_end)
         empty = "" if "string" in types else "{}" if "object" in types else "[]" if "array" in types else ""
         if empty and closing >= 0 and (end := (yield from self._scan.after_token(0, stop))) >= 0:
             self._scan.take(end)

@@ -13,11 +13,10 @@ from typing import cast
 
 import msgspec
 
-from worker.chat.forms import REASONING, Forms, Message, in_forms
+from worker.chat.forms import REASONING, Forms, Message, in_forms, with_tools
 from worker.chat.marks import Json, Marker, Names, Span, texts
 from worker.chat.probes import contents_known, forms_known
 from worker.chat.sandbox import Runaway, Sandbox, Unrendered
-from worker.chat.tool_words import with_tools
 from worker.chat.witnesses import Found, Witnesses
 from worker.wire.prompts import Conversation
 from worker.wire.refusals import Violation

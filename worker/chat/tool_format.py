@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from functools import cache, cached_property
 from importlib.resources import files
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 import msgspec
@@ -180,9 +181,13 @@ class _Turns:
         self.reply = self._turn(_says(_REPLY))
         self.call = self._turn(_says("", _call())) if self._forms.takes_calls else ""
         """One call; empty if the template does not render calls."""
+        self.two_calls = self._turn(_says("", _call(), _call(_OTHER, _OTHER_ID))) if self.has_several else ""
         again = self._turn(_says(_REPLY), {"role": "user", "content": _NEXT_USER})
         self._tail = again.partition(_REPLY)[2].partition(_NEXT_USER)[0]
         """The text after a reply, up to the next user's words."""
+        is_begun = self.prompt.strip() and self.reply.startswith(self.prompt) and self.call.startswith(self.prompt)
+        self._beginning = self.prompt if is_begun else _common_prefix(self.reply, self.call)
+        """The text that begins the assistant's turn."""
         self.reasoning = self._rendered_reasoning() or self._named_reasoning() or (known.reasoning if known else None)
 
     def _turn(self, *messages: Message, is_open: bool = False) -> str:
@@ -195,18 +200,6 @@ class _Turns:
             return ""
         own = text.rpartition(_USER)[2]
         return own if len(own) <= _MAX_TURN_CHARS else ""
-
-    @cached_property
-    def two_calls(self) -> str:
-        """Two calls in one message; empty if the template does not render them."""
-        return self._turn(_says("", _call(), _call(_OTHER, _OTHER_ID))) if self.has_several else ""
-
-    @cached_property
-    def _beginning(self) -> str:
-        """The text that begins the assistant's turn."""
-        if self.prompt.strip() and self.reply.startswith(self.prompt) and self.call.startswith(self.prompt):
-            return self.prompt
-        return _common_prefix(self.reply, self.call)
 
     def written(self, text: str) -> str:
         """The part of the text that the model has written, without the reasoning. The text begins after the user's
@@ -486,22 +479,18 @@ def _units(text: str) -> list[str]:
 
 def _common_prefix(one: str, other: str) -> str:
     """The units that both texts begin with."""
-    n_chars = 0
-    for unit, same in zip(_units(one), _units(other), strict=False):
-        if unit != same:
-            break
-        n_chars += len(unit)
-    return one[:n_chars]
+    return one[: _n_common(_units(one), _units(other))]
 
 
 def _common_suffix(one: str, other: str) -> str:
     """The units that both texts end with."""
-    n_chars = 0
-    for unit, same in zip(reversed(_units(one)), reversed(_units(other)), strict=False):
-        if unit != same:
-            break
-        n_chars += len(unit)
-    return one[len(one) - n_chars :]
+    return one[len(one) - _n_common(_units(one)[::-1], _units(other)[::-1]) :]
+
+
+def _n_common(units: list[str], others: list[str]) -> int:
+    """The number of characters in the units that two lists begin with."""
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(units, others, strict=False))
+    return sum(len(unit) for unit, _ in pairs)
 
 
 def _last_marker(text: str) -> str:

@@ -17,7 +17,7 @@ STRING: Final[frozenset[JsonType]] = frozenset({"string"})
 _MAX_REFERENCES: Final = 8
 _MAX_SCHEMAS: Final = 200
 """The most choices of one schema that are looked at."""
-_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
+PYTHON_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
 """Python's words, which templates write that do not use tojson."""
 _NUMBER_TYPES: Final = frozenset({"integer", "number"})
 _MAYBE_JSON: Final = re.compile(r'[ \t\r\n]*(?:$|[-0-9{\["tfnTFN])')
@@ -72,9 +72,12 @@ def types_of(schema: object, root: object) -> frozenset[JsonType]:
     return _types_of(schema, root, {})
 
 
-def _types_of(schema: object, root: object, known: dict[int, frozenset[JsonType]]) -> frozenset[JsonType]:
-    """The same; `known` are the types of schemas that were met already, none for those that are not read to their end.
-    Without it, choices among choices would take a time that their number raised to their depth is."""
+_Known = dict[int, frozenset[JsonType]]
+"""The types of schemas that were met already, none for those that are not read to their end. Without it, choices among
+choices would take a time that their number raised to their depth is."""
+
+
+def _types_of(schema: object, root: object, known: _Known) -> frozenset[JsonType]:
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping):
         return ANY
@@ -85,23 +88,13 @@ def _types_of(schema: object, root: object, known: dict[int, frozenset[JsonType]
     return known[id(schema)]
 
 
-def _types_named(
-    schema: Mapping[str, object], root: object, known: dict[int, frozenset[JsonType]]
-) -> frozenset[JsonType]:
+def _types_named(schema: Mapping[str, object], root: object, known: _Known) -> frozenset[JsonType]:
     declared = schema.get("type")
-    if isinstance(declared, str):
-        return frozenset({declared.lower()})
-    if isinstance(declared, list | tuple):
-        return frozenset(str(one).lower() for one in declared)
+    if isinstance(declared, str | list | tuple):
+        return frozenset(str(one).lower() for one in ([declared] if isinstance(declared, str) else declared))
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list | tuple):
-        return frozenset(type_of(one) for one in values)
-    return _types_of_parts(schema, root, known)
-
-
-def _types_of_parts(
-    schema: Mapping[str, object], root: object, known: dict[int, frozenset[JsonType]]
-) -> frozenset[JsonType]:
+        return frozenset(map(type_of, values))
     for key in ("anyOf", "oneOf"):
         if isinstance(choices := schema.get(key), list | tuple):
             found = [_types_of(one, root, known) for one in choices]
@@ -144,7 +137,7 @@ def json_of(text: str, types: frozenset[JsonType]) -> str:
     if types == STRING:
         return quoted(text)
     written = text.strip(_SPACE)
-    written = _WORDS.get(written, written)
+    written = PYTHON_WORDS.get(written, written)
     value = loaded(written)
     if value is not _NOTHING:
         found = type_of(value)

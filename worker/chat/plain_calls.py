@@ -19,7 +19,7 @@ MAX_HELD: Final = 65536
 """The most characters of a possible call that are held back."""
 ARGUMENT_KEYS: Final = ("arguments", "parameters", "args", "input")
 FIRST_KEYS: Final = frozenset({*NAME_KEYS, *ARGUMENT_KEYS, "id", "type"})
-"""The keys that an object in this dress may begin with."""
+"""The keys that such an object may begin with."""
 _OTHER_KEYS: Final = frozenset({"id", "type", "tool_call_id"})
 
 BETWEEN: Final = re.compile(r"[\s,;\[\]]*")
@@ -30,10 +30,10 @@ FENCES: Final = {
     "<tool_call>": "</tool_call>",
     "<function_call>": "</function_call>",
 }
-"""The openings of such a dress, with their ends."""
+"""The openings around such objects, with their ends."""
 
 
-class DressReader:
+class PlainCallReader:
     """Reads the objects of one answer, each from the scan's text into deltas."""
 
     def __init__(self, scan: Scan, deltas: Deltas, is_sure: Callable[[str], bool]) -> None:

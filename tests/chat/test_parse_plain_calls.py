@@ -1,4 +1,4 @@
-"""A call in another dress: a JSON object in a code fence, or as the whole answer."""
+"""A call in plain JSON: a JSON object in a code fence, or as the whole answer."""
 
 import json
 
@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.chat.test_parse import LAW, read, said
 from tests.chat.writing import FORMATS, NAMES, answers, call, dumps, pieces_of
-from worker.chat.dress import MAX_HELD
 from worker.chat.parse import Content, Message, Reader, message_of
+from worker.chat.plain_calls import MAX_HELD
 from worker.wire.chat_format import CallFormat
 
 TOOLS: dict[str, object] = {
