@@ -27,7 +27,7 @@ from parity.report import LEVELS, Check, Level, ModelFile, ReferenceUsed, judged
 from parity.servers import N_TOP, Message, OurWorker, Server
 from parity.setups import evaluated, opened
 from parity.subject import Subject
-from worker.chat.marks import Names
+from worker.chat.escapes import Names
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates, Rendered
 from worker.errors import UsageError

@@ -14,7 +14,7 @@ from tests.chat.writing import FORMATS
 from tests.random_schemas import Schema, random_schema
 from worker.chat.parse import Message, Reader, message_of
 from worker.constraints.jobs import Constraints
-from worker.engine.channels import Marks
+from worker.engine.channels import ControlTokens
 from worker.engine.config import EngineConfig
 from worker.engine.dividers import marks_among
 from worker.engine.loop import Engine
@@ -108,7 +108,7 @@ def submit_of(seed: int, tools: Tools | None, max_tokens: int = MAX_TOKENS) -> S
 
 
 def answer_all(
-    runner: LlamaRunner, constraints: Constraints, submits: list[Submit], marks: Marks, text: str = PROMPT
+    runner: LlamaRunner, constraints: Constraints, submits: list[Submit], marks: ControlTokens, text: str = PROMPT
 ) -> Answers:
     answers = Answers()
     engine = Engine(
@@ -162,7 +162,7 @@ def test_a_reasoning_that_the_prompt_has_opened_in_text_keeps_its_budget(runner:
     """The default model's vocabulary has no tokens for these markers, and it has not learned to write their end."""
     opened, form = "Question: 1+1?\n<think>\n", FORMATS["qwen3"]
     piece = runner.model.piece
-    marks = replace(marks_among(runner.model.controls), spoken=("<think>\n", "\n</think>\n\n"), piece=piece)
+    marks = replace(marks_among(runner.model.controls), text_markers=("<think>\n", "\n</think>\n\n"), piece=piece)
     constraints = constraints_of(runner.model, marks, form)
     tools = tools_of(0)
     asked = [

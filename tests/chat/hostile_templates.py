@@ -8,7 +8,7 @@ import sys
 
 import msgspec
 
-from worker.chat.marks import Names
+from worker.chat.escapes import Names
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates
 from worker.wire.prompts import Conversation

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from worker.chat.escapes import Names
 from worker.chat.forms import Forms
-from worker.chat.marks import Names
 from worker.chat.sandbox import BrokenTemplate, Unrendered
 from worker.chat.template import ChatTemplates, Rendered
 from worker.protocol.conversation import conversation

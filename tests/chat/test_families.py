@@ -23,8 +23,7 @@ def test_all_marks_of_a_family_are_needed(family: Family) -> None:
 
 
 def test_a_template_without_calls_is_of_no_family() -> None:
-    source = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>{% endfor %}"
-    assert declared(source) is None
+    assert declared("{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}") is None
     assert declared("") is None
 
 

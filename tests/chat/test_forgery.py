@@ -8,7 +8,7 @@ import pytest
 
 from tests.chat.conversations import KINDS, Kind, Message
 from tests.llama_source import templates
-from worker.chat.marks import Names
+from worker.chat.escapes import Names
 from worker.chat.sandbox import BrokenTemplate, Unrendered
 from worker.chat.template import ChatTemplate, Rendered
 

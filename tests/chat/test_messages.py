@@ -11,7 +11,7 @@ from tests.chat.test_parse import an_id, read
 from tests.chat.writing import FORMATS, pieces_of
 from tests.engine.test_channels import CONTROLS, MARKS, letters
 from worker.chat.parse import Delta, Message, Reader, Thought, message_of
-from worker.engine.channels import Channel, ChannelText, Place
+from worker.engine.channels import Channel, ChannelState, ChannelText
 from worker.wire.chat_format import ChatFormat
 
 LAW = settings(max_examples=600, deadline=None)
@@ -28,7 +28,7 @@ _MARK = re.compile("|".join(map(re.escape, _NAMES)))
 
 def divided(form: ChatFormat, tools: Mapping[str, object], text: str, cuts: Sequence[int] = ()) -> Message:
     """The message that is served: each marker is a control token, which has no text."""
-    stream = ChannelText((), MARKS, "split", Place(Channel.ROLE), reads_calls=bool(tools))
+    stream = ChannelText((), MARKS, "split", ChannelState(Channel.ROLE), reads_calls=bool(tools))
     reader = Reader(form, tools, new_id=an_id, is_divided=True)
     deltas: list[Delta] = []
     tokens = []

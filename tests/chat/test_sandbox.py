@@ -13,7 +13,7 @@ import pytest
 from tests.chat.conversations import KINDS, Kind
 from tests.chat.hostile_templates import END_THE_PROCESS, SOURCES
 from tests.llama_source import templates
-from worker.chat.marks import Names
+from worker.chat.escapes import Names
 from worker.chat.sandbox import MAX_SOURCE_CHARS, BrokenTemplate, Runaway, Sandbox, Unrendered
 from worker.chat.template import ChatTemplate
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.chat.conversations import CALL, REPLY, RESULT, SYSTEM, TIME, USER, WEATHER, Message
-from worker.chat.marks import Json, Names
+from worker.chat.escapes import Json, Names
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates, Rendered
 from worker.wire.prompts import Conversation

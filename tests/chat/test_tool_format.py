@@ -15,8 +15,8 @@ from tests.chat.shapes import TOKENS
 from tests.chat.test_shapes import default_template
 from tests.chat.trips import ENDS, Answer, format_of, loaded, read, table, verdicts
 from tests.llama_source import templates
+from worker.chat.escapes import Json, Names
 from worker.chat.forms import Forms, Message
-from worker.chat.marks import Json, Names
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplate, ChatTemplates
 from worker.chat.tool_format import MAX_RENDERINGS, chat_format, declared

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import msgspec
 
 from tests.chat.shapes import TOKENS, call, calling, result, says
+from worker.chat.escapes import Names
 from worker.chat.forms import Forms
-from worker.chat.marks import Names
 from worker.chat.parse import Reader, message_of
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates, Rendered

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from tests.constraints.bytewise import submit
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
-from worker.engine.channels import Place
+from worker.engine.channels import ChannelState
 from worker.wire.jobs import Submit
 from worker.wire.refusals import Violation
 
@@ -24,7 +24,7 @@ def constrained(constraints: Constraints, **fields: Any) -> AnswerConstraint:
     return found
 
 
-def begun(constraints: Constraints, place: Place, **fields: Any) -> AnswerConstraint:
+def begun(constraints: Constraints, place: ChannelState, **fields: Any) -> AnswerConstraint:
     found = constrained(constraints, **fields)
     found.begin(place)
     return found

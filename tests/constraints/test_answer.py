@@ -14,7 +14,7 @@ from tests.constraints.asked import begun, submitted
 from tests.constraints.made_vocabulary import END, MadeVocabulary, markers_of
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
-from worker.engine.channels import CONTENT, Channel, Place
+from worker.engine.channels import CONTENT, Channel, ChannelState
 from worker.engine.dividers import marks_among
 from worker.wire.chat_format import HERMES, CallFormat, ChatFormat
 from worker.wire.jobs import TokenId
@@ -51,7 +51,7 @@ def constraint_of(
     tools: Tools | None = ASKED,
     json_schema: str | None = None,
     budget: int | None = None,
-    place: Place = CONTENT,
+    place: ChannelState = CONTENT,
 ) -> AnswerConstraint:
     marks = marks_among(made.controls, made.words)
     constraints = Constraints(made.vocabulary(), give_back=lambda: None, marks=marks, form=form)
@@ -195,7 +195,7 @@ def test_a_call_may_end_the_reasoning(is_required: bool) -> None:
     marks = marks_among({}, SPELLED.words, None, (), ["<tool_call>\n"])
     constraints = Constraints(SPELLED.vocabulary(), give_back=lambda: None, marks=marks)
     tools = Tools(tools=(TOOL,), is_required=is_required)
-    found = begun(constraints, Place(Channel.REASONING, closer=CLOSE), tools=tools)
+    found = begun(constraints, ChannelState(Channel.REASONING, closer=CLOSE), tools=tools)
     go_on(found, [*SPELLED.spell(b"Hm. "), SPELLED.words["<tool_call>"]])
     assert SPELLED.shown(each.id for each in found.take_forced(99)).startswith(b'\n{"name": "get"')
 
@@ -210,7 +210,7 @@ THINK, CLOSE = SPELLED.words["<think>"], SPELLED.words["</think>"]
 def test_the_reasoning_is_closed_when_its_budget_is_used_up(
     budget: int, n_tokens: int, is_opened: bool, n_ahead: int
 ) -> None:
-    place = Place(Channel.REASONING, closer=CLOSE) if is_opened else CONTENT
+    place = ChannelState(Channel.REASONING, closer=CLOSE) if is_opened else CONTENT
     constraint = constraint_of(SPELLED, tools=None, budget=budget, place=place)
     if not is_opened:
         go_on(constraint, SPELLED.spell(b"ab"))
@@ -237,9 +237,8 @@ MUSE_CALL = '<|message|><atem:function_calls>\n<atem:invoke name="get">\n<atem:p
 
 @pytest.mark.parametrize("is_required", [False, True])
 def test_in_the_form_of_muse_calls_follow_reasoning_that_has_its_budget(is_required: bool) -> None:
-    constraint = constraint_of(
-        TO_MUSE, form=MUSE, tools=Tools(tools=(TOOL,), is_required=is_required), budget=3, place=Place(Channel.ROLE)
-    )
+    tools, role = Tools(tools=(TOOL,), is_required=is_required), ChannelState(Channel.ROLE)
+    constraint = constraint_of(TO_MUSE, form=MUSE, tools=tools, budget=3, place=role)
     go_on(constraint, TO_MUSE.tokens(" to=self<|message|>get"))
     go_on(constraint, TO_MUSE.spell(b"ab"))
     assert TO_MUSE.shown(each.id for each in constraint.take_forced(1)) == b"<|eom|>"
@@ -269,8 +268,8 @@ def test_a_whole_answer_is_constrained_behind_its_reasoning() -> None:
     assert SPELLED.shown(each.id for each in constraint.take_forced(99)).startswith(b'<tool_call>\n{"name": "get"')
 
 
-@pytest.mark.parametrize("place", [CONTENT, Place(Channel.REASONING, closer=CLOSE)])
-def test_an_instance_of_a_schema_comes_behind_the_reasoning(place: Place) -> None:
+@pytest.mark.parametrize("place", [CONTENT, ChannelState(Channel.REASONING, closer=CLOSE)])
+def test_an_instance_of_a_schema_comes_behind_the_reasoning(place: ChannelState) -> None:
     constraint = constraint_of(SPELLED, tools=None, json_schema='{"enum": [12]}', place=place)
     go_on(constraint, [THINK] if place is CONTENT else [])
     go_on(constraint, [*SPELLED.spell(b'"no": '), CLOSE])

@@ -23,7 +23,7 @@ from tests.vocabularies import VOCABULARIES
 from worker.chat.parse import Message, Reader, message_of
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
-from worker.engine.channels import CONTENT, Channel, Place
+from worker.engine.channels import CONTENT, Channel, ChannelState
 from worker.engine.dividers import marks_among
 from worker.llama.constrained import constraints_of
 from worker.llama.model import Model
@@ -153,9 +153,9 @@ def walk(
     return said if constraint.is_over else None
 
 
-def place_of(form: ChatFormat) -> Place:
+def place_of(form: ChatFormat) -> ChannelState:
     """The place behind the prompt."""
-    return Place(Channel.ROLE) if form.opening == "<|start|>assistant" else CONTENT
+    return ChannelState(Channel.ROLE) if form.opening == "<|start|>assistant" else CONTENT
 
 
 def read(form: ChatFormat, tools: list[OfferedTool], text: str, cuts: list[int], *, is_cut: bool = False) -> Message:
@@ -436,7 +436,7 @@ def test_in_a_free_answer_only_the_tool_whose_schema_cannot_be_enforced_is_free(
         (NUMBER, {"n": "x"}, False),
     ):
         constraint = constraint_of(made, form, [NUMBER, ODD], is_required=False)
-        assert constraint.loose_tools == (ODD.place,)
+        assert constraint.unenforced_tools == (ODD.place,)
         # A text in Python's notation is held to JSON's quotes.
         call = written_call(form, tool.name, arguments).replace("'", '"')
         assert is_free_call(constraint, made, form, call) is expected, (call, expected)
@@ -446,13 +446,13 @@ def test_where_no_object_can_be_written_freely_no_call_is_constrained_and_all_to
     form = CALLING["gemma-4"]
     made = MadeVocabulary(markers_of(form))
     constraint = constraint_of(made, form, [NUMBER, ODD], is_required=False)
-    assert constraint.loose_tools == (NUMBER.place, ODD.place)
+    assert constraint.unenforced_tools == (NUMBER.place, ODD.place)
     assert is_free_call(constraint, made, form, written_call(form, "good", {"n": "x"}))
 
 
 def test_what_can_be_enforced_is_enforced_with_auto() -> None:
     made = MadeVocabulary(markers_of(CALLING["hermes"]))
-    assert constraint_of(made, CALLING["hermes"], [NUMBER], is_required=False).loose_tools == ()
+    assert constraint_of(made, CALLING["hermes"], [NUMBER], is_required=False).unenforced_tools == ()
 
 
 def test_where_calls_have_no_form_they_cannot_be_required_and_are_free() -> None:
@@ -474,4 +474,4 @@ def test_a_tool_cannot_have_the_name_of_another_receiver(name: str) -> None:
         assert isinstance(found, Violation)
         assert found.message == "tools[1]: a tool cannot have this name in this model's form of calls"
         assert not read(form, list(tools), written_call(form, reserved, {"a": 1}), []).calls
-        assert constraint_of(MadeVocabulary(), form, list(tools), is_required=False).loose_tools == (1,)
+        assert constraint_of(MadeVocabulary(), form, list(tools), is_required=False).unenforced_tools == (1,)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.text_reference import first_stop
-from worker.engine.channels import NO_MARKS, Channel, ChannelText, Place, Turn
+from worker.engine.channels import NO_CONTROL_TOKENS, Channel, ChannelState, ChannelText, Transition
 from worker.engine.dividers import FAMILIES, marks_among
 from worker.engine.text import TextStream
 from worker.wire.jobs import MarkUse, TokenId
@@ -86,13 +86,13 @@ def test_a_channel_says_whether_text_is_the_users_in_any_order_and_cut(
     assert (reasoning(parts), content(parts)) == ("".join(others), "".join(said))
 
 
-PAIRS = [family for family in FAMILIES if Turn.THINK in family.values()]
+PAIRS = [family for family in FAMILIES if Transition.THINK in family.values()]
 
 
 @pytest.mark.parametrize("family", PAIRS, ids=lambda family: next(iter(family)))
 @given(st.lists(st.tuples(TEXTS, TEXTS), max_size=3), st.lists(st.integers(0, 50), max_size=4))
 def test_what_is_between_a_pair_is_reasoning(
-    family: dict[str, Turn], turns: list[tuple[str, str]], cuts: list[int]
+    family: dict[str, Transition], turns: list[tuple[str, str]], cuts: list[int]
 ) -> None:
     opening, closing = list(family)[:2]
     parts = shown(
@@ -119,7 +119,7 @@ def muse(recipient: str, text: str, cuts: Sequence[int] = ()) -> list[Drawn]:
 def test_in_the_form_of_muse_the_recipient_says_what_a_message_is(
     messages: list[tuple[str, str]], cuts: list[int], reads_calls: bool
 ) -> None:
-    text = ChannelText((), MARKS, "split", Place(Channel.ROLE), reads_calls=reads_calls)
+    text = ChannelText((), MARKS, "split", ChannelState(Channel.ROLE), reads_calls=reads_calls)
     parts = shown([each for recipient, body in messages for each in muse(recipient, body, cuts)], text)
     hidden = ("self",) if reads_calls else ("self", "weather")
     bodies = [(recipient, body) for recipient, body in messages if body or recipient == "weather"]
@@ -132,11 +132,12 @@ def test_in_the_form_of_muse_the_recipient_says_what_a_message_is(
 
 def test_a_reasoning_that_a_prompt_has_opened_in_text_has_its_marker() -> None:
     prompt = b"ab Thoughts:\n"
-    marks = replace(NO_MARKS, spoken=("Thoughts:\n", "\nAnswer:"), piece=lambda token: prompt[token : token + 1])
+    marks = replace(NO_CONTROL_TOKENS, text_markers=("Thoughts:\n", "\nAnswer:"))
+    marks = replace(marks, piece=lambda token: prompt[token : token + 1])
     tokens = [TokenId(place) for place in range(len(prompt))]
     opened, other = marks.place_after(tokens), marks.place_after(tokens[:11])
     assert (opened.is_opened, other.is_opened) == (True, False)
-    uses: list[tuple[Place, MarkUse, str]] = [
+    uses: list[tuple[ChannelState, MarkUse, str]] = [
         (opened, "split", "Thoughts:\nHm."),
         (other, "split", "Hm."),
         (opened, "shown", "Hm."),
@@ -176,7 +177,7 @@ def test_a_prompt_says_where_the_answer_begins(prompt: list[str], channel: Chann
 
 
 def test_an_answer_that_begins_inside_the_reasoning_is_reasoning_until_it_ends() -> None:
-    text = ChannelText((), MARKS, "split", Place(Channel.REASONING))
+    text = ChannelText((), MARKS, "split", ChannelState(Channel.REASONING))
     assert shown([*letters("Hm."), *mark("[/THINK]"), *letters("Yes.")], text) == [(True, "Hm."), (False, "Yes.")]
 
 
@@ -185,7 +186,7 @@ def test_an_answer_that_begins_inside_the_reasoning_is_reasoning_until_it_ends()
 def test_an_answer_without_the_header_that_its_prompt_has_begun_is_content(
     channel: Channel, answer: str, cuts: list[int]
 ) -> None:
-    text = ChannelText((), MARKS, "split", Place(channel))
+    text = ChannelText((), MARKS, "split", ChannelState(channel))
     parts = shown(letters(answer, cuts), text)
     assert (reasoning(parts), content(parts)) == ("", answer)
     assert text.n_reasoning == 0 or not answer
@@ -242,8 +243,8 @@ def test_a_stop_is_looked_for_in_a_call_if_calls_are_read(reads_calls: bool) -> 
 def test_a_call_that_ends_a_reasoning_in_text_is_looked_at() -> None:
     """The reasoning's markers are no tokens, the call's are."""
     call = TokenId(7)
-    marks = replace(NO_MARKS, names={call: "<call>"}, calls=frozenset({call}), enders=frozenset({call}))
-    marks = replace(marks, spoken=("<think>", "</think>"))
+    marks = replace(NO_CONTROL_TOKENS, names={call: "<call>"}, calls=frozenset({call}), enders=frozenset({call}))
+    marks = replace(marks, text_markers=("<think>", "</think>"))
     text = ChannelText(["x"], marks, "split", reads_calls=True)
     parts = shown([*letters("<think>x"), (call, b""), *letters("yxz")], text)
     assert (content(parts), text.matched) == ("<think>x<call>y", "x")
@@ -252,8 +253,8 @@ def test_a_call_that_ends_a_reasoning_in_text_is_looked_at() -> None:
 def test_markers_of_a_reasoning_that_are_tokens_between_words_are_shown() -> None:
     """The reader finds the reasoning by them, with tools and without."""
     opening, end = TokenId(7), TokenId(8)
-    marks = replace(NO_MARKS, names={opening: "<|open|>", end: "<|sep|>"}, calls=frozenset({opening, end}))
-    marks = replace(marks, spoken=("<|open|>think<|sep|>", "<|close|>think<|sep|>"))
+    marks = replace(NO_CONTROL_TOKENS, names={opening: "<|open|>", end: "<|sep|>"}, calls=frozenset({opening, end}))
+    marks = replace(marks, text_markers=("<|open|>think<|sep|>", "<|close|>think<|sep|>"))
     drawn = [(opening, b""), *letters("think"), (end, b""), *letters("a")]
     for reads_calls in (True, False):
         text = ChannelText(["think", "a"], marks, "split", reads_calls=reads_calls)
@@ -288,4 +289,4 @@ def test_without_marks_a_text_is_what_it_is_alone(text: str, cuts: list[int], st
     stream = TextStream(stops)
     alone = "".join(stream.push(piece) for _, piece in letters(text, cuts)) + stream.flush()
     for use in ("hidden", "split", "shown"):
-        assert content(shown(letters(text, cuts), ChannelText(stops, NO_MARKS, use))) == alone
+        assert content(shown(letters(text, cuts), ChannelText(stops, NO_CONTROL_TOKENS, use))) == alone

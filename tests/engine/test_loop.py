@@ -15,7 +15,7 @@ from tests.engine.rig import Rig
 from tests.engine.toy_constraint import N_VOCAB, ToyConstraint
 from tests.queued import queued
 from worker.engine.backend import KvMismatch
-from worker.engine.channels import CONTENT, Marks, Turn
+from worker.engine.channels import CONTENT, ControlTokens, Transition
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.prefix_cache import MIN_KEPT
@@ -529,7 +529,7 @@ MARK = TokenId(N_VOCAB)
 """It is never drawn."""
 
 
-def deltas_behind(turn: Turn, use: MarkUse, constraint: ToyConstraint | None = None) -> list[Delta]:
+def deltas_behind(turn: Transition, use: MarkUse, constraint: ToyConstraint | None = None) -> list[Delta]:
     """The deltas of a job whose prompt ends behind a control token that does this."""
     frames: list[Outbound] = []
     config = EngineConfig(n_slots=1, n_cells=100, context_length=100, chunk=8)
@@ -542,11 +542,11 @@ def deltas_behind(turn: Turn, use: MarkUse, constraint: ToyConstraint | None = N
 
 
 PROMPT = [TokenId(7), MARK, TokenId(8)]
-MARKS = {turn: Marks({MARK: "<mark>"}, {MARK: turn}) for turn in Turn}
+MARKS = {turn: ControlTokens({MARK: "<mark>"}, {MARK: turn}) for turn in Transition}
 
 
-@pytest.mark.parametrize("turn", Turn)
-def test_a_constraint_knows_where_a_divided_answer_begins(turn: Turn) -> None:
+@pytest.mark.parametrize("turn", Transition)
+def test_a_constraint_knows_where_a_divided_answer_begins(turn: Transition) -> None:
     """All other answers are content from their first token."""
     divided, hidden = ToyConstraint(1), ToyConstraint(1)
     deltas_behind(turn, "split", divided)
@@ -555,16 +555,16 @@ def test_a_constraint_knows_where_a_divided_answer_begins(turn: Turn) -> None:
     assert hidden.place == CONTENT
 
 
-@pytest.mark.parametrize("turn", Turn)
-def test_a_prompt_that_has_opened_the_reasoning_makes_the_answer_begin_there(turn: Turn) -> None:
+@pytest.mark.parametrize("turn", Transition)
+def test_a_prompt_that_has_opened_the_reasoning_makes_the_answer_begin_there(turn: Transition) -> None:
     shown = [delta.text for delta in deltas_behind(turn, "split") if not delta.is_reasoning]
-    assert any(shown) == (turn is not Turn.THINK)
+    assert any(shown) == (turn is not Transition.THINK)
 
 
 def test_a_stop_that_waited_because_a_marker_might_have_begun_ends_the_answer() -> None:
     """The answer ends before anything can follow the stop."""
 
-    def told(marks: Marks, stop: tuple[str, ...]) -> tuple[str, Finished]:
+    def told(marks: ControlTokens, stop: tuple[str, ...]) -> tuple[str, Finished]:
         frames: list[Outbound] = []
         config = EngineConfig(n_slots=1, n_cells=100, context_length=100, chunk=8)
         engine = Engine(FakeRunner.of(ToyModel(), config), config, emit=frames.append, clock=lambda: 0.0, marks=marks)
@@ -575,8 +575,8 @@ def test_a_stop_that_waited_because_a_marker_might_have_begun_ends_the_answer() 
         (finished,) = [each for step in steps for each in step.finished]
         return "".join(delta.text for step in steps for delta in step.deltas), finished
 
-    text, _ = told(Marks({}, {}), ())
+    text, _ = told(ControlTokens({}, {}), ())
     n_last = next(n for n in range(1, len(text)) if text.find(text[-n:]) == len(text) - n)
     stop = text[-n_last:]
-    shown, finished = told(Marks({}, {}, spoken=(f"{stop}?", "</t>")), (stop,))
+    shown, finished = told(ControlTokens({}, {}, text_markers=(f"{stop}?", "</t>")), (stop,))
     assert (shown, finished.reason, finished.stop) == (text[:-n_last], "STOP_SEQUENCE", stop)

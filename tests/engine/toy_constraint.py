@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from worker.engine.channels import Place
+from worker.engine.channels import ChannelState
 from worker.engine.step import Token
 from worker.wire.jobs import TokenId
 
@@ -26,7 +26,7 @@ class ToyConstraint:
     number: int
     said: list[TokenId] = field(default_factory=list)
     is_closed: bool = False
-    place: Place | None = None
+    place: ChannelState | None = None
     """The place that it was begun in."""
 
     @property
@@ -46,12 +46,12 @@ class ToyConstraint:
         return TokenId(FIRST_FORCED + found // 3 % (N_VOCAB - FIRST_FORCED))
 
     @property
-    def loose_tools(self) -> tuple[int, ...]:
+    def unenforced_tools(self) -> tuple[int, ...]:
         return ()
 
-    def begin(self, place: Place) -> None:
+    def begin(self, state: ChannelState) -> None:
         """It says what it says, wherever it begins."""
-        self.place = place
+        self.place = state
 
     def accept(self, token: TokenId) -> None:
         assert self.n_allowed([token]) == 1, "only what is allowed is drawn"

@@ -14,7 +14,7 @@ from tests.llama.test_vocabularies import load_vocabulary
 from tests.llama.tiny import write_tiny
 from tests.loading.test_load import configuration
 from tests.vocabularies import VOCABULARIES, Vocabulary
-from worker.chat.marks import Names
+from worker.chat.escapes import Names
 from worker.chat.template import ChatTemplates
 from worker.engine.backend import LoadedModel, Read
 from worker.errors import ModelLoadFailed

@@ -1,5 +1,7 @@
-"""The model's chat template: a conversation becomes the text of a prompt, and an answer's text becomes content,
-reasoning and calls.
+"""How models write: a conversation becomes the text of a prompt, and an answer's text content, reasoning and calls.
 
-The intake thread renders; the front reads answers and never renders. The room may import wire and errors.
+A row of formats.toml has the notation of a family of models. Code stands here only for forms of notation, and for what
+a template shows that is of no known family. The intake thread renders conversations and writes grammars; the front
+reads answers on its event loop and never renders. All of it is pure, except for the clock that templates may read. It
+knows no model and no tokeniser, and may import wire and errors.
 """

@@ -1,7 +1,7 @@
-"""One call in the model's own notation becomes deltas.
+"""One call in the model's own notation becomes deltas, in each form of wire/chat_format.py.
 
-Owns the reading of a single call in each form of wire/chat_format.py. A call is read up to its name before anything is
-given out; a text that is no call until there raises NotACallError, and nothing is consumed. Pure.
+A call is read up to its name before anything is given out; a text that is no call until there raises NotACallError, and
+nothing is consumed.
 """
 
 import re

@@ -1,7 +1,6 @@
 """The parts of an answer as they are read, and the message that they make.
 
-Owns the deltas of an answer and the rules of giving them out: white space before a call is not content, and a call of a
-tool that is not offered is content. Pure.
+White space before a call is not content, and a call of a tool that is not offered is content.
 """
 
 from collections.abc import Callable, Mapping, Sequence

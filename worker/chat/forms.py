@@ -1,7 +1,7 @@
 """Messages in the forms that a template supports.
 
-Owns the forms that docs/chat.md names: the changes to a conversation if its template would refuse or omit a part of it.
-probes.py finds the forms that a template supports. Pure; knows no template.
+The forms that docs/chat.md names: the changes to a conversation if its template would refuse or omit a part of it.
+probes.py finds the forms that a template supports.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Literal, cast
 
 import msgspec
 
-from worker.chat.marks import Json
+from worker.chat.escapes import Json
 
 Message = dict[str, Json]
 Way = Literal["own", "split", "text"]

@@ -1,7 +1,7 @@
 """Arguments in Python's notation (LFM2) and in Gemma 4's become JSON text.
 
-Owns the two notations of values. Each function reads one value at an offset and returns its JSON text and the offset
-after it; a text that is no value raises NotACallError. Pure.
+Each function reads one value at an offset and returns its JSON text and the offset after it; a text that is no value
+raises NotACallError.
 
 A text that `ast.literal_eval` reads has the value that it has there. JSON has no bytes, sets and complex numbers, so
 they are no values. Two more things are read, because models write them: JSON's words, and quotes in a text that are not

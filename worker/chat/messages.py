@@ -1,7 +1,7 @@
-"""Answers that are several messages with heads (gpt-oss, Muse).
+"""Answers that are several messages with heads (gpt-oss, Muse), from head to body.
 
-Owns the way from head to body in a text; wire/harmony.py says what a head means. In a divided text, whose messages the
-engine has read by tokens, only calls are left. Pure.
+wire/harmony.py says what a head means. In a divided text, whose messages the engine has read by tokens, only calls are
+left.
 """
 
 import re

@@ -1,14 +1,14 @@
 """An answer's text becomes a message: content, reasoning, and calls.
 
-Owns the reading of answers. The result does not depend on how the text is cut into pieces. Pure; runs on the front's
-event loop, with one Reader per answer. calls.py reads a call, plain_calls.py decides on calls in another form.
+The result does not depend on how the text is cut into pieces. calls.py reads a call, plain_calls.py decides on calls in
+another form.
 
 A text that cannot be read is content, never an error:
 
 - A call of a tool that is not offered is content: `{"name": NAME, "arguments": ARGUMENTS}`, without its markers.
 - A JSON object between a call's markers that is no call is content, without the markers.
-- MarkerSearch that no call follows are text that speaks of markers, and come back. The markers of a section that no
-  text has by chance (control tokens, tags with a namespace) are never content; the text between them is.
+- Markers that no call follows are text that speaks of markers, and come back. The markers of a section that no text
+  has by chance (control tokens, tags with a namespace) are never content; the text between them is.
 - A call is given out when its name is known and its arguments begin. Arguments that break later stand as far as they
   were given out. The rest of JSON arguments is given out as it is, up to the call's end; so they are no JSON, and the
   client sees what the model wrote. Tagged arguments are closed, and the rest is content.

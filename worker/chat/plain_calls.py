@@ -1,7 +1,6 @@
 """Tool calls in plain JSON instead of the model's own format: an object with a tool's name and fitting arguments.
 
-Small models write such objects in a code fence, or without anything around them, instead of their markers. Owns the
-reading of such objects and the question whether one is a call. Pure.
+Small models write such objects in a code fence, or without anything around them, instead of their markers.
 """
 
 import json

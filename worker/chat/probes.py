@@ -1,14 +1,13 @@
 """Probes of a chat template: it renders conversations of all shapes when it is loaded.
 
-Owns the conversations and their order: each form is first tried unchanged, and in another way only if the template
-refuses it or omits a part. Pure; the caller owns the template.
+Each form is first tried unchanged, and in another way only if the template refuses it or omits a part.
 """
 
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from worker.chat.escapes import Json
 from worker.chat.forms import Forms, Message
-from worker.chat.marks import Json
 from worker.chat.sandbox import BrokenTemplate, Runaway, Unrendered
 
 
@@ -98,6 +97,12 @@ class _Trial:
                 return changed
         return forms
 
+    def tried(
+        self, forms: Forms, name: str, *conversations: list[Message], values: tuple[object, ...] = (True, False)
+    ) -> Forms:
+        """The forms with the first of the field's values that renders all of each conversation, else unchanged."""
+        return self.first_that_says(forms, [{name: value} for value in values], *conversations)
+
     def caps(self, arguments: Json) -> frozenset[str]:
         source = self.template.source
         thinking: Message = {**_REPLY, "reasoning_content": "sample-reasoning"}
@@ -147,18 +152,17 @@ def forms_known(template: Template, known: Forms, *, has_tools: bool) -> Forms:
 
 
 def _turns_known(trial: _Trial, forms: Forms) -> Forms:
-    def tried(name: str, *conversations: list[Message]) -> Forms:
-        return trial.first_that_says(forms, [{name: True}, {name: False}], *conversations)
-
-    forms = tried("takes_users", [_USER, _AGAIN], [_USER, _REPLY, _AGAIN, _MORE])
-    forms = tried("takes_replies", [_USER, _REPLY, _THEN, _AGAIN])
-    forms = tried("takes_reply_first", [_REPLY, _USER])
-    forms = tried("takes_empty_reply", [_USER, _says("assistant", ""), _AGAIN])
-    forms = tried("takes_system", [_SYSTEM, _USER])
+    forms = trial.tried(forms, "takes_users", [_USER, _AGAIN], [_USER, _REPLY, _AGAIN, _MORE])
+    forms = trial.tried(forms, "takes_replies", [_USER, _REPLY, _THEN, _AGAIN])
+    forms = trial.tried(forms, "takes_reply_first", [_REPLY, _USER])
+    forms = trial.tried(forms, "takes_empty_reply", [_USER, _says("assistant", ""), _AGAIN])
+    forms = trial.tried(forms, "takes_system", [_SYSTEM, _USER])
     developers = [_DEVELOPER] if "developer" in forms.caps else []
-    forms = tried("takes_systems", [_SYSTEM, _RULE, _USER], *([_SYSTEM, one, _USER] for one in developers))
+    several = [[_SYSTEM, _RULE, _USER], *([_SYSTEM, one, _USER] for one in developers)]
+    forms = trial.tried(forms, "takes_systems", *several)
     later = [_RULE, *developers]
-    return tried(
+    return trial.tried(
+        forms,
         "takes_later_system",
         *([_USER, one] for one in later),
         *([_SYSTEM, _USER, one, _AGAIN] for one in later),
@@ -185,17 +189,13 @@ def _calls_known(trial: _Trial, forms: Forms) -> Forms:
         if is_own or (ids == "own" and not blank)
     ]
     forms = trial.first_that_says(forms, ways, *rounds)
+    ways_of_text = ("own", "split", "text")
     if forms.takes_calls:
-        text_and_call = _calling(first, content="sample-beside")
-        ways = [{"text_with_calls": "own"}, {"text_with_calls": "split"}, {"text_with_calls": "text"}]
-        forms = trial.first_that_says(forms, ways, [_USER, text_and_call, _result(_FIRST), _REPLY, _AGAIN])
+        text_and_call = [_USER, _calling(first, content="sample-beside"), _result(_FIRST), _REPLY, _AGAIN]
+        forms = trial.tried(forms, "text_with_calls", text_and_call, values=ways_of_text)
         both = _calling(first, _call(_SECOND, arguments))
-        results = [_result(_FIRST), _result(_SECOND, "sample-second")]
-        ways = [{"several_calls": "own"}, {"several_calls": "split"}, {"several_calls": "text"}]
-        forms = trial.first_that_says(forms, ways, [_USER, both, *results, _REPLY, _AGAIN])
+        two_calls = [_USER, both, _result(_FIRST), _result(_SECOND, "sample-second"), _REPLY, _AGAIN]
+        forms = trial.tried(forms, "several_calls", two_calls, values=ways_of_text)
     stray = [[_USER, _result(_FIRST)], [_USER, _REPLY, _result(_FIRST), _AGAIN]]
-    stray.append([_USER, _calling(first), _result(_SECOND)])
-    ways = [{"takes_stray_results": True}, {"takes_stray_results": False}]
-    forms = trial.first_that_says(forms, ways, *stray)
-    unnamed = [_USER, _calling(_call(None, arguments)), _result(None)]
-    return trial.first_that_says(forms, [{"takes_no_id": True}, {"takes_no_id": False}], unnamed)
+    forms = trial.tried(forms, "takes_stray_results", *stray, [_USER, _calling(first), _result(_SECOND)])
+    return trial.tried(forms, "takes_no_id", [_USER, _calling(_call(None, arguments)), _result(None)])

@@ -1,9 +1,9 @@
 """One Jinja template, compiled and rendered with limits on time, output and memory.
 
-Owns the template engine and makes it render what transformers renders (utils/chat_template_utils.py): whitespace,
-`tojson`, `raise_exception`, `strftime_now`, `{% generation %}`. Knows nothing of conversations. A template comes from
-the author of the model file and is not trusted: it gets plain values, fuel for a number of instructions, and a limit on
-its output. In the worst case it ends this process, which is the engine's. One thread at a time.
+The template engine renders what transformers renders (utils/chat_template_utils.py): whitespace, `tojson`,
+`raise_exception`, `strftime_now`, `{% generation %}`. A template comes from the author of the model file and is not
+trusted: it gets plain values, fuel for a number of instructions, and a limit on its output. In the worst case it ends
+this process, which is the engine's. One thread at a time.
 """
 
 import json

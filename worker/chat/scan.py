@@ -1,8 +1,8 @@
 """The text of an answer that is not read yet, and the steps of reading it.
 
-Owns the held text and the primitive steps: all that reads an answer is a generator, which yields when it needs more
-text and goes on when there is more or the answer has ended. A decision is made when no further text can change it. So
-it does not depend on how the text is cut into pieces. Places are offsets from `at`; they stay valid while text arrives.
+All that reads an answer is a generator, which yields when it needs more text and goes on when there is more or the
+answer has ended. A decision is made when no further text can change it. So it does not depend on how the text is cut
+into pieces. Places are offsets from `at`; they stay valid while text arrives.
 """
 
 import re

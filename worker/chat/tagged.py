@@ -1,6 +1,6 @@
 """Arguments between markers of their own become deltas: a call in the tagged form, and in MiniMax M3's.
 
-Owns the question where a value ends: at its own end marker, or where another shows that it is left out. Pure.
+A value ends at its own end marker, or where another shows that it is left out.
 """
 
 from typing import Final

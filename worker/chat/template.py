@@ -1,8 +1,7 @@
 """A conversation and the model's own chat template become the prompt's text, with the parts that the template wrote.
 
-Owns the changes to a conversation before a template renders it: forms that the template does not support become forms
-that it supports. Test renderings find these forms when the template is loaded. Pure except for the clock that templates
-may read; sandbox.py owns the template engine, the caller owns the model and its tokens. One thread at a time.
+Forms of a conversation that the template does not support become forms that it supports. Test renderings find these
+forms when the template is loaded. One thread at a time.
 """
 
 import re
@@ -13,11 +12,11 @@ from typing import cast
 
 import msgspec
 
+from worker.chat.escapes import Escaper, Escapes, Json, Names, Span, texts
 from worker.chat.forms import REASONING, Forms, Message, in_forms, with_tools
-from worker.chat.marks import Json, Marker, Names, Span, texts
 from worker.chat.probes import contents_known, forms_known
 from worker.chat.sandbox import Runaway, Sandbox, Unrendered
-from worker.chat.witnesses import Found, Witnesses
+from worker.chat.tracers import Found, Tracers
 from worker.wire.prompts import Conversation
 from worker.wire.refusals import Violation
 
@@ -53,7 +52,7 @@ class ChatTemplate:
         self.source = source
         self._time = datetime.now()
         self._sandbox = Sandbox(source, lambda: self._time)
-        self._marker = Marker(source, names)
+        self._escaper = Escaper(source, names)
         self._tokens = dict(tokens)
         self.keys = self._sandbox.variables - _GIVEN - _FUNCTIONS - self._tokens.keys()
         """The variables that the template reads in addition to the conversation."""
@@ -114,11 +113,11 @@ class ChatTemplate:
 
     def _found(self, messages: list[Message], forms: Forms, given: dict[str, Json], *, is_open: bool) -> Found:
         """The messages that the rendering lost or moved. Raises: Unrendered."""
-        unused = self._marker.unused_in([cast(Json, messages), given])
-        witnesses = Witnesses(unused, self._marker.words)
-        chat = _chat(witnesses.put_into(messages), forms)
+        unused = self._escaper.unused_in([cast(Json, messages), given])
+        tracers = Tracers(unused, self._escaper.words)
+        chat = _chat(tracers.put_into(messages), forms)
         text = self._text({"messages": chat, **given}, is_open=is_open)
-        return witnesses.found_in(text)
+        return tracers.found_in(text)
 
     def _named(
         self, error: Unrendered, messages: list[Message], forms: Forms, given: dict[str, Json], *, is_open: bool
@@ -149,38 +148,38 @@ class ChatTemplate:
         self, messages: list[Message], forms: Forms, given: dict[str, Json], *, is_open: bool, is_continued: bool
     ) -> Rendered:
         """Raises: Unrendered."""
-        marks = self._marker.marks_for([cast(Json, messages), given])
+        escapes = Escapes(self._escaper, [cast(Json, messages), given])
         if is_continued:
-            messages = _appended(messages, marks.cut + " ")
+            messages = _appended(messages, escapes.cut + " ")
         values: dict[str, Json] = {"messages": _chat(messages, forms), **given}
-        marked_values = {name: marks.mark(value) for name, value in values.items()}
+        escaped_values = {name: escapes.escape(value) for name, value in values.items()}
 
         def text_of(given: Mapping[str, Json]) -> str:
             text = self._text(given, is_open=is_open)
-            return _cut(text, marks.cut) if is_continued else text
+            return _cut(text, escapes.cut) if is_continued else text
 
-        if marked_values == values:
+        if escaped_values == values:
             return Rendered(text_of(values))
         # This is read before the template may change the values.
-        has_names = any(map(self._marker.names.has_one, texts(values)))
+        has_names = any(map(self._escaper.names.has_one, texts(values)))
         plain = text_of(values)
         try:
-            marked = text_of(marked_values)
+            escaped = text_of(escaped_values)
         except Unrendered:
             if has_names:
                 raise
             return Rendered(plain)
-        return self._with_controls(plain, marked, marks.take_off(marked), has_names=has_names)
+        return self._with_controls(plain, escaped, escapes.restore(escaped), has_names=has_names)
 
-    def _with_controls(self, plain: str, marked: str, text: str, *, has_names: bool) -> Rendered:
-        """The text with the control tokens that the template wrote. Normally `text`, which is `marked` without its
-        marks, equals `plain`. They may differ if the template inspects its values. Then `plain` is the prompt, if none
-        of its control tokens can be from the conversation.
+    def _with_controls(self, plain: str, escaped: str, text: str, *, has_names: bool) -> Rendered:
+        """The text with the control tokens that the template wrote. Normally `text`, which is `escaped` restored,
+        equals `plain`. They may differ if the template inspects its values. Then `plain` is the prompt, if none of its
+        control tokens can be from the conversation.
         """
-        names = self._marker.names
-        controls = names.spans(marked)
+        names = self._escaper.names
+        controls = names.spans(escaped)
         if text != plain and not has_names:
-            written = [marked[start:end] for start, end in controls]
+            written = [escaped[start:end] for start, end in controls]
             if written == [plain[start:end] for start, end in names.spans(plain)]:
                 return Rendered(plain)
         return Rendered(text, None if names.spans(text) == controls else tuple(controls))

@@ -1,8 +1,8 @@
 """A client's grammar of a text becomes a part of a call's, as it is or for the text that a JSON string carries.
 
-Owns the reading of Lark as far as this needs it. Names get a prefix. For a JSON string each literal and each regular
-expression is rewritten so that it takes the escaped text. What stands between the quotes is then JSON for exactly the
-texts that the client's grammar takes. Pure.
+Lark is read as far as this needs it. Names get a prefix. For a JSON string each literal and each regular expression is
+rewritten so that it takes the escaped text. What stands between the quotes is then JSON for exactly the texts that the
+client's grammar takes.
 """
 
 import json
@@ -71,7 +71,7 @@ def rules_of(lark: str, prefix: str, *, in_json: bool) -> tuple[str, dict[str, s
 
     Raises: UnreadableGrammar.
     """
-    spelled = _spelled(in_json)
+    spelled = _in_json if in_json else (lambda _, text: text)
     rules: dict[str, str] = {}
     for name, right in _statements(lark, spelled):
         rules[_named(name, prefix)] = re.sub(r"\0(\w+)\0", lambda found: _named(found[1], prefix), right).strip()
@@ -134,10 +134,6 @@ def _tokens(lark: str) -> Iterator[tuple[str, str]]:
 
 
 # ── terminals ────────────────────────────────────────────────────────────────────────────────────
-
-
-def _spelled(in_json: bool) -> Callable[[str, str], str]:  # noqa: FBT001 - a choice of two functions
-    return _in_json if in_json else (lambda _, text: text)
 
 
 def _in_json(kind: str, text: str) -> str:
@@ -217,7 +213,7 @@ def _set(text: str, flags: str) -> str:
         found = re.compile(text, re.IGNORECASE if "i" in flags else 0)
     except re.error as error:
         raise UnreadableGrammar("a set of its regular expressions cannot be read") from error
-    escaped = [_hex(json.dumps(each)[1:-1]) for each in _ESCAPED if found.fullmatch(each)]
+    escaped = [coded(json.dumps(each)[1:-1]) for each in _ESCAPED if found.fullmatch(each)]
     case = "(?i)" if "i" in flags else ""
     plain = [f"(?:{case}[{text}--{_NOT_PLAIN}])"] if any(found.fullmatch(each) for each in _PLAIN) else []
     if not plain and not escaped:
@@ -225,5 +221,6 @@ def _set(text: str, flags: str) -> str:
     return f"/{'|'.join([*plain, *escaped])}/"
 
 
-def _hex(text: str) -> str:
+def coded(text: str) -> str:
+    """A text in a regular expression, each character by its number."""
     return "".join(rf"\x{{{ord(each):x}}}" for each in text)

@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from worker.chat.escapes import Json
 from worker.chat.forms import Message
-from worker.chat.marks import Json
 from worker.chat.parse import Reader, message_of
 from worker.chat.sandbox import Unrendered
 from worker.chat.template import ChatTemplate

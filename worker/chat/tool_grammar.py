@@ -1,9 +1,7 @@
 """A grammar of calls: all that a reader of the model's form reads as calls of the offered tools, and nothing else.
 
-Owns the way from a form (wire/chat_format.py), tools and their schemas to a grammar in llguidance's dialect of Lark;
-tool_schema.py reads the schemas.
-Knows nothing of that library's limits, nor of what it leaves unenforced in a schema: schemas come here checked. Pure;
-runs on the intake thread.
+A form (wire/chat_format.py), tools and their schemas become a grammar in llguidance's dialect of Lark. Schemas come
+here checked: this knows neither that library's limits nor what it leaves unenforced.
 """
 
 import json
@@ -13,10 +11,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
-from worker.chat.text_grammar import UnreadableGrammar, rules_of
+from worker.chat.text_grammar import UnreadableGrammar, coded, rules_of
 from worker.chat.tool_schema import (
     ANY_TEXT,
     ELEMENT,
+    NOT_IN_THIS_FORM,
     Inexpressible,
     Schema,
     Text,
@@ -39,9 +38,11 @@ _HARMONY_THOUGHT: Final = "<|channel|>analysis<|message|>"
 _MUSE_THOUGHT: Final = " to=self<|message|>"
 _MUSE_BETWEEN: Final = "<|eom|><|start|>assistant"
 _NOTHING: Final = '""'
-_NOT_IN_THIS_FORM: Final = "its arguments cannot be enforced in this model's form of calls"
+_NOT_IN_THIS_FORM: Final = f"its arguments {NOT_IN_THIS_FORM}"
 _TOO_LARGE: Final = "its schema is too large to be enforced in this model's form of calls"
 _RESERVED: Final = "a tool cannot have this name in this model's form of calls"
+_LOOKS_LIKE_A_MARKER: Final = re.compile(r"[<\[|\]>]")
+"""A line without any of these may begin any text."""
 _MAX_DEPTH: Final = 16
 _MAX_ELEMENTS: Final = 400
 """The most rules of a grammar whose values are elements. Further values are JSON, which readers read as well."""
@@ -50,45 +51,41 @@ _MAX_CHARS: Final = 4_000_000
 definitions."""
 
 
-@dataclass(frozen=True, slots=True)
 class Controls:
     """The control tokens of a vocabulary, as far as they stand in markers; all other text is spelled."""
 
-    tokens: Mapping[str, int]
-    """The tokens by their names."""
-    ends: Collection[int]
-    """The tokens that end an answer. A call that such a token closes is the last one."""
-
-    @property
-    def thoughts(self) -> str:
+    def __init__(self, tokens: Mapping[str, int], ends: Collection[int]) -> None:
+        """`tokens`: by their names. `ends`: those that end an answer. A call that such a token closes is the last."""
+        self.tokens = tokens
+        self._ends = ends
+        longest_first = sorted(filter(None, tokens), key=len, reverse=True)
+        self._any = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        self.thoughts = f"{_HARMONY_THOUGHT if '<|channel|>' in tokens else _MUSE_THOUGHT}<|start|>assistant"
         """The markers of a message of reasoning, without its text and the marker behind it, and of the next one's role.
         There may be several such messages."""
-        return f"{_HARMONY_THOUGHT if '<|channel|>' in self.tokens else _MUSE_THOUGHT}<|start|>assistant"
-
-    @property
-    def final(self) -> str:
+        self.final = "<|channel|>final<|message|>" if "<|channel|>" in tokens else " to=user<|message|>"
         """The markers before the text of a message that is the answer."""
-        return "<|channel|>final<|message|>" if "<|channel|>" in self.tokens else " to=user<|message|>"
 
     def parts(self, text: str) -> Iterator[str | int]:
         """Yield the texts and the control tokens of a marker, in order."""
-        names = sorted((name for name in self.tokens if name and name in text), key=len, reverse=True)
-        if not names:
-            yield from [text] if text else []
-            return
-        for part in re.split(f"({'|'.join(map(re.escape, names))})", text):
-            if part:
-                yield self.tokens.get(part, part)
+        return (self.tokens.get(part, part) for part in self._any.split(text) if part)
 
     def before_end(self, text: str) -> tuple[str, bool]:
         """Return the marker up to its first token that ends an answer, and whether there is one."""
         kept = ""
-        names = {token: name for name, token in self.tokens.items()}
-        for part in self.parts(text):
-            if isinstance(part, int) and part in self.ends:
+        for part in self._any.split(text):
+            if self.tokens.get(part) in self._ends:
                 return kept, True
-            kept += names[part] if isinstance(part, int) else part
+            kept += part
         return text, False
+
+    def first_part(self, marker: str) -> str:
+        """Return the marker up to the end of its first control token or line."""
+        if found := self._any.match(marker):
+            return found[0]
+        first = self._any.split(marker)[0]
+        line = first.partition("\n")[0]
+        return line if _LOOKS_LIKE_A_MARKER.search(line) else first
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +141,7 @@ def begins_of(form: CallFormat, tools: Seq[Tool], controls: Controls) -> tuple[s
     if form.is_begun:
         return tuple(f"{form.call_begin}{tool.name}{form.name_end}" for tool in tools)
     wholes = [form.section_begin, form.call_begin, *_shortened(form)]
-    begins = [_first_part(whole.strip(), controls) for whole in wholes if whole.strip()]
+    begins = [controls.first_part(whole.strip()) for whole in wholes if whole.strip()]
     return tuple(dict.fromkeys(begins)) or tuple(begin for tool in tools for begin in _bare_begins(form, tool.name))
 
 
@@ -170,19 +167,6 @@ def _recipient(form: CallFormat, name: str) -> str:
 def _shortened(form: CallFormat) -> list[str]:
     """The beginnings of a call without what models leave out."""
     return [form.call_begin.removeprefix(each).lstrip() for each in form.skippable if form.call_begin.startswith(each)]
-
-
-def _first_part(marker: str, controls: Controls) -> str:
-    """A marker up to the end of its first control token or line."""
-    first = next(controls.parts(marker))
-    if isinstance(first, int):
-        return next(name for name, token in controls.tokens.items() if token == first and marker.startswith(name))
-    line = first.partition("\n")[0]
-    return line if _LOOKS_LIKE_A_MARKER.search(line) else first
-
-
-_LOOKS_LIKE_A_MARKER: Final = re.compile(r"[<\[|\]>]")
-"""A line without any of these may begin any text."""
 
 
 def _bare_begins(form: CallFormat, name: str) -> Iterator[str]:
@@ -538,7 +522,7 @@ class _Writer:
         parts = list(self._controls.parts(end))
         n_spelled = next((place for place, part in enumerate(parts) if isinstance(part, int)), len(parts))
         spelled = "".join(str(part) for part in parts[:n_spelled])
-        without = f"~/(?s:.*){_regex(end.strip())}(?s:.*)/"
+        without = f"~/(?s:.*){coded(end.strip())}(?s:.*)/"
         whole = _joined(f"({text.lark()} & {without})", literal(spelled) if spelled else "")
         return _joined(self._terminal(whole), *map(_part, parts[n_spelled:]))
 
@@ -569,8 +553,3 @@ def _repeated(item: str, schema: Schema, separator: str = '","') -> str:
     further = f"({_joined(separator, item)}){{{max(0, least - 1)},{'' if most is None else most - 1}}}"
     whole = item if most == 1 else f"{item} {further}"
     return whole if least else f"({whole})?"
-
-
-def _regex(text: str) -> str:
-    """A regular expression of one text, as it stands between slashes."""
-    return "".join(rf"\x{{{ord(c):x}}}" for c in text)

@@ -1,7 +1,7 @@
 """Schemas of tools' arguments, as far as a form of calls can write what they say.
 
-Owns the parts of a schema that a grammar of calls asks for: the members of an object, choices, texts; and the words for
-what no form can write. tool_grammar.py makes the grammar. Pure.
+The parts that a grammar of calls asks for: the members of an object, choices, texts; and the words for what no form can
+write.
 """
 
 import json
@@ -19,6 +19,7 @@ NOTES: Final = frozenset(
 )
 """Keywords that say nothing of an instance."""
 _DEFINITIONS: Final = ("$defs", "definitions")
+NOT_IN_THIS_FORM: Final = "cannot be enforced in this model's form of calls"
 OPTIONS: Final = "x-guidance"
 """The member of a schema that has the library's options."""
 ANY_TEXT: Final = "/(?s:.*)/"
@@ -34,9 +35,7 @@ def members_of(schema: Schema) -> tuple[Mapping[str, Any], Collection[str]]:
     """The properties of an object, and the names of those that it must have."""
     known = {"type", "properties", "required", "additionalProperties", OPTIONS, *_DEFINITIONS, *NOTES}
     if other := sorted(schema.keys() - known):
-        raise Inexpressible(
-            f"{', '.join(map(json.dumps, other))} cannot be enforced in this model's form of calls (at #)"
-        )
+        raise Inexpressible(f"{', '.join(map(json.dumps, other))} {NOT_IN_THIS_FORM} (at #)")
     properties = schema.get("properties", {})
     required = schema.get("required", [])
     return {**properties, **{name: {} for name in required if name not in properties}}, required
@@ -61,7 +60,7 @@ def alone(schema: object, root: Schema) -> Any:
     if (reference := schema.get("$ref")) is not None and not str(reference).startswith(
         tuple(f"#/{key}/" for key in _DEFINITIONS)
     ):
-        raise Inexpressible('a "$ref" to a place outside of "$defs" cannot be enforced in this model\'s form of calls')
+        raise Inexpressible(f'a "$ref" to a place outside of "$defs" {NOT_IN_THIS_FORM}')
     return {**kept, **schema}
 
 
@@ -115,28 +114,20 @@ def texts_of(schema: object, root: Schema) -> list[Text] | None:
     if branches := branches_of(schema):
         return [text for each in branches for text in texts_of(each, root) or []]
     if other := sorted(schema.keys() - {*_STRING_WORDS, *NOTES, *_DEFINITIONS, OPTIONS}):
-        raise Inexpressible(f"{', '.join(map(json.dumps, other))} cannot be enforced in this model's form of calls")
+        raise Inexpressible(f"{', '.join(map(json.dumps, other))} {NOT_IN_THIS_FORM}")
     choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if choices is not None:
         return [Text(choices=tuple(each for each in choices if isinstance(each, str)))]
     pattern = schema.get("pattern")
-    return [
-        Text(
-            None,
-            schema.get("minLength", 0),
-            schema.get("maxLength"),
-            None if pattern is None else _whole(pattern),
-        )
-    ]
+    whole = None if pattern is None else _whole(pattern)
+    return [Text(None, schema.get("minLength", 0), schema.get("maxLength"), whole)]
 
 
 def _whole(pattern: str) -> str:
     """A regular expression of the whole text that a pattern of JSON schema finds something in."""
     begin, end = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
     if (begin or end) and _has_choice(pattern):
-        raise Inexpressible(
-            'a "pattern" with a choice between anchors cannot be enforced in this model\'s form of calls'
-        )
+        raise Inexpressible(f'a "pattern" with a choice between anchors {NOT_IN_THIS_FORM}')
     inner = pattern[begin : len(pattern) - end]
     return f"{'' if begin else '(?s:.*)'}(?:{inner}){'' if end else '(?s:.*)'}"
 

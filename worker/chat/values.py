@@ -1,7 +1,6 @@
-"""A tagged argument's text becomes JSON text, by the tool's schema.
+"""A tagged argument's text becomes JSON text, by the types that the tool's schema allows.
 
-Owns the question which types a schema allows and the reading of one value. A text that cannot be read as one of these
-types is a string. Pure.
+A text that cannot be read as one of these types is a string.
 """
 
 import html

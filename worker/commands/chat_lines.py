@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 import rich_click as click
 
-from worker.chat.marks import Names
+from worker.chat.escapes import Names
 from worker.chat.parse import Arguments, CallBegun, Content, Delta, Reader, Thought, message_of
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from worker.chat.marks import Names
+from worker.chat.escapes import Names
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates
 from worker.chat.tool_format import chat_format

@@ -1,8 +1,8 @@
 """A constraint on parts of an answer: what is free, where it begins, and how far the reasoning may go.
 
 Tracks which part of an answer is constrained: reasoning is free, a whole answer is constrained behind it, a call from
-its beginning on. Owns the budget of the reasoning. Knows nothing of forms or grammars: the constraints of the parts
-come compiled. All that it decides depends on the tokens alone. Used on the step thread.
+its beginning on. The constraints of the parts come compiled. All that is decided here depends on the tokens alone. Used
+on the step thread.
 """
 
 from collections.abc import Sequence as Seq
@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from worker.constraints.constraint import Constraint, Mask
-from worker.constraints.spoken import Begin, SpokenReasoning
+from worker.constraints.text_markers import Begin, TextReasoning
 from worker.constraints.vocabulary import SPECIAL, Tokens
-from worker.engine.channels import CONTENT, Channel, Marks, Place, Turn
+from worker.engine.channels import CONTENT, Channel, ChannelState, ControlTokens, Transition
 from worker.engine.step import Token
 from worker.wire.jobs import TokenId
 
@@ -40,7 +40,7 @@ class Calls:
 class _Point(NamedTuple):
     """A point between two tokens."""
 
-    place: Place
+    state: ChannelState
     current: int | None = None
     """The number of the constraint that is followed; None if the text is free."""
     n_followed: int = 0
@@ -64,19 +64,19 @@ class AnswerConstraint:
     def __init__(
         self,
         tokens: Tokens,
-        marks: Marks,
+        marks: ControlTokens,
         *,
         whole: Seq[Constraint] = (),
         calls: Calls | None = None,
-        loose_tools: tuple[int, ...] = (),
-        spoken: SpokenReasoning | None = None,
+        unenforced_tools: tuple[int, ...] = (),
+        text_markers: TextReasoning | None = None,
         budget: int | None = None,
     ) -> None:
         """`whole` are the constraints of the answer without its reasoning, one after the other; `calls` those of calls
-        in a free answer. `loose_tools` are the places of tools whose schemas are not enforced. `spoken` are the
-        markers of the reasoning if they are text. `budget` is the most tokens of reasoning.
+        in a free answer. `unenforced_tools` are the places of tools whose schemas are not enforced. `text_markers` are
+        the markers of the reasoning if they are text. `budget` is the most tokens of reasoning.
         """
-        self.loose_tools = loose_tools
+        self.unenforced_tools = unenforced_tools
         self._tokens = tokens
         self._marks = marks
         self._is_whole = bool(whole)
@@ -86,23 +86,25 @@ class AnswerConstraint:
         self._calls = calls
         self._begins = [(each, each.encoded(tokens)) for each in calls.begins] if calls is not None else []
         self._n_tail = max((len(data) - 1 for _, data in self._begins), default=0)
-        self._spoken = spoken
+        self._text_markers = text_markers
         self._budget = budget
-        self._openers = [token for token, turn in marks.turns.items() if turn in {Turn.THINK, Turn.NAME_LINE}]
+        self._openers = [
+            token for token, turn in marks.turns.items() if turn in {Transition.THINK, Transition.NAME_LINE}
+        ]
         self._is_given_up = False
         """True if calls are not followed any more, because that was too costly."""
         self._points = [_Point(CONTENT)]
 
-    def begin(self, place: Place) -> None:
-        """Begin at a place. This is called once, before the first token."""
+    def begin(self, state: ChannelState) -> None:
+        """Begin in a state. This is called once, before the first token."""
         tail = b"" if self._calls is None else self._calls.before
         self._points = [
             _Point(
-                place,
+                state,
                 current=0 if self._is_whole else None,
                 n_made=len(self._followed),
                 tail=tail,
-                is_thinking=place.is_opened and self._spoken is not None,
+                is_thinking=state.is_opened and self._text_markers is not None,
             )
         ]
 
@@ -142,7 +144,7 @@ class AnswerConstraint:
             return self._settled_in_text(point, token)
         if _is_free(point):
             must_go_on = self._is_whole and token in self._tokens.own_ends
-            return point.place.closer if must_go_on and point.place.closer is not None else token
+            return point.state.closer if must_go_on and point.state.closer is not None else token
         return token
 
     def forced(self) -> list[int]:
@@ -196,10 +198,10 @@ class AnswerConstraint:
     def _closing(self, point: _Point) -> list[int]:
         """The tokens that close the reasoning, if it is used up."""
         is_used_up = self._budget is not None and point.n_reasoning >= self._budget
-        if point.is_thinking and self._spoken is not None:
-            return self._spoken.closing(point.heard) if is_used_up else []
-        is_reasoning = point.place.channel is Channel.REASONING
-        return [point.place.closer] if is_used_up and is_reasoning and point.place.closer is not None else []
+        if point.is_thinking and self._text_markers is not None:
+            return self._text_markers.closing(point.heard) if is_used_up else []
+        is_reasoning = point.state.channel is Channel.REASONING
+        return [point.state.closer] if is_used_up and is_reasoning and point.state.closer is not None else []
 
     def _openers_at(self, point: _Point) -> list[TokenId]:
         """The tokens that open the reasoning, if a whole answer may begin with it here."""
@@ -240,16 +242,16 @@ class AnswerConstraint:
         piece = self._tokens.piece(token)
         if point.is_thinking:
             return self._thought(point, piece or SPECIAL + self._tokens.name(token))
-        place = self._marks.after(point.place, token, piece)
+        state = self._marks.after(point.state, token, piece)
         is_ended = _is_free(point) and token in self._marks.enders
         if is_ended and point.current is not None and not self._followed[point.current].n_allowed([token]):
-            is_ended, place = False, point.place
+            is_ended, state = False, point.state
         if _is_free(point) and not is_ended:
-            is_still = place.channel is Channel.REASONING and point.place.channel is Channel.REASONING
-            return point._replace(place=place, tail=b"", n_reasoning=point.n_reasoning + is_still, has_reasoned=True)
+            is_still = state.channel is Channel.REASONING and point.state.channel is Channel.REASONING
+            return point._replace(state=state, tail=b"", n_reasoning=point.n_reasoning + is_still, has_reasoned=True)
         if point.current is not None and token not in self._openers_at(point):
-            return self._followed_by(point._replace(place=place), [token])
-        point = point._replace(place=place)
+            return self._followed_by(point._replace(state=state), [token])
+        point = point._replace(state=state)
         return point if _is_free(point) else self._listened(point, piece or SPECIAL + self._tokens.name(token))
 
     def _followed_by(self, point: _Point, tokens: list[int]) -> _Point:
@@ -271,23 +273,23 @@ class AnswerConstraint:
 
     def _listened(self, point: _Point, data: bytes) -> _Point:
         """Look for the beginning of a reasoning, and of a call, at the end of the free text."""
-        if self._spoken is not None and not self._is_whole:
+        if self._text_markers is not None and not self._is_whole:
             text = point.heard + data
-            if (rest := self._spoken.after_begin(text)) is not None:
+            if (rest := self._text_markers.after_begin(text)) is not None:
                 return self._thought(point._replace(is_thinking=True, has_reasoned=True, heard=b"", tail=b""), rest)
-            point = point._replace(heard=self._spoken.heard(text))
+            point = point._replace(heard=self._text_markers.heard(text))
         can_begin = self._begins and point.tail is not None and not self._is_given_up
         return self._watched(point, data) if can_begin else point
 
     def _thought(self, point: _Point, data: bytes) -> _Point:
         """Go on in the reasoning; behind its end the answer follows."""
-        assert self._spoken is not None
+        assert self._text_markers is not None
         text = point.heard + data
-        if (rest := self._spoken.after_end(text)) is not None:
+        if (rest := self._text_markers.after_end(text)) is not None:
             point = point._replace(is_thinking=False, heard=b"", tail=b"")
             return point if point.current is not None else self._listened(point, rest)
-        point = point._replace(heard=self._spoken.heard(text), n_reasoning=point.n_reasoning + bool(data))
-        if not self._begins or not self._spoken.is_ended_by_call or point.tail is None:
+        point = point._replace(heard=self._text_markers.heard(text), n_reasoning=point.n_reasoning + bool(data))
+        if not self._begins or not self._text_markers.is_ended_by_call or point.tail is None:
             return point
         point = self._watched(point, data)
         return point._replace(is_thinking=point.current is None)
@@ -295,11 +297,11 @@ class AnswerConstraint:
     def _settled_in_text(self, point: _Point, token: TokenId) -> TokenId:
         """The token to go on by in a reasoning: a whole answer does not end there, nor begin in the token that closes
         it."""
-        assert self._spoken is not None
-        rest = self._spoken.after_end(point.heard + self._tokens.piece(token))
+        assert self._text_markers is not None
+        rest = self._text_markers.after_end(point.heard + self._tokens.piece(token))
         if not self._is_whole or (token not in self._tokens.own_ends and not (rest or b"").strip()):
             return token
-        closing = self._spoken.closing(point.heard)
+        closing = self._text_markers.closing(point.heard)
         return TokenId(closing[0]) if closing else token
 
     # ── the beginning of a call ──────────────────────────────────────────────────────────────────
@@ -311,7 +313,7 @@ class AnswerConstraint:
         text = point.tail + data
         if not self._calls.is_anywhere:
             text = text.lstrip()
-        if not self._calls.is_headed or point.place.channel in (Channel.HEADER, Channel.ROLE):
+        if not self._calls.is_headed or point.state.channel in (Channel.HEADER, Channel.ROLE):
             found = [
                 (at, begin, at + len(word)) for begin, word in self._begins if (at := self._found(text, word)) >= 0
             ]
@@ -346,6 +348,6 @@ class _NoCall(Exception):
 
 def _is_free(point: _Point) -> bool:
     """True if no constraint holds at a point: in the reasoning, and in a line that names it."""
-    place = point.place
-    is_reasoning = point.is_thinking or place.channel is Channel.REASONING
-    return is_reasoning or (place.channel is Channel.HEADER and place.is_line)
+    state = point.state
+    is_reasoning = point.is_thinking or state.channel is Channel.REASONING
+    return is_reasoning or (state.channel is Channel.HEADER and state.is_line)

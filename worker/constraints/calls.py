@@ -1,7 +1,4 @@
-"""Offered tools become a grammar of calls in the model's form, compiled.
-
-Owns the way from a job's tools to what is compiled, and which tool is to blame if that fails. Intake thread.
-"""
+"""Offered tools become a grammar of calls in the model's form, compiled; or it is found which tool is to blame."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -27,7 +24,7 @@ from worker.constraints.answer import Calls
 from worker.constraints.constraint import Constraint, Unsupported, calls_matcher, enforceable, json_options
 from worker.constraints.gbnf import BadGrammar, check_lark
 from worker.constraints.schema_gaps import plain
-from worker.constraints.spoken import Begin
+from worker.constraints.text_markers import Begin
 from worker.constraints.vocabulary import Tokens
 from worker.wire.chat_format import CallFormat
 from worker.wire.jobs import TokenId

@@ -21,7 +21,7 @@ from worker.constraints.gbnf import BadGrammar, TokenOf, check_lark, is_lark, la
 from worker.constraints.schema_gaps import gap, has_open_names, plain, readable, without_idle_keywords
 from worker.constraints.trial import survives
 from worker.constraints.vocabulary import Tokens
-from worker.engine.channels import Place
+from worker.engine.channels import ChannelState
 from worker.engine.step import Token
 from worker.wire.jobs import TokenId
 
@@ -196,8 +196,8 @@ class Constraint:
         self._vocabulary = vocabulary
         self._is_run_too_long = False
 
-    def begin(self, place: Place) -> None:
-        """Do nothing: it holds in any place."""
+    def begin(self, state: ChannelState) -> None:
+        """Do nothing: it holds in any state."""
 
     def settled(self, token: TokenId) -> TokenId:
         """The token to go on by, where this one was drawn."""
@@ -242,7 +242,7 @@ class Constraint:
         return run
 
     @property
-    def loose_tools(self) -> tuple[int, ...]:
+    def unenforced_tools(self) -> tuple[int, ...]:
         """None: what cannot be enforced has no constraint of its own."""
         return ()
 

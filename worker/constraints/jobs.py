@@ -1,7 +1,4 @@
-"""The constraints of one model's jobs: what a job asks for becomes a constraint, or a refusal.
-
-Owns which constraint a job has. `Constraints` is made with the model and compiles on the intake thread.
-"""
+"""The constraints of one model's jobs: what a job asks for becomes a constraint, or a refusal."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -11,9 +8,9 @@ import llguidance
 from worker.constraints.answer import AnswerConstraint, Calls
 from worker.constraints.calls import BadTool, CallCompiler, controls_of
 from worker.constraints.constraint import UNTRIED_BYTES, Constraint, Field, Unsupported, compiled
-from worker.constraints.spoken import Begin, SpokenReasoning
+from worker.constraints.text_markers import Begin, TextReasoning
 from worker.constraints.vocabulary import Tokens, Vocabulary
-from worker.engine.channels import NO_MARKS, Marks, Turn
+from worker.engine.channels import NO_CONTROL_TOKENS, ControlTokens, Transition
 from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.jobs import Submit
 from worker.wire.refusals import Violation
@@ -30,7 +27,7 @@ class Constraints:
         vocabulary: Vocabulary,
         *,
         give_back: Callable[[], None],
-        marks: Marks = NO_MARKS,
+        marks: ControlTokens = NO_CONTROL_TOKENS,
         form: ChatFormat = HERMES,
     ) -> None:
         """This takes some tenths of a second, because the library reads the whole vocabulary. `give_back` returns freed
@@ -44,12 +41,14 @@ class Constraints:
         )
         controls = controls_of(marks.names, self._tokens)
         self._calls = CallCompiler(self._tokenizer, self._tokens, controls, form.calls)
-        self._spoken: SpokenReasoning | None = None
+        self._text_markers: TextReasoning | None = None
         """The markers of the reasoning if they are text."""
-        if marks.spoken is not None:
-            begin, end = (Begin(tuple(controls.parts(text))) for text in (marks.spoken[0], marks.spoken[1].rstrip()))
+        if marks.text_markers is not None:
+            begin, end = (
+                Begin(tuple(controls.parts(text))) for text in (marks.text_markers[0], marks.text_markers[1].rstrip())
+            )
             is_ended_by_call = form.reasoning is not None and form.reasoning.is_ended_by_call
-            self._spoken = SpokenReasoning(begin, end, self._tokens, is_ended_by_call=is_ended_by_call)
+            self._text_markers = TextReasoning(begin, end, self._tokens, is_ended_by_call=is_ended_by_call)
 
     def constrain(self, submit: Submit) -> AnyConstraint | Violation | None:
         """The job's constraint, which is the caller's to close, or what is wrong with the one it asks for."""
@@ -65,7 +64,7 @@ class Constraints:
                 found = self._of_text(field, text)
                 return found if isinstance(found, Violation) else self._behind_reasoning(found, submit)
         is_budgeted = submit.reasoning_budget is not None and submit.marks == "split"
-        can_close = self._marks.closers or self._marks.spoken
+        can_close = self._marks.closers or self._marks.text_markers
         return self._answer(submit) if is_budgeted and can_close else None
 
     def _of_text(self, field: Field, text: str) -> Constraint | Violation:
@@ -80,9 +79,9 @@ class Constraints:
 
     def _behind_reasoning(self, constraint: Constraint, submit: Submit) -> AnyConstraint:
         """The reasoning of a divided answer is free."""
-        if submit.marks != "split" or not (self._marks.turns or self._marks.spoken):
+        if submit.marks != "split" or not (self._marks.turns or self._marks.text_markers):
             return constraint
-        has_heads = Turn.BODY in self._marks.turns.values()
+        has_heads = Transition.BODY in self._marks.turns.values()
         return self._answer(submit, whole=[self._calls.head(), constraint] if has_heads else [constraint])
 
     def _of_calls(self, submit: Submit, tools: Tools) -> AnyConstraint | Violation | None:
@@ -90,7 +89,7 @@ class Constraints:
             if tools.is_required or submit.json_schema is not None:
                 schema = None if tools.is_required else submit.json_schema
                 return self._answer(submit, whole=[self._calls.whole(tools, schema)])
-            calls, loose_tools = self._calls.in_free_answer(tools)
+            calls, unenforced_tools = self._calls.in_free_answer(tools)
         except BadTool as error:
             return Violation("tools", "supported", str(error))
         except Unsupported as error:
@@ -98,9 +97,9 @@ class Constraints:
         finally:
             if sum(len(tool.parameters) for tool in tools.tools) > UNTRIED_BYTES:
                 self._give_back()
-        if calls is None and not loose_tools and submit.reasoning_budget is None:
+        if calls is None and not unenforced_tools and submit.reasoning_budget is None:
             return None
-        return self._answer(submit, calls=calls, loose_tools=loose_tools)
+        return self._answer(submit, calls=calls, unenforced_tools=unenforced_tools)
 
     def _answer(
         self,
@@ -108,7 +107,7 @@ class Constraints:
         *,
         whole: Seq[Constraint] = (),
         calls: Calls | None = None,
-        loose_tools: tuple[int, ...] = (),
+        unenforced_tools: tuple[int, ...] = (),
     ) -> AnswerConstraint:
         budget = submit.reasoning_budget if submit.marks == "split" else None
         return AnswerConstraint(
@@ -116,7 +115,7 @@ class Constraints:
             self._marks,
             whole=whole,
             calls=calls,
-            loose_tools=loose_tools,
-            spoken=self._spoken,
+            unenforced_tools=unenforced_tools,
+            text_markers=self._text_markers,
             budget=budget,
         )

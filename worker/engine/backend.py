@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from worker.engine.channels import NO_MARKS, Marks
+from worker.engine.channels import NO_CONTROL_TOKENS, ControlTokens
 from worker.engine.step import Constraint, Sampled, Score, Step
 from worker.wire.jobs import Logprob, Prompt, SlotId, Submit, TokenId
 from worker.wire.load import Configure, Loaded, Residency, RowCosts, SelfTested
@@ -244,7 +244,7 @@ class LoadedModel:
     """It returns a fresh constraint for a job that asks for one, or why there is none. The intake thread calls it for
     such jobs."""
     facts: Loaded
-    marks: Marks = NO_MARKS
+    marks: ControlTokens = NO_CONTROL_TOKENS
     """The vocabulary's control tokens."""
     give_back: Callable[[], None] = lambda: None
     """It returns freed memory to the system. It is called while no job is there."""

@@ -1,8 +1,7 @@
 """Drawn tokens become a text in channels: some tokens divide reasoning from content.
 
-This module owns the place of each token (`Place`), and the channel of each piece of text (`ChannelText`). It knows
-nothing of templates, of model families (dividers.py) or of how text may be shown (text.py). It is pure and runs on the
-step thread.
+This module owns the state after each token (`ChannelState`), and the channel of each piece of text (`ChannelText`). It
+knows no templates and no families (dividers.py), nor how text may be shown (text.py). Pure; runs on the step thread.
 
     <|channel|> analysis <|message|> The user greets. <|end|> <|start|> assistant <|channel|> final <|message|> Hello!
     └ header ──────────┘             └ reasoning ───┘         └ role ─────────────────────┘             └ content ───┘
@@ -32,13 +31,13 @@ class Channel(Enum):
     ROLE = auto()
 
 
-class Turn(Enum):
+class Transition(Enum):
     """The effect of a control token on the text after it."""
 
     THINK = auto()
     ANSWER = auto()
     NAME = auto()
-    """Begin a header, which Turn.BODY ends."""
+    """Begin a header, which Transition.BODY ends."""
     NAME_LINE = auto()
     """Begin a header, which the end of its line ends."""
     BODY = auto()
@@ -55,7 +54,7 @@ _HEADS: Final = (Channel.ROLE, Channel.HEADER)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ChannelState:
     """A point between two tokens of an answer."""
 
     channel: Channel
@@ -79,28 +78,28 @@ class Place:
         return (header, None) if self.channel is Channel.ROLE else (role, header)
 
 
-CONTENT: Final = Place(Channel.CONTENT)
+CONTENT: Final = ChannelState(Channel.CONTENT)
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class ControlTokens:
     """The tokens of a vocabulary that divide an answer, and the names of its control tokens."""
 
     names: Mapping[TokenId, str]
     """The control tokens."""
-    turns: Mapping[TokenId, Turn]
+    turns: Mapping[TokenId, Transition]
     closers: Mapping[TokenId, TokenId] = field(default_factory=dict)
     """The token that closes what a token opens."""
     calls: frozenset[TokenId] = frozenset()
     """The control tokens that belong to calls."""
     enders: frozenset[TokenId] = frozenset()
     """The tokens with which a call begins, if a call ends the reasoning."""
-    spoken: tuple[str, str] | None = None
+    text_markers: tuple[str, str] | None = None
     """The markers around the reasoning if they are text, which no token divides."""
     piece: Callable[[TokenId], bytes] = lambda _: b""
     """The bytes of a token, with which a prompt's end is compared with such a marker."""
 
-    def after(self, place: Place, token: TokenId, piece: bytes) -> Place:
+    def after(self, place: ChannelState, token: TokenId, piece: bytes) -> ChannelState:
         """Return the place after a token."""
         turn = self.turns.get(token)
         if turn is not None:
@@ -112,28 +111,29 @@ class Marks:
     def _name(self, token: TokenId) -> bytes:
         return self.names.get(token, "").encode()
 
-    def _turned(self, place: Place, token: TokenId, turn: Turn) -> Place:
+    def _turned(self, place: ChannelState, token: TokenId, turn: Transition) -> ChannelState:
         closer = self.closers.get(token)
         opened_in = (place.opened_in or Channel.CONTENT) if place.channel in _HEADS else place.channel
         match turn:
-            case Turn.THINK:
-                return Place(Channel.REASONING, closer=closer)
-            case Turn.ANSWER:
+            case Transition.THINK:
+                return ChannelState(Channel.REASONING, closer=closer)
+            case Transition.ANSWER:
                 return CONTENT
-            case Turn.NAME | Turn.NAME_LINE:
+            case Transition.NAME | Transition.NAME_LINE:
                 role = place.header if place.channel is Channel.ROLE else b""
-                return Place(Channel.HEADER, b"", role, turn is Turn.NAME_LINE, closer, opened_in=opened_in)
-            case Turn.BODY:
+                is_line = turn is Transition.NAME_LINE
+                return ChannelState(Channel.HEADER, b"", role, is_line, closer, opened_in=opened_in)
+            case Transition.BODY:
                 return _body_of(place, closer) if place.channel in _HEADS else place
-            case Turn.SPEAK:
-                return Place(Channel.ROLE, opened_in=opened_in)
-            case Turn.STAY:
+            case Transition.SPEAK:
+                return ChannelState(Channel.ROLE, opened_in=opened_in)
+            case Transition.STAY:
                 is_in_head = place.channel in _HEADS
                 return self._read_on(replace(place, opened_in=opened_in), self._name(token)) if is_in_head else place
             case _:
                 assert_never(turn)
 
-    def _read_on(self, place: Place, text: bytes) -> Place:
+    def _read_on(self, place: ChannelState, text: bytes) -> ChannelState:
         place = replace(place, header=place.header + text)
         if place.is_line and b"\n" in place.header:
             return _body_of(replace(place, header=place.header.partition(b"\n")[0]), place.closer)
@@ -141,18 +141,18 @@ class Marks:
         is_begun = place.channel is Channel.ROLE and place.opened_in is None
         return CONTENT if is_begun and harmony.n_begun(text_so_far) < len(text_so_far) else place
 
-    def place_after(self, prompt: Seq[TokenId]) -> Place:
+    def place_after(self, prompt: Seq[TokenId]) -> ChannelState:
         """Return the place after a prompt: some templates open the reasoning, and a final message may go on.
 
         A prompt that ends in a header names its channel in a text that is not read here, so its answer counts as
         content.
         """
-        if self.spoken is not None:
+        if self.text_markers is not None:
             end = b"".join(self._name(token) or self.piece(token) for token in prompt[-_N_COMPARED:])
-            is_opened = end.rstrip().endswith(self.spoken[0].strip().encode())
+            is_opened = end.rstrip().endswith(self.text_markers[0].strip().encode())
             return replace(CONTENT, is_opened=True) if is_opened else CONTENT
         last = self._last_turn(prompt)
-        if last is None or self.turns[last] not in {Turn.THINK, Turn.SPEAK, Turn.NAME}:
+        if last is None or self.turns[last] not in {Transition.THINK, Transition.SPEAK, Transition.NAME}:
             return CONTENT
         return replace(self.after(CONTENT, last, b""), opened_in=None)
 
@@ -168,16 +168,16 @@ class Marks:
         return None
 
 
-def _body_of(place: Place, closer: TokenId | None) -> Place:
+def _body_of(place: ChannelState, closer: TokenId | None) -> ChannelState:
     """Return the beginning of the text behind a head."""
     role, header = place.head
     body = harmony.body_of(role, (header or None) if place.is_line else header)
     if body == "call":
         return replace(place, channel=Channel.CALL)
-    return CONTENT if body == "content" else Place(Channel.REASONING, closer=closer)
+    return CONTENT if body == "content" else ChannelState(Channel.REASONING, closer=closer)
 
 
-NO_MARKS: Final = Marks({}, {})
+NO_CONTROL_TOKENS: Final = ControlTokens({}, {})
 
 
 class ChannelText:
@@ -189,9 +189,9 @@ class ChannelText:
     def __init__(
         self,
         stops: Seq[str],
-        marks: Marks = NO_MARKS,
+        marks: ControlTokens = NO_CONTROL_TOKENS,
         use: MarkUse = "hidden",
-        place: Place = CONTENT,
+        place: ChannelState = CONTENT,
         *,
         reads_calls: bool = False,
         stops_anywhere: bool = False,
@@ -204,16 +204,16 @@ class ChannelText:
         self._marks = marks if is_split else replace(marks, turns={})
         self._names = marks.names if use == "shown" else {}
         if is_split:
-            spoken = "".join(marks.spoken or ())
+            text_markers = "".join(marks.text_markers or ())
             names = {token: marks.names[token] for token in marks.calls}
-            self._names = {token: name for token, name in names.items() if reads_calls or name in spoken}
+            self._names = {token: name for token, name in names.items() if reads_calls or name in text_markers}
         self._reads_calls = reads_calls
         self._place = place if is_split else CONTENT
-        self._opening = marks.spoken[0] if self._place.is_opened and marks.spoken is not None else ""
+        self._opening = marks.text_markers[0] if self._place.is_opened and marks.text_markers is not None else ""
         """The marker with which the prompt has opened a reasoning: who reads the text has not seen the prompt. No stop
         is looked for in it."""
         is_quiet, is_thought = is_split and not stops_anywhere, place.is_opened or self._is_reasoning(place)
-        self._quiet = ThoughtfulStream(stops, marks.spoken, is_thought=is_thought) if is_quiet else None
+        self._quiet = ThoughtfulStream(stops, marks.text_markers, is_thought=is_thought) if is_quiet else None
         """The stream, if no stop is looked for in the reasoning."""
         self._stream = self._quiet or TextStream(stops)
         self._due = b""
@@ -277,12 +277,12 @@ class ChannelText:
             self.is_reasoning = False
         return self._opening + self._stream.push(due) + self._stream.flush()
 
-    def _turned(self, before: Place, token: TokenId, turn: Turn) -> str:
+    def _turned(self, before: ChannelState, token: TokenId, turn: Transition) -> str:
         """Return the text at a token that divides: what was held back before it, the markers of a call, or markers that
         a reasoning mentions."""
         after, text, head, name = self._place, "", "", self._marks.names.get(token, "")
         is_in_head = before.channel in _HEADS
-        goes_on = turn is Turn.STAY or (turn is Turn.NAME and before.channel is Channel.ROLE)
+        goes_on = turn is Transition.STAY or (turn is Transition.NAME and before.channel is Channel.ROLE)
         self._n_head = self._n_head + 1 if is_in_head else 1
         if self._reads_calls and Channel.CALL in (before.channel, after.channel):
             self.is_answer, self.is_reasoning = True, False
@@ -295,20 +295,20 @@ class ChannelText:
         elif before is after and self._is_reasoning(before):
             text = name
         elif is_in_head and before.opened_in in (Channel.REASONING, Channel.CALL) and not goes_on:
-            text = harmony.mention(*before.head, is_ended=turn is Turn.BODY)
+            text = harmony.mention(*before.head, is_ended=turn is Transition.BODY)
             self.is_reasoning = True
-            self._hush(Place(Channel.REASONING))
+            self._hush(ChannelState(Channel.REASONING))
         text = self._stream.push(text.encode()) + self._stream.part()
         self._hush(after)
         return text + self._stream.push(head.encode())
 
-    def _hush(self, place: Place) -> None:
+    def _hush(self, place: ChannelState) -> None:
         """Look for stops where the text is the answer's."""
         if self._quiet is not None:
             self._quiet.hush(is_quiet=self._is_reasoning(place))
 
-    def _is_shown(self, place: Place) -> bool:
+    def _is_shown(self, place: ChannelState) -> bool:
         return place.channel is Channel.CONTENT or (place.channel is Channel.CALL and self._reads_calls)
 
-    def _is_reasoning(self, place: Place) -> bool:
+    def _is_reasoning(self, place: ChannelState) -> bool:
         return place.channel is Channel.REASONING or (place.channel is Channel.CALL and not self._reads_calls)

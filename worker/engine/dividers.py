@@ -5,33 +5,33 @@ Owns these families, and the marks that one vocabulary has of them. Pure; it run
 
 from collections.abc import Collection, Mapping
 
-from worker.engine.channels import Marks, Turn
+from worker.engine.channels import ControlTokens, Transition
 from worker.wire.jobs import TokenId
 
-FAMILIES: tuple[Mapping[str, Turn], ...] = (
-    # gpt-oss (harmony).
-    {
-        "<|channel|>": Turn.NAME,
-        "<|message|>": Turn.BODY,
-        "<|start|>": Turn.SPEAK,
-        "<|end|>": Turn.ANSWER,
-        "<|call|>": Turn.ANSWER,
-        "<|return|>": Turn.ANSWER,
-        "<|constrain|>": Turn.STAY,
+FAMILIES: tuple[Mapping[str, Transition], ...] = (
+    {  # gpt-oss (harmony)
+        "<|channel|>": Transition.NAME,
+        "<|message|>": Transition.BODY,
+        "<|start|>": Transition.SPEAK,
+        **dict.fromkeys(("<|end|>", "<|call|>", "<|return|>"), Transition.ANSWER),
+        "<|constrain|>": Transition.STAY,
     },
-    {"<|message|>": Turn.BODY, "<|eom|>": Turn.ANSWER, "<|start|>": Turn.SPEAK, "<|eot|>": Turn.ANSWER},  # Muse
-    {"[THINK]": Turn.THINK, "[/THINK]": Turn.ANSWER},  # Magistral, Ministral 3
-    {"<|channel>": Turn.NAME_LINE, "<channel|>": Turn.ANSWER},  # Gemma 4
+    {  # Muse
+        "<|message|>": Transition.BODY,
+        "<|eom|>": Transition.ANSWER,
+        "<|start|>": Transition.SPEAK,
+        "<|eot|>": Transition.ANSWER,
+    },
+    {"[THINK]": Transition.THINK, "[/THINK]": Transition.ANSWER},  # Magistral, Ministral 3
+    {"<|channel>": Transition.NAME_LINE, "<channel|>": Transition.ANSWER},  # Gemma 4
     {  # Command R7B, Command A
-        "<|START_THINKING|>": Turn.THINK,
-        "<|END_THINKING|>": Turn.ANSWER,
-        "<|START_RESPONSE|>": Turn.ANSWER,
-        "<|START_TEXT|>": Turn.ANSWER,
+        "<|START_THINKING|>": Transition.THINK,
+        **dict.fromkeys(("<|END_THINKING|>", "<|START_RESPONSE|>", "<|START_TEXT|>"), Transition.ANSWER),
     },
-    {"<think>": Turn.THINK, "</think>": Turn.ANSWER},
-    {"<seed:think>": Turn.THINK, "</seed:think>": Turn.ANSWER},
-    {"<mm:think>": Turn.THINK, "</mm:think>": Turn.ANSWER},
-    {"<|begin_of_thought|>": Turn.THINK, "<|end_of_thought|>": Turn.ANSWER},
+    {"<think>": Transition.THINK, "</think>": Transition.ANSWER},
+    {"<seed:think>": Transition.THINK, "</seed:think>": Transition.ANSWER},
+    {"<mm:think>": Transition.THINK, "</mm:think>": Transition.ANSWER},
+    {"<|begin_of_thought|>": Transition.THINK, "<|end_of_thought|>": Transition.ANSWER},
 )
 """The tokens that divide an answer, by their names. A family counts if the vocabulary has its first two as control
 tokens or as words of its own; names that are spelled by several tokens, or by ordinary ones, are text, and are shown.
@@ -44,22 +44,22 @@ def marks_among(
     pair: tuple[str, str] | None = None,
     calls: Collection[str] = (),
     enders: Collection[str] = (),
-) -> Marks:
+) -> ControlTokens:
     """Make the marks of a vocabulary. `controls` are its control tokens by their names, `words` the texts that have
     a token of their own by definition. `pair` are the markers around the reasoning, if they are known. `calls` are
     the markers of calls, `enders` those with which a call ends the reasoning.
     """
     tokens = {**(words or {}), **controls}
-    families = [*FAMILIES, *([{pair[0]: Turn.THINK, pair[1]: Turn.ANSWER}] if pair is not None else [])]
-    turns: dict[TokenId, Turn] = {}
+    families = [*FAMILIES, *([{pair[0]: Transition.THINK, pair[1]: Transition.ANSWER}] if pair is not None else [])]
+    turns: dict[TokenId, Transition] = {}
     closers: dict[TokenId, TokenId] = {}
     for family in families:
         if all(name in tokens for name in list(family)[:2]):
             made = {tokens[name]: turn for name, turn in family.items() if name in tokens}
-            closer = next(token for token, turn in made.items() if turn is Turn.ANSWER)
-            closers = {token: closer for token, turn in made.items() if turn is not Turn.ANSWER} | closers
+            closer = next(token for token, turn in made.items() if turn is Transition.ANSWER)
+            closers = {token: closer for token, turn in made.items() if turn is not Transition.ANSWER} | closers
             turns = made | turns
-    return Marks(
+    return ControlTokens(
         {token: name for name, token in controls.items()},
         turns,
         closers,

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 
 from worker.engine.backend import Found, KvMismatch, LoadedDraft, Runner
-from worker.engine.channels import CONTENT, NO_MARKS, ChannelText, Marks
+from worker.engine.channels import CONTENT, NO_CONTROL_TOKENS, ChannelText, ControlTokens
 from worker.engine.config import EngineConfig
 from worker.engine.drafting.drafts import N_READ, Drafts
 from worker.engine.drafting.heads import draft_model_of
@@ -72,7 +72,7 @@ class Engine:
         emit: Callable[[Outbound], None],
         clock: Callable[[], float],
         draft: LoadedDraft | None = None,
-        marks: Marks = NO_MARKS,
+        marks: ControlTokens = NO_CONTROL_TOKENS,
         warn: Callable[[str], None] = _keep_quiet,
         while_running: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:

@@ -8,7 +8,7 @@ from typing import NewType, Protocol
 
 import msgspec
 
-from worker.engine.channels import Place
+from worker.engine.channels import ChannelState
 from worker.wire.jobs import Logprob, Sampling, SlotId, StepKind, TokenId
 
 MAX_TOPS = 20
@@ -25,8 +25,8 @@ class Token(msgspec.Struct, frozen=True):
 class Constraint(Protocol):
     """A grammar at one point of one job's text. Its owner closes it. The runner knows what else it can do."""
 
-    def begin(self, place: Place) -> None:
-        """Begin the text in a place. This is called once, before the first token."""
+    def begin(self, state: ChannelState) -> None:
+        """Begin the text in a state. This is called once, before the first token."""
         ...
 
     def accept(self, token: TokenId) -> None:
@@ -45,7 +45,7 @@ class Constraint(Protocol):
         ...
 
     @property
-    def loose_tools(self) -> tuple[int, ...]:
+    def unenforced_tools(self) -> tuple[int, ...]:
         """The places of tools whose schemas it cannot enforce."""
         ...
 

@@ -102,7 +102,7 @@ class Dispatch:
     def accepted(self, message: Accepted) -> None:
         job = self._decided(message.job)
         if job is not None and not job.is_ended:
-            job.accept(message.prompt_tokens, message.loose_tools)
+            job.accept(message.prompt_tokens, message.unenforced_tools)
 
     def refused(self, message: Refused) -> None:
         self._decided(message.job)

@@ -114,7 +114,7 @@ class Job:
         self.failure_message = ""
         self.refusal: WorkerError | None = None
         self.prompt_tokens = 0
-        self.loose_tools: tuple[int, ...] = ()
+        self.unenforced_tools: tuple[int, ...] = ()
         """The places of offered tools whose schemas are not enforced."""
         self.tokens_out = 0
         self.tokens_sampled = 0
@@ -215,10 +215,10 @@ class Job:
         self.state = state
         self.decided.set()
 
-    def accept(self, prompt_tokens: int, loose_tools: tuple[int, ...] = ()) -> None:
+    def accept(self, prompt_tokens: int, unenforced_tools: tuple[int, ...] = ()) -> None:
         """The engine has tokenised the prompt and accepts the job. A second engine does so again."""
         self.prompt_tokens = prompt_tokens
-        self.loose_tools = loose_tools
+        self.unenforced_tools = unenforced_tools
         if self.state is JobState.ARRIVED:
             self._move(JobState.ACCEPTED)
 

@@ -2,13 +2,13 @@
 
 from worker.constraints.jobs import Constraints
 from worker.constraints.vocabulary import Vocabulary
-from worker.engine.channels import NO_MARKS, Marks
+from worker.engine.channels import NO_CONTROL_TOKENS, ControlTokens
 from worker.llama.library import give_back_memory
 from worker.llama.model import Model
 from worker.wire.chat_format import HERMES, ChatFormat
 
 
-def constraints_of(model: Model, marks: Marks = NO_MARKS, form: ChatFormat = HERMES) -> Constraints:
+def constraints_of(model: Model, marks: ControlTokens = NO_CONTROL_TOKENS, form: ChatFormat = HERMES) -> Constraints:
     """Return the compiler of jobs' constraints; made once for a model, in some tenths of a second."""
     vocabulary = Vocabulary(
         pieces=model.pieces,

@@ -10,10 +10,10 @@ from typing import cast
 
 import msgspec
 
-from worker.chat.marks import Json, Names
+from worker.chat.escapes import Json, Names
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates
-from worker.engine.channels import Marks
+from worker.engine.channels import ControlTokens
 from worker.engine.dividers import marks_among
 from worker.errors import ModelLoadFailed
 from worker.llama.model import TOKEN_KINDS, Model
@@ -31,13 +31,8 @@ def check_given_template(config: Configure) -> None:
     if config.chat_template is None:
         return
     try:
-        ChatTemplates(
-            config.chat_template,
-            None,
-            names=Names(()),
-            tokens={f"{kind}_token": "" for kind in TOKEN_KINDS},
-            variables=_variables(config),
-        )
+        tokens = {f"{kind}_token": "" for kind in TOKEN_KINDS}
+        ChatTemplates(config.chat_template, None, names=Names(()), tokens=tokens, variables=_variables(config))
     except BrokenTemplate as error:
         raise ModelLoadFailed(f"--chat-template: {error}; use another file, or remove the flag") from None
 
@@ -68,7 +63,7 @@ def chat_of(config: Configure, info: ModelInfo, model: Model) -> ChatTemplates |
     return chat
 
 
-def marks_of(model: Model, form: ChatFormat) -> Marks:
+def marks_of(model: Model, form: ChatFormat) -> ControlTokens:
     """The tokens that divide the model's answers, and those of its calls."""
     calls = form.calls
     markers = [] if calls is None else [getattr(calls, name) for name in _MARKERS]
@@ -76,7 +71,7 @@ def marks_of(model: Model, form: ChatFormat) -> Marks:
     marks = marks_among(model.controls, model.words, pair, markers, enders_of(form, model.controls))
     if form.reasoning is None or marks.turns or (calls is not None and calls.form == "harmony"):
         return marks
-    return replace(marks, spoken=(form.reasoning.begin, form.reasoning.end), piece=model.piece)
+    return replace(marks, text_markers=(form.reasoning.begin, form.reasoning.end), piece=model.piece)
 
 
 def enders_of(form: ChatFormat, controls: Collection[str]) -> list[str]:

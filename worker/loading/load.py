@@ -19,7 +19,7 @@ import msgspec
 from worker.chat.template import ChatTemplates
 from worker.chat.tool_format import chat_format
 from worker.engine.backend import LoadedDraft, LoadedModel
-from worker.engine.channels import Marks
+from worker.engine.channels import ControlTokens
 from worker.engine.prefill_budget import widest_step_of
 from worker.errors import ModelLoadFailed
 from worker.host import available_memory_bytes, cpu_quota
@@ -371,7 +371,9 @@ def _with_head(loaded: LoadedRunner, head: LoadedHead) -> LoadedRunner:
     return replace(loaded, draft=head.draft, draft_sizes=head.sizes)
 
 
-def _model_facts(loaded: LoadedRunner, chat: ChatTemplates | Violation, form: ChatFormat, marks: Marks) -> ModelFacts:
+def _model_facts(
+    loaded: LoadedRunner, chat: ChatTemplates | Violation, form: ChatFormat, marks: ControlTokens
+) -> ModelFacts:
     model, info = loaded.model, loaded.info
     templates = chat if isinstance(chat, ChatTemplates) else None
     return ModelFacts(
@@ -385,7 +387,7 @@ def _model_facts(loaded: LoadedRunner, chat: ChatTemplates | Violation, form: Ch
         chat_template=templates.default.source if templates else None,
         chat_template_caps=templates.caps if templates else (),
         chat_format=form,
-        can_limit_reasoning=bool(marks.closers or marks.spoken),
+        can_limit_reasoning=bool(marks.closers or marks.text_markers),
     )
 
 

@@ -151,8 +151,8 @@ class Intake:
                 constraint.close()
             self._outbox.send(Refused(job=submit.job, violations=broken))
         else:
-            loose_tools = () if constraint is None else constraint.loose_tools
-            self._outbox.send(Accepted(job=submit.job, prompt_tokens=len(prompt), loose_tools=loose_tools))
+            unenforced_tools = () if constraint is None else constraint.unenforced_tools
+            self._outbox.send(Accepted(job=submit.job, prompt_tokens=len(prompt), unenforced_tools=unenforced_tools))
             self.inbox.put(Queued(submit, prompt, constraint, prediction))
             self._abort_if_in_the_way(salted(prompt, submit.salt))
 

@@ -177,7 +177,7 @@ def _accepted_headers(generation: Generation, jobs: Sequence[Job], context_lengt
     max_tokens = generation.cut_to(context_length - max(job.prompt_tokens for job in jobs))
     cut = {} if max_tokens is None else {"x-max-tokens-cut": str(max_tokens)}
     tools = generation.reading.use.tools
-    loose = in_header(tools[place].given_name for place in jobs[0].loose_tools)
+    loose = in_header(tools[place].given_name for place in jobs[0].unenforced_tools)
     return cut | ({"x-unenforced-tools": ", ".join(loose)} if loose else {})
 
 

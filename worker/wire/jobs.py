@@ -130,7 +130,7 @@ class Accepted(Frame, frozen=True, kw_only=True):
 
     job: JobKey
     prompt_tokens: int
-    loose_tools: tuple[int, ...] = ()
+    unenforced_tools: tuple[int, ...] = ()
     """The places of offered tools whose schemas cannot be enforced, so that calls of them may have any arguments."""
 
 

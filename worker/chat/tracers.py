@@ -1,8 +1,6 @@
 """Check that a rendering contains all of a conversation.
 
-Marks each text with a unique private-use character, to check that the template rendered it. The character stays with
-the text through trimming, cutting and JSON.
-Pure; knows no template engine.
+Each text gets a unique private-use character, its tracer. It stays with the text through trimming, cutting and JSON.
 """
 
 import json
@@ -13,15 +11,15 @@ from dataclasses import dataclass, field
 from itertools import dropwhile
 from typing import cast
 
+from worker.chat.escapes import Json
 from worker.chat.forms import END_OF_THOUGHT, LEADING, RESULTS, Message, calls_of, function_of, object_of
-from worker.chat.marks import Json
 
 _PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
 _TAIL_CHARS = 200
 """The number of characters at a text's end that are searched for a word."""
 _WORD = re.compile(r"\w+")
 _ESCAPED = re.compile(r"\\U([0-9a-f]{8})|\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")
-"""The form of a witness if a template writes an object in Python's syntax, or JSON in ASCII."""
+"""The form of a tracer if a template writes an object in Python's syntax, or JSON in ASCII."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +33,19 @@ class Found:
 
 @dataclass(slots=True)
 class _Turn:
-    """The witnesses of one message."""
+    """The tracers of one message."""
 
     at: int
     role: Json
     said: list[str] = field(default_factory=list)
-    """The witnesses in its content."""
+    """The tracers in its content."""
     called: list[str] = field(default_factory=list)
-    """The witnesses in its calls."""
+    """The tracers in its calls."""
 
 
 @dataclass(slots=True)
-class Witnesses:
-    """The messages with witnesses in their contents, in names of functions, and in arguments. Reasoning has no witness,
+class Tracers:
+    """The messages with tracers in their contents, in names of functions, and in arguments. Reasoning has no tracer,
     because templates deliberately omit it."""
 
     characters: Iterator[str]
@@ -57,7 +55,7 @@ class Witnesses:
     _turns: list[_Turn] = field(default_factory=list)
 
     def put_into(self, messages: list[Message]) -> list[Message]:
-        """Copies of the messages with witnesses."""
+        """Copies of the messages with tracers."""
         made = []
         for at, message in enumerate(messages):
             turn = _Turn(at, message.get("role"))
@@ -67,19 +65,19 @@ class Witnesses:
 
     def found_in(self, text: str) -> Found:
         """The messages that the rendering lost or moved."""
-        places: dict[str, list[int]] = {}
+        positions: dict[str, list[int]] = {}
         for found in _PRIVATE.finditer(_ESCAPED.sub(_unescaped, text)):
-            places.setdefault(found[0], []).append(found.start())
-        lost = next((turn.at for turn in self._turns if not places.keys() >= {*turn.said, *turn.called}), None)
-        return Found(lost, self._moved(places) if lost is None else lost)
+            positions.setdefault(found[0], []).append(found.start())
+        lost = next((turn.at for turn in self._turns if not positions.keys() >= {*turn.said, *turn.called}), None)
+        return Found(lost, self._moved(positions) if lost is None else lost)
 
-    def _moved(self, places: Mapping[str, list[int]]) -> int | None:
+    def _moved(self, positions: Mapping[str, list[int]]) -> int | None:
         """The first message that does not follow the one before it. A template may put leading system messages
         anywhere, and may order results by their calls or calls by their results."""
 
-        def places_after(start: int, witnesses: list[str]) -> list[int]:
-            """The first place of each witness at or after the start; -1 if there is none."""
-            return [next((place for place in places[one] if place >= start), -1) for one in witnesses]
+        def positions_after(start: int, tracers: list[str]) -> list[int]:
+            """The first position of each tracer at or after the start; -1 if there is none."""
+            return [next((position for position in positions[one] if position >= start), -1) for one in tracers]
 
         end = end_of_calls = start_of_results = 0
         for turn in dropwhile(lambda turn: turn.role in LEADING, self._turns):
@@ -87,7 +85,7 @@ class Witnesses:
             if not is_result:
                 end = max(end, end_of_calls)
             start = start_of_results if is_result else end
-            said, called = places_after(start, turn.said), places_after(start, turn.called)
+            said, called = positions_after(start, turn.said), positions_after(start, turn.called)
             if -1 in said + called:
                 return turn.at
             end, end_of_calls = max([end, *said]), max([end_of_calls, *called])
@@ -114,13 +112,13 @@ class Witnesses:
     def _called(self, function: dict[str, Json], into: list[str]) -> Json:
         name, arguments = function.get("name"), function.get("arguments")
         called = object_of(arguments) if isinstance(arguments, str) else arguments
-        witnessed = self._inside(called, into)
+        traced = self._inside(called, into)
         if isinstance(arguments, str) and isinstance(called, dict):
-            witnessed = json.dumps(witnessed, ensure_ascii=False)
-        return {**function, "name": self._inside(name, into), "arguments": witnessed}
+            traced = json.dumps(traced, ensure_ascii=False)
+        return {**function, "name": self._inside(name, into), "arguments": traced}
 
     def _inside(self, value: Json, into: list[str]) -> Json:
-        """The value with a witness in the last text that is in it."""
+        """The value with a tracer in the last text that is in it."""
         if isinstance(value, str):
             return self._text(value, into)
         entries = list(
@@ -134,7 +132,7 @@ class Witnesses:
         return value
 
     def _text(self, text: str, into: list[str], *, is_thought: bool = False) -> str:
-        """The text with a witness. It is after the first letter of the last word that the template does not contain, or
+        """The text with a tracer. It is after the first letter of the last word that the template does not contain, or
         else after the last sign. A text of spaces gets none."""
         start = 0
         if is_thought:
@@ -144,11 +142,11 @@ class Witnesses:
         at = words[-1].start() + 1 if words else len(text.rstrip())
         if at <= start:
             return text
-        if not (witness := next(self.characters, "")):
+        if not (tracer := next(self.characters, "")):
             # There are more texts than free characters; the other texts suffice for the check.
             return text
-        into.append(witness)
-        return text[:at] + witness + text[at:]
+        into.append(tracer)
+        return text[:at] + tracer + text[at:]
 
 
 def _unescaped(found: re.Match[str]) -> str:

@@ -16,7 +16,7 @@ from tests.vocabularies import VOCABULARIES
 from worker.chat.parse import Message, Reader, message_of
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
-from worker.engine.channels import CONTENT, NO_MARKS, Place
+from worker.engine.channels import CONTENT, NO_CONTROL_TOKENS, ChannelState
 from worker.engine.dividers import marks_among
 from worker.llama.constrained import constraints_of
 from worker.wire.chat_format import ChatFormat
@@ -58,14 +58,14 @@ OPENED = replace(CONTENT, is_opened=True)
 def constraint_of(
     name: str,
     *,
-    place: Place,
+    place: ChannelState,
     tools: Tools | None = None,
     json_schema: str | None = None,
     budget: int | None = None,
 ) -> AnswerConstraint:
     form, made = SPEAKING[name]
     assert form.reasoning is not None
-    marks = replace(marks_among(made.controls), spoken=(form.reasoning.begin, form.reasoning.end))
+    marks = replace(marks_among(made.controls), text_markers=(form.reasoning.begin, form.reasoning.end))
     assert not marks.turns
     constraints = Constraints(made.vocabulary(), give_back=lambda: None, marks=marks, form=form)
     return begun(constraints, place, tools=tools, json_schema=json_schema, reasoning_budget=budget)
@@ -187,7 +187,7 @@ def test_an_instance_of_a_schema_does_not_begin_in_the_token_that_ends_the_reaso
 
 def test_where_a_call_ends_the_reasoning_it_is_held_to_its_form() -> None:
     form = FORMATS["glm-4.5"]
-    marks = replace(NO_MARKS, spoken=("<think>", "</think>"))
+    marks = replace(NO_CONTROL_TOKENS, text_markers=("<think>", "</think>"))
     constraints = Constraints(SPELLED.vocabulary(), give_back=lambda: None, marks=marks, form=form)
     constraint = begun(constraints, OPENED, tools=Tools(tools=(TOOL,)), reasoning_budget=99)
     go_on(constraint, SPELLED.tokens("Hm. <tool_call>"))
@@ -204,7 +204,7 @@ def test_real_vocabularies_close_a_reasoning_in_their_own_tokens(name: str) -> N
             marks = replace(
                 marks_among(model.controls),
                 turns={},
-                spoken=(form.reasoning.begin, form.reasoning.end),
+                text_markers=(form.reasoning.begin, form.reasoning.end),
                 piece=model.piece,
             )
             prompt = model.tokenize(f"Hi {form.reasoning.begin}")

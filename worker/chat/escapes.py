@@ -1,16 +1,16 @@
-"""This module separates the words of a conversation from the words of a template in the rendered text.
+"""Separates the words of a conversation from the words of a template in the rendered text.
 
-Owns the marks: before a template renders a conversation, each character that a control token's name begins or ends with
-is replaced in it by a character of a private use area. Afterwards the characters are restored. A control token's name
-in the marked text was written by the template. Lengths and places do not change, so trimming, cutting, joining and JSON
-have no influence. Pure; knows no template engine and no tokeniser.
+Before a template renders a conversation, each character in it that a control token's name begins or ends with is
+replaced by a character of a private use area. Afterwards the characters are restored. A control token's name in the
+escaped text was written by the template. Lengths and places do not change, so trimming, cutting, joining and JSON have
+no influence.
 """
 
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
-_FIRST_MARK = 0xF0000
+_FIRST_ESCAPE = 0xF0000
 """Supplementary Private Use Area-A: conversations contain its characters only on purpose."""
 _WORD, _SIGNS = re.compile(r"\w+"), re.compile(r"[^\s'\"\\]+")
 
@@ -59,19 +59,19 @@ class Names:
         return frozenset(core for name, core in cores.items() if core != name)
 
 
-class Marker:
-    """Marks conversations for one template and one vocabulary."""
+class Escaper:
+    """Escapes conversations for one template and one vocabulary."""
 
     def __init__(self, source: str, names: Names) -> None:
-        """`source`: the template's. Its own words are not marked if they cannot become part of a name."""
+        """`source`: the template's. Its own words are not escaped if they cannot become part of a name."""
         self.names = names
         self.words = frozenset(_WORD.findall(source))
         """The template's own words."""
         self._taken = frozenset(source)
         left = sorted(filter(self._is_harmless, frozenset(_SIGNS.findall(source))), key=len, reverse=True)
         edges = "".join(map(re.escape, sorted(names.edges)))
-        self._marked = re.compile("|".join([*map(re.escape, left), f"[{edges}]"])) if edges else None
-        self._characters = names.edges | {core[0] for core in names.cores}
+        self.pattern = re.compile("|".join([*map(re.escape, left), f"[{edges}]"])) if edges else None
+        self.characters = names.edges | {core[0] for core in names.cores}
 
     def _is_harmless(self, word: str) -> bool:
         """True if the word has signs, and no name can begin, end or be in it, or contain it."""
@@ -83,49 +83,45 @@ class Marker:
         begins_one = any(word[at:] in names.beginnings for at in range(len(word)))
         return not begins_one and not any(word[:end] in names.ends for end in range(1, len(word) + 1))
 
-    def marks_for(self, conversation: Json) -> "Marks":
-        """The marks for this conversation, none of which it contains itself."""
-        free = self.unused_in(conversation)
-        return Marks(self, dict(zip(sorted(self._characters), free, strict=False)), next(free))
-
     def unused_in(self, conversation: Json) -> Iterator[str]:
         """The free characters: neither this conversation nor the template contains them."""
         taken = self._taken.union(*(text for text in texts(conversation) if not text.isascii()))
-        return (chr(code) for code in range(_FIRST_MARK, 0x10FFFE) if chr(code) not in taken)
-
-    def mark_key(self, key: str, marks: dict[str, str]) -> str:
-        """The marked key of an object. A key that the template reads by name stays unmarked."""
-        return key if key in self.words else self.mark_text(key, marks)
-
-    def mark_text(self, text: str, marks: dict[str, str]) -> str:
-        if text.strip() in self.names.cores and text not in self.words:
-            core = text.strip()
-            return text.replace(core[0], marks[core[0]], 1)
-        return self._marked.sub(lambda found: marks.get(found[0], found[0]), text) if self._marked else text
+        return (chr(code) for code in range(_FIRST_ESCAPE, 0x10FFFE) if chr(code) not in taken)
 
 
-class Marks:
-    """The characters that replace others in one conversation."""
+class Escapes:
+    """The characters that replace others in one conversation, which contains none of them itself."""
 
-    def __init__(self, marker: Marker, marks: dict[str, str], cut: str) -> None:
-        """`cut`: one more character that is not in the conversation."""
-        self.cut = cut
-        self._marker = marker
-        self._marks = marks
-        self._plain = str.maketrans({mark: char for char, mark in marks.items()})
+    def __init__(self, escaper: Escaper, conversation: Json) -> None:
+        free = escaper.unused_in(conversation)
+        self._escaper = escaper
+        self._escapes = dict(zip(sorted(escaper.characters), free, strict=False))
+        self._plain = str.maketrans({escape: char for char, escape in self._escapes.items()})
+        self.cut = next(free)
+        """One more character that is not in the conversation."""
 
-    def mark(self, value: Json, key: str = "") -> Json:
-        """The value with its texts marked, also the keys of its objects."""
+    def escape(self, value: Json, key: str = "") -> Json:
+        """The value with its texts escaped, also the keys of its objects."""
         if isinstance(value, str):
-            return value if key == "role" and value in ROLES else self._marker.mark_text(value, self._marks)
+            return value if key == "role" and value in ROLES else self._text(value)
         if isinstance(value, list):
-            return [self.mark(item) for item in value]
+            return [self.escape(item) for item in value]
         if isinstance(value, dict):
-            return {self._marker.mark_key(name, self._marks): self.mark(item, name) for name, item in value.items()}
+            words = self._escaper.words  # a key that the template reads by name stays as it is
+            return {
+                name if name in words else self._text(name): self.escape(each, name) for name, each in value.items()
+            }
         return value
 
-    def take_off(self, text: str) -> str:
-        """The text with its marks replaced by the original characters, all at the same places."""
+    def _text(self, text: str) -> str:
+        core, escaper = text.strip(), self._escaper
+        if core in escaper.names.cores and text not in escaper.words:
+            return text.replace(core[0], self._escapes[core[0]], 1)
+        pattern = escaper.pattern
+        return pattern.sub(lambda found: self._escapes.get(found[0], found[0]), text) if pattern else text
+
+    def restore(self, text: str) -> str:
+        """The text with its escapes replaced by the original characters, all at the same places."""
         return text.translate(self._plain)
 
 

@@ -1,7 +1,7 @@
 """Markers in a text that is free: control tokens and texts between them, which any tokens may spell.
 
-Owns the bytes by which such a marker is found, its spelling, and the markers around a reasoning that no token divides.
-Pure; used on the step thread.
+The bytes by which such a marker is found, its spelling, and the markers around a reasoning that no token divides. Used
+on the step thread.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Begin:
         return found
 
 
-class SpokenReasoning:
+class TextReasoning:
     """The markers around a reasoning that are text."""
 
     def __init__(self, begin: Begin, end: Begin, tokens: Tokens, *, is_ended_by_call: bool) -> None:

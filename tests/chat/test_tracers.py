@@ -1,4 +1,4 @@
-"""Witnesses show whether a rendering has all of a conversation, whatever the conversation says."""
+"""Tracers show whether a rendering has all of a conversation, whatever the conversation says."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.chat.forms import Message
-from worker.chat.witnesses import Found, Witnesses
+from worker.chat.tracers import Found, Tracers
 
 LAW = settings(max_examples=200)
 
@@ -44,40 +44,40 @@ def plain(text: str) -> str:
 @given(MESSAGES)
 def test_a_conversation_without_its_witnesses_is_unchanged(messages: list[Message]) -> None:
     before = json.dumps(messages)
-    witnessed = Witnesses(characters(), WORDS).put_into(messages)
-    assert json.loads(plain(json.dumps(witnessed, ensure_ascii=False))) == messages
+    traced = Tracers(characters(), WORDS).put_into(messages)
+    assert json.loads(plain(json.dumps(traced, ensure_ascii=False))) == messages
     assert json.dumps(messages) == before
 
 
 @LAW
 @given(MESSAGES, st.sampled_from(["as it is", "JSON in ASCII", "Python"]))
 def test_written_texts_are_found_and_missing_texts_are_lost(messages: list[Message], how: str) -> None:
-    witnesses = Witnesses(characters(), WORDS)
+    tracers = Tracers(characters(), WORDS)
     written = [repr(one) if how == "Python" else json.dumps(one, ensure_ascii=how != "as it is") for one in messages]
-    witnessed = witnesses.put_into(messages)
-    texts = [repr(one) if how == "Python" else json.dumps(one, ensure_ascii=how != "as it is") for one in witnessed]
-    assert witnesses.found_in("".join(texts)) == Found(None, None)
+    traced = tracers.put_into(messages)
+    texts = [repr(one) if how == "Python" else json.dumps(one, ensure_ascii=how != "as it is") for one in traced]
+    assert tracers.found_in("".join(texts)) == Found(None, None)
     for at, (text, bare) in enumerate(zip(texts, written, strict=True)):
         left = "".join([*texts[:at], *texts[at + 1 :]])
-        assert witnesses.found_in(left).lost == (None if text == bare else at)
+        assert tracers.found_in(left).lost == (None if text == bare else at)
 
 
 @pytest.mark.parametrize("thought", ["<think>a</think>", "[THINK]a[/THINK]", "<seed:think>a</seed:think>"])
 def test_reasoning_has_no_witness(thought: str) -> None:
-    for role, is_witnessed in (("assistant", False), ("user", True)):
+    for role, is_traced in (("assistant", False), ("user", True)):
         messages: list[Message] = [{"role": role, "content": thought}]
-        assert (Witnesses(characters(), frozenset()).put_into(messages) != messages) == is_witnessed
+        assert (Tracers(characters(), frozenset()).put_into(messages) != messages) == is_traced
     answered: list[Message] = [{"role": "assistant", "content": f"{thought}yes"}]
-    witnessed = Witnesses(characters(), frozenset()).put_into(answered)
-    assert str(witnessed[0]["content"]).startswith(thought)
+    traced = Tracers(characters(), frozenset()).put_into(answered)
+    assert str(traced[0]["content"]).startswith(thought)
 
 
 def test_a_message_before_an_earlier_one_is_moved() -> None:
     said: list[Message] = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
-    witnesses = Witnesses(characters(), frozenset())
-    system, first, answer, second = (str(one["content"]) for one in witnesses.put_into(said))
-    assert witnesses.found_in(first + answer + second + system) == Found(None, None)
-    assert witnesses.found_in(system + first + second + answer) == Found(None, 3)
+    tracers = Tracers(characters(), frozenset())
+    system, first, answer, second = (str(one["content"]) for one in tracers.put_into(said))
+    assert tracers.found_in(first + answer + second + system) == Found(None, None)
+    assert tracers.found_in(system + first + second + answer) == Found(None, 3)
 
 
 def test_results_may_follow_their_calls_directly() -> None:
@@ -89,8 +89,8 @@ def test_results_may_follow_their_calls_directly() -> None:
         {"role": "tool", "content": "two"},
         {"role": "user", "content": "thanks"},
     ]
-    witnesses = Witnesses(characters(), frozenset())
-    made = witnesses.put_into(said)
+    tracers = Tracers(characters(), frozenset())
+    made = tracers.put_into(said)
     user, look, one, two, thanks = (str(message["content"]) for message in made)
     f, g = ("f" + chr(0xF0002), "g" + chr(0xF0003))
     for text, moved in (
@@ -100,11 +100,11 @@ def test_results_may_follow_their_calls_directly() -> None:
         (user + f + g + one + two + look + thanks, 2),
         (user + look + f + one + two + thanks + g, 4),
     ):
-        assert witnesses.found_in(text).moved == moved
+        assert tracers.found_in(text).moved == moved
 
 
 def test_there_may_be_more_texts_than_witnesses() -> None:
     messages: list[Message] = [{"role": "user", "content": "a"} for _ in range(3)]
-    witnesses = Witnesses(iter("\U000f0000"), frozenset())
-    assert witnesses.put_into(messages)[1:] == messages[1:]
-    assert witnesses.found_in("a\U000f0000aa") == Found(None, None)
+    tracers = Tracers(iter("\U000f0000"), frozenset())
+    assert tracers.put_into(messages)[1:] == messages[1:]
+    assert tracers.found_in("a\U000f0000aa") == Found(None, None)
