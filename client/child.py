@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import msgspec
 
-from worker.config.settings import environment
+from worker.config.environment import environment
 from worker.errors import WorkerError
 
 COMMAND = (sys.executable, "-m", "worker")

@@ -25,7 +25,7 @@ from msgspec import Meta
 from parity.markdown import cell, to_markdown
 from parity.provenance import GENERATED_BY
 from parity.report import Report, contradictions, from_json, json_document, json_lines, to_json
-from worker.config.settings import environment
+from worker.config.environment import environment
 from worker.downloads.catalog import Sha256
 from worker.errors import UsageError, WorkerError
 from worker.front.certificate import REPORT_FILE

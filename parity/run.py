@@ -28,7 +28,7 @@ from worker.llama.kernels import fixed
 from worker.loading.load import placed
 from worker.plan.placement import Placement
 from worker.wire.jobs import TokenId
-from worker.wire.load import Configure
+from worker.config.engine_settings import Configure
 from worker.wire.numerics import Numerics
 
 BUDGET_S: Final = {

@@ -23,7 +23,7 @@ from worker.model.info import ModelInfo
 from worker.plan.devices import Device, choose_device
 from worker.plan.memory import k_type
 from worker.plan.placement import Placement
-from worker.wire.load import Configure
+from worker.config.engine_settings import Configure
 from worker.wire.numerics import Numerics
 
 ALL_LAYERS: Final = -1

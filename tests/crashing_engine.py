@@ -21,6 +21,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as capi
 
+from worker.config.engine_settings import Configure
 from worker.engine.backend import LoadedModel, Meanwhile, do_nothing
 from worker.engine.step import Sampled, Slice, Step
 from worker.llama.runner import LlamaRunner
@@ -28,7 +29,6 @@ from worker.loading.load import load_model
 from worker.process.main import main
 from worker.wire.frames import encode_frame
 from worker.wire.jobs import Finished, JobKey, SlotId, StepDone, TokenId
-from worker.wire.load import Configure
 
 GATES_DIR = "CRASHING_ENGINE_GATES"
 DIES_LOADING = "CRASHING_ENGINE_DIES_LOADING"

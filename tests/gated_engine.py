@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from worker.config.engine_settings import Configure
 from worker.engine.backend import LoadedModel
 from worker.loading.load import load_model
 from worker.process.main import main
-from worker.wire.load import Configure
 
 if __name__ == "__main__":
     gate = Path(sys.argv.pop(1))

@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "worker.upstream": ("worker.upstream",),
     "worker.observe": ("worker.observe", "worker.upstream", "worker.wire", "worker.errors"),
     "worker.wire": ("worker.wire",),
-    "worker.engine": ("worker.engine", "worker.limits", "worker.wire", "worker.errors"),
+    "worker.engine": ("worker.engine", "worker.config", "worker.limits", "worker.wire", "worker.errors"),
     "worker.sampling": ("worker.sampling", "worker.wire"),
     "worker.chat": ("worker.chat", "worker.wire", "worker.errors"),
     "worker.protocol": ("worker.protocol", "worker.wire", "worker.errors"),
@@ -93,14 +93,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "worker.saved": ("worker.saved", "worker.upstream", "worker.engine", "worker.wire", "worker.host", "worker.errors"),
     "worker.llama": (
         *("worker.llama", "worker.engine", "worker.sampling", "worker.chat", "worker.saved", "worker.constraints"),
-        *("worker.plan", "worker.model", "worker.limits", "worker.upstream", "worker.wire", "worker.host"),
-        *("worker.errors",),
+        *("worker.plan", "worker.model", "worker.config", "worker.limits", "worker.upstream", "worker.wire"),
+        *("worker.host", "worker.errors"),
     ),
     "worker.loading": (
         *("worker.loading", "worker.llama", "worker.engine", "worker.chat", "worker.saved", "worker.plan"),
-        *("worker.model", "worker.upstream", "worker.wire", "worker.host", "worker.errors"),
+        *("worker.model", "worker.config", "worker.upstream", "worker.wire", "worker.host", "worker.errors"),
     ),
-    "worker.process": ("worker.process", "worker.loading", "worker.engine", "worker.wire", "worker.errors"),
+    "worker.process": (
+        *("worker.process", "worker.loading", "worker.engine", "worker.config", "worker.wire", "worker.errors"),
+    ),
     "worker.front": (
         *("worker.front", "worker.protocol", "worker.wire", "worker.model", "worker.downloads", "worker.config"),
         *("worker.observe", "worker.host", "worker.chat.parse", "worker.chat.deltas", "worker.errors"),

@@ -24,7 +24,8 @@ from worker.argv import means_serve
 from worker.cli import run, setting_options
 from worker.commands.models import models
 from worker.config.legacy import BACKENDS, DEVICE_NUMBERS, IGNORED_SWITCHES, IGNORED_VALUES
-from worker.config.settings import flag_name, options
+from worker.config.option import flag_name
+from worker.config.settings import options
 
 MODEL = ["--model", "m.gguf"]
 COMMANDS = ["serve", "generate", "chat", "models", "inspect", "launch", "devices"]

@@ -3,28 +3,27 @@
 On two layers of the default model, over the engine and llama.cpp as the engine process puts them together.
 """
 
-import dataclasses
 import json
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import jsonschema
+import msgspec
 import pytest
-from msgspec.structs import replace
 
 from tests.front.rehearsal import CHEAP_ROWS, CONFIG
 from tests.queued import queued
+from worker.config.engine_settings import Scheduling
 from worker.engine.backend import LoadedModel, Read
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
 from worker.wire.jobs import Failed, Finished, JobKey, Sampling, StepDone, Submit, TokenId
-from worker.wire.load import Scheduling
 from worker.wire.messages import Outbound
 from worker.wire.refusals import Violation
 
@@ -66,7 +65,7 @@ class Asked:
 
     def submit(self, job: JobKey, sampling: Sampling) -> Submit:
         submit = Submit(job=job, prompt="", max_tokens=self.max_tokens, sampling=sampling)
-        return submit if self.field is None else replace(submit, **{self.field: self.text})
+        return submit if self.field is None else msgspec.structs.replace(submit, **{self.field: self.text})
 
 
 JOBS = (
@@ -104,7 +103,7 @@ class Answers:
             self.texts[delta.job] = self.texts.get(delta.job, "") + delta.text
             self.n_tokens[delta.job] = self.n_tokens.get(delta.job, 0) + 1
         # How many tokens were drafted is no part of an answer.
-        self.ends |= {end.job: replace(end, n_drafted=0, n_accepted=0) for end in message.finished}
+        self.ends |= {end.job: msgspec.structs.replace(end, n_drafted=0, n_accepted=0) for end in message.finished}
         self.ends |= {end.job: end for end in message.failed}
 
     def told(self) -> list[Told]:
@@ -113,7 +112,7 @@ class Answers:
 
 @pytest.fixture(scope="module")
 def model(shallow_model: Path) -> Iterator[LoadedModel]:
-    sizes = {"ctx_size": 2048, "parallel": len(JOBS), "cache_type_k": "auto", "prompt_lookup": "off"}
+    sizes: dict[str, Any] = {"ctx_size": 2048, "parallel": len(JOBS), "cache_type_k": "auto", "prompt_lookup": "off"}
     model = load_model(replace(CONFIG, model_path=str(shallow_model), **sizes), lambda _: None)
     assert isinstance(model.runner, LlamaRunner)
     yield model
@@ -131,7 +130,7 @@ def answers(
     """All jobs, one arriving every so many steps. `changes`: fields of EngineConfig to change."""
     heard = Answers()
     there = EngineConfig.of(replace(CONFIG, parallel=len(JOBS)), model)
-    engine = Engine(model.runner, dataclasses.replace(there, **changes), emit=heard.take, clock=time.monotonic)
+    engine = Engine(model.runner, replace(there, **changes), emit=heard.take, clock=time.monotonic)
     for number, asked in enumerate(JOBS):
         job, sampling = JobKey(number), Sampling(seed=number, temperature=asked.temperature, logprobs=logprobs)
         constraint = model.constrain(asked.submit(job, sampling))

@@ -7,23 +7,25 @@ Over the engine and llama.cpp, as the engine process puts them together, on smal
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from parity.llama.quantise import quantise
 from tests.front.rehearsal import CONFIG
 from tests.llama.wide_models import write_wide
 from tests.queued import queued
 from tests.test_models import command
+from worker.config.engine_settings import BatchInvariant
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.invariance import has_own_products
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
 from worker.wire.jobs import JobKey, Logprob, Sampling, StepDone, TokenId
-from worker.wire.load import BatchInvariant, SelfTested
+from worker.wire.load import SelfTested
 from worker.wire.messages import Outbound
 
 pytestmark = pytest.mark.model
@@ -40,8 +42,8 @@ class Worker:
     """An engine that is asked for log-probabilities."""
 
     def __init__(self, path: Path, *, is_deterministic: bool = False, batch_invariant: BatchInvariant = "auto") -> None:
-        asked = {"is_deterministic": is_deterministic, "batch_invariant": batch_invariant}
-        sizes = {"ctx_size": 2048, "parallel": N_JOBS, "cache_type_k": "auto"}
+        asked: dict[str, Any] = {"deterministic": is_deterministic, "batch_invariant": batch_invariant}
+        sizes: dict[str, Any] = {"ctx_size": 2048, "parallel": N_JOBS, "cache_type_k": "auto"}
         config = replace(CONFIG, model_path=str(path), **asked, **sizes)
         model = load_model(config, lambda _: None)
         assert isinstance(model.runner, LlamaRunner)

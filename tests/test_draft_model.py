@@ -2,17 +2,15 @@
 engine and llama.cpp as the engine process puts them together.
 """
 
-import dataclasses
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from parity.f32_copy import rewrite
 from parity.llama.quantise import quantise
@@ -21,6 +19,7 @@ from tests.llama.tiny import write_tiny
 from tests.queued import queued
 from tests.shared_files import made_once, shared_folder
 from tests.worker_process import PATIENCE_S, eventually, own_environment, serve_default
+from worker.config.engine_settings import DraftModelAsked
 from worker.engine.backend import LoadedDraft, LoadedModel, Meanwhile, Read, do_nothing
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
@@ -29,7 +28,6 @@ from worker.errors import ModelLoadFailed
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
 from worker.wire.jobs import Finished, JobKey, Sampling, StepDone
-from worker.wire.load import DraftModelAsked
 from worker.wire.messages import Outbound
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("default_model")]
@@ -98,8 +96,8 @@ class Told:
 def answers(model: LoadedModel, draft: LoadedDraft | None, *, cancelled_at: int = 0, **changes: Any) -> Told:
     """Run the four jobs, together. `cancelled_at`: the decode step before which the second leaves."""
     told = Told()
-    config = dataclasses.replace(EngineConfig.of(replace(CONFIG, parallel=4), model), itl_target_s=SLOW_S, **changes)
-    config = dataclasses.replace(config, row_costs=CHEAP_ROWS if draft else (), has_own_text=False, history_bytes=0)
+    config = replace(EngineConfig.of(replace(CONFIG, parallel=4), model), itl_target_s=SLOW_S, **changes)
+    config = replace(config, row_costs=CHEAP_ROWS if draft else (), has_own_text=False, history_bytes=0)
     engine = Engine(model.runner, config, emit=told.hear, clock=time.monotonic, draft=draft, warn=told.warnings.append)
     for number, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
         read = model.prompts.read(prompt)

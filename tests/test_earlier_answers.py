@@ -2,15 +2,13 @@
 and llama.cpp as the engine process puts them together.
 """
 
-import dataclasses
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from tests.front.rehearsal import CONFIG
 from tests.queued import queued
@@ -47,7 +45,7 @@ class Heard:
 
 @pytest.fixture(scope="module")
 def model(any_model: Path) -> Iterator[LoadedModel]:
-    sizes = {"ctx_size": 1024, "parallel": 2, "cache_type_k": "auto", "prompt_lookup": "off"}
+    sizes: dict[str, Any] = {"ctx_size": 1024, "parallel": 2, "cache_type_k": "auto", "prompt_lookup": "off"}
     model = load_model(replace(CONFIG, model_path=str(any_model), **sizes), lambda _: None)
     assert isinstance(model.runner, LlamaRunner)
     yield model
@@ -58,7 +56,7 @@ def one_after_another(model: LoadedModel, sampling: Sampling, **changes: Any) ->
     """An answer for each person, on one engine. `changes`: fields of EngineConfig to change."""
     there = EngineConfig.of(replace(CONFIG, parallel=2), model)
     frames: list[Outbound] = []
-    config = dataclasses.replace(there, itl_target_s=SLOW_S, **changes)
+    config = replace(there, itl_target_s=SLOW_S, **changes)
     engine = Engine(model.runner, config, emit=frames.append, clock=time.monotonic)
     told = []
     for number, (name, city) in enumerate(PEOPLE):

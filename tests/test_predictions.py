@@ -2,13 +2,13 @@
 and llama.cpp as the engine process puts them together.
 """
 
-import dataclasses
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from tests.front.rehearsal import CONFIG
 from tests.queued import queued
@@ -28,7 +28,7 @@ ASK = "<|im_start|>user\nTell a short story about a lighthouse.<|im_end|>\n<|im_
 
 @pytest.fixture(scope="module")
 def model(any_model: Path) -> Iterator[LoadedModel]:
-    sizes = {"ctx_size": 1024, "parallel": 2, "cache_type_k": "auto", "prompt_lookup": "off"}
+    sizes: dict[str, Any] = {"ctx_size": 1024, "parallel": 2, "cache_type_k": "auto", "prompt_lookup": "off"}
     model = load_model(replace(CONFIG, model_path=str(any_model), **sizes), lambda _: None)
     assert isinstance(model.runner, LlamaRunner)
     yield model
@@ -44,7 +44,7 @@ def tokens_of(model: LoadedModel, text: str, *, is_prompt: bool) -> Read:
 def told(model: LoadedModel, sampling: Sampling, prediction: str) -> Heard:
     frames: list[Outbound] = []
     there = EngineConfig.of(replace(CONFIG, parallel=2), model)
-    config = dataclasses.replace(there, itl_target_s=SLOW_S, row_costs=CHEAP_ROWS, history_bytes=0)
+    config = replace(there, itl_target_s=SLOW_S, row_costs=CHEAP_ROWS, history_bytes=0)
     engine = Engine(model.runner, config, emit=frames.append, clock=time.monotonic)
     predicted = tokens_of(model, prediction, is_prompt=False).tokens if prediction else ()
     engine.submit(queued(JobKey(1), tokens_of(model, ASK, is_prompt=True).tokens, 100, sampling, prediction=predicted))

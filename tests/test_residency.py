@@ -4,6 +4,7 @@ import asyncio
 import io
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -175,7 +176,7 @@ async def test_an_engine_process_whose_model_leaves_is_found_out() -> None:
     front = Listening(Settings(model="m.gguf", worker_id="w-1"), Metrics("w-1"))
     front.gone = asyncio.Event()
     client = EngineClient(
-        msgspec.structs.replace(CONFIG, model_path=LEAVING),
+        replace(CONFIG, model_path=LEAVING),
         front,
         environment=engine_environment(),
         watchdog_s=PATIENCE_S,

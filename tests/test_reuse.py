@@ -3,13 +3,12 @@
 The truth is a worker that has none of these: one slot, no prefix cache, no prompt lookup.
 """
 
-import dataclasses
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from tests.front.rehearsal import CHEAP_ROWS, CONFIG
 from tests.queued import queued
@@ -113,7 +112,7 @@ def test_drafts_are_right_where_a_text_repeats_itself(any_model: Path, plain: Wo
     """The same, where wide steps are said to cost next to nothing."""
     config = replace(CONFIG, model_path=str(any_model), ctx_size=512, parallel=1, cache_type_k="auto")
     model = load_model(replace(config, prompt_lookup="off"), lambda _: None)
-    cheap = dataclasses.replace(EngineConfig.of(config, model), row_costs=CHEAP_ROWS)
+    cheap = replace(EngineConfig.of(config, model), row_costs=CHEAP_ROWS)
     assert isinstance(model.runner, LlamaRunner)
     steps: list[Outbound] = []
     engine = Engine(model.runner, cheap, emit=steps.append, clock=time.monotonic)

@@ -11,11 +11,11 @@ from tests.backends.choice import chosen
 from tests.web.wire import events_in
 from tests.worker_process import Event, WorkerProcess, check_order, serving, text_of
 from worker.config.engine import configure
+from worker.config.engine_settings import Configure
 from worker.config.settings import Settings
 from worker.engine.step import Slice, Step
 from worker.loading.load import load_runner
 from worker.wire.jobs import Sampling, SlotId
-from worker.wire.load import Configure
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 

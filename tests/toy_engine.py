@@ -32,6 +32,7 @@ from tests.engine.fake_runner import FakeRunner, ToyModel
 from tests.engine.toy_constraint import N_VOCAB
 from tests.front.rehearsal import FACTS
 from tests.hostile_texts import TEXTS
+from worker.config.engine_settings import Configure
 from worker.engine.backend import Found, LoadedModel, Meanwhile, Read, do_nothing
 from worker.engine.dividers import marks_among
 from worker.engine.step import Constraint, Sampled, Step
@@ -39,7 +40,7 @@ from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.process.main import main
 from worker.wire.chat_format import HERMES, ReasoningFormat
 from worker.wire.jobs import Prompt, SlotId, Submit, TokenId
-from worker.wire.load import Configure, Residency, SelfTested
+from worker.wire.load import Residency, SelfTested
 from worker.wire.prompts import Conversation, Infill
 from worker.wire.refusals import Violation
 

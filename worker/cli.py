@@ -23,8 +23,10 @@ from worker.argv import HELP_FLAGS, is_model_file, means_serve
 from worker.config import legacy
 from worker.config.config_file import config_option
 from worker.config.contradictions import check
-from worker.config.option import Panel, SettingOption, Text, shown
-from worker.config.settings import Settings, environment, options
+from worker.config.environment import environment
+from worker.config.option import SettingOption, Text, shown
+from worker.config.row import Panel
+from worker.config.settings import Settings, options
 from worker.config.spellings import flag_hint, is_llama_servers, unread
 from worker.errors import UsageError, WorkerError
 from worker.observe.redaction import shows_secret
@@ -175,12 +177,7 @@ def read_settings(ctx: click.Context, default_model: Callable[[Path | None], str
     source = ctx.get_parameter_source
     given = {name: value for name, value in ctx.params.items() if source(name) is not ParameterSource.DEFAULT}
     flags = {name: value for name, value in given.items() if source(name) is ParameterSource.COMMANDLINE}
-    device = legacy.device_asked_for(
-        flags.get("device"),
-        flags.get("backend"),
-        {name: flags[name] for name in legacy.DEVICE_NUMBERS if name in flags},
-    )
-    if device is not None:
+    if (device := legacy.device_asked_for(flags)) is not None:
         given["device"] = device
     if MODEL_FILE in flags or HF_REPO in flags:
         given["model"] = _other_model(flags)

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import uvloop
 
-from worker.config.engine import configure
+from worker.config.engine import configure, read_chat_template
+from worker.config.environment import asks_for_traces, environment
 from worker.config.no_effect import idle_after_load, idle_before_load, report
-from worker.config.settings import Settings, environment, read_chat_template
-from worker.config.traces import asks_for_traces
+from worker.config.settings import Settings
 from worker.downloads.catalog import Catalog, Located, load_catalog, locate
 from worker.errors import CallbackFailed, InsufficientMemory, InternalFailure, StartupError, UsageError, WorkerError
 from worker.front.certificate import Certificate, read_certificate
@@ -98,7 +98,7 @@ def run(
             secrets=Secrets(settings.api_key, environment().get("HF_TOKEN")),
         )
         traces = _traces(settings)
-        log.info("startup", model_ref=settings.reported_model_ref, device=settings.device_or_auto)
+        log.info("startup", model_ref=settings.reported_model_ref, device=settings.device)
         if ignored_flags:
             log.warning("startup", ignored_flags=list(ignored_flags))
         if shows_secrets:
@@ -376,7 +376,7 @@ def _callback_body(settings: Settings, front: Front, port: int) -> bytes:
 
 def _report(error: StartupError, settings: Settings, model_path: Path | None) -> None:
     """Log the one line that says why there is no worker, whatever the reason."""
-    device, memory = settings.device_or_auto, {}
+    device, memory = settings.device, {}
     if isinstance(error, InsufficientMemory):
         device = error.device or device
         memory = {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}

@@ -8,7 +8,7 @@ import pytest
 from tests.agents.judging import has_room
 from tests.agents.shapes import SHAPES, Shape, text_of
 from worker.cli import parse
-from worker.config.settings import MAX_PROMPT_CHARS
+from worker.config.engine_settings import MAX_PROMPT_CHARS
 from worker.openai.chat import ChatAsked, read_chat
 from worker.openai.fields import StreamOptions, Terms
 

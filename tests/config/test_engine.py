@@ -5,29 +5,43 @@ from pathlib import Path
 
 import msgspec
 
-from worker.config.engine import configure
+from tests.front.rehearsal import FACTS
+from worker.config.engine import configure, successor_of
+from worker.config.engine_settings import EngineSettings, inbound_decoder
 from worker.config.settings import Settings
-from worker.wire.load import Configure
-
-MEANS_MORE = {"device", "tensor_split", "main_gpu", "prefix_cache_dir", "chat_template"}
-"""Settings that are read on their way: lists, files, and what is not given."""
+from worker.wire.frames import FrameBuffer, encode_frame
+from worker.wire.load import Offload
 
 
-def test_settings_of_the_same_name_are_handed_on_as_they_are() -> None:
-    settings = Settings(
-        threads=3, parallel=5, ctx_size=4096, swa_full="off", scheduling="first-come", prompt_lookup="off"
-    )
+def test_the_settings_of_the_engine_are_handed_on_as_they_are() -> None:
+    settings = Settings(threads=3, ctx_size=4096, swa_full="off", tensor_split="3,1", main_gpu=1, device="cuda")
     asked = configure(settings, Path("m.gguf"))
-    ours = {field.name for field in fields(Settings)} - MEANS_MORE
-    shared = [field.name for field in msgspec.structs.fields(Configure) if field.name in ours]
-    assert len(shared) > 15
+    shared = [each.name for each in fields(EngineSettings)]
     assert {name: getattr(asked, name) for name in shared} == {name: getattr(settings, name) for name in shared}
+
+
+def test_the_engine_gets_no_secret_and_no_address() -> None:
+    asked = configure(Settings(api_key="s3cret", host="10.1.1.1", callback_url="http://pool:1/"), Path("m.gguf"))
+    assert [word for word in ("s3cret", "10.1.1.1", "pool:1") if word in repr(asked)] == []
+
+
+def test_the_first_frame_survives_the_way_to_the_engine() -> None:
+    asked = configure(Settings(catalog=Path("models.toml"), main_gpu=1, tensor_split="3,1"), Path("m.gguf"))
+    for frame in (asked, successor_of(asked, FACTS)):
+        [(_, body)] = FrameBuffer().feed(encode_frame(1, frame))
+        assert inbound_decoder.decode(body) == frame
+
+
+def test_a_successor_gets_the_same_shares_to_the_last_bit() -> None:
+    shares = (1 / 3, 0.1 + 0.2, 1e-7)
+    facts = msgspec.structs.replace(FACTS, offload=Offload(tensor_split=shares))
+    assert successor_of(configure(Settings(), Path("m.gguf")), facts).shares == shares
 
 
 def test_paths_are_absolute_because_the_engine_may_have_another_working_directory() -> None:
     asked = configure(Settings(prefix_cache_dir=Path("kept")), Path("m.gguf"), draft_path=Path("d.gguf"))
     assert asked.draft is not None
-    paths = (asked.model_path, asked.draft.path, asked.prefix_cache_dir)
+    paths = (asked.model_path, asked.draft.path, asked.prefix_cache_dir, asked.models_dir)
     assert [path for path in paths if path is None or not Path(path).is_absolute()] == []
 
 
@@ -45,5 +59,5 @@ def test_a_draft_model_goes_where_the_model_may_go_unless_a_flag_says_otherwise(
 
 def test_an_engine_gets_the_chat_template_and_its_variables() -> None:
     told = configure(Settings(chat_template_kwargs='{"a":1}'), Path("m.gguf"), "{{ messages }}")
-    assert (told.chat_template, told.chat_template_kwargs) == ("{{ messages }}", '{"a":1}')
-    assert configure(Settings(), Path("m.gguf")).chat_template is None
+    assert (told.template, told.chat_template_kwargs) == ("{{ messages }}", '{"a":1}')
+    assert configure(Settings(), Path("m.gguf")).template is None

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from worker.config.contradictions import check
-from worker.config.gpu_flags import shares
 from worker.config.settings import Settings
 from worker.errors import UsageError
 
@@ -67,4 +66,4 @@ def test_wishes_that_cannot_all_hold_are_refused_with_a_way_out(changes: dict[st
 
 @pytest.mark.parametrize(("text", "numbers"), [(None, ()), ("1", (1.0,)), ("3,1", (3.0, 1.0)), ("0.25,2", (0.25, 2.0))])
 def test_shares_are_numbers(text: str | None, numbers: tuple[float, ...]) -> None:
-    assert shares(text) == numbers
+    assert Settings(tensor_split=text).shares == numbers

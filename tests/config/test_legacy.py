@@ -4,8 +4,13 @@ import pytest
 
 from tests.config.given import parse
 from worker.config.legacy import DEVICE_NUMBERS, device_asked_for, ignored
-from worker.config.settings import flag_name
+from worker.config.option import flag_name
 from worker.errors import UsageError
+
+
+def given(device: str | None, backend: str | None, numbers: dict[str, str]) -> dict[str, str]:
+    flags = {"device": device, "backend": backend, **numbers}
+    return {name: value for name, value in flags.items() if value is not None}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +47,7 @@ from worker.errors import UsageError
 def test_the_device_the_flags_choose_together(
     device: str | None, backend: str | None, numbers: dict[str, str], expected: str | None
 ) -> None:
-    assert device_asked_for(device, backend, numbers) == expected
+    assert device_asked_for(given(device, backend, numbers)) == expected
 
 
 @pytest.mark.parametrize("flag", [flag_name(name) for name in DEVICE_NUMBERS])
@@ -73,7 +78,7 @@ def test_what_cannot_be_meant_is_refused(
     device: str | None, backend: str | None, numbers: dict[str, str], wording: str
 ) -> None:
     with pytest.raises(UsageError, match=wording):
-        device_asked_for(device, backend, numbers)
+        device_asked_for(given(device, backend, numbers))
 
 
 def test_ignored_flags_are_reported_by_name_only() -> None:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.config.given import NEEDED, parse
-from worker.config.option import JsonObject, Origin, SettingOption, Text, Url, ZmqEndpoint
-from worker.config.settings import Settings, flag_name, options
+from worker.config.option import JsonObject, Origin, SettingOption, Text, Url, ZmqEndpoint, flag_name
+from worker.config.settings import Settings, options
 from worker.errors import UsageError
 
 MODEL = ["--model", "m.gguf"]
@@ -247,7 +247,7 @@ def test_a_bad_value_is_named_with_its_place_and_what_is_allowed(
 @pytest.mark.parametrize(
     ("argv", "environ", "expected"),
     [
-        ([], {}, None),
+        ([], {}, "auto"),
         ([], {"LLORCH_DEVICE": "cpu"}, "cpu"),
         (["--gpu-device", "1"], {"LLORCH_DEVICE": "cpu"}, "1"),
         (["--backend", "cuda", "--device", "1"], {}, "cuda:1"),
@@ -255,7 +255,5 @@ def test_a_bad_value_is_named_with_its_place_and_what_is_allowed(
         (["--device", "2", "--gpu", "1"], {}, "2"),
     ],
 )
-def test_a_legacy_device_flag_counts_as_a_flag(
-    argv: list[str], environ: Mapping[str, str], expected: str | None
-) -> None:
+def test_a_legacy_device_flag_counts_as_a_flag(argv: list[str], environ: Mapping[str, str], expected: str) -> None:
     assert parse([*MODEL, *argv], environ).device == expected

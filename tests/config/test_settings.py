@@ -11,18 +11,11 @@ import rich_click as click
 
 from tests.config.given import NEEDED, parse
 from worker.config.contradictions import check
-from worker.config.option import SettingOption, Text
-from worker.config.settings import (
-    CACHE_TYPES,
-    DEFAULT_PROMPT_CHARS,
-    Settings,
-    flag_name,
-    flags_of,
-    options,
-    read_chat_template,
-)
+from worker.config.engine import read_chat_template
+from worker.config.engine_settings import CACHE_TYPES, DEFAULT_PROMPT_CHARS, FlashAttn
+from worker.config.option import SettingOption, Text, flag_name
+from worker.config.settings import Settings, flags_of, options
 from worker.errors import UsageError
-from worker.wire.load import FlashAttn
 
 RANGED = [option for option in options() if isinstance(option.type, click.IntRange | click.FloatRange)]
 PATTERNED = [option for option in options() if isinstance(option.type, Text) and option.type.forms]

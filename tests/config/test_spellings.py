@@ -8,7 +8,8 @@ import rich_click as click
 from tests.config.given import parse
 from worker.cli import setting_options
 from worker.commands.generate import generate
-from worker.config.settings import flag_name, options
+from worker.config.option import flag_name
+from worker.config.settings import options
 from worker.config.spellings import OF_A_REQUEST, flag_hint, is_llama_servers, llama_server_flags, unread
 
 FLAGS = llama_server_flags()

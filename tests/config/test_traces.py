@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.config.traces import ENDPOINTS, PROTOCOLS, asks_for_traces
+from worker.config.environment import ENDPOINTS, PROTOCOLS, asks_for_traces
 from worker.errors import UsageError
 
 URL = "http://collector:4318"

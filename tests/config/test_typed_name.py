@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.config.typed_name import typed_name
+from worker.config.settings import typed_name
 
 _WORDS = st.text("abcXYZ019_", min_size=1)
 

@@ -9,6 +9,7 @@ from tests.engine.fake_runner import FakeRunner, Outcome, Request, ToyModel, alo
 from tests.engine.toy_constraint import ToyConstraint
 from tests.kv_mirror import Mirror, blocks_of
 from tests.queued import queued
+from worker.config.engine_settings import Scheduling
 from worker.engine.checkpoints import Stops
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
@@ -33,7 +34,7 @@ from worker.wire.jobs import (
     StepKind,
     TokenId,
 )
-from worker.wire.load import PrefixCacheFound, Scheduling
+from worker.wire.load import PrefixCacheFound
 from worker.wire.messages import Outbound
 
 MAX_STEPS = 5_000

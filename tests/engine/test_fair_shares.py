@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from tests.engine.fake_runner import CELL_BYTES, FakeRunner, ToyModel
 from tests.queued import queued
+from worker.config.engine_settings import Scheduling
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.shares import MAX_PAUSES
 from worker.engine.step import Step
 from worker.wire.jobs import JobKey, Sampling, SlotId, StepDone, TokenId
-from worker.wire.load import Scheduling
 from worker.wire.messages import Outbound
 
 STEP_S, DECODED_S, READ_S, COPIED_S = 3.6e-3, 3.9e-3, 3.1e-3, 12e-6

@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec
 import msgspec
 
 from tests.loops import on_a_loop
+from worker.config.engine_settings import Configure
 from worker.config.settings import Settings
 from worker.errors import StartupError
 from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState
@@ -23,26 +24,11 @@ from worker.protocol.events import choose_dialect
 from worker.protocol.execute import GenerationFields
 from worker.protocol.job_request import JobRequest
 from worker.wire.jobs import Accepted, Cancel, Delta, Finished, JobKey, Started, StepBegun, StepDone, Submit, TokenId
-from worker.wire.load import Configure, Loaded, Residency, SelfTested
+from worker.wire.load import Loaded, Residency, SelfTested
 from worker.wire.messages import Inbound, Outbound
 from worker.wire.questions import QuestionKey, Tokenize, Tokenized
 
-CONFIG = Configure(
-    model_path="/m.gguf",
-    device="cpu",
-    gpu_layers="auto",
-    require_full_offload=False,
-    ctx_size=0,
-    parallel=0,
-    batch_size=2048,
-    ubatch_size=512,
-    threads=1,
-    threads_batch=1,
-    cache_type_k="f16",
-    cache_type_v="f16",
-    flash_attn="auto",
-    max_tokens_in=0,
-)
+CONFIG = Configure(model_path="/m.gguf", device="cpu", ubatch_size=512, threads=1, threads_batch=1, cache_type_k="f16")
 CHEAP_ROWS = ((1, 1.0), (32, 1.1))
 """(tokens in a step, seconds): drafts nearly always pay."""
 FACTS = Loaded(
@@ -74,7 +60,7 @@ class Engine:
     `asked` the questions that it has not answered."""
 
     generation: int
-    sent: list[Inbound] = field(default_factory=list)
+    sent: list[Inbound | Configure] = field(default_factory=list)
     submitted: list[JobKey] = field(default_factory=list)
     asked: list[QuestionKey] = field(default_factory=list)
     started: set[JobKey] = field(default_factory=set)
@@ -83,7 +69,7 @@ class Engine:
     is_closed: bool = False
     pid: int = 0
 
-    def send(self, message: Inbound) -> None:
+    def send(self, message: Inbound | Configure) -> None:
         self.sent.append(message)
         if isinstance(message, Submit):
             self.submitted.append(message.job)

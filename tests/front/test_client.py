@@ -11,12 +11,13 @@ import pytest
 
 from tests.front.rehearsal import CONFIG, FACTS, WATCHDOG_S, Engine, Stage, rehearsed
 from tests.loops import on_a_loop
+from worker.config.engine_settings import Configure
 from worker.errors import EngineCrashed, InsufficientMemory, InternalFailure, ModelLoadFailed, StartupError
 from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState
 from worker.front.link import LinkOwner
 from worker.front.watchdog import LOAD_SILENCE_S, STEPS_OF_SILENCE
 from worker.wire.jobs import Cancel, Delta, Failed, Finished, Started, StepDone
-from worker.wire.load import AskResidency, Configure, LoadFailed, Progress, Residency, SelfTested
+from worker.wire.load import AskResidency, LoadFailed, Progress, Residency, SelfTested
 from worker.wire.messages import Inbound, Outbound
 from worker.wire.refusals import Refused, Violation
 
@@ -87,11 +88,9 @@ async def test_a_successor_gets_the_shape_of_the_first_engine(stage: Stage) -> N
     assert first == CONFIG
     assert isinstance(second, Configure)
     assert (second.ctx_size, second.parallel) == (FACTS.n_cells, FACTS.parallel)
-    assert second.is_successor
-    assert (second.prefill_chunk, second.row_costs) == (FACTS.prefill_chunk, FACTS.row_costs)
+    assert second.predecessor == FACTS
     assert (second.device, second.gpu_layers) == ("cpu:0", "0")
-    assert (second.tensor_split, second.main_gpu) == ((), -1)
-    assert second.prefix_cache_bytes == FACTS.prefix_cache_bytes
+    assert (second.shares, second.main_gpu) == ((), None)
     assert stage.n_restarted == 1
 
 
@@ -242,7 +241,7 @@ async def test_answers_of_the_intake_thread_do_not_hide_a_step_that_hangs(stage:
 class Unaskable(Engine):
     """An engine whose link breaks when it is asked where its model is."""
 
-    def send(self, message: Inbound) -> None:
+    def send(self, message: Inbound | Configure) -> None:
         if isinstance(message, AskResidency):
             raise ZeroDivisionError("the question")
         super().send(message)

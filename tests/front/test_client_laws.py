@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.front.rehearsal import FACTS, Stage, rehearsed
 from tests.worker_process import check_order
+from worker.config.engine_settings import Configure
 from worker.front.aftermath import DEATHS_OF_A_CULPRIT, Work
 from worker.front.client import EngineState
 from worker.wire.jobs import Failed, JobKey, StepDone, Submit
@@ -92,7 +93,7 @@ class Improvisation:
     def _running_or_queued(self) -> list[JobKey]:
         return [key for key in self.accepted if key in self.stage.engine.submitted]
 
-    def _unread(self) -> list[Inbound]:
+    def _unread(self) -> list[Inbound | Configure]:
         return self.stage.engine.sent[self.n_read :]
 
     def _read(self, *, is_refusing: bool) -> None:

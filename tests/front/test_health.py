@@ -13,7 +13,15 @@ from worker.front.health import EngineStatus, FrontStatus, Phase, health_body
 from worker.front.state import Front
 from worker.observe.metrics import Metrics
 from worker.wire.jobs import StepDone
-from worker.wire.load import Amx, Attention, BatchInvariance, Loaded, PrefixCacheFound, SelfTested, Tried
+from worker.wire.load import (
+    Amx,
+    Attention,
+    BatchInvariance,
+    Loaded,
+    PrefixCacheFound,
+    SelfTested,
+    Tried,
+)
 
 STATUS = FrontStatus(phase=Phase.READY, vram_bytes=0, uptime_s=3.9, n_running=2, n_waiting=1, parity=None)
 SETTINGS = Settings(model="m.gguf", worker_id="w-1")

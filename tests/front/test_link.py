@@ -27,7 +27,8 @@ GENERATION = 3
 PRELUDE = """
 import os, signal, socket, sys
 from worker.wire.load import Progress
-from worker.wire.frames import FrameBuffer, encode_frame, inbound_decoder
+from worker.config.engine_settings import inbound_decoder
+from worker.wire.frames import FrameBuffer, encode_frame
 
 sock = socket.socket(fileno=int(sys.argv[1]))
 generation = int(sys.argv[2])

@@ -2,25 +2,26 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
 
 from tests.plan.test_placement import CPU, GIB, gpu
 from worker.config.engine import configure
-from worker.config.settings import CACHE_TYPES, Settings
+from worker.config.engine_settings import CACHE_TYPES, Configure
+from worker.config.settings import Settings
 from worker.errors import ModelLoadFailed
 from worker.llama.buffers import LogLine, Watch
 from worker.llama.gpu_attention import asked_flash, attention_at, check_cache_types, check_flash
 from worker.plan.devices import Device
 from worker.upstream.numbers import CUDA_ATTENTION_PAIRS, CUDA_ATTENTION_TYPES
-from worker.wire.load import Attention, Configure
+from worker.wire.load import Attention
 
 GPU = gpu(GIB)
 
 
-def config(**changed: object) -> Configure:
-    return msgspec.structs.replace(configure(Settings(), Path("model.gguf")), **changed)
+def config(**changed: Any) -> Configure:
+    return replace(configure(Settings(), Path("model.gguf")), **changed)
 
 
 @pytest.mark.parametrize("type_k", CACHE_TYPES)

@@ -4,16 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from msgspec.structs import replace as changed
 
 from tests.front.rehearsal import CONFIG as REHEARSED
 from tests.llama.test_repack import layout, matrix, model
+from worker.config.engine_settings import Configure
 from worker.llama.invariance import PRODUCT_TYPES, invariance_of
 from worker.llama.repack import LaidOut
 from worker.model.gguf import Tensor
-from worker.wire.load import BatchInvariance, Configure
+from worker.wire.load import BatchInvariance
 
-CONFIG = changed(REHEARSED, cache_type_k="auto", flash_attn="auto", swa_full="auto")
+CONFIG = replace(REHEARSED, cache_type_k="auto", flash_attn="auto", swa_full="auto")
 
 
 def as_in_the_file(_: Tensor) -> LaidOut | None:
@@ -98,8 +98,8 @@ def test_weights_in_tiles_need_no_products_of_ours() -> None:
         ({"cache_type_v": "bf16"}, "KV cache"),
     ],
 )
-def test_flags_may_stand_against_it(change: dict[str, str], reason: str) -> None:
-    decided = found("Q4_K", config=changed(CONFIG, **change))
+def test_flags_may_stand_against_it(change: dict[str, Any], reason: str) -> None:
+    decided = found("Q4_K", config=replace(CONFIG, **change))
     assert not decided.kept
     assert reason in decided.why
 
@@ -114,7 +114,7 @@ def test_a_build_or_a_gpu_may_stand_against_it() -> None:
 def test_what_is_asked_for_is_what_is_reported(kind: str, *, has_products: bool) -> None:
     """The self-test finds out if it holds."""
     for asked in ("on", "off"):
-        decided = found(kind, config=changed(CONFIG, batch_invariant=asked), has_products=has_products)
+        decided = found(kind, config=replace(CONFIG, batch_invariant=asked), has_products=has_products)
         assert decided == BatchInvariance(kept=asked == "on", why=f"--batch-invariant {asked}")
-    decided = found(kind, config=changed(CONFIG, is_deterministic=True), has_products=has_products)
+    decided = found(kind, config=replace(CONFIG, deterministic=True), has_products=has_products)
     assert decided == BatchInvariance(kept=True, why="--deterministic")

@@ -6,10 +6,13 @@ Where there are none of ours, as on processors without AVX-512 VNNI, `make emula
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from tests.front.rehearsal import FACTS
 from tests.llama.random_models import write_random
 from tests.loading.test_load import configuration
+from worker.config.engine_settings import Configure
 from worker.errors import ModelLoadFailed
 from worker.llama.invariance import PRODUCT_TYPES, has_own_products, own_types
 from worker.llama.kernels import choose_kernels, fixed
@@ -17,12 +20,16 @@ from worker.llama.library import open_library
 from worker.llama.repack import layout_of
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo, read_info
-from worker.wire.load import Configure, KernelsChosen, Speeds
+from worker.wire.load import KernelsChosen, Loaded, Speeds
 
 pytestmark = pytest.mark.model
 
 UNTIMED: Speeds = (("Q8_0", ()), ("Q4_1", ()))
 """The default model's types, of which only the output matrix is large enough to be timed."""
+
+
+def after(kernels: KernelsChosen) -> Loaded:
+    return msgspec.structs.replace(FACTS, kernels=kernels)
 
 
 @pytest.fixture
@@ -33,7 +40,9 @@ def info(default_model: Path) -> Iterator[ModelInfo]:
     yield found
     if has_own_products():
         choose_kernels(
-            configuration(default_model, kernels_found=KernelsChosen(ours=tuple((name, ()) for name in PRODUCT_TYPES))),
+            configuration(
+                default_model, predecessor=after(KernelsChosen(ours=tuple((name, ()) for name in PRODUCT_TYPES)))
+            ),
             found,
         )
 
@@ -97,7 +106,7 @@ class TestWithOurs:
     def test_a_new_engine_goes_on_with_the_choice(self, info: ModelInfo, *, is_ours: bool) -> None:
         choice: Speeds = (("Q4_1", (1.5,)),)
         found = KernelsChosen(why="before", ours=choice if is_ours else (), stock=() if is_ours else choice)
-        assert choose_kernels(config(info, kernels_found=found), info) == found
+        assert choose_kernels(config(info, predecessor=after(found)), info) == found
         assert ("Q4_1" in own_types()) == is_ours
 
     def test_the_flag_decides_and_the_library_lays_out_accordingly(self, info: ModelInfo) -> None:
@@ -113,7 +122,7 @@ class TestWithOurs:
         timed = choose_kernels(config(info, kernels_dir=str(cache)), info)
         kept = choose_kernels(config(info, kernels_dir=str(cache), batch_invariant="on"), info)
         assert (kept.ours, kept.stock, kept.why) == (timed.ours + timed.stock, (), "--batch-invariant on")
-        assert choose_kernels(config(info, is_deterministic=True), info).why == "--deterministic"
+        assert choose_kernels(config(info, deterministic=True), info).why == "--deterministic"
         assert own_types() == PRODUCT_TYPES
 
     def test_small_matrices_are_not_timed(self, tmp_path: Path, cache: Path) -> None:

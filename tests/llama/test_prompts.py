@@ -221,7 +221,7 @@ CHAT = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
 
 
 def test_a_template_given_by_file_is_used(tmp_path: Path) -> None:
-    with loaded_with(write_tiny(tmp_path / "tiny.gguf"), chat_template=CHAT) as loaded:
+    with loaded_with(write_tiny(tmp_path / "tiny.gguf"), template=CHAT) as loaded:
         assert isinstance(loaded.prompts.read(conversation("a")), Read)
         assert loaded.facts.model.chat_template == CHAT
         assert loaded.facts.model.chat_template_caps == ("system",)
@@ -237,7 +237,7 @@ def test_the_engine_finds_the_format_of_calls_without_the_tokens_that_end_an_ans
         "<CALL>{{ c.function | tojson }}</CALL>"
         "{% endfor %}</s>{% endfor %}{% if add_generation_prompt %}<s>assistant:{% endif %}"
     )
-    with loaded_with(write_tiny(tmp_path / "tiny.gguf"), chat_template=source) as loaded:
+    with loaded_with(write_tiny(tmp_path / "tiny.gguf"), template=source) as loaded:
         found = loaded.facts.model.chat_format
         assert found.source == "template"
         assert found.calls == CallFormat(form="object", call_begin="<CALL>", call_end="</CALL>")
@@ -263,7 +263,7 @@ def test_without_a_template_conversations_alone_are_refused(tmp_path: Path) -> N
 )
 def test_a_template_of_no_use_ends_the_load_where_it_was_asked_for(tmp_path: Path, source: str, why: str) -> None:
     refused = pytest.raises(ModelLoadFailed, match=f"--chat-template: .*{why}.*use another file")
-    with refused, loaded_with(write_tiny(tmp_path / "tiny.gguf"), chat_template=source):
+    with refused, loaded_with(write_tiny(tmp_path / "tiny.gguf"), template=source):
         pass
 
 
@@ -280,10 +280,10 @@ def test_a_template_of_no_use_in_the_model_is_reported_once(tmp_path: Path, capl
 def test_the_template_gets_the_workers_variables_or_the_load_ends(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "tiny.gguf")
     source = CHAT + "{{ day }}"
-    with loaded_with(path, chat_template=source, chat_template_kwargs='{"day": "Monday"}') as loaded:
+    with loaded_with(path, template=source, chat_template_kwargs='{"day": "Monday"}') as loaded:
         found = loaded.prompts.read(conversation("a"))
         assert isinstance(found, Read)
         assert found.text == "<s>a</s>Monday"
     refused = pytest.raises(ModelLoadFailed, match="--chat-template-kwargs: the chat template reads day")
-    with refused, loaded_with(path, chat_template=source, chat_template_kwargs='{"night": 1}'):
+    with refused, loaded_with(path, template=source, chat_template_kwargs='{"night": 1}'):
         pass

@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from parity.setups import cpu
 from tests.llama.shapes import MIXTURE, TINY_LLAMA, Shape, write_shape
 from tests.llama.tiny import write_tiny
 from tests.loading.test_load import configuration
+from worker.config.engine_settings import Configure
 from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.llama.repack import TILES, layout_of, repacking_of
@@ -27,7 +27,6 @@ from worker.model.gguf import Tensor
 from worker.model.info import read_info
 from worker.plan.placement import Placement, place
 from worker.upstream.ggml_types import TENSOR_TYPES
-from worker.wire.load import Configure
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is held is read from /proc")
 
@@ -178,12 +177,11 @@ def test_a_file_whose_tensors_ggml_cannot_map_is_read(tmp_path: Path) -> None:
     assert len(starts) == 4, "weights begin at every multiple of 8"
 
 
-@pytest.mark.parametrize("flag", ["is_deterministic", "no_repack"])
+@pytest.mark.parametrize("flag", ["deterministic", "no_repack"])
 def test_with_deterministic_or_no_repack_the_weights_stay_as_the_file_has_them(tmp_path: Path, flag: str) -> None:
     """IQ4_NL has no kernels of ours, whose panels `--deterministic` allows."""
     path = write_shape(tmp_path / "m.gguf", replace(WIDE, n_layers=1, n_vocab=1000), all_of("IQ4_NL"))
-    is_deterministic = flag == "is_deterministic"
-    config = msgspec.structs.replace(config_of(path), is_deterministic=is_deterministic, may_repack=is_deterministic)
+    config = configuration(path, ctx_size=1024, parallel=2, **{flag: True})
     assert repacking_of([read_info(path)])(Tensor("blk.0.attn_q.weight", (2048, 2048), "IQ4_NL", 1))
     with closing(load_runner(config, lambda _: None).runner) as runner:
         buffers = runner.model.sizes.buffers

@@ -11,13 +11,13 @@ from typing import Any
 
 from tests.loading.test_load import configuration
 from tools.made_architectures import WINDOW, Kind, write_kind
+from worker.config.engine_settings import Configure
 from worker.errors import WorkerError
 from worker.llama.invariance import PRODUCT_TYPES, invariance_of
 from worker.llama.library import open_library
 from worker.loading.load import LoadedRunner, load_runner, placed
 from worker.plan.prefix_support import obstacle
 from worker.upstream.architectures import HYBRIDS_OF_SEVERAL_PARTS, OF_SEVERAL_PARTS
-from worker.wire.load import Configure
 
 VARIANTS = {
     "chameleon": Kind("chameleon", "chameleon", n_words=10_240),

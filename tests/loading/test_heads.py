@@ -98,7 +98,7 @@ def test_where_it_cannot_draft_the_model_serves_without_and_says_why(
     with loaded(write_kind(tmp_path / "seeing.gguf", seeing)) as found:
         assert reason(found).endswith("takes no positions of several numbers")
     path = write_kind(tmp_path / "made.gguf", KINDS[0])
-    with loaded(path, is_deterministic=True) as found:
+    with loaded(path, deterministic=True) as found:
         assert reason(found) == "with --deterministic nothing is drafted"
     heads._functions.cache_clear()
     monkeypatch.setattr(heads, "GET_HIDDEN_ROWS", ("llama_no_such_function",))

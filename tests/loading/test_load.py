@@ -1,15 +1,18 @@
 """The whole composition, on the real model and on a tiny one."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from tests.front.rehearsal import FACTS
 from tests.llama.conftest import GREEDY, MakeContext
 from tests.llama.random_models import HYBRID, PLAIN, RECURRENT, SLIDING, Kind, write_random
 from tests.llama.tiny import write_tiny
 from worker.commands.inspect_gguf import inspection_of
+from worker.config.engine_settings import Configure, SwaFull
 from worker.engine.backend import Read
 from worker.engine.prefill_budget import MIN_CHUNK
 from worker.engine.step import Slice, Step
@@ -25,7 +28,7 @@ from worker.plan.snapshots import MAX_SNAPSHOTS
 from worker.plan.spread import nothing_repacked
 from worker.upstream.wording import FALSE_ALARM
 from worker.wire.jobs import SlotId
-from worker.wire.load import Configure, Offload, SelfTested, SwaFull
+from worker.wire.load import Offload, SelfTested
 
 TINY_CELL_BYTES = 2 * 32 * 2
 """One layer, K and V of 32 numbers, f16."""
@@ -34,18 +37,12 @@ TINY_CELL_BYTES = 2 * 32 * 2
 def configuration(path: Path, **changes: object) -> Configure:
     facts: dict[str, object] = {
         "device": "cpu",
-        "gpu_layers": "auto",
-        "require_full_offload": False,
         "ctx_size": 700,
         "parallel": 2,
-        "batch_size": 2048,
         "ubatch_size": 64,
         "threads": 1,
         "threads_batch": 1,
         "cache_type_k": "f16",
-        "cache_type_v": "f16",
-        "flash_attn": "auto",
-        "max_tokens_in": 0,
     }
     return Configure(model_path=str(path), **{**facts, **changes})  # type: ignore[arg-type]  # mixed on purpose
 
@@ -124,7 +121,7 @@ def test_the_front_learns_how_grave_a_line_of_the_library_is(
 def test_the_engine_gets_the_shapes_of_its_steps_and_a_self_test_that_fits_them(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "tiny.gguf")
     free, fixed = (
-        load_model(configuration(path, is_deterministic=is_fixed), lambda _: None) for is_fixed in (False, True)
+        load_model(configuration(path, deterministic=is_fixed), lambda _: None) for is_fixed in (False, True)
     )
     assert (free.facts.prefill_chunk, free.widest_step) == (64, 64)
     assert (fixed.facts.prefill_chunk, fixed.widest_step) == (64, 64)
@@ -148,9 +145,9 @@ def test_the_engine_gets_the_shapes_of_its_steps_and_a_self_test_that_fits_them(
 # ── what finished jobs leave ──────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("asked", "limit"), [(-1, 768 * TINY_CELL_BYTES), (0, 0), (2**20, 2**20)])
-def test_the_limit_of_the_prefix_cache_is_settled_by_the_load(tmp_path: Path, asked: int, limit: int) -> None:
-    config = configuration(write_tiny(tmp_path / "tiny.gguf"), prefix_cache_bytes=asked)
+@pytest.mark.parametrize(("asked", "limit"), [("auto", 768 * TINY_CELL_BYTES), ("0", 0), ("1", 2**20)])
+def test_the_limit_of_the_prefix_cache_is_settled_by_the_load(tmp_path: Path, asked: str, limit: int) -> None:
+    config = configuration(write_tiny(tmp_path / "tiny.gguf"), prefix_cache_mb=asked)
     loaded = load_runner(config, lambda _: None)
     assert loaded.facts.prefix_cache_bytes == limit
     loaded.runner.close()
@@ -202,7 +199,7 @@ def test_the_load_says_whether_prefixes_are_kept_and_inspect_agrees(
     ],
     ids=str,
 )
-@pytest.mark.parametrize("wish", [{"is_deterministic": True}, {"batch_invariant": "on"}], ids=str)
+@pytest.mark.parametrize("wish", [{"deterministic": True}, {"batch_invariant": "on"}], ids=str)
 def test_bits_are_promised_only_where_each_sequences_cells_lie_in_order(
     tmp_path: Path, kind: Kind, swa_full: SwaFull, refusal: str | None, wish: dict[str, Any]
 ) -> None:
@@ -218,10 +215,11 @@ def test_bits_are_promised_only_where_each_sequences_cells_lie_in_order(
 
 
 def test_a_prefix_cache_beyond_memory_is_refused_but_to_a_successor(tmp_path: Path) -> None:
-    config = configuration(write_tiny(tmp_path / "tiny.gguf"), prefix_cache_bytes=2**50)
+    config = configuration(write_tiny(tmp_path / "tiny.gguf"), prefix_cache_mb=str(2**30))
     with pytest.raises(InsufficientMemory, match="--prefix-cache-mb 1073741824 is more than the"):
         load_runner(config, lambda _: None)
-    loaded = load_runner(msgspec.structs.replace(config, is_successor=True, prefill_chunk=32), lambda _: None)
+    before = msgspec.structs.replace(FACTS, prefill_chunk=32, prefix_cache_bytes=2**50)
+    loaded = load_runner(replace(config, predecessor=before), lambda _: None)
     assert (loaded.facts.prefill_chunk, loaded.facts.prefix_cache_bytes) == (32, 2**50)
     loaded.runner.close()
 

@@ -7,7 +7,7 @@ import pytest
 
 from parity.bounds import Bound, Bounds
 from parity.setups import ROUNDED
-from worker.config.settings import CACHE_TYPES
+from worker.config.engine_settings import CACHE_TYPES
 from worker.errors import UsageError
 
 BOUNDS = Bounds({"a.b": Bound(0.5, "at most", "measured"), "a.other": Bound(2.0, "at least", "counted")})

@@ -42,7 +42,7 @@ ON: dict[str, Any] = {"mtp": True}
         *((headed(name), ON, None) for name in WITH_A_HEAD),
         (info(), ON, "the file has no next-token head"),
         (headed(), {}, "--mtp would load it"),
-        (headed(), {**ON, "is_deterministic": True}, "with --deterministic nothing is drafted"),
+        (headed(), {**ON, "deterministic": True}, "with --deterministic nothing is drafted"),
         (headed(n_heads=2), ON, "the file has 2 next-token heads, and the worker drafts with one"),
         (headed("deepseek2"), ON, "the worker does not draft with the heads of deepseek2"),
         (headed("qwen3next"), ON, "llama.cpp keeps no snapshots of qwen3next's recurrent state, so wrong drafts could"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.config.settings import CACHE_TYPES
+from worker.config.engine_settings import CACHE_TYPES
 from worker.errors import InsufficientMemory
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.front.rehearsal import FACTS
 from tests.plan.test_placement import CPU, MIB, MODEL, PLENTY, config, gpu, needs, with_room_for
+from worker.config.engine_settings import DraftModelAsked
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.plan.devices import Device
 from worker.plan.pair import Pair, left_beside, left_in_main, place_pair
 from worker.plan.placement import HOST_SHARE, place
 from worker.plan.spread import nothing_repacked
 from worker.upstream.numbers import CELL_STEP
-from worker.wire.load import DraftModelAsked
 
 SMALL = replace(
     MODEL, tensors=tuple(replace(tensor, n_bytes=tensor.n_bytes // 10) for tensor in MODEL.tensors), path=Path("d.gguf")
@@ -80,5 +81,5 @@ def test_a_draft_model_leaves_the_model_what_is_left_of_a_gpu() -> None:
 
 
 def test_a_successor_has_its_draft_model_where_its_predecessor_had_it() -> None:
-    found = pair([CPU], 1, DraftModelAsked("d.gguf", "cpu:0", 16, 512), device="cpu:0", is_successor=True)
+    found = pair([CPU], 1, DraftModelAsked("d.gguf", "cpu:0", 16, 512), device="cpu:0", predecessor=FACTS)
     assert (found.served.plan.n_cells, found.draft.plan.n_cells) == (4096, 512)

@@ -7,14 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.front.rehearsal import FACTS
 from tests.loading.test_load import configuration
 from tests.plan.test_memory import info as bare_card
 from tests.plan.test_spread import layered
+from worker.config.engine_settings import Configure, SplitMode, SwaFull
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.model.attention import Windows
 from worker.model.gguf import Tensor
@@ -33,7 +34,6 @@ from worker.plan.placement import (
 )
 from worker.plan.spread import InMain, RepackedBytes, layers_of, nothing_repacked, spread
 from worker.upstream.numbers import CELL_STEP
-from worker.wire.load import Configure, SplitMode, SwaFull
 
 MIB, GIB = 2**20, 2**30
 PLENTY = 1 << 45
@@ -140,7 +140,7 @@ def test_a_gpu_has_the_widest_micro_batch_that_costs_neither_cells_nor_jobs_nor_
         assert free.plan.ubatch_size == max(DEFAULT_UBATCH, min(2048, batch_size))
 
 
-@pytest.mark.parametrize("changes", [{"ubatch_size": 700}, {"is_deterministic": True}, {"device": "cpu"}])
+@pytest.mark.parametrize("changes", [{"ubatch_size": 700}, {"deterministic": True}, {"device": "cpu"}])
 def test_a_micro_batch_that_was_asked_for_is_kept_and_only_a_gpu_has_a_wider_one(changes: dict[str, Any]) -> None:
     assert placed([gpu(80 * GIB), CPU], **{"ubatch_size": 0, **changes}).plan.ubatch_size == changes.get(
         "ubatch_size", DEFAULT_UBATCH
@@ -233,7 +233,7 @@ def test_full_offload_and_fewer_layers_contradict_each_other(n_layers: int) -> N
 
 def test_a_successor_on_the_cpu_keeps_the_wishes_that_its_predecessor_could_not_fulfil() -> None:
     """They were reported once; a restarted engine must not fail for them."""
-    successor: dict[str, Any] = {"device": "cpu:0", "gpu_layers": "0", "split_mode": "layer", "is_successor": True}
+    successor: dict[str, Any] = {"device": "cpu:0", "gpu_layers": "0", "split_mode": "layer", "predecessor": FACTS}
     assert placed([CPU], **successor).device == CPU
 
 
@@ -293,9 +293,9 @@ def test_the_default_context_fits_or_is_refused(free_bytes: int, main_memory_byt
 
 
 def test_a_successor_gets_its_predecessors_plan_whatever_memory_looks_like_by_then() -> None:
-    found = placed([gpu(0), CPU], 0, device="cuda:0", gpu_layers="5", is_successor=True)
+    found = placed([gpu(0), CPU], 0, device="cuda:0", gpu_layers="5", predecessor=FACTS)
     assert (found.device, found.n_gpu_layers, found.plan.n_cells) == (gpu(0), 5, 4096)
-    assert placed([gpu(0), CPU], 0, device="cpu:0", gpu_layers="0", is_successor=True).device == CPU
+    assert placed([gpu(0), CPU], 0, device="cpu:0", gpu_layers="0", predecessor=FACTS).device == CPU
 
 
 # ── the refusal ──────────────────────────────────────────────────────────────────────────────────
@@ -442,21 +442,21 @@ def test_what_fits_none_alone_may_fit_all_together() -> None:
 
 def test_shares_are_kept_and_the_gpu_that_has_too_little_room_for_its_own_is_named() -> None:
     gpus = [with_room_for(needs() * 2 // 3, index) for index in range(2)]
-    error = refusal([*gpus, CPU], split_mode="layer", tensor_split=(1.0, 9.0), gpu_layers="all")
+    error = refusal([*gpus, CPU], split_mode="layer", tensor_split="1,9", gpu_layers="all")
     assert error.device == "CUDA1 (a card)"
-    assert placed([*gpus, CPU], split_mode="layer", tensor_split=(5.0, 4.0)).group.shares == (5.0, 4.0)
+    assert placed([*gpus, CPU], split_mode="layer", tensor_split="5,4").group.shares == (5.0, 4.0)
 
 
 @pytest.mark.parametrize("n_shares", [1, 3])
 def test_shares_are_one_for_each_gpu(n_shares: int) -> None:
     line = rf"--tensor-split has {n_shares} shares, but there are 2 GPUs: CUDA0, CUDA1"
     with pytest.raises(ModelLoadFailed, match=line):
-        placed([gpu(GIB), gpu(GIB, 1), CPU], split_mode="layer", tensor_split=(1.0,) * n_shares)
+        placed([gpu(GIB), gpu(GIB, 1), CPU], split_mode="layer", tensor_split=",".join("1" * n_shares))
 
 
 def test_shares_and_a_main_gpu_need_gpus() -> None:
     with pytest.raises(ModelLoadFailed, match="--tensor-split needs GPUs, but no GPU was found"):
-        placed([CPU], split_mode="layer", tensor_split=(1.0,))
+        placed([CPU], split_mode="layer", tensor_split="1")
     with pytest.raises(ModelLoadFailed, match="--main-gpu 0 does not exist"):
         placed([CPU], main_gpu=0)
 
@@ -479,7 +479,7 @@ def test_gpus_that_report_no_free_memory_get_equal_shares() -> None:
 
 
 def test_shares_of_nothing_are_llama_cpps_own_which_are_free_memory() -> None:
-    wish = config(device="cuda", split_mode="layer", tensor_split=(0.0, 0.0))
+    wish = config(device="cuda", split_mode="layer", tensor_split="0,0")
     assert groups_for(wish, [gpu(3), gpu(1, 1)])[0].shares == (3.0, 1.0)
 
 
@@ -495,11 +495,6 @@ def test_a_model_without_attention_is_placed_too() -> None:
     model = bare_card(heads_kv=(0, 0))
     found = placed([gpu(80 * GIB)], model=model, ctx_size=CELL_STEP)
     assert (found.plan.kv_bytes, found.is_complete) == (0, True)
-
-
-def test_a_configuration_survives_the_way_to_the_engine() -> None:
-    asked = config(split_mode="layer", tensor_split=(3.0, 1.0), main_gpu=1)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=Configure) == asked
 
 
 # ── sliding windows ──────────────────────────────────────────────────────────────────────────────
@@ -554,4 +549,4 @@ def test_full_windows_never_cost_cells_slots_or_layers(free: list[int], main_mem
 
 def test_a_successor_has_its_predecessor_s_windows_whatever_memory_looks_like() -> None:
     for swa_full in ("on", "off"):
-        assert placed([CPU], MIB, SLIDING, swa_full=swa_full, is_successor=True).plan.swa_full is (swa_full == "on")
+        assert placed([CPU], MIB, SLIDING, swa_full=swa_full, predecessor=FACTS).plan.swa_full is (swa_full == "on")

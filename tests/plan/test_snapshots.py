@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.front.rehearsal import FACTS
 from tests.plan.test_memory import MIB, demand, info
 from worker.config.engine import configure
+from worker.config.engine_settings import Configure, DraftModelAsked
 from worker.config.settings import Settings
 from worker.model.attention import Windows
 from worker.model.gguf import Tensor
@@ -18,7 +20,7 @@ from worker.model.info import ModelInfo
 from worker.plan.memory import Plan, plan_of
 from worker.plan.snapshots import MAX_COPIED, MAX_SNAPSHOTS, MIN_UBATCH, drafts_off, with_snapshots
 from worker.upstream.architectures import COPYING_EACH_SNAPSHOT, WITH_SNAPSHOTS
-from worker.wire.load import Configure, DraftModelAsked
+from worker.wire.load import Drafts
 
 PLAIN = info()
 SLIDING = replace(PLAIN, architecture="gemma3", windows=Windows(128, (True, False) * 2, 64, 64))
@@ -31,7 +33,7 @@ def hybrid(architecture: str = "lfm2", state_length: int = 1000) -> ModelInfo:
 
 
 def config(**changes: Any) -> Configure:
-    return msgspec.structs.replace(configure(Settings(), Path("m.gguf")), **changes)
+    return replace(configure(Settings(), Path("m.gguf")), **changes)
 
 
 def planned(model: ModelInfo, asked: Configure, room_bytes: int = 1 << 40, n_cells: int = 4096) -> Plan:
@@ -61,7 +63,8 @@ def test_they_cost_neither_cells_nor_jobs_and_fit(architecture: str, length: int
 
 def test_a_successor_has_its_predecessors_whatever_room_there_is() -> None:
     for n_snapshots in (0, 2):
-        assert planned(hybrid(), config(n_snapshots=n_snapshots), 0).n_snapshots == n_snapshots
+        before = msgspec.structs.replace(FACTS, drafts=Drafts(snapshots=n_snapshots))
+        assert planned(hybrid(), config(predecessor=before), 0).n_snapshots == n_snapshots
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,7 @@ def test_a_successor_has_its_predecessors_whatever_room_there_is() -> None:
         (PLAIN, {}, ""),
         (PLAIN, {"prompt_lookup": "off"}, "--prompt-lookup is off, and neither --draft-model nor --mtp drafts"),
         (PLAIN, {"prompt_lookup": "off", "draft": DRAFT}, ""),
-        (PLAIN, {"is_deterministic": True}, "with --deterministic there are none"),
+        (PLAIN, {"deterministic": True}, "with --deterministic there are none"),
         (PLAIN, {"batch_invariant": "on"}, ""),
         (SLIDING, {}, ""),
         (hybrid(), {}, ""),

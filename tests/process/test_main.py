@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -37,6 +38,7 @@ from tests.toy_engine import (
     UNTESTABLE,
     WARNING,
 )
+from worker.config.engine_settings import Configure
 from worker.process.outbox import MAX_OUTSTANDING_BYTES
 from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
 from worker.wire.jobs import Accepted, Cancel, Finished, JobKey, Sampling, Started, StepBegun, StepDone, Submit
@@ -92,7 +94,7 @@ class EngineProcess:
         self.process.kill()
         self.process.communicate(timeout=PATIENCE_S)
 
-    def send(self, *messages: Inbound) -> None:
+    def send(self, *messages: Inbound | Configure) -> None:
         for message in messages:
             self.front.sendall(encode_frame(GENERATION, message))
 
@@ -129,7 +131,7 @@ class EngineProcess:
 @contextmanager
 def toy_engine(kind: str, **changes: Any) -> Iterator[EngineProcess]:
     with EngineProcess("-m", "tests.toy_engine") as engine:
-        engine.send(msgspec.structs.replace(CONFIG, model_path=kind, **changes))
+        engine.send(replace(CONFIG, model_path=kind, **changes))
         yield engine
 
 
@@ -256,7 +258,7 @@ def test_why_it_could_not_load_is_its_last_frame(kind: str, failed: LoadFailed) 
 
 
 def test_where_answers_are_to_be_the_same_and_are_not_the_engine_does_not_start() -> None:
-    with toy_engine(DIFFERING, is_deterministic=True) as engine:
+    with toy_engine(DIFFERING, deterministic=True) as engine:
         assert engine.next(SelfTested) == FOUND
         failed = engine.next(LoadFailed)
         assert failed.code == "MODEL_LOAD_FAILED"
@@ -267,7 +269,7 @@ def test_where_answers_are_to_be_the_same_and_are_not_the_engine_does_not_start(
 
 
 def test_where_answers_are_to_be_the_same_and_that_cannot_be_tested_the_engine_does_not_start() -> None:
-    with toy_engine(UNTESTABLE, is_deterministic=True) as engine:
+    with toy_engine(UNTESTABLE, deterministic=True) as engine:
         failed = engine.next(LoadFailed)
         assert failed.message.startswith("--deterministic: a context of ")
         assert "Use --ctx-size 64 or more" in failed.message

@@ -1,6 +1,7 @@
 """Every frame survives the way through worker/wire/frames.py, and no decoder takes the other direction's."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from worker.wire.frames import FrameBuffer, encode_frame, inbound_decoder, outbound_decoder
+from worker.config.engine_settings import Configure, inbound_decoder
+from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
 from worker.wire.messages import Inbound, Outbound
 
 LAW = settings(max_examples=60)
@@ -42,6 +44,8 @@ def values_of(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.booleans()
         case inspect.Metadata(type=bare):
             return values_of(bare)
+        case inspect.CustomType(cls=cls) if cls is Path:
+            return st.sampled_from([Path("/models"), Path("a.jinja")])
         case inspect.NoneType():
             return st.none()
         case _:
@@ -49,13 +53,13 @@ def values_of(kind: inspect.Type) -> st.SearchStrategy[Any]:
 
 
 DIRECTIONS: dict[str, tuple[tuple[type, ...], msgspec.msgpack.Decoder[Any], msgspec.msgpack.Decoder[Any]]] = {
-    "in": (get_args(Inbound), inbound_decoder, outbound_decoder),
+    "in": ((Configure, *get_args(Inbound)), inbound_decoder, outbound_decoder),
     "out": (get_args(Outbound), outbound_decoder, inbound_decoder),
 }
 """The frames of each direction, their own decoder, and the other direction's."""
 
 
-def body_of(message: Inbound | Outbound) -> bytes:
+def body_of(message: Inbound | Outbound | Configure) -> bytes:
     ((_, body),) = FrameBuffer().feed(encode_frame(1, message))
     return body
 

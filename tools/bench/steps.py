@@ -17,6 +17,7 @@ from tools.bench.measures import check
 from worker.commands.places import present, where
 from worker.commands.tables import print_table
 from worker.config.engine import configure
+from worker.config.engine_settings import Configure
 from worker.config.settings import Settings
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
@@ -25,7 +26,6 @@ from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
 from worker.wire.frames import encode_frame
 from worker.wire.jobs import JobKey, Sampling, Submit, TokenId
-from worker.wire.load import Configure
 from worker.wire.messages import Outbound
 
 BOUNDS = {1: 0.03, 16: 0.015}

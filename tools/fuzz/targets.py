@@ -23,6 +23,7 @@ from worker.anthropic.request import read_counted, read_messages
 from worker.chat.deltas import Delta, Message, message_of
 from worker.chat.parse import Reader
 from worker.chat.sandbox import BrokenTemplate, Sandbox, Unrendered
+from worker.config.engine_settings import inbound_decoder
 from worker.constraints.gbnf import BadGrammar, check_lark, lark_of
 from worker.errors import BadModelFile, UnreadableDeadline
 from worker.model.gguf import read_header
@@ -41,7 +42,7 @@ from worker.protocol.rules import violations
 from worker.saved.copies import Layout, joined, parse_checkpoint, parse_seq_state, passing
 from worker.saved.records import CELLS, CHECKPOINT, Untrusted, read_record, record_of
 from worker.upstream.numbers import STATE_MAGIC
-from worker.wire.frames import FrameBuffer, encode_frame, inbound_decoder, outbound_decoder
+from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
 from worker.wire.jobs import Accepted, Cancel, JobKey, Sampling, Submit, TokenId
 
 Target = Callable[[bytes], None]

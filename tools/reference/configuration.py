@@ -9,7 +9,8 @@ from tools.reference.options import allowed, default, without_range
 from tools.reference.text import code, codes, page, sentence
 from worker.cli import setting_options
 from worker.config import legacy
-from worker.config.option import Panel, SettingOption
+from worker.config.option import SettingOption
+from worker.config.row import Panel
 
 _INTRODUCTION: Final = """\
 Every setting of `llorch-worker serve`. A value comes from the flag, else from the environment variable, else from the

@@ -26,8 +26,9 @@ from worker.commands.session import (
     sampling_options,
     summary,
 )
+from worker.config.environment import environment
 from worker.config.no_effect import report
-from worker.config.settings import Settings, environment
+from worker.config.settings import Settings
 from worker.config.spellings import unread
 from worker.downloads.catalog import load_catalog
 from worker.errors import UsageError

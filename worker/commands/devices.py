@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import rich_click as click
 
 from worker.commands.tables import mib, print_json, print_table
-from worker.config.settings import environment
+from worker.config.environment import environment
 from worker.host import available_memory_bytes
 from worker.llama.devices import CompiledBackend, backends
 from worker.plan.devices import Device, Kind

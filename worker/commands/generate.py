@@ -12,8 +12,9 @@ import uvloop
 
 from worker.cli import read_settings, setting_options
 from worker.commands.session import Session, check_utf8, prompt_of, sampling_of, sampling_options, summary
+from worker.config.environment import environment
 from worker.config.no_effect import report
-from worker.config.settings import Settings, environment
+from worker.config.settings import Settings
 from worker.config.spellings import unread
 from worker.downloads.catalog import load_catalog
 from worker.errors import UsageError

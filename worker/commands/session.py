@@ -14,8 +14,8 @@ from typing import Any
 import rich_click as click
 from rich.console import Console
 
-from worker.config.engine import configure
-from worker.config.settings import Settings, read_chat_template
+from worker.config.engine import configure, read_chat_template
+from worker.config.settings import Settings
 from worker.downloads.catalog import load_catalog, locate
 from worker.errors import StartupError, UsageError, WorkerError
 from worker.front.client import EngineClient

@@ -1,69 +1,49 @@
-"""Settings as the engine's first frame: what it is asked to load, and how it is to serve. Pure."""
+"""The first frame made: of the settings of `serve` for the first engine, and of its facts for each that follows."""
 
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
-from msgspec.structs import replace
+import msgspec
 
-from worker.config.gpu_flags import shares, wants_no_layers
+from worker.config.engine_settings import Configure, DraftModelAsked, EngineSettings
 from worker.config.settings import Settings
-from worker.wire.load import Configure, DraftModelAsked, Loaded
+from worker.errors import UsageError
+from worker.wire.load import Loaded
+
+_MAX_TEMPLATE_BYTES = 2**20
+"""The largest chat template; the longest that a model is known to have is forty times shorter. A user who gives the
+model file by mistake gets an error."""
 
 
 def configure(
     settings: Settings,
     model_path: Path,
-    chat_template: str | None = None,
+    template: str | None = None,
     draft_path: Path | None = None,
     *,
     arena_fd: int = -1,
 ) -> Configure:
-    """The engine's first frame. Paths are absolute, because the engine need not share the working directory.
-
-    `chat_template` is what read_chat_template found; `arena_fd` is memory that each engine inherits.
+    """The engine's first frame. `template` is what read_chat_template found; `arena_fd` is memory that each engine
+    inherits.
     """
-    kept_in = settings.prefix_cache_dir
+    own: dict[str, Any] = {each.name: getattr(settings, each.name) for each in fields(EngineSettings)}
+    own |= {name: value.absolute() for name, value in own.items() if isinstance(value, Path)}
     return Configure(
+        **own,
         model_path=str(model_path.absolute()),
-        device=settings.device_or_auto,
-        gpu_layers=settings.gpu_layers,
-        require_full_offload=settings.require_full_offload,
-        ctx_size=settings.ctx_size,
-        parallel=settings.parallel,
-        batch_size=settings.batch_size,
-        ubatch_size=settings.ubatch_size,
-        threads=settings.threads,
-        threads_batch=settings.threads_batch,
-        cache_type_k=settings.cache_type_k,
-        cache_type_v=settings.cache_type_v,
-        flash_attn=settings.flash_attn,
-        max_tokens_in=settings.max_tokens_in,
-        itl_target_ms=settings.itl_target_ms,
-        is_deterministic=settings.deterministic,
-        batch_invariant=settings.batch_invariant,
-        kernels=settings.kernels,
-        kernels_dir=str((settings.models_dir / ".kernels").absolute()),
-        may_repack=not settings.no_repack,
-        prefix_cache_bytes=settings.prefix_cache_bytes,
-        scheduling=settings.scheduling,
-        prompt_lookup=settings.prompt_lookup,
-        mtp=settings.mtp,
+        template=template,
         draft=None if draft_path is None else _draft(settings, draft_path),
-        swa_full=settings.swa_full,
-        split_mode=settings.split_mode,
-        tensor_split=shares(settings.tensor_split),
-        main_gpu=-1 if settings.main_gpu is None else settings.main_gpu,
-        chat_template=chat_template,
-        chat_template_kwargs=settings.chat_template_kwargs,
+        kernels_dir=str((settings.models_dir / ".kernels").absolute()),
         reports_blocks=settings.kv_events is not None,
-        arena_fd=arena_fd,
-        prefix_cache_dir=None if kept_in is None else str(kept_in.absolute()),
         wants_numerics=settings.parity_report is not None,
+        arena_fd=arena_fd,
     )
 
 
 def _draft(settings: Settings, path: Path) -> DraftModelAsked:
     """A draft model without a device of its own goes where the model may go."""
-    own = "cpu" if wants_no_layers(settings.gpu_layers) else settings.device_or_auto
+    own = "cpu" if settings.wants_no_layers else settings.device
     return DraftModelAsked(str(path.absolute()), settings.draft_device or own, settings.draft_max)
 
 
@@ -73,30 +53,41 @@ def successor_of(config: Configure, facts: Loaded) -> Configure:
     It gets the same shape, whatever memory is free by then, so that accepted jobs still fit; and the costs of steps,
     which take up to a second to measure.
     """
+    draft = config.draft
+    if draft is not None and facts.draft is not None:
+        draft = msgspec.structs.replace(draft, device=facts.draft.device, n_cells=facts.draft_cells)
     return replace(
         config,
-        is_successor=True,
+        predecessor=facts,
         ctx_size=facts.n_cells,
         parallel=facts.parallel,
-        prefill_chunk=facts.prefill_chunk,
-        row_costs=facts.row_costs,
-        switch_s=facts.switch_s,
-        padded_widths=facts.padded_widths,
-        kernels_found=facts.kernels,
-        n_snapshots=facts.drafts.snapshots,
         ubatch_size=facts.ubatch_size,
-        prefix_cache_bytes=facts.prefix_cache_bytes,
         swa_full="off" if facts.swa_full is False else "on",
         device=f"{facts.backend}:{facts.device_index}",
         gpu_layers=str(facts.offload.gpu_layers),
-        tensor_split=facts.offload.tensor_split,
-        main_gpu=-1,
-        draft=_placed(config.draft, facts),
+        tensor_split=",".join(map(repr, facts.offload.tensor_split)) or None,
+        main_gpu=None,
+        draft=draft,
     )
 
 
-def _placed(asked: DraftModelAsked | None, facts: Loaded) -> DraftModelAsked | None:
-    """Return what to ask of a successor: the draft model on the device where its predecessor had it."""
-    if asked is None or facts.draft is None:
-        return asked
-    return replace(asked, device=facts.draft.device, n_cells=facts.draft_cells)
+def read_chat_template(settings: Settings) -> str | None:
+    """The text of --chat-template, or None without one. Raises: UsageError for a file that cannot be a template."""
+    path = settings.chat_template
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            found = file.read(_MAX_TEMPLATE_BYTES + 1)
+        if len(found) > _MAX_TEMPLATE_BYTES:
+            raise UsageError(
+                f"--chat-template {path} has more than {_MAX_TEMPLATE_BYTES} bytes: is it a chat template?"
+            )
+        text = found.decode()
+    except OSError as error:
+        raise UsageError(f"--chat-template {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--chat-template {path} is not UTF-8 at byte {error.start}: save it as UTF-8") from error
+    if not text.strip():
+        raise UsageError(f"--chat-template {path} is empty: remove the flag to use the model's own template")
+    return text

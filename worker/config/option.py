@@ -1,4 +1,4 @@
-"""A setting as an option of click's, and the kinds of values that click has no type for.
+"""A setting's row as an option of click's, and the kinds of values that click has no type for.
 
 Owns: how a value is read from text, and how a mistake in it is worded. Click itself chooses the source: flag >
 environment > config file > default.
@@ -8,18 +8,18 @@ import ipaddress
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import Field
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 import msgspec
 import rich_click as click
 from click.core import ParameterSource
 
+from worker.config.row import Form, JsonText
 from worker.errors import UsageError
-
-Panel = Literal["Model", "Device and memory", "Jobs", "Network", "Operation"]
 
 _UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\ud800-\udfff"
 """Control characters, and the bytes of an argument that is not UTF-8."""
@@ -258,14 +258,39 @@ class SettingOption(click.RichOption):
         return f" Allowed is {self.type.min} to {self.type.max}."
 
 
-def setting(default: Any, help: str, panel: Panel, type: click.ParamType[Any] | None = None, **rest: Any) -> Any:
-    """A dataclass field whose metadata makes its option; `rest` is in click's words. Any: it has its setting's type."""
-    forms = f" [{type.forms}]" if isinstance(type, Text) and type.forms else ""
-    kind = {"is_flag": True} if default is False else {"type": type or Text()}
-    metadata = {"help": help + forms, "panel": panel, "show_default": True, **kind, **rest}
-    if isinstance(type, click.IntRange | click.FloatRange):
-        metadata.setdefault("metavar", "N" if isinstance(type, click.IntRange) else "SECONDS")
-    return field(default=default, metadata=metadata)
+def flag_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def option_of(each: Field[Any]) -> SettingOption:
+    """The option of a setting's row (row.py)."""
+    row = {"show_default": True, "envvar": f"LLORCH_{each.name.upper()}", **each.metadata}
+    kind = _kind_of(row.pop("values"), each.type)
+    if each.default is False:
+        row["is_flag"] = True
+    else:
+        row["type"] = kind
+    if isinstance(kind, click.IntRange | click.FloatRange):
+        row.setdefault("metavar", "N" if isinstance(kind, click.IntRange) else "SECONDS")
+    if isinstance(kind, Text) and kind.forms:
+        row["help"] += f" [{kind.forms}]"
+    return SettingOption([flag_name(each.name)], default=each.default, **row)
+
+
+def _kind_of(values: Any, annotation: Any) -> click.ParamType[Any]:
+    """The kind of a row: what it says itself, and else what the annotation of its field says."""
+    of = get_args(annotation)[0] if NoneType in get_args(annotation) else annotation
+    match values:
+        case click.ParamType():
+            return values
+        case Form(pattern, words):
+            return Text(pattern, words)
+        case (int() | float(), _):
+            return (click.IntRange if of is int else click.FloatRange)(*values)
+    if values or get_origin(of) is Literal:
+        return click.Choice(values or get_args(of))
+    by_type = {Path: ANY_PATH, JsonText: JsonObject()}
+    return by_type.get(of) or Text()
 
 
 def shown(value: object) -> str:

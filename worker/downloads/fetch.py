@@ -27,7 +27,7 @@ from typing import IO, Literal, assert_never
 import httpx2
 from filelock import FileLock, Timeout
 
-from worker.config.settings import environment_for_downloads
+from worker.config.environment import environment_for_downloads
 from worker.downloads import hub
 from worker.downloads.catalog import (
     CatalogEntry,

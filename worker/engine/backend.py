@@ -11,10 +11,11 @@ from typing import Protocol
 
 import msgspec
 
+from worker.config.engine_settings import Configure
 from worker.engine.channels import NO_CONTROL_TOKENS, ControlTokens
 from worker.engine.step import Constraint, Sampled, Score, Step
 from worker.wire.jobs import Logprob, Prompt, SlotId, Submit, TokenId
-from worker.wire.load import Configure, Loaded, Residency, RowCosts, SelfTested
+from worker.wire.load import Loaded, Residency, RowCosts, SelfTested
 from worker.wire.refusals import Violation
 
 

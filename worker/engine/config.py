@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
+from worker.config.engine_settings import Configure, Scheduling
 from worker.engine.backend import LoadedModel
 from worker.engine.checkpoints import Stops
 from worker.engine.drafting.history import HISTORY_BYTES
@@ -10,7 +11,7 @@ from worker.engine.prefill_budget import PrefillBudget
 from worker.engine.shares import FairShares, FirstCome, Policy
 from worker.limits import MAX_DRAFTS
 from worker.wire.jobs import SlotId
-from worker.wire.load import Configure, RowCosts, Scheduling
+from worker.wire.load import RowCosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class EngineConfig:
             widest_step=model.widest_step,
             chunk_s=facts.step_s * facts.prefill_chunk / max(model.widest_step, facts.prefill_chunk),
             itl_target_s=asked.itl_target_s,
-            is_deterministic=asked.is_deterministic,
+            is_deterministic=asked.deterministic,
             prefix_cache_bytes=facts.prefix_cache_bytes,
             retained_slots=model.retained_slots,
             max_dead_cells=model.max_dead_cells,
@@ -103,6 +104,6 @@ def _stops(asked: Configure, model: LoadedModel) -> Stops | None:
         return None
     return Stops(
         stride=facts.checkpoint_stride,
-        grain=facts.prefill_chunk if asked.is_deterministic else 1,
+        grain=facts.prefill_chunk if asked.deterministic else 1,
         message_ends=model.message_ends,
     )

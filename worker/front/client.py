@@ -18,6 +18,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from worker.config.engine import successor_of
+from worker.config.engine_settings import Configure
 from worker.errors import EngineCrashed, InsufficientMemory, ModelLoadFailed, StartupError, WorkerUnhealthy
 from worker.front.aftermath import Charge
 from worker.front.deaths import MAX_DEATHS, Deaths
@@ -30,7 +31,6 @@ from worker.wire.blocks import BlocksChanged
 from worker.wire.jobs import Accepted, Cancel, StepBegun, StepDone, Submit
 from worker.wire.load import (
     AskResidency,
-    Configure,
     Loaded,
     LoadFailed,
     PrefixCacheFound,
@@ -81,7 +81,7 @@ class Link(Protocol):
     @property
     def pid(self) -> int: ...
 
-    def send(self, message: Inbound) -> None: ...
+    def send(self, message: Inbound | Configure) -> None: ...
 
     def kill(self, cause: str) -> None: ...
 

@@ -6,7 +6,8 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
 
-from worker.config.settings import Settings, environment_for_downloads
+from worker.config.environment import environment_for_downloads
+from worker.config.settings import Settings
 from worker.errors import DownloadFailed
 from worker.observe.log_lines import escape, get_logger
 

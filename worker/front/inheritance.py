@@ -5,7 +5,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 
-from worker.config.settings import environment
+from worker.config.environment import environment
 from worker.host import cpu_quota
 from worker.observe.redaction import without_secrets
 

@@ -13,6 +13,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
+from worker.config.engine_settings import Configure
 from worker.errors import StartupError
 from worker.front.supervision import failures_to, supervised
 from worker.observe.stderr_tail import StderrTail
@@ -92,7 +93,7 @@ class EngineLink(asyncio.Protocol):
         assert self._process is not None
         return self._process.pid
 
-    def send(self, message: Inbound) -> None:
+    def send(self, message: Inbound | Configure) -> None:
         """Queue a frame. Once the engine is gone this does nothing, because `on_exit` reports that."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_frame(self._generation, message))

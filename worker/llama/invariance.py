@@ -13,13 +13,14 @@ import ctypes
 from collections.abc import Callable, Collection
 from typing import Any
 
+from worker.config.engine_settings import Configure
 from worker.errors import ModelLoadFailed
 from worker.llama.devices import backend_function, cpu, devices, features
 from worker.llama.repack import TILES, TYPE_IDS, LayoutOf, is_stack, multiplied
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.plan.memory import k_type
-from worker.wire.load import BatchInvariance, Configure
+from worker.wire.load import BatchInvariance
 
 OWN_PRODUCTS = "ROWS16"
 """The name of our products and attention among the features of ggml's CPU backend (patches/rows16.patch)."""
@@ -74,7 +75,7 @@ def invariance_of(
     `is_in_order`: each sequence's cells lie in the order of its positions; `own_types`: the types that our products
     multiply; `layout`: where the library has put the matrices, all that can be laid out anew or none.
     """
-    if config.is_deterministic:
+    if config.deterministic:
         return BatchInvariance(kept=True, why="--deterministic")
     if config.batch_invariant != "auto":
         return BatchInvariance(kept=config.batch_invariant == "on", why=f"--batch-invariant {config.batch_invariant}")
@@ -106,7 +107,7 @@ def check_order(config: Configure, info: ModelInfo, *, has_order: bool, n_jobs: 
     """
     if has_order or n_jobs == 1 or not config.must_be_invariant:
         return
-    flag = "--deterministic" if config.is_deterministic else "--batch-invariant on"
+    flag = "--deterministic" if config.deterministic else "--batch-invariant on"
     ways = "--swa-full on or --parallel 1" if info.windows and config.swa_full != "on" else "--parallel 1"
     raise ModelLoadFailed(
         f"{flag}: with {n_jobs} jobs at once the cells of this model's memory cannot be kept in the order of their "

@@ -15,6 +15,7 @@ from statistics import median
 import msgspec
 from msgspec.structs import replace
 
+from worker.config.engine_settings import Configure, Kernels
 from worker.errors import ModelLoadFailed
 from worker.host import cpu_quota, processor
 from worker.llama.devices import devices
@@ -24,7 +25,7 @@ from worker.llama.repack import TILES, TYPE_IDS, forget_layouts, layout_of, mult
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.wire.encoding import encode_json
-from worker.wire.load import Configure, Kernels, KernelsChosen, Speeds
+from worker.wire.load import KernelsChosen, Speeds
 
 MIN_SPEED = 1 / 1.03
 """Types that are slower for one row in each of the trials are left to ggml. The speed is that of ours over ggml's."""
@@ -41,7 +42,8 @@ def choose_kernels(config: Configure, info: ModelInfo) -> KernelsChosen:
         if config.kernels == "ours":
             raise ModelLoadFailed(f"--kernels ours: {_NONE}; ours need AVX-512 VNNI: use --kernels auto")
         return KernelsChosen(why=_NONE)
-    chosen = config.kernels_found or _chosen(config, _largest(info))
+    known = config.predecessor
+    chosen = known.kernels if known is not None else _chosen(config, _largest(info))
     use = own_function(b"ggml_rows16_use", None, ctypes.c_int, ctypes.c_bool)
     for name, _ in chosen.ours + chosen.stock:
         use(TYPE_IDS[name], name in dict(chosen.ours))
@@ -58,8 +60,8 @@ def _chosen(config: Configure, largest: dict[str, Tensor]) -> KernelsChosen:
     untimed: Speeds = tuple((name, ()) for name in largest)
     if config.kernels == "stock":
         return KernelsChosen(why="--kernels stock", stock=untimed)
-    if config.kernels == "ours" or config.is_deterministic:
-        return KernelsChosen(why=f"--{'deterministic' if config.is_deterministic else 'kernels ours'}", ours=untimed)
+    if config.kernels == "ours" or config.deterministic:
+        return KernelsChosen(why=f"--{'deterministic' if config.deterministic else 'kernels ours'}", ours=untimed)
     if config.device != "cpu" and any(device.is_gpu for device in devices()):
         return KernelsChosen(why="they are not timed beside a GPU", ours=untimed)
     timed = _remembered(largest, config) if config.kernels_dir else None

@@ -17,6 +17,7 @@ from typing import Literal, Self, get_args
 
 from llama_cpp import llama_cpp as capi
 
+from worker.config.engine_settings import SplitMode
 from worker.errors import ModelLoadFailed
 from worker.llama.buffers import Watch
 from worker.llama.devices import device_handle
@@ -27,7 +28,6 @@ from worker.plan.buffers import BufferSizes
 from worker.plan.devices import Device
 from worker.upstream.numbers import LOAD_AUTO, LOAD_NONE, SPLIT_MODES
 from worker.wire.jobs import TokenId
-from worker.wire.load import SplitMode
 
 _NEVER_MERGED = b"\n"
 """A byte of its own in vocabularies that put a space before a text."""

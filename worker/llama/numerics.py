@@ -10,6 +10,7 @@ import hashlib
 
 import llama_cpp
 
+from worker.config.engine_settings import Configure
 from worker.host import cpu_quota
 from worker.llama.devices import devices, features
 from worker.llama.invariance import PRODUCT_TYPES, has_own_products, own_types, type_k_of
@@ -18,7 +19,6 @@ from worker.llama.repack import tile_bytes
 from worker.model.info import ModelInfo
 from worker.plan.buffers import BufferSizes
 from worker.plan.placement import Group, Placement
-from worker.wire.load import Configure
 from worker.wire.numerics import Numerics
 
 _SHARED_OUT = ("f32", "f16")

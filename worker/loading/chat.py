@@ -13,13 +13,13 @@ import msgspec
 from worker.chat.escapes import Json, Names
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates
+from worker.config.engine_settings import Configure
 from worker.engine.channels import ControlTokens
 from worker.engine.dividers import marks_among
 from worker.errors import ModelLoadFailed
 from worker.llama.model import TOKEN_KINDS, Model
 from worker.model.info import ModelInfo
 from worker.wire.chat_format import ChatFormat
-from worker.wire.load import Configure
 from worker.wire.refusals import Violation
 
 log = logging.getLogger(__name__)
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 def check_given_template(config: Configure) -> None:
     """Refuse a file that is of no use before the weights are read. Raises: ModelLoadFailed."""
-    if config.chat_template is None:
+    if config.template is None:
         return
     try:
         tokens = {f"{kind}_token": "" for kind in TOKEN_KINDS}
-        ChatTemplates(config.chat_template, None, names=Names(()), tokens=tokens, variables=_variables(config))
+        ChatTemplates(config.template, None, names=Names(()), tokens=tokens, variables=_variables(config))
     except BrokenTemplate as error:
         raise ModelLoadFailed(f"--chat-template: {error}; use another file, or remove the flag") from None
 
@@ -44,13 +44,13 @@ def chat_of(config: Configure, info: ModelInfo, model: Model) -> ChatTemplates |
     Raises: ModelLoadFailed for variables that no template accepts.
     """
     variables = _variables(config)
-    default = config.chat_template or info.chat_template
+    default = config.template or info.chat_template
     if default is None:
         return _no_chat("the model has no chat template")
     try:
         chat = ChatTemplates(
             default,
-            None if config.chat_template else info.chat_template_for_tools,
+            None if config.template else info.chat_template_for_tools,
             names=Names(model.controls),
             tokens={f"{kind}_token": model.name_of(kind) or "" for kind in TOKEN_KINDS},
             variables=variables,

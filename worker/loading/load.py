@@ -18,6 +18,7 @@ import msgspec
 
 from worker.chat.template import ChatTemplates
 from worker.chat.tool_format import chat_format
+from worker.config.engine_settings import Configure
 from worker.engine.backend import LoadedDraft, LoadedModel
 from worker.engine.channels import ControlTokens
 from worker.engine.prefill_budget import widest_step_of
@@ -62,7 +63,6 @@ from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.jobs import SlotId, TokenId
 from worker.wire.load import (
     Attention,
-    Configure,
     DraftModelFacts,
     Drafts,
     HeadFacts,
@@ -108,7 +108,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
     on_gpus = [Holding(gpu, sizes.on_device(gpu.name)) for gpu in loaded.model.devices if gpu.is_gpu]
     serving = Serving(
         chunk=shapes.chunk,
-        is_fixed=config.is_deterministic,
+        is_fixed=config.deterministic,
         n_parallel=loaded.facts.parallel,
         has_drafts=bool(shapes.row_costs),
         context_length=loaded.facts.context_length,
@@ -147,12 +147,12 @@ def _keeper(config: Configure, loaded: LoadedRunner) -> Keeper | None:
         *(build(), facts.backend, facts.device_name, facts.offload.gpu_layers),
         *(facts.offload.tensor_split, config.split_mode, config.cache_type_k, config.cache_type_v, config.flash_attn),
         *(facts.swa_full, context.n_ctx, context.n_batch, context.n_ubatch, context.n_slots, config.threads),
-        *(config.threads_batch, cpu_quota(), config.is_deterministic, config.must_be_invariant, kv.layout),
+        *(config.threads_batch, cpu_quota(), config.deterministic, config.must_be_invariant, kv.layout),
         *(facts.drafts.snapshots, sorted(own_types())),
     )
     keeping = Keeping(
         arena_fd=config.arena_fd,
-        directory=None if config.prefix_cache_dir is None else Path(config.prefix_cache_dir),
+        directory=config.prefix_cache_dir,
         limit_bytes=facts.prefix_cache_bytes,
         model_paths=loaded.info.part_paths,
         facts=repr(made_by).encode(),
@@ -170,7 +170,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
 
     Raises: ModelNotFound, BadModelFile, ModelLoadFailed, InsufficientMemory; everything is freed then.
     """
-    if config.must_be_invariant and not config.is_deterministic:
+    if config.must_be_invariant and not config.deterministic:
         os.putenv(*REPEATED_PRODUCTS_OFF)
     open_library(on_log)
     info = with_heads(read_info(Path(config.model_path)), config)
@@ -189,16 +189,8 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         found = _found(placement, model, runner.sizes + head.sizes, n_batch=runner.context.n_batch)
         if config.require_full_offload and not found.is_resident:
             raise _incomplete(placement)
-        shapes = warm_up(
-            runner,
-            chunk=config.prefill_chunk,
-            row_costs=config.row_costs,
-            switch_s=config.switch_s,
-            padded_widths=config.padded_widths,
-            target_s=config.itl_target_s,
-            is_deterministic=config.is_deterministic,
-            wants_drafts=config.prompt_lookup != "off" or beside is not None or head.is_drafting,
-        )
+        wants_drafts = config.prompt_lookup != "off" or beside is not None or head.is_drafting
+        shapes = _warmed_up(config, runner, wants_drafts=wants_drafts)
         why_no_drafts = _drafts_off(config, info, placement.plan, runner.kv)
         draft = _load_draft(beside, runner, on_progress, why_no_drafts) if beside is not None else None
         undo.pop_all()
@@ -235,6 +227,21 @@ def _runner_and_head(config: Configure, info: ModelInfo, model: Model, plan: Pla
         return LlamaRunner(model, Context(model, **sizes)), LoadedHead(off_because=why_off)
     context, head = contexts_of(model, plan.parallel, sizes)
     return LlamaRunner(model, context), head
+
+
+def _warmed_up(config: Configure, runner: LlamaRunner, *, wants_drafts: bool) -> Shapes:
+    """A successor's steps have its predecessor's shapes, and their costs are not measured again."""
+    known = config.predecessor
+    return warm_up(
+        runner,
+        chunk=0 if known is None else known.prefill_chunk,
+        row_costs=() if known is None else known.row_costs,
+        switch_s=0.0 if known is None else known.switch_s,
+        padded_widths=() if known is None else known.padded_widths,
+        target_s=config.itl_target_s,
+        is_deterministic=config.deterministic,
+        wants_drafts=wants_drafts,
+    )
 
 
 def _has_order(runner: LlamaRunner) -> bool:
@@ -277,7 +284,7 @@ def _drafts_off(config: Configure, info: ModelInfo, plan: Plan, kv: Kv) -> str |
 
 
 def _widest_step(config: Configure, shapes: Shapes, runner: LlamaRunner) -> int:
-    if config.is_deterministic:
+    if config.deterministic:
         return shapes.chunk
     return widest_step_of(shapes.chunk, shapes.ubatch_size, can_abort=runner.can_abort)
 
@@ -286,7 +293,7 @@ def placed(config: Configure, info: ModelInfo) -> Placement:
     """Return the place for a model alone on this machine now. Its kernels are not timed, so that a report names always
     the same. Raises: ModelLoadFailed, InsufficientMemory.
     """
-    choose_kernels(msgspec.structs.replace(config, kernels=fixed(config.kernels)), info)
+    choose_kernels(replace(config, kernels=fixed(config.kernels)), info)
     return place(config, info, devices(), available_memory_bytes(), _repacking(config, info))
 
 
@@ -396,7 +403,7 @@ def _model_facts(
 
 def _repacking(config: Configure, *models: ModelInfo) -> RepackedBytes:
     """ggml's kernels for repacked weights compute several rows otherwise than one alone; tiles and ours do not."""
-    if not config.may_repack:
+    if config.no_repack:
         return nothing_repacked
     return repacking_of(models, keeps_bits=config.must_be_invariant, own_types=own_types())
 
@@ -425,7 +432,7 @@ def _context_sizes(config: Configure, model: Model, plan: Plan) -> dict[str, Any
     """The arguments of a model's context. Any: sizes and words."""
     n_threads = config.threads or cpu_quota()
     # Where a result depends on how rows are shared out, their number must stay.
-    may_yield = n_threads > 1 and not config.is_deterministic and not model.device.is_gpu
+    may_yield = n_threads > 1 and not config.deterministic and not model.device.is_gpu
     n_retained = n_retained_for(model, plan.parallel, swa_full=plan.swa_full)
     return {
         "n_ctx": plan.n_cells + plan.n_padding_cells,
@@ -439,7 +446,7 @@ def _context_sizes(config: Configure, model: Model, plan: Plan) -> dict[str, Any
         "flash_attn": asked_flash(config, model.device),
         "swa_full": plan.swa_full,
         "threads": Threads(n_threads, clocks) if may_yield else None,
-        "has_padding": config.is_deterministic,
+        "has_padding": config.deterministic,
         "n_rows": plan.n_chunk_rows,
         "n_snapshots": plan.n_snapshots,
     }

@@ -6,10 +6,10 @@ that `inspect` says what `serve` will say.
 
 from dataclasses import replace
 
+from worker.config.engine_settings import Configure
 from worker.model.info import ModelInfo, block_of
 from worker.plan.memory import has_state
 from worker.upstream.architectures import NEEDED_BY_A_HEAD, WITH_A_HEAD, WITH_SNAPSHOTS
-from worker.wire.load import Configure
 
 
 def heads_off(info: ModelInfo, config: Configure) -> str | None:
@@ -18,7 +18,7 @@ def heads_off(info: ModelInfo, config: Configure) -> str | None:
         return "the file has no next-token head"
     if (obstacle := _obstacle(info)) is not None:
         return obstacle
-    if config.is_deterministic:
+    if config.deterministic:
         return "with --deterministic nothing is drafted"
     return None if config.mtp else "--mtp would load it"
 

@@ -11,6 +11,7 @@ largest step) are estimates that follow the graph llama.cpp reserves when a cont
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from worker.config.engine_settings import Configure
 from worker.errors import InsufficientMemory
 from worker.limits import MAX_DRAFTS, MAX_HIDDEN_ROWS, max_jobs
 from worker.model.attention import Beside
@@ -25,7 +26,6 @@ from worker.upstream.architectures import (
 )
 from worker.upstream.ggml_types import TYPES_BY_NAME
 from worker.upstream.numbers import CELL_STEP, MAX_SEQ_IDS
-from worker.wire.load import Configure
 
 DEFAULT_PARALLEL = 8
 MIN_WANTED_CELLS = 16_384
@@ -110,8 +110,8 @@ def demand_of(config: Configure, *, is_on_gpu: bool, free_bytes: int | None = No
         ubatch_size=config.ubatch_size or DEFAULT_UBATCH,
         has_flash_attention=config.flash_attn != "off",
         swa_full=config.swa_full != "off",
-        n_padding_cells=MAX_PADDING if config.is_deterministic else 0,
-        n_chunk_rows=min(DETERMINISTIC_CHUNK, config.ubatch_size or DEFAULT_UBATCH) if config.is_deterministic else 0,
+        n_padding_cells=MAX_PADDING if config.deterministic else 0,
+        n_chunk_rows=min(DETERMINISTIC_CHUNK, config.ubatch_size or DEFAULT_UBATCH) if config.deterministic else 0,
         free_bytes=free_bytes,
         n_retained=retained_slots(is_on_gpu=is_on_gpu),
         batch_size=config.batch_size,

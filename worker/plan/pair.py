@@ -6,8 +6,7 @@ Owns what a draft model is asked for, which follows from what the served one is,
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-import msgspec
-
+from worker.config.engine_settings import Configure, DraftModelAsked
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.model.info import ModelInfo
 from worker.plan.devices import Device
@@ -15,7 +14,6 @@ from worker.plan.memory import DEFAULT_PARALLEL, demand_of, has_state, wanted_ce
 from worker.plan.placement import HOST_SHARE, Placement, place
 from worker.plan.spread import RepackedBytes
 from worker.upstream.numbers import CELL_STEP, MAX_SEQ_IDS
-from worker.wire.load import Configure, DraftModelAsked
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +32,15 @@ def asked_of(config: Configure, draft: DraftModelAsked, info: ModelInfo, n_cells
     """Return the configuration of a draft model: a slot for each of the served model's, and a spare one for each if it
     has recurrent state (engine/drafting/draft_model.py); and else the served model's settings.
     """
-    return msgspec.structs.replace(
+    return replace(
         config,
         model_path=draft.path,
         device=draft.device,
         gpu_layers="auto",
         require_full_offload=False,
         split_mode="none",
-        tensor_split=(),
-        main_gpu=-1,
+        tensor_split=None,
+        main_gpu=None,
         ctx_size=n_cells,
         parallel=2 * (parallel or DEFAULT_PARALLEL) if has_state(info) else parallel,
         draft=None,

@@ -7,9 +7,7 @@ Decides from model infos and from devices as they describe themselves, and calls
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-import msgspec
-
-from worker.config.gpu_flags import wants_layers, wants_no_layers
+from worker.config.engine_settings import Configure, SwaFull
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.model.info import ModelInfo
 from worker.plan.devices import Device, candidates
@@ -17,7 +15,6 @@ from worker.plan.memory import WIDER_UBATCHES, Demand, Plan, demand_of, max_cell
 from worker.plan.snapshots import with_snapshots
 from worker.plan.spread import InMain, Layers, Part, RepackedBytes, layers_of, nothing_repacked, spread
 from worker.upstream.numbers import CELL_STEP
-from worker.wire.load import Configure, SwaFull
 
 HOST_SHARE = 0.9
 """The share of the host's available memory that is planned with; the rest is left to the front and to everything else
@@ -108,14 +105,14 @@ def place(
 
     `main_memory_bytes`: what is available of it. `repacked_bytes`: which weights the CPU lays out anew there; with
     `nothing_repacked` it must not. Full offload, and an asked-for number of layers, are kept or refused.
-    A successor (a Configure with a chunk) gets its predecessor's plan, which was checked: accepted jobs count on it.
+    A successor gets its predecessor's plan, which was checked: accepted jobs count on it.
     `--swa-full auto` takes full-size sliding windows where these cost neither cells, jobs nor layers on a GPU.
     Raises: InsufficientMemory: before anything is loaded, with what would fit. ModelLoadFailed for devices that are not
     there.
     """
 
     def placed(swa_full: SwaFull) -> Placement:
-        wish = msgspec.structs.replace(config, swa_full=swa_full)
+        wish = replace(config, swa_full=swa_full)
         return _place(wish, info, available, main_memory_bytes, repacked_bytes)
 
     if info.windows is None or config.swa_full != "auto":
@@ -162,7 +159,7 @@ def _check_wishes(config: Configure, on_gpus: Seq["Trial"]) -> None:
     layers, is_auto = config.gpu_layers, config.device == "auto"
     wishes = {
         "--require-full-offload": config.require_full_offload and is_auto,
-        f"--gpu-layers {layers}": wants_layers(layers) and is_auto,
+        f"--gpu-layers {layers}": config.wants_layers and is_auto,
         f"--split-mode {config.split_mode}": config.split_mode != "none",
     }
     for flag, is_wished in wishes.items():
@@ -181,12 +178,12 @@ def groups_for(config: Configure, available: Seq[Device]) -> list[Group]:
     Raises: ModelLoadFailed for devices that are not there, and for shares that are not one for each GPU.
     """
     # Without layers for a GPU, a GPU is used only if a flag names it.
-    is_for_cpu = config.device == "auto" and config.main_gpu < 0 and wants_no_layers(config.gpu_layers)
+    is_for_cpu = config.device == "auto" and config.main_gpu is None and config.wants_no_layers
     found = candidates("cpu" if is_for_cpu else config.device, available)
-    if config.split_mode == "none" and config.main_gpu < 0:
+    if config.split_mode == "none" and config.main_gpu is None:
         return [Group((device,), (1.0,) if device.is_gpu else ()) for device in found]
     backends = list(dict.fromkeys(device.backend for device in found if device.is_gpu))
-    if config.main_gpu >= 0 or config.tensor_split:
+    if config.main_gpu is not None or config.shares:
         # Who counts the GPUs means those of one backend, and means GPUs.
         return [_gpu_group(config, _gpus_of(_first_of(backends, config), available))]
     groups = [_gpu_group(config, _gpus_of(backend, available)) for backend in backends]
@@ -200,7 +197,7 @@ def _gpus_of(backend: str, available: Seq[Device]) -> list[Device]:
 def _first_of(backends: Seq[str], config: Configure) -> str:
     if backends:
         return backends[0]
-    if config.main_gpu >= 0:
+    if config.main_gpu is not None:
         raise ModelLoadFailed(f"--main-gpu {config.main_gpu} does not exist: no GPU was found")
     raise ModelLoadFailed("--tensor-split needs GPUs, but no GPU was found")
 
@@ -209,15 +206,16 @@ def _gpu_group(config: Configure, gpus: Seq[Device]) -> Group:
     """All GPUs of one backend, or the main one of them. llama.cpp's own shares are their free memory, too."""
     names = ", ".join(gpu.name for gpu in gpus)
     if config.split_mode == "none":
+        assert config.main_gpu is not None
         if config.main_gpu >= len(gpus):
             raise ModelLoadFailed(f"--main-gpu {config.main_gpu} does not exist; the {len(gpus)} GPUs are {names}")
         return Group((gpus[config.main_gpu],), (1.0,))
-    if config.tensor_split and len(config.tensor_split) != len(gpus):
+    if config.shares and len(config.shares) != len(gpus):
         raise ModelLoadFailed(
-            f"--tensor-split has {len(config.tensor_split)} shares, but there are {len(gpus)} GPUs: {names}"
+            f"--tensor-split has {len(config.shares)} shares, but there are {len(gpus)} GPUs: {names}"
         )
     by_memory = tuple(float(gpu.free_bytes) for gpu in gpus)
-    shares = next((shares for shares in (config.tensor_split, by_memory) if any(shares)), (1.0,) * len(gpus))
+    shares = next((shares for shares in (config.shares, by_memory) if any(shares)), (1.0,) * len(gpus))
     return Group(tuple(gpus), shares)
 
 
@@ -264,7 +262,7 @@ class Trial:
 
     def _widened(self, plan: Plan, n_gpu_layers: int) -> Plan:
         """The plan with the widest micro-batch that leaves as many cells and jobs, where none was asked for."""
-        if self._config.ubatch_size or not self.group.is_gpu or self._config.is_deterministic:
+        if self._config.ubatch_size or not self.group.is_gpu or self._config.deterministic:
             return plan
         for size in WIDER_UBATCHES:
             wider = plan_of(self._info, replace(self._demand, ubatch_size=size), plan.n_cells)

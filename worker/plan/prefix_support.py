@@ -7,12 +7,12 @@ what `serve` will say.
 
 from dataclasses import dataclass
 
+from worker.config.engine_settings import Configure
 from worker.model.info import ModelInfo
 from worker.plan.memory import MAX_STRIDE, Plan, has_checkpoints, has_state, prefix_cache_bytes
 from worker.plan.placement import HOST_SHARE, Placement
 from worker.upstream.architectures import ATTENTION_FREE, HYBRIDS_OF_SEVERAL_PARTS, OF_SEVERAL_PARTS
 from worker.upstream.numbers import MAX_SEQ_IDS
-from worker.wire.load import Configure
 
 MAX_SLOTS, MAX_SLOTS_OF_WINDOWS = MAX_SEQ_IDS - 1, MAX_SEQ_IDS // 2 - 1
 """The most slots that leave a sequence id for sharing (llama/seq_ids.py)."""
@@ -48,10 +48,10 @@ def prefix_cache_limit(config: Configure, placement: Placement, available_bytes:
 
     Raises: InsufficientMemory for more than the placement leaves. A successor's limit was checked, as its plan was.
     """
+    if config.predecessor is not None:
+        return config.predecessor.prefix_cache_bytes
     left_bytes = int(available_bytes * HOST_SHARE) - placement.main_memory.total_bytes
-    return prefix_cache_bytes(
-        config.prefix_cache_bytes, placement.plan, _NO_LIMIT if config.is_successor else left_bytes
-    )
+    return prefix_cache_bytes(config.prefix_cache_bytes, placement.plan, left_bytes)
 
 
 @dataclass(frozen=True, slots=True)

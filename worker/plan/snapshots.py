@@ -8,6 +8,7 @@ and the configuration alone, so that `inspect` says what `serve` will say.
 from collections.abc import Callable
 from dataclasses import replace
 
+from worker.config.engine_settings import Configure
 from worker.limits import MAX_DRAFTS
 from worker.model.info import ModelInfo
 from worker.plan.memory import Demand, Plan, has_checkpoints, has_state, plan_of
@@ -17,7 +18,6 @@ from worker.upstream.architectures import (
     OF_SEVERAL_PARTS,
     WITH_SNAPSHOTS,
 )
-from worker.wire.load import Configure
 
 MAX_SNAPSHOTS = 7
 """The most draft tokens of one job in a step."""
@@ -38,10 +38,11 @@ def with_snapshots(
     if not has_state(info) or _unwanted(info, config) is not None or _obstacle(info, config, plan) is not None:
         return plan
     most = MAX_COPIED if info.architecture in COPYING_EACH_SNAPSHOT else MAX_SNAPSHOTS
-    for n_snapshots in range(most if config.n_snapshots is None else config.n_snapshots, 0, -1):
+    known = config.predecessor
+    for n_snapshots in range(most if known is None else known.drafts.snapshots, 0, -1):
         larger = plan_of(info, replace(demand, ubatch_size=plan.ubatch_size, n_snapshots=n_snapshots), plan.n_cells)
         is_fitting = larger.parallel == plan.parallel and larger.snapshot_bytes <= plan.kv_bytes and fits(larger)
-        if is_fitting or config.n_snapshots is not None:
+        if is_fitting or known is not None:
             return larger
     return plan
 
@@ -57,7 +58,7 @@ def drafts_off(info: ModelInfo, config: Configure, plan: Plan) -> str | None:
 
 def _unwanted(info: ModelInfo, config: Configure) -> str | None:
     """Return the flag by which there are to be no drafts."""
-    if config.is_deterministic:
+    if config.deterministic:
         return "with --deterministic there are none"
     is_wanted = config.prompt_lookup != "off" or config.draft is not None or info.loads_heads
     return None if is_wanted else "--prompt-lookup is off, and neither --draft-model nor --mtp drafts"

@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from worker.config.engine_settings import Configure, inbound_decoder
 from worker.engine.backend import Found, LoadedModel
 from worker.engine.loop import Engine
 from worker.engine.salt import salted
 from worker.engine.sequence import Queued
 from worker.process.outbox import Outbox, die, leave
-from worker.wire.frames import FrameBuffer, inbound_decoder
+from worker.wire.frames import FrameBuffer
 from worker.wire.jobs import Accepted, Cancel, JobKey, Submit, TokenId
-from worker.wire.load import AskResidency, Configure
+from worker.wire.load import AskResidency
 from worker.wire.messages import Inbound
 from worker.wire.questions import Detokenize, Detokenized, Tokenize, Tokenized, Untokenized
 from worker.wire.refusals import Overflow, Refused, Violation
@@ -34,7 +35,7 @@ class Leaving:
     is_put_away: threading.Event
 
 
-Work = Inbound | Queued | Found | Leaving
+Work = Inbound | Configure | Queued | Found | Leaving
 """The work that the step thread takes between steps."""
 
 _GLANCE_S = 0.1
@@ -103,7 +104,7 @@ class Intake:
             leaving.is_put_away.wait(FAREWELL_S)
             self._model.flush(FAREWELL_S)
 
-    def _take(self, message: Inbound) -> None:
+    def _take(self, message: Inbound | Configure) -> None:
         match message:
             case Submit():
                 self._examine(message)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from worker.config.engine_settings import Configure
 from worker.engine.backend import Load, LoadedModel
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
@@ -21,7 +22,7 @@ from worker.process.intake import Intake
 from worker.process.outbox import Outbox, die, leave
 from worker.process.returns import Returns
 from worker.process.steps import drain, run_test, work
-from worker.wire.load import Configure, LoadFailed, Progress, SelfTested, Warned
+from worker.wire.load import LoadFailed, Progress, SelfTested, Warned
 
 log = logging.getLogger("worker.process")
 
@@ -95,7 +96,7 @@ def _keep_waiting(outbox: Outbox) -> Callable[[], bool]:
 
 
 def _flag(config: Configure) -> str:
-    return "--deterministic" if config.is_deterministic else "--batch-invariant on"
+    return "--deterministic" if config.deterministic else "--batch-invariant on"
 
 
 def _indeterminate(flag: str, found: SelfTested) -> ModelLoadFailed:

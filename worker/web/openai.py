@@ -18,7 +18,7 @@ from litestar.response.base import ASGIResponse
 
 from worker import __version__
 from worker.anthropic.request import MessageAsked
-from worker.config.settings import MAX_PROMPT_CHARS
+from worker.config.engine_settings import MAX_PROMPT_CHARS
 from worker.errors import WorkerBusy, WorkerLoading
 from worker.front.admission import LOADING_RETRY_S
 from worker.front.health import Phase

@@ -4,14 +4,22 @@ The `encode` of msgspec 0.22 reads a null pointer if its buffer cannot grow, and
 MemoryError.
 """
 
+from pathlib import PurePath
 from typing import Annotated, Any
 
 import msgspec
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
+
+def _plain(value: object) -> str:
+    if isinstance(value, PurePath):
+        return str(value)
+    raise NotImplementedError(f"{type(value).__name__} has no MessagePack")
+
+
 _json = msgspec.json.Encoder()
-_messagepack = msgspec.msgpack.Encoder()
+_messagepack = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 def encode_json(value: object) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from worker.wire.encoding import encode_messagepack
-from worker.wire.messages import Inbound, Outbound
+from worker.wire.messages import Outbound
 
 _HEADER = struct.Struct("<II")
 
@@ -19,11 +19,10 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 """A limit above any valid frame: a prompt of 32,768 characters is 128 KiB; the longest frame is the answer about a
 prompt of 2²¹ characters with four tokens each. A larger length means that the peer is broken."""
 
-inbound_decoder: msgspec.msgpack.Decoder[Inbound] = msgspec.msgpack.Decoder(Inbound)
 outbound_decoder: msgspec.msgpack.Decoder[Outbound] = msgspec.msgpack.Decoder(Outbound)
 
 
-def encode_frame(generation: int, message: Inbound | Outbound) -> bytes:
+def encode_frame(generation: int, message: object) -> bytes:
     body = encode_messagepack(message)
     return _HEADER.pack(len(body), generation) + body
 

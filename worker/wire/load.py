@@ -1,10 +1,9 @@
-"""The frames about a model and its engine: the configuration, the facts once it is loaded, and what it reports later.
+"""The frames about a model and its engine: the facts once it is loaded, and what it reports later.
 
-front  ── Configure, AskResidency ──▶  engine
+front  ── Configure (config/engine_settings.py), AskResidency ──▶  engine
 front  ◀── Progress, Warned, Loaded, LoadFailed, SelfTested, PrefixCacheFound, Residency ──  engine
 """
 
-import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -13,21 +12,6 @@ from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.encoding import Count, doc
 from worker.wire.jobs import Frame
 from worker.wire.numerics import Numerics
-
-Scheduling = Literal["fair", "first-come"]
-"""The jobs that wait if there are too few slots or cells: those that have had most, or the youngest."""
-SwaFull = Literal["auto", "on", "off"]
-"""The choice of as many KV cells in layers with a sliding window as in others, so that prefixes can be
-shared and cached."""
-FlashAttn = Literal["auto", "on", "off"]
-PromptLookup = Literal["on", "own", "off"]
-"""The texts that drafts are read from: a job's own and other jobs' answers, its own only, or none."""
-BatchInvariant = Literal["auto", "on", "off"]
-"""The choice of numbers that do not depend on the jobs that are computed alongside."""
-Kernels = Literal["auto", "ours", "stock"]
-"""The choice of the kernels that multiply quantised matrices on a CPU; stock means ggml's."""
-SplitMode = Literal["none", "layer", "row"]
-"""llama.cpp's words: all layers on one GPU; whole layers over all GPUs; each layer's rows over all GPUs."""
 
 RowCosts = tuple[tuple[int, float], ...]
 """(tokens in a decode step, seconds it takes)."""
@@ -49,105 +33,6 @@ class KernelsChosen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # ── front → engine ───────────────────────────────────────────────────────────────────────────────
-
-
-class DraftModelAsked(msgspec.Struct, frozen=True, array_like=True):
-    """A small model that drafts tokens for the one that is served."""
-
-    path: str
-    device: str
-    """The device, in the words of Configure.device."""
-    n_most: int
-    """The largest number of draft tokens for one job in a step."""
-    n_cells: int = 0
-    """0 means "decide for me"."""
-
-
-class Configure(Frame, frozen=True, kw_only=True):
-    """The first frame, with everything that the engine needs to load. Sizes are in tokens; 0 means "decide for me"."""
-
-    model_path: str
-    device: str
-    """auto | cpu | cuda[:N] | metal | vulkan[:N]"""
-    gpu_layers: str
-    """all | auto | a number"""
-    require_full_offload: bool
-    ctx_size: int
-    parallel: int
-    """0 means the default number of slots, or fewer where memory demands it."""
-    batch_size: int
-    ubatch_size: int
-    threads: int
-    threads_batch: int
-    cache_type_k: str
-    cache_type_v: str
-    flash_attn: FlashAttn
-    max_tokens_in: int
-    """The longest prompt in tokens; 0 means whatever fits the context."""
-    is_successor: bool = False
-    """True if an engine before this one has had the model, and this one is to have it in the same shape: what was
-    checked and planned then is not checked and planned again."""
-    prefill_chunk: int = 0
-    """0 means that it is measured at warm-up. A successor is given its predecessor's, so that its steps have the same
-    shapes."""
-    row_costs: RowCosts = ()
-    """Loaded.row_costs of the predecessor; if it is empty, they are measured at warm-up."""
-    switch_s: float = 0.0
-    """Loaded.switch_s of the predecessor."""
-    padded_widths: PaddedWidths = ()
-    """Loaded.padded_widths of the predecessor."""
-    kernels_dir: str = ""
-    """The directory that remembers which kernels are faster; "" means none."""
-    kernels_found: KernelsChosen | None = None
-    """Loaded.kernels of the predecessor."""
-    n_snapshots: int | None = None
-    """Loaded.n_snapshots of the predecessor; None means that the plan decides."""
-    itl_target_ms: int = 150
-    """The milliseconds that a prefill step may delay generating jobs; 0 means as long as it takes."""
-    is_deterministic: bool = False
-    batch_invariant: BatchInvariant = "auto"
-    """on means that numbers must be the same whatever other jobs run; auto means if that costs nothing."""
-    kernels: Kernels = "auto"
-    may_repack: bool = True
-    """False if the CPU must compute with weights as they lie in the file."""
-    prefix_cache_bytes: int = -1
-    """The largest number of bytes of finished jobs' KV cells that are cached; -1 means "decide for me"."""
-    scheduling: Scheduling = "fair"
-    """The order of jobs if there are too few slots or cells."""
-    prompt_lookup: PromptLookup = "on"
-    mtp: bool = False
-    """True if the model's next-token head is to draft, if it has one."""
-    draft: DraftModelAsked | None = None
-    swa_full: SwaFull = "auto"
-    """auto means on if that costs neither cells, jobs nor layers on a GPU."""
-    split_mode: SplitMode = "none"
-    tensor_split: tuple[float, ...] = ()
-    """The share of the layers for each GPU; empty means by free memory."""
-    main_gpu: int = -1
-    """The index of the backend's GPU for a model on one GPU; -1 means "decide for me"."""
-    chat_template: str | None = None
-    """A Jinja template instead of the model's own."""
-    chat_template_kwargs: str = "{}"
-    """A JSON object with default variables for the template, which a conversation may override."""
-    reports_blocks: bool = False
-    """True if the engine sends BlocksChanged."""
-    arena_fd: int = -1
-    """The descriptor of the front's memory, which the engine inherits: its contents outlive the engine. -1 means none.
-    """
-    prefix_cache_dir: str | None = None
-    """A directory for saved cells that outlive the worker, too."""
-    wants_numerics: bool = False
-    """True if Loaded has numerics; llama.cpp's libraries are read for them."""
-
-    @property
-    def itl_target_s(self) -> float:
-        """`itl_target_ms` in seconds, infinite for 0."""
-        return self.itl_target_ms / 1000 or math.inf
-
-    @property
-    def must_be_invariant(self) -> bool:
-        """True if the load fails unless numbers are the same whatever other jobs run."""
-        return self.is_deterministic or self.batch_invariant == "on"
 
 
 class AskResidency(Frame, frozen=True, kw_only=True):

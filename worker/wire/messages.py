@@ -1,15 +1,14 @@
 """All messages between the two processes.
 
 They are the frames on the socketpair (msgspec structs, tagged, array-like): of jobs in jobs.py, of the model and its
-engine in load.py, questions about tokens in questions.py, cached blocks in blocks.py. This room knows nothing of HTTP,
-llama.cpp or numpy.
+engine in load.py, questions about tokens in questions.py, cached blocks in blocks.py. The first frame is a dataclass
+(config/engine_settings.py). This room knows nothing of HTTP, llama.cpp or numpy.
 """
 
 from worker.wire.blocks import BlocksChanged
 from worker.wire.jobs import Accepted, Cancel, StepBegun, StepDone, Submit
 from worker.wire.load import (
     AskResidency,
-    Configure,
     Loaded,
     LoadFailed,
     PrefixCacheFound,
@@ -21,7 +20,7 @@ from worker.wire.load import (
 from worker.wire.questions import Detokenize, Detokenized, Tokenize, Tokenized, Untokenized
 from worker.wire.refusals import Refused
 
-Inbound = Configure | Submit | Cancel | AskResidency | Tokenize | Detokenize
+Inbound = Submit | Cancel | AskResidency | Tokenize | Detokenize
 Outbound = (
     Progress
     | Warned

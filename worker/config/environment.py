@@ -1,10 +1,9 @@
-"""The check whether OpenTelemetry's variables ask for traces. Its SDK reads all the other variables itself.
+"""The process's environment, which no other room reads."""
 
-Source: the OpenTelemetry specification, "Environment Variable Specification" and "OTLP Exporter". Pure.
-"""
-
+import os
 from collections.abc import Mapping
 
+from worker.config.settings import API_TOKEN
 from worker.errors import UsageError
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -12,9 +11,20 @@ PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
 SUPPORTED = "http/protobuf"
 
 
+def environment() -> dict[str, str]:
+    return dict(os.environ)
+
+
+def environment_for_downloads() -> dict[str, str]:
+    """The environment of a program that fetches a model: this process's, without the token of its clients."""
+    return {name: value for name, value in environment().items() if name not in API_TOKEN}
+
+
 def asks_for_traces(environ: Mapping[str, str]) -> str | None:
     """The variable that names a collector, unless another one says that nothing is to be sent; an empty one is none.
+    OpenTelemetry's SDK reads all the other variables itself.
 
+    Source: the OpenTelemetry specification, "Environment Variable Specification" and "OTLP Exporter".
     Raises: UsageError for a protocol that is not spoken.
     """
     endpoint = next((name for name in ENDPOINTS if environ.get(name)), None)
