@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,8 +107,8 @@ def run(
         report([*unread, *idle_before_load(settings)])
         try:
             allow_open_files()
-            service = _run(settings, catalog, chat_template, engine_command, writer, traces=traces)
-            return uvloop.run(service, loop_factory=Loop)
+            service = Service(settings, catalog, chat_template, engine_command, writer, traces)
+            return uvloop.run(service.run(), loop_factory=Loop)
         except StartupError as error:
             _report(error, settings, None)
         except (OSError, MemoryError) as error:
@@ -118,18 +119,6 @@ def run(
                 traces.close()
         log.info("shutdown", exit_code=1)
         return 1
-
-
-async def _run(
-    settings: Settings,
-    catalog: Catalog,
-    chat_template: str | None,
-    engine_command: Sequence[str],
-    writer: LogWriter,
-    *,
-    traces: "Traces | None",
-) -> int:
-    return await Service(settings, catalog, chat_template, engine_command, writer, traces=traces).run()
 
 
 def _traces(settings: Settings) -> "Traces | None":
@@ -171,29 +160,21 @@ class Signals:
         (self.second if self.first.is_set() else self.first).set()
 
 
+@dataclass(slots=True)
 class Service:
     """One worker's life, which `_live` shows from top to bottom."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        catalog: Catalog,
-        chat_template: str | None,
-        engine_command: Sequence[str],
-        writer: LogWriter,
-        *,
-        traces: "Traces | None",
-    ) -> None:
-        self._settings = settings
-        self._catalog = catalog
-        self._chat_template = chat_template
-        self._writer = writer
-        self._traces = traces
-        self._engine_command = engine_command
-        self._signals = Signals()
-        self._model_path: Path | None = None
+    _settings: Settings
+    _catalog: Catalog
+    _chat_template: str | None
+    _engine_command: Sequence[str]
+    _writer: LogWriter
+    _traces: "Traces | None"
+    _signals: Signals = field(init=False)
+    _model_path: Path | None = None
 
     async def run(self) -> int:
+        self._signals = Signals()
         try:
             code = await self._live()
         except Stopped:

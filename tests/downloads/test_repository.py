@@ -3,7 +3,7 @@
 import pytest
 
 from worker.downloads.catalog import HfReference
-from worker.downloads.repository import quant_of, the_one_meant
+from worker.downloads.hub import quant_of, the_one_meant
 from worker.errors import ModelNotFound
 
 QUANTS = (

@@ -16,23 +16,20 @@ import rich_click as click
 import uvloop
 from click.core import ParameterSource
 
-from worker.cli import CommandElsewhere, imported, read_settings, setting_options
+from worker.cli import CommandElsewhere, imported
 from worker.commands.session import (
     NotAnsweredError,
     Session,
     check_utf8,
+    opened,
     prompt_of,
     sampling_of,
-    sampling_options,
+    session_options,
+    settings_of,
     summary,
 )
-from worker.config.environment import environment
-from worker.config.no_effect import report
 from worker.config.settings import Settings
-from worker.config.spellings import unread
-from worker.downloads.catalog import load_catalog
 from worker.errors import UsageError
-from worker.observe import log_lines as logs
 from worker.protocol.bodies import FieldsRefused
 from worker.protocol.execute import ExecuteRequest
 
@@ -64,16 +61,10 @@ def chat(ctx: click.Context, /, *, system: str | None, **options: Any) -> None:
     if ctx.invoked_subcommand is not None:
         _check_no_options(ctx, ctx.invoked_subcommand)
         return
-    settings = read_settings(ctx, default_model=lambda catalog: load_catalog(catalog).default.name)
+    settings = settings_of(ctx)
     check_utf8("--system", system or "")
     talk = Talk(system, sampling_of(options))
-    try:
-        prompt_of(talk.request("?"), settings)
-    except FieldsRefused as refused:
-        raise UsageError(str(refused)) from None
-    session = Session(settings)
-    logs.configure("pretty", settings.worker_id, level="warning")
-    report(unread(environment()))
+    session, _ = opened(talk.request("?"), settings)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(session.start())
@@ -83,9 +74,7 @@ def chat(ctx: click.Context, /, *, system: str | None, **options: Any) -> None:
             runner.run(session.close())
 
 
-chat.params.extend(
-    [*sampling_options(_MAX_TOKENS), *setting_options("Model", "Device and memory", also=("max_prompt_chars",))]
-)
+chat.params.extend(session_options(_MAX_TOKENS))
 for _name, _line in {
     "render": "Render conversations to prompts, a JSON object a line.",
     "parse": "Read answers: content, reasoning and tool calls, a JSON object a line.",

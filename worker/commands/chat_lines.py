@@ -98,36 +98,21 @@ Line = TypeVar("Line", RenderLine, ParseLine)
 def _answer_lines(shape: type[Line], answer: Callable[[Line], dict[str, Any]]) -> None:
     for line in sys.stdin.buffer:
         try:
-            sent = _object(line)
-            found = answer(_line(shape, sent))
+            sent = msgspec.json.decode(line)
+            if not isinstance(sent, dict):
+                raise LineError("the line is not a JSON object")
+            found = answer(msgspec.convert(sent, shape))
             ignored = sorted(sent.keys() - {field.name for field in msgspec.structs.fields(shape)})
             if ignored := ignored + found.pop("ignored", []):
                 found["ignored"] = ignored
-        except LineError as error:
+        except (LineError, FieldsRefused, msgspec.ValidationError) as error:
             found = {"error": str(error)}
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            found = {"error": f"the line is not JSON: {error}"}
+        except RecursionError:
+            found = {"error": "the line is nested too deeply"}
         sys.stdout.buffer.write(encode_json(found) + b"\n")
         sys.stdout.buffer.flush()
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    """Raises: LineError."""
-    try:
-        sent = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise LineError(f"the line is not JSON: {error}") from None
-    except RecursionError:
-        raise LineError("the line is nested too deeply") from None
-    if not isinstance(sent, dict):
-        raise LineError("the line is not a JSON object")
-    return sent
-
-
-def _line(shape: type[Line], sent: dict[str, Any]) -> Line:
-    """Raises: LineError."""
-    try:
-        return msgspec.convert(sent, shape)
-    except msgspec.ValidationError as error:
-        raise LineError(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,46 +131,27 @@ class _File:
         words = read_words(path)
         return cls(path, words, Model.load_vocabulary(path, words.gaps))
 
-    def tokens(self) -> dict[str, str]:
-        """The names of the tokens that templates read."""
-        return {f"{kind}_token": self.model.name_of(kind) or "" for kind in _KINDS}
-
-    def text(self, ids: list[int], form: ChatFormat) -> str:
-        """The text of an answer's tokens up to its end. Control tokens have no text unless they are part of a marker.
-
-        Raises: LineError.
-        """
-        model, markers = self.model, form.markers
-        outside = next((one for one in ids if not 0 <= one < model.n_vocab), None)
-        if outside is not None:
-            raise LineError(f"token id {outside} is outside the vocabulary, whose ids are 0 to {model.n_vocab - 1}")
-        hidden = {token for name, token in model.controls.items() if not any(name in marker for marker in markers)}
-        answer = takewhile(lambda token: not model.is_end(token), map(TokenId, ids))
-        return model.detokenize(token for token in answer if token not in hidden).decode(errors="replace")
-
 
 class Lines:
     """The answers to lines."""
 
-    def __init__(self, model: str | None, models_dir: Path, catalog: Path | None) -> None:
-        self._file = None if model is None else _File.of(present(model, models_dir, catalog))
+    def __init__(self, reference: str | None, models_dir: Path, catalog: Path | None) -> None:
+        """Raises: ModelNotFound, BadModelFile, ModelLoadFailed."""
         self._templates = lru_cache(_N_TEMPLATES)(self._compiled)
+        self._file = None if reference is None else _File.of(present(reference, models_dir, catalog))
 
     def rendered(self, line: RenderLine) -> dict[str, Any]:
-        """Return the answer to a line of `chat render`: the prompt of a conversation. Raises: LineError."""
+        """Return the answer to a line of `chat render`: the prompt. Raises: LineError, FieldsRefused."""
         kwargs = dict(line.kwargs or {})
         names = tuple((name, str(kwargs.pop(name))) for name in _TOKENS if name in kwargs)
         chat, _ = self._templates(line.template, names)
-        try:
-            asked = conversation(
-                line.messages,
-                tools=line.tools or None,
-                template_kwargs=kwargs,
-                add_generation_prompt=line.add_generation_prompt,
-                max_chars=_MAX_CHARS,
-            )
-        except FieldsRefused as refused:
-            raise LineError(str(refused)) from None
+        asked = conversation(
+            line.messages,
+            tools=line.tools or None,
+            template_kwargs=kwargs,
+            add_generation_prompt=line.add_generation_prompt,
+            max_chars=_MAX_CHARS,
+        )
         found = chat.read(asked)
         if isinstance(found, Violation):
             raise LineError(found.message)
@@ -195,51 +161,48 @@ class Lines:
         """Return the answer to a line of `chat parse`: the message in a text, and its deltas. Raises: LineError."""
         _, form = self._templates(line.template, ())
         is_reasoning = line.prompt is not None and form.opens_reasoning(line.prompt)
-        reader = Reader(form, _offered(line.tools or []), new_id=_id_of, is_reasoning=is_reasoning)
+        reader = Reader(form, _offered(line.tools or []), new_id="call{:05}".format, is_reasoning=is_reasoning)
         deltas = [delta for piece in self._pieces(line, form) for delta in reader.push(piece)]
         deltas += reader.finish(is_stopped=True)
-        return {
-            "message": _message(deltas, is_unfinished=reader.is_unfinished),
-            "deltas": [_delta(delta) for delta in deltas],
-        }
+        message = _message(deltas, is_unfinished=reader.is_unfinished)
+        return {"message": message, "deltas": [_delta(delta) for delta in deltas]}
 
     def _pieces(self, line: ParseLine, form: ChatFormat) -> list[str]:
-        """Return the text to read, in the pieces in which it was sent. Raises: LineError."""
+        """Return the text to read, in the pieces in which it was sent; of tokens up to the end of the answer. Control
+        tokens have no text unless they are part of a marker. Raises: LineError.
+        """
         if sum(value is not None for value in (line.text, line.chunks, line.token_ids)) != 1:
             raise LineError("send one of text, chunks and token_ids")
         if line.token_ids is None:
             return [line.text] if line.text is not None else line.chunks or []
         if self._file is None:
             raise LineError("token_ids need a vocabulary; start the command with --model REF")
-        return [self._file.text(line.token_ids, form)]
+        model, markers = self._file.model, form.markers
+        for token in line.token_ids:
+            if not 0 <= token < model.n_vocab:
+                raise LineError(f"token id {token} is outside the vocabulary, whose ids are 0 to {model.n_vocab - 1}")
+        hidden = {token for name, token in model.controls.items() if not any(name in marker for marker in markers)}
+        answer = takewhile(lambda token: not model.is_end(token), map(TokenId, line.token_ids))
+        return [model.detokenize(token for token in answer if token not in hidden).decode(errors="replace")]
 
     def _compiled(self, source: str | None, names: tuple[tuple[str, str], ...]) -> tuple[ChatTemplates, ChatFormat]:
-        """The template and its format. `names`: the tokens that templates read, as the line has them.
-
-        Raises: LineError.
-        """
-        file, for_tools = self._file, None
+        """The template and its format. `names`: the tokens that templates read, in the line. Raises: LineError."""
+        file, for_tools, controls, ends = self._file, None, Names(()), frozenset[str]()
+        tokens = dict.fromkeys(_TOKENS, "")
+        if file is not None:
+            controls, ends = Names(file.model.controls), file.model.end_names
+            tokens = {f"{kind}_token": file.model.name_of(kind) or "" for kind in _KINDS}
         if source is None and file is not None:
             source, for_tools = file.words.chat_template, file.words.chat_template_for_tools
+        if source is None and file is not None:
+            raise LineError(f"{file.path} has no chat template; send one as template")
         if source is None:
-            why = "no template" if file is None else f"{file.path} has no chat template"
-            raise LineError(
-                f"{why}; send one as template" + ("" if file else ", or start the command with --model REF")
-            )
+            raise LineError("no template; send one as template, or start the command with --model REF")
         try:
-            chat = ChatTemplates(
-                source,
-                for_tools,
-                names=Names(file.model.controls if file else ()),
-                tokens=(file.tokens() if file else dict.fromkeys(_TOKENS, "")) | dict(names),
-                variables={},
-            )
+            chat = ChatTemplates(source, for_tools, names=controls, tokens=tokens | dict(names), variables={})
         except BrokenTemplate as error:
             raise LineError(f"the chat template cannot be used: {error}") from None
-        return chat, chat_format(chat.for_tools, file.model.end_names if file else frozenset())
-
-
-# ── answers ──────────────────────────────────────────────────────────────────────────────────────
+        return chat, chat_format(chat.for_tools, ends)
 
 
 def _offered(tools: list[dict[str, Any]]) -> dict[str, object]:
@@ -253,21 +216,15 @@ def _offered(tools: list[dict[str, Any]]) -> dict[str, object]:
     return offered
 
 
-def _id_of(index: int) -> str:
-    return f"call{index:05}"
-
-
 def _message(deltas: list[Delta], *, is_unfinished: bool) -> dict[str, object]:
     read = message_of(deltas, is_unfinished=is_unfinished)
-    message: dict[str, object] = {"role": "assistant", "content": read.content or (None if read.calls else "")}
-    if read.reasoning:
-        message["reasoning_content"] = read.reasoning
-    if read.calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in read.calls
-        ]
-    return message
+    reasoning = {"reasoning_content": read.reasoning} if read.reasoning else {}
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in read.calls
+    ]
+    content = read.content or (None if calls else "")
+    return {"role": "assistant", "content": content, **reasoning, **({"tool_calls": calls} if calls else {})}
 
 
 def _delta(delta: Delta) -> dict[str, object]:

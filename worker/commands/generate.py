@@ -10,16 +10,9 @@ from typing import Any
 import rich_click as click
 import uvloop
 
-from worker.cli import read_settings, setting_options
-from worker.commands.session import Session, check_utf8, prompt_of, sampling_of, sampling_options, summary
-from worker.config.environment import environment
-from worker.config.no_effect import report
+from worker.commands.session import Session, check_utf8, opened, sampling_of, session_options, settings_of, summary
 from worker.config.settings import Settings
-from worker.config.spellings import unread
-from worker.downloads.catalog import load_catalog
 from worker.errors import UsageError
-from worker.observe import log_lines as logs
-from worker.protocol.bodies import FieldsRefused
 from worker.protocol.execute import ExecuteRequest
 from worker.wire.jobs import Prompt
 
@@ -39,7 +32,7 @@ def generate(ctx: click.Context, /, prompt: str, *, chat: bool, system: str | No
     that it is a question. If PROMPT is -, it is read from stdin, with its line ends.
     Without --model, the catalogue's default is used and fetched the first time.
     """
-    settings = read_settings(ctx, default_model=lambda catalog: load_catalog(catalog).default.name)
+    settings = settings_of(ctx)
     if system is not None and not chat:
         raise UsageError("--system needs --chat: a raw prompt has no place for it")
     fields = sampling_of(options)
@@ -51,19 +44,11 @@ def generate(ctx: click.Context, /, prompt: str, *, chat: bool, system: str | No
         request = ExecuteRequest(job_id="generate", messages=[*begin, {"role": "user", "content": asked}], **fields)
     else:
         request = ExecuteRequest(job_id="generate", prompt=asked, **fields)
-    try:
-        read = prompt_of(request, settings)
-    except FieldsRefused as refused:
-        raise UsageError(str(refused)) from None
-    session = Session(settings)
-    logs.configure("pretty", settings.worker_id, level="warning")
-    report(unread(environment()))
+    session, read = opened(request, settings)
     uvloop.run(_answer(session, request, read))
 
 
-generate.params.extend(
-    [*sampling_options(_MAX_TOKENS), *setting_options("Model", "Device and memory", also=("max_prompt_chars",))]
-)
+generate.params.extend(session_options(_MAX_TOKENS))
 
 
 def _read_stdin(settings: Settings) -> str:

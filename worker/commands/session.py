@@ -14,8 +14,12 @@ from typing import Any
 import rich_click as click
 from rich.console import Console
 
+from worker.cli import read_settings, setting_options
 from worker.config.engine import configure, read_chat_template
+from worker.config.environment import environment
+from worker.config.no_effect import report
 from worker.config.settings import Settings
+from worker.config.spellings import unread
 from worker.downloads.catalog import load_catalog, locate
 from worker.errors import StartupError, UsageError, WorkerError
 from worker.front.client import EngineClient
@@ -26,7 +30,9 @@ from worker.front.observer import Observer
 from worker.front.progress import LoadProgress
 from worker.front.supervision import first_of, running
 from worker.model.info import ModelInfo, read_info
+from worker.observe import log_lines as logs
 from worker.observe.metrics import Metrics
+from worker.protocol.bodies import FieldsRefused
 from worker.protocol.events import TEXT_ONLY
 from worker.protocol.execute import ExecuteRequest, narrow
 from worker.protocol.job_request import JobRequest
@@ -39,50 +45,56 @@ _LONGEST_S = 86_400.0
 
 _U32 = click.IntRange(0, 2**32 - 1)
 """The range of the field's JSON type; the rules of /execute check the rest."""
+_SAMPLING: dict[str, tuple[click.ParamType[Any], float | None, str]] = {
+    "--max-tokens": (_U32, None, "Generate at most N tokens."),
+    "--temperature": (
+        click.FLOAT,
+        0.8,
+        "Draw more evenly above 1 and less evenly below; 0 always takes the most probable token.",
+    ),
+    "--top-p": (
+        click.FLOAT,
+        0.95,
+        "Keep the most probable tokens that together have this probability; 1 disables.",
+    ),
+    "--top-k": (_U32, 0, "Keep the N most probable tokens; 0 disables."),
+    "--min-p": (
+        click.FLOAT,
+        0.0,
+        "Drop tokens less probable than this fraction of the most probable one; 0 disables.",
+    ),
+    "--repetition-penalty": (click.FLOAT, 1.0, "Make tokens that have occurred less probable; 1 disables."),
+}
+"""The flags of a request: the type, the default, the help."""
 
 
 def sampling_options(max_tokens: int) -> list[click.Option]:
     """The flags of a request. `max_tokens`: the default of --max-tokens."""
+    numbers = [
+        click.Option(
+            [flag], type=kind, default=max_tokens if default is None else default, show_default=True, help=text
+        )
+        for flag, (kind, default, text) in _SAMPLING.items()
+    ]
+    seed = click.IntRange(0, 2**64 - 1)
     return [
-        click.Option(
-            ["--max-tokens"], type=_U32, default=max_tokens, show_default=True, help="Generate at most N tokens."
-        ),
-        click.Option(
-            ["--temperature"],
-            type=float,
-            default=0.8,
-            show_default=True,
-            help="Draw more evenly above 1 and less evenly below; 0 always takes the most probable token.",
-        ),
-        click.Option(
-            ["--top-p"],
-            type=float,
-            default=0.95,
-            show_default=True,
-            help="Keep the most probable tokens that together have this probability; 1 disables.",
-        ),
-        click.Option(
-            ["--top-k"], type=_U32, default=0, show_default=True, help="Keep the N most probable tokens; 0 disables."
-        ),
-        click.Option(
-            ["--min-p"],
-            type=float,
-            default=0.0,
-            show_default=True,
-            help="Drop tokens less probable than this fraction of the most probable one; 0 disables.",
-        ),
-        click.Option(
-            ["--repetition-penalty"],
-            type=float,
-            default=1.0,
-            show_default=True,
-            help="Make tokens that have occurred less probable; 1 disables.",
-        ),
-        click.Option(
-            ["--seed"], type=click.IntRange(0, 2**64 - 1), help="Repeat the answer with this seed. [default random]"
-        ),
+        *numbers,
+        click.Option(["--seed"], type=seed, help="Repeat the answer with this seed. [default random]"),
         click.Option(["--stop"], multiple=True, help="End the answer at this text; can be given up to four times."),
     ]
+
+
+def session_options(max_tokens: int) -> list[click.Option]:
+    """The flags of a command with a session."""
+    return [
+        *sampling_options(max_tokens),
+        *setting_options("Model", "Device and memory", also=("max_prompt_chars",)),
+    ]
+
+
+def settings_of(ctx: click.Context) -> Settings:
+    """The settings of a command with `session_options`. Raises: UsageError."""
+    return read_settings(ctx, default_model=lambda catalog: load_catalog(catalog).default.name)
 
 
 def sampling_of(options: dict[str, Any]) -> dict[str, Any]:
@@ -102,6 +114,21 @@ def check_utf8(what: str, text: str) -> None:
 def prompt_of(request: ExecuteRequest, settings: Settings) -> Prompt:
     """Return what the model is to read. Raises: FieldsRefused as /execute would, before any engine has seen it."""
     return checked_prompt(request, settings.execute_tokens_out, None, max_prompt_chars=settings.max_prompt_chars)
+
+
+def opened(request: ExecuteRequest, settings: Settings) -> tuple["Session", Prompt]:
+    """A session, and the prompt of its first request. Its log is on, and what no setting reads is logged.
+
+    Raises: UsageError for a request that no engine need see, and for a chat template that cannot be read.
+    """
+    try:
+        prompt = prompt_of(request, settings)
+    except FieldsRefused as refused:
+        raise UsageError(str(refused)) from None
+    session = Session(settings)
+    logs.configure("pretty", settings.worker_id, level="warning")
+    report(unread(environment()))
+    return session, prompt
 
 
 class NotAnsweredError(WorkerError):

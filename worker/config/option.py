@@ -40,9 +40,16 @@ class Text(click.ParamType[str]):
         self.forms = forms
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return self.read(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+    def read(self, value: str) -> str:
+        """Raises: ValueError that says what is allowed."""
         if not re.fullmatch(self.pattern, value):
             allowed = self.forms or "text in UTF-8 that is not empty and has no control characters"
-            self.fail(f"{value!r} is not valid; allowed is {allowed}", param, ctx)
+            raise ValueError(f"{value!r} is not valid; allowed is {allowed}")
         return value
 
     def split_envvar_value(self, rv: str) -> list[str]:
@@ -57,14 +64,14 @@ class Url(Text):
     def __init__(self) -> None:
         super().__init__(rf"https?://[^\s{_UNPRINTABLE}]+", "http://… or https://…")
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        url = super().convert(value, param, ctx)
+    def read(self, value: str) -> str:
+        url = super().read(value)
         try:
             parts = urlsplit(url)
             if not parts.hostname or parts.port == 0:
                 raise ValueError("it needs a host, and a port above 0 if it has one")
         except ValueError as error:
-            self.fail(f"{url!r} is not a URL that can be called: {error}", param, ctx)
+            raise ValueError(f"{url!r} is not a URL that can be called: {error}") from None
         return url
 
 
@@ -77,15 +84,15 @@ class ZmqEndpoint(Text):
         forms = "tcp://ADDRESS:PORT with an IP address, in brackets if it is of version 6, and a port of 0..65534"
         super().__init__(r"tcp://([0-9.]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", forms)
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        endpoint = super().convert(value, param, ctx)
+    def read(self, value: str) -> str:
+        endpoint = super().read(value)
         try:
             parts = urlsplit(endpoint)
             ipaddress.ip_address(parts.hostname or "")
             if parts.port == 65_535:
                 raise ValueError("there is no next port for the second socket")
         except ValueError as error:
-            self.fail(f"{endpoint!r} cannot be bound: {error}", param, ctx)
+            raise ValueError(f"{endpoint!r} cannot be bound: {error}") from None
         return endpoint
 
 
@@ -103,34 +110,30 @@ class Origin(Text):
         forms = "http[s]://host[:port] or a desktop app's scheme://host, without a path"
         super().__init__(r"(?!(?i:https?):)[A-Za-z][A-Za-z0-9+.-]*://((?![/?#@,*\\])[!-~])+/?|file://", forms)
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def read(self, value: str) -> str:
         if found := _WEB_ORIGIN.fullmatch(value):
-            return self._of_web(found, value, param, ctx)
+            try:
+                return _web_origin(found)
+            except ValueError as error:
+                raise ValueError(f"{value!r} is not an origin: {error}") from None
         if value == "null":
-            self.fail(
+            raise ValueError(
                 f"{value!r} is what browsers send for every page in a sandboxed frame, so any site could ask: "
-                "serve the page over HTTP and give its origin",
-                param,
-                ctx,
+                "serve the page over HTTP and give its origin"
             )
         if not value.isascii():
-            self.fail(f"{value!r} is not ASCII, which browsers send: write the host's name as xn--…", param, ctx)
-        origin = super().convert(value, param, ctx)
-        scheme, _, host = origin.partition("://")
+            raise ValueError(f"{value!r} is not ASCII, which browsers send: write the host's name as xn--…")
+        scheme, _, host = super().read(value).partition("://")
         return f"{scheme.lower()}://{host.removesuffix('/')}"
 
-    def _of_web(
-        self, found: re.Match[str], value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        scheme, host, port = found[1].lower(), found[2].lower(), int(found[4] or 0)
-        try:
-            if host.startswith("["):
-                host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
-            if found[4] is not None and not 0 < port < 2**16:
-                raise ValueError("the port is 1..65535")
-        except ValueError as error:
-            self.fail(f"{value!r} is not an origin: {error}", param, ctx)
-        return f"{scheme}://{host}" + (f":{port}" if port and port != _OWN_PORTS[scheme] else "")
+
+def _web_origin(found: re.Match[str]) -> str:
+    scheme, host, port = found[1].lower(), found[2].lower(), int(found[4] or 0)
+    if host.startswith("["):
+        host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
+    if found[4] is not None and not 0 < port < 2**16:
+        raise ValueError("the port is 1..65535")
+    return f"{scheme}://{host}" + (f":{port}" if port and port != _OWN_PORTS[scheme] else "")
 
 
 class Token(Text):
@@ -138,26 +141,27 @@ class Token(Text):
 
     name = "token"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def read(self, value: str) -> str:
         if not value.strip():
-            self.fail("the API token is empty: give it a value, or remove it to serve without one", param, ctx)
+            raise ValueError("the API token is empty: give it a value, or remove it to serve without one")
         if not value.isascii() or not value.isprintable() or value != value.strip():
             reason = "use printable ASCII without a space or line break at either end"
-            self.fail(f"the API token is not a header value: {reason}", param, ctx)
+            raise ValueError(f"the API token is not a header value: {reason}")
         return value
 
 
-class JsonObject(click.ParamType[str]):
+class JsonObject(Text):
     """The text of a JSON object."""
 
     name = "json"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def read(self, value: str) -> str:
         try:
             msgspec.json.decode(value, type=dict[str, Any])
         except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else f"{error}"
-            self.fail(f'{value!r} is not a JSON object, such as {{"enable_thinking": false}}: {reason}', param, ctx)
+            example = '{"enable_thinking": false}'
+            raise ValueError(f"{value!r} is not a JSON object, such as {example}: {reason}") from None
         return value
 
 

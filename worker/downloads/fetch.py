@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, assert_never
+from typing import Literal, assert_never
 
 import httpx2
 from filelock import FileLock, Timeout
@@ -95,7 +95,10 @@ def fetch(located: Located, models_dir: Path, on_bytes: OnBytes) -> Path:
 
 def _fetch_reference(reference: HfReference, models_dir: Path, on_bytes: OnBytes) -> Path:
     folder = reference.folder(models_dir)
-    file = reference.file or _gguf_of(reference)
+    try:
+        file = reference.file or hub.gguf_of(reference)
+    except SourceFailed as error:
+        raise DownloadFailed(str(error)) from error
     for part in parts(file):
         source = HfSource(repo=reference.repo, file=part, revision=reference.revision)
         _fetch(_Target(folder / part, None, None, (source,), on_bytes))
@@ -103,13 +106,6 @@ def _fetch_reference(reference: HfReference, models_dir: Path, on_bytes: OnBytes
         with _disk_errors_named(folder / file):
             (folder / reference.note).write_text(file, encoding="utf-8")
     return folder / file
-
-
-def _gguf_of(reference: HfReference) -> str:
-    try:
-        return hub.gguf_of(reference)
-    except SourceFailed as error:
-        raise DownloadFailed(str(error)) from error
 
 
 def _fetch(target: _Target) -> Path:
@@ -262,11 +258,14 @@ def _stream_once(client: httpx2.Client, remote: Remote, target: _Target) -> None
         if _is_already_whole(response, partial, had_bytes):
             return
         start = _start_of(response, partial, had_bytes)
-        total = remote.size_bytes or _total(response, start)
+        length = response.headers.get("Content-Length", "")
+        total = remote.size_bytes or (start + int(length) if length.isdecimal() else None)
         if total is not None:
             _check_room(partial, total - start)
         with partial.open("ab" if start else "wb") as file:
-            _copy(response, file, total, target.on_bytes)
+            for chunk in response.iter_bytes():
+                file.write(chunk)
+                target.on_bytes(file.tell(), total)
     if remote.size_bytes is not None and _size_of(partial) < remote.size_bytes:
         raise _TryAgainError(f"the answer ended after {_size_of(partial)} of {remote.size_bytes} bytes")
 
@@ -295,17 +294,6 @@ def _start_of(response: httpx2.Response, partial: Path, had_bytes: int) -> int:
         partial.unlink(missing_ok=True)
         raise _TryAgainError(f"the server did not send the bytes from {had_bytes} on")
     return had_bytes
-
-
-def _total(response: httpx2.Response, start: int) -> int | None:
-    length = response.headers.get("Content-Length", "")
-    return start + int(length) if length.isdecimal() else None
-
-
-def _copy(response: httpx2.Response, file: IO[bytes], total: int | None, on_bytes: OnBytes) -> None:
-    for chunk in response.iter_bytes():
-        file.write(chunk)
-        on_bytes(file.tell(), total)
 
 
 # ── from a wheel ─────────────────────────────────────────────────────────────────────────────────

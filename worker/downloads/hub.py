@@ -1,13 +1,14 @@
 """The Hugging Face hub through its own client: what a file is, whether it is cached, how to be let in.
 
-Owns: the meaning of the hub's answers, and how often a server is asked again. HF_ENDPOINT, HF_HOME, HF_TOKEN and
-HF_HUB_OFFLINE are the client's to read. The bytes themselves are fetch.py's, because `hf_hub_download` throws its
-temporary file away when it fails: a model of many gigabytes would begin again after every interruption.
+Owns: the meaning of the hub's answers, which of a repository's GGUF files is meant, and how often a server is asked
+again. HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are the client's to read. The bytes themselves are fetch.py's,
+because `hf_hub_download` throws its temporary file away when it fails: a model of many gigabytes would begin again
+after every interruption.
 Runs where fetch.py runs.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,11 +35,17 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # public, but its module has no __all__
 
-from worker.downloads.catalog import HfReference, HfSource
-from worker.downloads.repository import the_one_meant
+from worker.downloads.catalog import HfReference, HfSource, parts
+from worker.errors import ModelNotFound
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SAFE_FILE = re.compile(r"([^./\\\x00-\x1f][^/\\\x00-\x1f]*/)*[^./\\\x00-\x1f][^/\\\x00-\x1f]*\.gguf")
+_NUMBER_OF_A_PART = re.compile(r"-\d{5}-of-\d{5}$")
+_QUANT = re.compile(
+    r"(?:^|(?<=[-._ ]))(?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP\d\w*|NVFP\d\w*|BF16|FP?16|FP?32)(?=$|[-._ ])", re.IGNORECASE
+)
+_NO_MODEL = re.compile(r"(^|[-._])(mmproj|imatrix)([-._]|$)", re.IGNORECASE)
+"""A file of numbers for something else: an image projector, a quantiser's statistics of activations."""
 _TIMEOUT_S = 10.0
 _HUB_ERRORS = (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.HTTPError)
 
@@ -165,3 +172,49 @@ def _refusal(error: HfHubHTTPError, repo: str, revision: str, file: str) -> str:
             return f"{repo} may not be read: set HF_TOKEN to a token that may read it"
         case _:
             return f"{constants.ENDPOINT} failed for {repo}: try again later"
+
+
+# ── the file that is meant ───────────────────────────────────────────────────────────────────────
+
+
+def the_one_meant(reference: HfReference, files: Iterable[str]) -> str:
+    """The one model among a repository's GGUF files that the reference means; of several parts the first. Repositories
+    have one file for each quantisation, or a folder for each whose files are parts.
+
+    Raises: ModelNotFound with the choices where there is none, or more than one.
+    """
+    models = sorted(file for file in files if parts(file)[0] == file and not _NO_MODEL.search(_stem(file)))
+    place = f"hf:{reference.repo}"
+    if not models:
+        raise ModelNotFound(f"{place} has no .gguf file at {reference.revision}")
+    found = _of_quant(reference.quant, models) if reference.quant is not None else models
+    if len(found) == 1:
+        return found[0]
+    quants = list(dict.fromkeys(filter(None, map(quant_of, models))))
+    if reference.quant is not None and not found:
+        choices = ", ".join(quants) if quants else f"files only: {', '.join(models)}"
+        raise ModelNotFound(f"{place} has no GGUF of the quantisation {reference.quant}; it has {choices}")
+    of_quant = f" of the quantisation {reference.quant}" if reference.quant is not None else ""
+    shorter = f":QUANT, one of {', '.join(quants)}, or " if quants and reference.quant is None else ""
+    raise ModelNotFound(
+        f"{place} has {len(found)} .gguf files{of_quant}: add {shorter}::file= and one of {', '.join(found)}"
+    )
+
+
+def quant_of(file: str) -> str:
+    """The quantisation in a file's name, else in its folder's, in capitals; empty if neither names one."""
+    for name in (_stem(file), *reversed(file.split("/")[:-1])):
+        if named := _QUANT.findall(name):
+            return str(named[-1]).upper()
+    return ""
+
+
+def _of_quant(quant: str, files: list[str]) -> list[str]:
+    """The files of exactly this quantisation; if there are none, those with one of the known marks before it."""
+    wanted = quant.upper()
+    exact = [file for file in files if quant_of(file) == wanted]
+    return exact or [file for file in files if quant_of(file).removeprefix("UD-") == wanted]
+
+
+def _stem(file: str) -> str:
+    return _NUMBER_OF_A_PART.sub("", file.rpartition("/")[2].removesuffix(".gguf"))
