@@ -25,7 +25,7 @@ from tests.deploy.manifests import (
 )
 from worker.config.settings import options
 from worker.downloads.catalog import WheelSource, load_catalog
-from worker.web.edge import OPEN_PATHS
+from worker.web.middleware import OPEN_PATHS
 
 ROOT = KUBERNETES.parents[1]
 DOCKERFILE = (ROOT / "Dockerfile.cpu").read_text()

@@ -27,8 +27,9 @@ from worker.protocol.events import (
 )
 from worker.protocol.execute import ExecuteRequest, WrongShape, parse_execute
 from worker.protocol.rules import violations
-from worker.web.app import described_routes, document_of, places
-from worker.web.edge import OPEN_PATHS
+from worker.web.app import described_routes, places
+from worker.web.middleware import OPEN_PATHS
+from worker.web.pages import document_of
 from worker.wire.jobs import Finished, JobKey, Logprob, TokenId, TopToken
 
 Json = dict[str, Any]

@@ -6,9 +6,8 @@ import httpx2
 import pytest
 
 from tests.worker_process import WorkerProcess, serving_toy
-from worker.web.browsed import BROWSED_PATHS
-from worker.web.chat_page import PAGE_PATHS
-from worker.web.edge import OPEN_PATHS
+from worker.web.middleware import OPEN_PATHS
+from worker.web.pages import BROWSED_PATHS, PAGE_PATHS
 
 pytestmark = pytest.mark.process
 

@@ -29,7 +29,7 @@ from tests.worker_process import (
     serve_default,
     toy_worker,
 )
-from worker.web.chat_page import PAGE_PATHS
+from worker.web.pages import PAGE_PATHS
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 

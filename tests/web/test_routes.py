@@ -9,7 +9,7 @@ from litestar.params import FromPath
 
 from worker.config.settings import Settings
 from worker.observe.metrics import Metrics
-from worker.web.edge import CLIENT_LEFT, OTHER, ExchangeLog, Routes
+from worker.web.middleware import CLIENT_LEFT, OTHER, ExchangeLog, Routes
 
 
 @get(["/health", "/v1/health"], sync_to_thread=False)
@@ -51,6 +51,7 @@ def test_no_path_makes_a_new_label(path: str) -> None:
 def test_a_client_that_leaves_before_its_answer_is_counted_with_499() -> None:
     metrics = Metrics("w-1")
     scope: Any = {"type": "http", "method": "POST", "path": "/cancel/7", "state": {}}
-    ExchangeLog(APP, Settings(model="m.gguf"), metrics).begin(scope).end()
+    log = ExchangeLog(APP, Settings(model="m.gguf"), metrics)
+    log.end(log.begin(scope), None)
     labels = f'method="POST",route="/cancel/{{job_id}}",status="{CLIENT_LEFT}",worker_id="w-1"'
     assert f"worker_http_requests_total{{{labels}}} 1.0" in metrics.render(None)[0].decode()

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from litestar.datastructures import Headers
 
 from worker.errors import Forbidden, WorkerError, WrongHost
-from worker.web.cors import Cors
-from worker.web.site import ANY_HOST_PATHS, Site
+from worker.web.site import ANY_HOST_PATHS, Cors, Site
 
-Headers = list[tuple[bytes, bytes]]
+Lines = list[tuple[bytes, bytes]]
 
 ALLOWED = "https://chat.example.org"
 OWN_NAMES = ("box.lab.example.com", "gpu.example.org", "*.pool.example.org")
@@ -38,18 +38,16 @@ foreign_names = st.builds(
 """Names that a site may have: none ends in a local domain or in a number."""
 
 
-def asked(
-    host: str | None = "127.0.0.1:8080", method: str = "POST", path: str = "/shutdown", **headers: str
-) -> Headers:
+def asked(host: str | None = "127.0.0.1:8080", method: str = "POST", path: str = "/shutdown", **headers: str) -> Lines:
     """The headers of a request; `sec_fetch_site` becomes `sec-fetch-site`."""
     first = [] if host is None else [(b"host", host.encode("latin-1"))]
     return first + [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
 
 
 def refused(
-    headers: Headers, method: str = "POST", path: str = "/shutdown", site: Site = SITE
+    headers: Lines, method: str = "POST", path: str = "/shutdown", site: Site = SITE
 ) -> type[WorkerError] | None:
-    error = site.refusal(method, path, headers)
+    error = site.refusal(method, path, Headers(headers))
     return None if error is None else type(error)
 
 
@@ -149,7 +147,7 @@ def test_the_host_is_judged_before_the_page() -> None:
 
 
 def test_the_refusal_of_a_host_names_it_and_the_flag_and_the_log_does_not_quote_it() -> None:
-    error = SITE.refusal("GET", "/", asked("evil.example" + "x" * 1000))
+    error = SITE.refusal("GET", "/", Headers(asked("evil.example" + "x" * 1000)))
     assert error is not None
     assert "evil.examplexx" in str(error)
     assert "--allowed-host" in str(error)
@@ -290,10 +288,10 @@ def test_a_forwarded_host_is_not_believed(forwarded: str) -> None:
 
 
 def test_the_refusal_of_a_page_names_its_origin_and_the_flag_and_the_log_does_not_quote_it() -> None:
-    error = SITE.refusal("POST", "/shutdown", asked(origin="http://evil.example"))
+    error = SITE.refusal("POST", "/shutdown", Headers(asked(origin="http://evil.example")))
     assert error is not None
     assert "'http://evil.example'" in str(error)
     assert "--cors-origin" in str(error)
     assert "evil" not in error.reason
-    unnamed = SITE.refusal("GET", "/health", asked(sec_fetch_site="cross-site"))
+    unnamed = SITE.refusal("GET", "/health", Headers(asked(sec_fetch_site="cross-site")))
     assert "not named" in str(unnamed)

@@ -11,8 +11,7 @@ import pytest
 
 from tests.web.wire import JSON, Answer, read_answer
 from tests.worker_process import WorkerProcess, serving_toy
-from worker.web.browsed import BROWSED_PATHS
-from worker.web.chat_page import PAGE_PATHS
+from worker.web.pages import BROWSED_PATHS, PAGE_PATHS
 from worker.web.site import ANY_HOST_PATHS
 
 pytestmark = pytest.mark.process

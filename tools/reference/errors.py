@@ -72,7 +72,7 @@ def api_codes() -> dict[str, int]:
         **dict.fromkeys([OTHER_CODE, *CODES.values()], 400),
         "model_not_found": 404,
         "invalid_api_key": 401,
-        **{code: status for status, (code, _) in HTTP_ERRORS.items()},
+        **{code: status for status, (_, code, _) in HTTP_ERRORS.items()},
     }
 
 

@@ -1,70 +1,56 @@
-"""The routes of docs/protocol.md#http: decode, call the front, encode; and the document and page that describe them.
+"""The application: all routes of docs/protocol.md#http, and those of health, metrics, cancel and shutdown in full.
 
-No rule of the worker is in this module. The worker serves all files of the page itself, so that the page works without
-other servers. Runs on the front's event loop, and waits for nothing but the client.
+No rule of the worker is in this module: decode, call the front, encode. Runs on the front's event loop, and waits for
+nothing but the client.
 """
 
 import re
-import secrets
-from functools import partial
 
 import msgspec
 from litestar import Litestar, Response, get, post
-from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 
 from worker import __version__
-from worker.config.settings import Settings
 from worker.front.health import Phase
 from worker.front.state import Front
 from worker.protocol.bodies import CancelBody, shutdown_body
 from worker.protocol.execute import parse_cancel
 from worker.web.agents import agent_routes
+from worker.web.api import Api, api_routes
 from worker.web.bodies import AnyRequest, Bodies
-from worker.web.browsed import browsed, page_file
-from worker.web.chat_page import page_routes
-from worker.web.edge import Edge
 from worker.web.execute import execute_route
-from worker.web.openai import Api, openai_routes
-from worker.web.refusals import json_answer, note_refusal, refusal_of, text_answer
+from worker.web.middleware import Middleware
+from worker.web.pages import document_of, document_routes, page_routes
+from worker.web.refusals import json_answer, probe_answer, refusal_of
 from worker.wire.encoding import encode_json
 
-MEDIA_TYPE = "application/vnd.oai.openapi+json"
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'nonce-{nonce}' "
-    "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=' 'sha256-QMIg+bpjm3JdElJ388KYke01izlUW0UoNOeKjpMxdgc='; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-"""The digests belong to a style element that the bundle creates before it knows the nonce: empty, then full. They
-change with the bundle."""
 
-
-def create_app(front: Front) -> Edge:
+def create_app(front: Front) -> Middleware:
     """The whole HTTP side of the worker as one ASGI application."""
     handlers = described_routes(front)
-    handlers += _document_routes(document_of(front.settings))
+    handlers += document_routes(document_of(front.settings))
     handlers += [] if front.settings.no_page else page_routes()
+    route_list = _route_list(handlers)
+
+    def refused(request: AnyRequest, error: Exception) -> Response[bytes]:
+        return refusal_of(request.scope, error, route_list)
+
     app = Litestar(
         route_handlers=handlers,
-        exception_handlers={
-            HTTPException: partial(_refused, route_list=_route_list(handlers)),
-            Exception: _refused,
-        },
+        exception_handlers={Exception: refused},
         openapi_config=None,
         request_max_body_size=None,  # the routes have limits of their own (large_bodies.py)
         logging_config=None,
     )
-    return Edge(app, front.settings, front.metrics)
-
-
-# ── routes ───────────────────────────────────────────────────────────────────────────────────────
+    return Middleware(app, front.settings, front.metrics)
 
 
 def described_routes(front: Front) -> list[HTTPRouteHandler]:
     """The routes that the document describes, which are all but those of the document and the pages."""
     bodies = Bodies(front.settings)
     handlers = [*_state_routes(front), execute_route(front, bodies), *_control_routes(front, bodies)]
-    return [*handlers, *openai_routes(front, bodies), *agent_routes(Api(front, bodies))]
+    api = Api(front, bodies)
+    return [*handlers, *api_routes(api), *_probe_routes(front), *agent_routes(api)]
 
 
 def _state_routes(front: Front) -> list[HTTPRouteHandler]:
@@ -80,15 +66,12 @@ def _state_routes(front: Front) -> list[HTTPRouteHandler]:
     @get("/readyz", sync_to_thread=False)
     def readyz() -> Response[bytes]:
         """200 if the worker takes jobs; the length of the queue does not matter."""
-        return text_answer(
-            "ready" if front.phase is Phase.READY else "not ready", 200 if front.phase is Phase.READY else 503
-        )
+        return probe_answer(is_ok=front.phase is Phase.READY, yes="ready")
 
     @get("/livez", sync_to_thread=False)
     def livez() -> Response[bytes]:
         """200 shows that the front's event loop runs. A worker that is about to exit is not alive."""
-        is_live = front.phase is not Phase.FAILED
-        return text_answer("alive" if is_live else "failed", 200 if is_live else 503)
+        return probe_answer(is_ok=front.phase is not Phase.FAILED, yes="alive", no="failed")
 
     @get("/metrics", sync_to_thread=False)
     def metrics(request: AnyRequest) -> Response[bytes]:
@@ -98,15 +81,32 @@ def _state_routes(front: Front) -> list[HTTPRouteHandler]:
     return [health, ready, readyz, livez, metrics]
 
 
+def _probe_routes(front: Front) -> list[HTTPRouteHandler]:
+    @get("/version", sync_to_thread=False)
+    def version() -> Response[bytes]:
+        return json_answer(encode_json({"version": __version__}))
+
+    @get("/ping", sync_to_thread=False)
+    def ping() -> Response[bytes]:
+        """Answer like /readyz; model servers use this name."""
+        return probe_answer(is_ok=front.phase is Phase.READY, yes="pong")
+
+    return [version, ping]
+
+
 def _control_routes(front: Front, bodies: Bodies) -> list[HTTPRouteHandler]:
     @post("/cancel", status_code=202)
     async def cancel(request: AnyRequest) -> Response[bytes]:
         """End a job; idempotent, also for unknown ids."""
-        return _cancel(front, (await bodies.decoded(request, parse_cancel)).job_id)
+        return cancelled((await bodies.decoded(request, parse_cancel)).job_id)
 
     @post("/cancel/{job_id:str}", status_code=202, sync_to_thread=False)
     def cancel_by_path(job_id: str) -> Response[bytes]:
-        return _cancel(front, job_id)
+        return cancelled(job_id)
+
+    def cancelled(job_id: str) -> Response[bytes]:
+        front.cancel(job_id)
+        return _json(CancelBody(job_id=job_id), 202)
 
     @post(
         ["/shutdown", "/v1/shutdown", "/v1/admin/shutdown"],
@@ -122,11 +122,6 @@ def _control_routes(front: Front, bodies: Bodies) -> list[HTTPRouteHandler]:
     return [cancel, cancel_by_path, shutdown]
 
 
-def _cancel(front: Front, job_id: str) -> Response[bytes]:
-    front.cancel(job_id)
-    return _json(CancelBody(job_id=job_id), 202)
-
-
 def _route_list(handlers: list[HTTPRouteHandler]) -> str:
     """The answer to an unknown path, which lists all routes."""
     lines = [f"{method} {path}" for handler in handlers for method, path in places(handler)]
@@ -137,59 +132,6 @@ def places(handler: HTTPRouteHandler) -> list[tuple[str, str]]:
     """The method and path of every route of a handler, parameters as {name}."""
     paths = sorted(re.sub(r":\w+}", "}", path) for path in handler.paths)
     return [(method, path) for path in paths for method in sorted(handler.http_methods)]
-
-
-# ── the document and its page ────────────────────────────────────────────────────────────────────
-
-
-def document_of(settings: Settings) -> bytes:
-    """The OpenAPI document of page/openapi.json, with what depends on the worker's settings."""
-    document = msgspec.json.decode(page_file("openapi.json"))
-    document["info"]["version"] = __version__
-    # Without a token the header has no effect, and clients may send it.
-    document["security"] = [{"token": []}] if settings.api_key is not None else [{}, {"token": []}]
-    fields = document["components"]["schemas"]["ExecuteRequest"]["properties"]
-    fields["prompt"]["maxLength"] = settings.max_prompt_chars
-    fields["max_tokens"]["maximum"] = fields["min_tokens"]["maximum"] = settings.execute_tokens_out
-    return encode_json(document)
-
-
-def _document_routes(document: bytes) -> list[HTTPRouteHandler]:
-    """The routes of the document, the page, and the page's scripts."""
-
-    @get(["/openapi/openapi.json", "/openapi", "/openapi.json"], sync_to_thread=False)
-    def openapi() -> Response[bytes]:
-        return Response(document, headers={"content-type": MEDIA_TYPE})
-
-    @get("/docs", sync_to_thread=False)
-    def page(request: AnyRequest) -> Response[bytes]:
-        nonce = secrets.token_urlsafe(16)
-        # In a script element only "<" can end the text, and in JSON it occurs only in strings.
-        embedded = document.replace(b"<", rb"\u003c")
-        # The path is relative, because a proxy may serve the worker below a path of its own.
-        prefix = b"" if request.scope["raw_path"].endswith(b"/") else b"docs/"
-        head = page_file("page.html").replace(b"{nonce}", nonce.encode()).replace(b"{prefix}", prefix)
-        body = head.replace(b"{document}", embedded)
-        return browsed(body, "text/html", {"content-security-policy": _POLICY.format(nonce=nonce)})
-
-    @get("/docs/page.js", sync_to_thread=False)
-    def script() -> Response[bytes]:
-        return browsed(page_file("page.js"), "text/javascript", {})
-
-    @get("/docs/redoc.standalone.js", sync_to_thread=False)
-    def redoc() -> Response[bytes]:
-        return browsed(page_file("redoc.standalone.js"), "text/javascript", {"cache-control": "private, max-age=3600"})
-
-    return [openapi, page, script, redoc]
-
-
-# ── answers ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def _refused(request: AnyRequest, error: Exception, route_list: str = "") -> Response[bytes]:
-    """Litestar's exception handler, which notes the refusal for the log and the counters."""
-    note_refusal(request.scope, error)
-    return refusal_of(request, error, route_list)
 
 
 def _json(body: msgspec.Struct, status: int = 200) -> Response[bytes]:

@@ -23,6 +23,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from worker.errors import WorkerBusy
 from worker.protocol.headers import correlation_id
 from worker.web.crowd import Crowd, Standing
 from worker.web.request_parser import RequestParser
@@ -406,10 +407,11 @@ def is_crowded(scope: Mapping[str, Any]) -> bool:
     return connection_of(scope).crowd.is_full
 
 
-def has_too_many(scope: Mapping[str, Any]) -> bool:
-    """True if this connection's address has requests on more connections than --max-connections-per-address."""
+def check_address(scope: Mapping[str, Any]) -> None:
+    """Raises: WorkerBusy if the address has requests on more connections than --max-connections-per-address."""
     connection = connection_of(scope)
-    return connection.crowd.is_over_limit(connection)
+    if connection.crowd.is_over_limit(connection):
+        raise WorkerBusy("too many requests come from this address; try again later", retry_after_s=1)
 
 
 async def wait_until_taken(scope: Mapping[str, Any]) -> None:

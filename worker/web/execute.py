@@ -9,7 +9,6 @@ from litestar import post
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
-from worker.errors import WorkerBusy
 from worker.front.state import Front
 from worker.protocol.events import Dialect, choose_dialect
 from worker.protocol.execute import parse_execute
@@ -17,10 +16,10 @@ from worker.protocol.headers import request_id, trace_context
 from worker.protocol.job_request import JobRequest
 from worker.protocol.rules import checked_prompt
 from worker.web.bodies import AnyRequest, Bodies
-from worker.web.connection import has_too_many, is_crowded
-from worker.web.edge import counted
+from worker.web.connection import check_address, is_crowded
+from worker.web.middleware import counted
 from worker.web.refusals import render_error
-from worker.web.streaming import JobStream
+from worker.web.streaming import JobResponse
 
 
 def execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
@@ -30,8 +29,7 @@ def execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
     async def execute(request: AnyRequest) -> ASGIResponse:
         """Stream a job's tokens as server-sent events, or as JSON lines if Accept asks for them."""
         with counted(front, request):
-            if has_too_many(request.scope):
-                raise WorkerBusy("too many requests come from this address; try again later", retry_after_s=1)
+            check_address(request.scope)
             dialect = choose_dialect(request.headers.get("accept"), sse_event_names=front.settings.sse_event_names)
             asked = await bodies.decoded(
                 request, partial(_read_execute, front=front, dialect=dialect, max_tokens_out=max_tokens_out)
@@ -45,7 +43,7 @@ def execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
                 is_crowded=is_crowded(request.scope),
             )
         job_id = request_id(jobs[0].request.job_id)
-        return JobStream(front, jobs, render_error, {} if job_id is None else {"x-request-id": job_id})
+        return JobResponse(front, jobs, render_error, {} if job_id is None else {"x-request-id": job_id})
 
     return execute
 

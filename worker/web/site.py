@@ -1,7 +1,9 @@
-"""A worker without a token refuses what a browser sends for other pages than its own (docs/security.md#web-pages).
+"""The web pages that may call this worker from a browser (docs/security.md#web-pages).
 
-Any page can have a browser send requests, and any site can give its own name the address of this machine. So the host
-of a request must be known to be this worker, and the page that asks must be the worker's own, or be allowed. Forwarded
+`Cors` has the headers by which a browser learns that a page's origin is allowed (--cors-origin; by default none is).
+`Site` is the judge of a worker without a token, which refuses what a browser sends for other pages than its own: any
+page can have a browser send requests, and any site can give its own name the address of this machine. So the host of a
+request must be known to be this worker, and the page that asks must be the worker's own, or be allowed. Forwarded
 headers count for nothing, because any client can write them.
 """
 
@@ -11,9 +13,10 @@ import socket
 from collections.abc import Iterable
 from contextlib import suppress
 
+from litestar.datastructures import Headers
+
 from worker.config.option import shown
 from worker.errors import Forbidden, WrongHost
-from worker.web.cors import Cors, Headers
 
 ANY_HOST_PATHS = frozenset({"/livez", "/readyz", "/ping"})
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+(?:%[^\]\s]*)?\]|[^\[\]@:/\\?#,\s]*)(?::([0-9]{0,5}))?")
@@ -21,6 +24,46 @@ _ADDRESS = re.compile(r"\[.*\]|[0-9][0-9.]*")
 """No name looks like this: a host that ends in a number is an address (WHATWG URL, 3.5)."""
 _LOCAL = (".localhost", ".local", ".internal", ".svc")
 _PORTS = {"http": 80, "https": 443}
+
+_MAX_AGE_S = 600
+_EXPOSED = (
+    "x-request-id, x-ignored-fields, x-ignored-tools, x-unenforced-tools, x-max-tokens-cut, x-correlation-id, "
+    "retry-after"
+)
+"""The headers of an answer that a page may read."""
+
+
+class Cors:
+    """Litestar's own CORS is not used: it sends no Vary without an Origin, and answers every OPTIONS that has one."""
+
+    def __init__(self, origins: Iterable[str]) -> None:
+        """`origins`: as browsers send them, except for upper and lower case (config/option.py)."""
+        self._origins = frozenset(origin.lower() for origin in origins)
+
+    def headers(self, asked: Headers) -> dict[str, str]:
+        """The headers of the answer to this request. Caches must distinguish origins, also those that are not
+        allowed."""
+        if not self._origins:
+            return {}
+        if (origin := self.allowed(asked)) is None:
+            return {"vary": "origin"}
+        return {"vary": "origin", "access-control-allow-origin": origin, "access-control-expose-headers": _EXPOSED}
+
+    def preflight(self, method: str, asked: Headers) -> dict[str, str] | None:
+        """The headers of the answer to a preflight request, which has no token; None if this request is not one."""
+        if method != "OPTIONS" or "access-control-request-method" not in asked or self.allowed(asked) is None:
+            return None
+        return {
+            "access-control-allow-methods": "GET, HEAD, POST",
+            # The page may send any header: clients have their own, and the page is trusted.
+            "access-control-allow-headers": asked.get("access-control-request-headers", ""),
+            "access-control-max-age": str(_MAX_AGE_S),
+        }
+
+    def allowed(self, asked: Headers) -> str | None:
+        """The request's origin, unchanged, if it is allowed; browsers compare bytes."""
+        origin = asked.get("origin")
+        return origin if origin is not None and origin.lower() in self._origins else None
 
 
 class Site:
@@ -36,15 +79,15 @@ class Site:
             found = await asyncio.get_running_loop().getaddrinfo(host, None, flags=socket.AI_CANONNAME)
             self._names.add(found[0][3].lower().removesuffix("."))
 
-    def refusal(self, method: str, path: str, headers: Headers) -> WrongHost | Forbidden | None:
-        """The reason to refuse a request, if there is one. `headers` have the host of the request's target."""
-        hosts = _values(headers, b"host")
+    def refusal(self, method: str, path: str, asked: Headers) -> WrongHost | Forbidden | None:
+        """The reason to refuse a request, if there is one. Its headers have the host of its target."""
+        hosts = asked.getall("host", [])
         wrong = next((host for host in hosts if not self._is_own(host)), None)
         if wrong is not None and path not in ANY_HOST_PATHS:
             return WrongHost(shown(wrong))
-        if self._cors.allowed(headers) is not None or not _is_of_another_page(method, headers, hosts):
+        if self._cors.allowed(asked) is not None or not _is_of_another_page(method, asked, hosts):
             return None
-        return Forbidden(" ".join(map(shown, _values(headers, b"origin"))) or "not named")
+        return Forbidden(" ".join(map(shown, asked.getall("origin", []))) or "not named")
 
     def _is_own(self, host: str) -> bool:
         name = (_place(host, 0) or ("?.", 0))[0]  # no host has a question mark, but `*` is any
@@ -52,14 +95,14 @@ class Site:
         return is_local or name in self._names or name.endswith(self._suffixes)
 
 
-def _is_of_another_page(method: str, headers: Headers, hosts: list[str]) -> bool:
+def _is_of_another_page(method: str, asked: Headers, hosts: list[str]) -> bool:
     """True if a page of another origin sent the request, and it is not a link that was followed. Browsers send
     Sec-Fetch-Site only to https and to this machine, and no page can change it (W3C Fetch Metadata, 2)."""
-    sites = set(_values(headers, b"sec-fetch-site"))
+    sites = set(asked.getall("sec-fetch-site", []))
     if sites & {"cross-site", "same-site"}:
-        way = _values(headers, b"sec-fetch-mode") + _values(headers, b"sec-fetch-dest")
+        way = asked.getall("sec-fetch-mode", []) + asked.getall("sec-fetch-dest", [])
         return method not in ("GET", "HEAD") or way != ["navigate", "document"]
-    origins = _values(headers, b"origin")
+    origins = asked.getall("origin", [])
     return not (sites & {"same-origin", "none"} or all(_is_origin_of(hosts, origin) for origin in origins))
 
 
@@ -75,7 +118,3 @@ def _place(authority: str, port: int) -> tuple[str, int] | None:
     """The host as browsers write it, and its port or this one; None for other text."""
     found = _AUTHORITY.fullmatch(authority.lower())
     return found and (found[1].removesuffix("."), int(found[2] or port))
-
-
-def _values(headers: Headers, name: bytes) -> list[str]:
-    return [value.decode("latin-1") for key, value in headers if key == name]

@@ -5,7 +5,6 @@ their jobs in a `finally`, and notice a disconnect while they wait for the engin
 """
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, Self
@@ -68,8 +67,11 @@ class SignsOfLife:
         self._set_timer()
 
 
-class JobResponse(ASGIResponse, ABC):
-    """A response that sends nothing before the engine has accepted every job. `render_error` answers a refusal."""
+class JobResponse(ASGIResponse):
+    """A response that sends nothing before the engine has accepted every job. `render_error` answers a refusal.
+
+    It is a stream, whose events are sent as they come, unless `whole` makes one answer of all of them.
+    """
 
     def __init__(
         self,
@@ -77,30 +79,34 @@ class JobResponse(ASGIResponse, ABC):
         jobs: Sequence[Job],
         render_error: Callable[[Exception], Response[bytes]],
         headers: Mapping[str, str],
-        headers_when_accepted: Callable[[], Mapping[str, str]],
+        *,
+        headers_when_accepted: Callable[[], Mapping[str, str]] = dict,
+        ending: Callable[[], bytes] = bytes,
+        whole: Callable[[], tuple[int, bytes]] | None = None,
     ) -> None:
-        """`headers_when_accepted`: further headers, which need the prompts' tokens."""
+        """`headers_when_accepted` need the prompts' tokens. `ending` is the end of a stream in which no job failed.
+        `whole` returns the status and the body when all jobs have ended or one has failed."""
+        streamed = {"cache-control": "no-cache", "x-accel-buffering": "no"} if whole is None else {}
         # The media type is set as a header, because ASGIResponse would add a charset to it.
-        super().__init__(headers={"content-type": jobs[0].dialect.media_type, **headers})
+        super().__init__(headers={"content-type": jobs[0].dialect.media_type, **streamed, **headers})
         del self.headers["content-length"]
         self._front = front
         self._jobs = jobs
         self._render_error = render_error
         self._headers_when_accepted = headers_when_accepted
+        self._ending = ending
+        self._whole = whole
         self._next_chunk = jobs[0].next_chunk if len(jobs) == 1 else partial(next_chunk_of, jobs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the exchange and watch for a disconnect; the first to end ends the other."""
         with self._front.watched():
-            await self._converse(scope, receive, send)
-
-    async def _converse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with running(_departure(receive)) as departure, running(self._exchange(scope, receive, send)) as exchange:
-            try:
-                await first_of(exchange, departure)
-            finally:
-                for job in self._jobs:
-                    job.fail("CANCELLED", "the client disconnected")
+            async with running(_departure(receive)) as left, running(self._exchange(scope, receive, send)) as exchange:
+                try:
+                    await first_of(exchange, left)
+                finally:
+                    for job in self._jobs:
+                        job.fail("CANCELLED", "the client disconnected")
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
         for job in self._jobs:
@@ -111,72 +117,33 @@ class JobResponse(ASGIResponse, ABC):
                 request = Request[Any, Any, Any](scope, receive, send)
                 await answer.to_asgi_response(app=None, request=request)(scope, receive, send)
                 return
-        for name, value in self._headers_when_accepted().items():
-            self.headers[name] = value
-        await self._answer(scope, send)
+        self.headers.update(self._headers_when_accepted())
+        if self._whole is None:
+            await self._send_events(scope, send)
+        else:
+            await self._send_whole(scope, send, self._whole)
 
-    @abstractmethod
-    async def _answer(self, scope: Scope, send: Send) -> None: ...
-
-
-class JobStream(JobResponse):
-    """A stream: headers are sent at once, then every event as it comes, then `ending`'s bytes if no job has failed."""
-
-    def __init__(
-        self,
-        front: Front,
-        jobs: Sequence[Job],
-        render_error: Callable[[Exception], Response[bytes]],
-        headers: Mapping[str, str] | None = None,
-        ending: Callable[[], bytes] = bytes,
-        *,
-        headers_when_accepted: Callable[[], Mapping[str, str]] = dict,
-    ) -> None:
-        unbuffered = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(front, jobs, render_error, unbuffered | dict(headers or {}), headers_when_accepted)
-        self._ending = ending
-        self._living = () if front.settings.no_keepalive else jobs
-
-    async def _answer(self, scope: Scope, send: Send) -> None:
+    async def _send_events(self, scope: Scope, send: Send) -> None:
+        """Take only the events from the jobs that can be sent at once, because a cancel drops the others."""
         await wait_until_taken(scope)  # an earlier answer on the same connection may still be unread
         await self.start_response(send)
-        with SignsOfLife(self._living, asyncio.get_running_loop()) as signs:
-            await self._send_events(scope, send, signs)
+        living = () if self._front.settings.no_keepalive else self._jobs
+        with SignsOfLife(living, asyncio.get_running_loop()) as signs:
+            n_sent = 0
+            while chunk := await self._next_chunk():
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await wait_until_taken(scope)
+                signs.sent()
+                n_sent += 1
+                if n_sent % CHUNKS_PER_TURN == 0:
+                    await asyncio.sleep(0)
         ending = self._ending() if all(job.failure is None for job in self._jobs) else b""
         await send({"type": "http.response.body", "body": ending, "more_body": False})
 
-    async def _send_events(self, scope: Scope, send: Send, signs: SignsOfLife) -> None:
-        """Take only the events from the jobs that can be sent at once, because a cancel drops the others."""
-        n_sent = 0
-        while chunk := await self._next_chunk():
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await wait_until_taken(scope)
-            signs.sent()
-            n_sent += 1
-            if n_sent % CHUNKS_PER_TURN == 0:
-                await asyncio.sleep(0)
-
-
-class JobAnswer(JobResponse):
-    """One answer. `made` returns its status and body when all jobs have ended or one has failed."""
-
-    def __init__(
-        self,
-        front: Front,
-        jobs: Sequence[Job],
-        render_error: Callable[[Exception], Response[bytes]],
-        headers: Mapping[str, str],
-        made: Callable[[], tuple[int, bytes]],
-        *,
-        headers_when_accepted: Callable[[], Mapping[str, str]] = dict,
-    ) -> None:
-        super().__init__(front, jobs, render_error, headers, headers_when_accepted)
-        self._made = made
-
-    async def _answer(self, scope: Scope, send: Send) -> None:
+    async def _send_whole(self, scope: Scope, send: Send, whole: Callable[[], tuple[int, bytes]]) -> None:
         while await self._next_chunk():
             pass
-        self.status_code, body = self._made()
+        self.status_code, body = whole()
         self.headers["content-length"] = str(len(body))
         await wait_until_taken(scope)
         await self.start_response(send)

@@ -1,4 +1,4 @@
-"""The routes for clients of OpenAI, vLLM and llama-server: decode, call the front, encode.
+"""The routes for clients of OpenAI, vLLM and llama-server, and the steps of every such route from body to answer.
 
 No rule is in this module: worker/openai has the shapes, and jobs take the same path as those of `/execute`. Runs on the
 front's event loop, and waits for nothing but the client and, for tokens of a text, the engine.
@@ -19,9 +19,8 @@ from litestar.response.base import ASGIResponse
 from worker import __version__
 from worker.anthropic.request import MessageAsked
 from worker.config.engine_settings import MAX_PROMPT_CHARS
-from worker.errors import WorkerBusy, WorkerLoading
+from worker.errors import WorkerLoading
 from worker.front.admission import LOADING_RETRY_S
-from worker.front.health import Phase
 from worker.front.job import Job
 from worker.front.state import Front
 from worker.openai import chat, completions, tokens
@@ -39,23 +38,25 @@ from worker.protocol.headers import trace_context
 from worker.protocol.job_request import JobRequest
 from worker.protocol.payloads import NO_PLACES, Places
 from worker.web.bodies import AnyRequest, Bodies
-from worker.web.connection import has_too_many, is_crowded
-from worker.web.edge import counted
-from worker.web.refusals import OPENAI_ERRORS, Errors, json_answer, text_answer
-from worker.web.streaming import JobAnswer, JobStream
+from worker.web.connection import check_address, is_crowded
+from worker.web.middleware import counted
+from worker.web.refusals import OPENAI_ERRORS, Errors, json_answer
+from worker.web.streaming import JobResponse
 from worker.wire.encoding import encode_json
 from worker.wire.jobs import Prompt
 from worker.wire.load import Loaded
 from worker.wire.questions import Tokenized
 
 Asked = TypeVar("Asked")
-Read = Callable[[bytearray, Terms], Asked]
+Reader = Callable[[bytearray, Terms], Asked]
 """(body, terms) → the request. Raises: WorkerError."""
 
+Conversed = ChatAsked | InfillAsked | ResponseAsked | MessageAsked
+"""A request with one prompt."""
 
-def openai_routes(front: Front, bodies: Bodies) -> list[HTTPRouteHandler]:
-    api = Api(front, bodies)
-    return [*_model_routes(api), *_generating_routes(api), *_token_routes(api), *_probe_routes(front)]
+
+def api_routes(api: "Api") -> list[HTTPRouteHandler]:
+    return [*_model_routes(api), *_generating_routes(api), *_token_routes(api)]
 
 
 class Api:
@@ -77,10 +78,9 @@ class Api:
     def model_name(self) -> str:
         return self.front.settings.served_name(self.facts.name)
 
-    async def read(self, request: AnyRequest, read: Read[Asked], payloads: Places = NO_PLACES) -> Asked:
+    async def read(self, request: AnyRequest, read: Reader[Asked], payloads: Places = NO_PLACES) -> Asked:
         """The decoded request without its payloads (protocol/payloads.py). Raises: WorkerError, HTTPException."""
-        if has_too_many(request.scope):
-            raise WorkerBusy("too many requests come from this address; try again later", retry_after_s=1)
+        check_address(request.scope)
         settings = self.front.settings
         terms = Terms(
             model=self.model_name,
@@ -100,10 +100,10 @@ class Api:
         )
         return await self._bodies.decoded(request, lambda body: read(body, terms), payloads)
 
-    def heading(self, prefix: str, between: str = "-") -> Heading:
-        """The heading of a new answer."""
+    def heading(self, prefix: str) -> Heading:
+        """The heading of a new answer, whose id begins with the prefix."""
         return Heading(
-            id=f"{prefix}{between}{uuid.uuid4().hex}",
+            id=f"{prefix}{uuid.uuid4().hex}",
             created=int(time.time()),
             model=self.model_name,
             system_fingerprint=fingerprint(self.facts, __version__),
@@ -112,12 +112,12 @@ class Api:
     def answer(
         self,
         request: AnyRequest,
-        asked: ChatAsked | CompletionAsked | InfillAsked | ResponseAsked | MessageAsked,
+        asked: Conversed | CompletionAsked,
         heading: Heading,
-        *,
-        kind: str | None,
         prompts: Sequence[Prompt],
         choices: Sequence[Choice],
+        *,
+        kind: str | None,
         prompt_logprobs: int | None = None,
         errors: Errors = OPENAI_ERRORS,
     ) -> ASGIResponse:
@@ -153,12 +153,12 @@ class Api:
         headers = {"x-request-id": heading.id} | ignored_headers(generation)
         refuse = partial(_refused, generation=generation, render_error=errors.render)
         accepted = partial(_accepted_headers, generation, jobs, self.facts.context_length)
+        respond = partial(JobResponse, self.front, jobs, refuse, headers, headers_when_accepted=accepted)
         if generation.is_stream:
-            ending = partial(last_chunks, heading, kind, choices, n, generation.options) if kind else bytes
-            return JobStream(self.front, jobs, refuse, headers, ending, headers_when_accepted=accepted)
-        body = partial(asked.body, heading, choices)
-        made = partial(whole, choices, body, errors.failure)
-        return JobAnswer(self.front, jobs, refuse, headers, made, headers_when_accepted=accepted)
+            return respond(
+                ending=partial(last_chunks, heading, kind, choices, n, generation.options) if kind else bytes
+            )
+        return respond(whole=partial(whole, choices, partial(asked.body, heading, choices), errors.failure))
 
 
 def _refused(
@@ -195,9 +195,6 @@ def _body(body: object, ignored: Sequence[str] = ()) -> Response[bytes]:
     return json_answer(encode_json(body), headers=_ignored(ignored))
 
 
-# ── routes ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def _model_routes(api: Api) -> list[HTTPRouteHandler]:
     @get("/v1/models", sync_to_thread=False)
     def models() -> Response[bytes]:
@@ -215,14 +212,8 @@ def _model_routes(api: Api) -> list[HTTPRouteHandler]:
 
 
 def _generating_routes(api: Api) -> list[HTTPRouteHandler]:
-    @post("/v1/chat/completions", status_code=200)
-    async def chat_completions(request: AnyRequest) -> ASGIResponse:
-        """Answer with a conversation's next message, complete or as a stream."""
-        with counted(api.front, request, "chat"):
-            asked = await api.read(request, read_chat, chat.PAYLOADS)
-            heading = api.heading("chatcmpl")
-            choices = asked.choices(heading)
-            return api.answer(request, asked, heading, kind=CHUNK_OBJECT, prompts=[asked.prompt], choices=choices)
+    chats = generating(api, "/v1/chat/completions", read_chat, chat.PAYLOADS, prefix="chatcmpl-", kind=CHUNK_OBJECT)
+    fill = generating(api, "/infill", read_infill, NO_PLACES, prefix="fill-", operation="infill")
 
     @post("/v1/completions", status_code=200)
     async def text_completions(request: AnyRequest) -> ASGIResponse:
@@ -230,28 +221,41 @@ def _generating_routes(api: Api) -> list[HTTPRouteHandler]:
         with counted(api.front, request, "text_completion"):
             asked = await api.read(request, read_completion)
             echoed = [await _echoed(api.front, asked, prompt) for prompt in asked.prompts]
-            heading = api.heading("cmpl")
-            choices = asked.choices(heading, [echo for _, echo in echoed])
+            heading = api.heading("cmpl-")
             return api.answer(
                 request,
                 asked,
                 heading,
+                [asked.to_engine(prompt) for prompt, _ in echoed],
+                asked.choices(heading, [echo for _, echo in echoed]),
                 kind=completions.OBJECT,
-                prompts=[asked.to_engine(prompt) for prompt, _ in echoed],
-                choices=choices,
                 prompt_logprobs=asked.needs_prompt_logprobs,
             )
 
-    @post("/infill", status_code=200)
-    async def fill(request: AnyRequest) -> ASGIResponse:
-        """Answer with the text in a gap, in llama-server's shape."""
-        with counted(api.front, request, "infill"):
-            asked = await api.read(request, read_infill)
-            heading = api.heading("fill")
-            choices = asked.choices(heading)
-            return api.answer(request, asked, heading, kind=None, prompts=[asked.prompt], choices=choices)
+    return [chats, text_completions, fill]
 
-    return [chat_completions, text_completions, fill]
+
+def generating(
+    api: Api,
+    path: str,
+    read: Reader[Conversed],
+    payloads: Places,
+    *,
+    prefix: str,
+    operation: str = "chat",
+    kind: str | None = None,
+    errors: Errors = OPENAI_ERRORS,
+) -> HTTPRouteHandler:
+    """A route whose requests have one prompt. Its answers are complete, or a stream; their ids begin with `prefix`."""
+
+    @post(path, status_code=200)
+    async def generate(request: AnyRequest) -> ASGIResponse:
+        with counted(api.front, request, operation):
+            asked = await api.read(request, read, payloads)
+            heading = api.heading(prefix)
+            return api.answer(request, asked, heading, [asked.prompt], asked.choices(heading), kind=kind, errors=errors)
+
+    return generate
 
 
 async def _echoed(front: Front, asked: CompletionAsked, prompt: PlainPrompt) -> tuple[PlainPrompt, Echo | None]:
@@ -308,17 +312,3 @@ async def spelled(answer: Awaitable[Tokenized], names: Mapping[str, str], places
         return await answer
     except FieldsRefused as refused:
         raise refused_as_spelled(refused, names, places) from None
-
-
-def _probe_routes(front: Front) -> list[HTTPRouteHandler]:
-    @get("/version", sync_to_thread=False)
-    def version() -> Response[bytes]:
-        return _body({"version": __version__})
-
-    @get("/ping", sync_to_thread=False)
-    def ping() -> Response[bytes]:
-        """Answer like /readyz; model servers use this name."""
-        is_ready = front.phase is Phase.READY
-        return text_answer("pong" if is_ready else "not ready", 200 if is_ready else 503)
-
-    return [version, ping]
