@@ -68,7 +68,7 @@ ROADS: dict[str, tuple[str, ...]] = {
         "worker.sampling.unsorted",
         "worker.web.bodies",
         "worker.web.connection",
-        "worker.web.crowd",
+        "worker.web.connection_limits",
         "worker.web.middleware",
         "worker.web.execute",
         "worker.web.request_parser",

@@ -165,7 +165,7 @@ def remote_ports(worker: WorkerProcess) -> set[int]:
 
 
 N_FOR_JOBS = 4
-FEW = {"web.crowd.MAX_CONNECTIONS": N_FOR_JOBS + RESERVED}
+FEW = {"web.connection_limits.MAX_CONNECTIONS": N_FOR_JOBS + RESERVED}
 narrow = serving("shallow_model", "--ctx-size", "2048", scope="function", constants=FEW)
 """A worker that takes few connections."""
 

@@ -8,13 +8,17 @@ import uvicorn
 
 from tests.web.wire import head
 from worker.web.connection import BODY_PART_BYTES, BODY_TIMEOUT_S, LOOKS, READING_TIMEOUT_S, BoundedConnection
-from worker.web.crowd import Crowd
+from worker.web.connection_limits import ConnectionLimits
 
 
 class Timer:
-    def __init__(self, clock: "Clock", go_off: Callable[[], None]) -> None:
+    def __init__(self, clock: "Clock", callback: Callable[[], None]) -> None:
         self._clock = clock
-        self.go_off = go_off
+        self._callback = callback
+
+    def go_off(self) -> None:
+        self.cancel()
+        self._callback()
 
     def cancel(self) -> None:
         self._clock.timers.remove(self)
@@ -29,6 +33,10 @@ class Clock:
     def call_later(self, delay_s: float, callback: Callable[..., None], *arguments: object) -> Timer:
         self.timers.append(Timer(self, lambda: callback(*arguments)))
         return self.timers[-1]
+
+    def go_off(self) -> None:
+        (timer,) = self.timers
+        timer.go_off()
 
     def create_task(self, coroutine: Coroutine[Any, Any, None]) -> "Task":
         coroutine.close()
@@ -66,41 +74,36 @@ class Wire(asyncio.Transport):
 async def _app(scope: Any, receive: Any, send: Any) -> None: ...
 
 
-def test_a_closed_connection_is_dropped_after_a_time_without_progress_and_not_before() -> None:
-    clock, wire = Clock(), Wire()
+def connected() -> tuple[BoundedConnection, Clock, Wire]:
+    clock, wire, config = Clock(), Wire(), uvicorn.Config(_app)
     loop = cast(asyncio.AbstractEventLoop, clock)
-    connection = BoundedConnection(lambda *_: None, 0, uvicorn.Config(_app), Crowd(max_connections=20), {}, _loop=loop)
+    connection = BoundedConnection(lambda *_: None, 0, config, ConnectionLimits(max_connections=20), {}, _loop=loop)
     connection.connection_made(wire)
+    return connection, clock, wire
+
+
+def test_a_closed_connection_is_dropped_after_a_time_without_progress_and_not_before() -> None:
+    connection, clock, wire = connected()
     connection.timeout_keep_alive_handler()
     for _ in range(5):
         wire.n_queued -= 1
-        (timer,) = clock.timers
-        timer.go_off()
+        clock.go_off()
         assert not wire.is_aborted
     for _ in range(LOOKS):
         assert not wire.is_aborted
-        (timer,) = clock.timers
-        timer.go_off()
+        clock.go_off()
     assert wire.is_aborted
     assert READING_TIMEOUT_S == 30
 
 
 def test_a_body_may_take_longer_than_its_time_if_each_part_of_it_does_not() -> None:
-    clock, wire = Clock(), Wire()
-    wire.n_queued = 0
-    loop = cast(asyncio.AbstractEventLoop, clock)
-    connection = BoundedConnection(lambda *_: None, 0, uvicorn.Config(_app), Crowd(max_connections=20), {}, _loop=loop)
-    connection.connection_made(wire)
+    connection, clock, wire = connected()
     connection.data_received(head("POST", "/execute", content_length=100 * BODY_PART_BYTES))
     for _ in range(5):
         connection.data_received(b"x" * BODY_PART_BYTES)
-        (timer,) = clock.timers
-        clock.timers.clear()
-        timer.go_off()
+        clock.go_off()
         assert not wire.is_aborted
     connection.data_received(b"x" * (BODY_PART_BYTES - 1))
-    (timer,) = clock.timers
-    clock.timers.clear()
-    timer.go_off()
+    clock.go_off()
     assert wire.is_aborted
     assert BODY_TIMEOUT_S == 60

@@ -1,7 +1,13 @@
-"""One HTTP connection with features that uvicorn lacks: limits on waits for the client, the standing, half-close, and a
-close in stages while the client is sending.
+"""One HTTP connection with features that uvicorn lacks: limits on waits for the client, half-close, and a close in
+stages while the client is sending.
 
-Each callback ends in `_review`, which derives the current wait from the state of the exchange.
+Each callback notes its event, which moves a request by the table `MOVES`, and ends in `_review`, which reads the wait
+for the client off the state of the request that is being answered, or that is coming.
+
+    UNUSED ──bytes──▶ OPENED ──begin──▶ HEADERS ──end──▶ BODY ──end──▶ SERVED ──answered──▶ UNUSED
+                                                         │  ▲ for memory
+                                                         │  └──▶ HELD_BACK ──end──▶ SERVED
+                                                         └──answered──▶ REFUSED ──end──▶ UNUSED
 """
 
 import asyncio
@@ -11,9 +17,10 @@ import socket
 import struct
 import sys
 import termios
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from enum import Enum, auto
+from enum import Enum
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, assert_never, cast
@@ -25,7 +32,7 @@ from uvicorn.server import ServerState
 
 from worker.errors import WorkerBusy
 from worker.protocol.headers import correlation_id
-from worker.web.crowd import Crowd, Standing
+from worker.web.connection_limits import ConnectionLimits, ConnectionState
 from worker.web.request_parser import RequestParser
 
 HEADERS_TIMEOUT_S = 10.0
@@ -67,14 +74,52 @@ _SO_NWRITE = 0x1024
 _EXTENSION = "llorch.connection"
 
 
-class _Wait(Enum):
-    """The client's next move, for which it has a limited time. The time starts again when this changes."""
+_Wait = Enum("_Wait", ["FIRST_BYTE", "HEADERS", "BODY", "READING", "FAREWELL"])
+"""The client's next move, for which it has a limited time. The time starts again when this changes."""
 
-    FIRST_BYTE = auto()
-    HEADERS = auto()
-    BODY = auto()
-    READING = auto()
-    FAREWELL = auto()
+
+class RequestState(Enum):
+    """The state of a request on its connection; what the connection is in it, and the wait for the client. Without a
+    wait it is the worker's turn, or uvicorn limits the silence."""
+
+    UNUSED = (ConnectionState.SILENT, None)
+    """Nothing of it has come since the last answer. uvicorn has a timer for that."""
+    OPENED = (ConnectionState.SILENT, _Wait.FIRST_BYTE)
+    """No more than blank lines have come; uvicorn has taken its timer back, or the connection is new."""
+    HEADERS = (ConnectionState.SILENT, _Wait.HEADERS)
+    BODY = (ConnectionState.SENDING, _Wait.BODY)
+    HELD_BACK = (ConnectionState.SENDING, None)
+    """The worker does not read the body now, because there is no memory for it."""
+    SERVED = (ConnectionState.SERVED, None)
+    """It has arrived, and its answer is not complete."""
+    REFUSED = (ConnectionState.SILENT, _Wait.BODY)
+    """Its answer is complete, and its body is not."""
+
+    def __init__(self, of_connection: ConnectionState, wait: _Wait | None) -> None:
+        self.of_connection = of_connection
+        self.wait = wait
+
+
+Event = Enum("Event", ["BYTES", "BEGIN", "END_OF_HEADERS", "HELD", "RELEASED", "END_OF_BODY", "ANSWERED"])
+
+MOVES: dict[RequestState, dict[Event, RequestState]] = {
+    RequestState.UNUSED: {Event.BYTES: RequestState.OPENED, Event.BEGIN: RequestState.HEADERS},
+    RequestState.OPENED: {Event.BEGIN: RequestState.HEADERS},
+    RequestState.HEADERS: {Event.END_OF_HEADERS: RequestState.BODY},
+    RequestState.BODY: {
+        Event.HELD: RequestState.HELD_BACK,
+        Event.END_OF_BODY: RequestState.SERVED,
+        Event.ANSWERED: RequestState.REFUSED,
+    },
+    RequestState.HELD_BACK: {Event.RELEASED: RequestState.BODY, Event.END_OF_BODY: RequestState.SERVED},
+    RequestState.SERVED: {Event.ANSWERED: RequestState.UNUSED},
+    RequestState.REFUSED: {Event.END_OF_BODY: RequestState.UNUSED},
+}
+"""An event that a state does not have here leaves it as it is."""
+
+_ARRIVING = (RequestState.BODY, RequestState.HELD_BACK)
+_OWED = (*_ARRIVING, RequestState.SERVED)
+"""The states in which a request has no complete answer."""
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -102,14 +147,14 @@ class BoundedConnection(HttpToolsProtocol):
         """The bytes of the current body that have arrived."""
         self._is_parting = False
         """True if the worker has shut down its sending side, and drops what arrives."""
-        assert isinstance(server_state, Crowd)
-        self.crowd = server_state
+        assert isinstance(server_state, ConnectionLimits)
+        self.limits = server_state
+        self._requests = deque([RequestState.OPENED])
+        """The requests that are not answered yet, the last of which may still be coming."""
         self._wait: _Wait | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
         self._n_overhead_bytes = 0
-        self._is_in_headers = False
-        self._is_body_held_back = False
         self._has_client_finished = False
         """True if the client has shut down its sending side with a FIN."""
 
@@ -125,11 +170,11 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
-        self.crowd.join(self)
+        self.limits.join(self)
         self._review()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.crowd.leave(self)
+        self.limits.leave(self)
         self._cancel_timer()
         if self._look is not None:
             self._look.cancel()
@@ -140,11 +185,12 @@ class BoundedConnection(HttpToolsProtocol):
             self._n_body_bytes += len(data)
         else:
             self._n_overhead_bytes += len(data)
+            self._note(Event.BYTES)
             super().data_received(data)
         is_too_long_a_head = self._n_overhead_bytes > MAX_OVERHEAD_BYTES and not self._is_parting
-        if is_too_long_a_head or (self._is_idle and self._n_body_bytes > self._max_dropped_bytes):
+        if is_too_long_a_head or (self._state not in _OWED and self._n_body_bytes > self._max_dropped_bytes):
             self.transport.abort()
-        elif self._is_body_awaited and self.cycle.body:
+        elif self._state in _ARRIVING and self.cycle.body:
             # Reading resumes when the application has taken this data: it may be waiting for memory (bodies.py).
             self.flow.pause_reading()
         self._review()
@@ -156,10 +202,10 @@ class BoundedConnection(HttpToolsProtocol):
         it. Only a write shows the difference: a client that is gone answers it with a reset.
         """
         self._has_client_finished = True
-        if self._is_idle or self._is_body_awaited:
+        if self._state is not RequestState.SERVED:
             return False
         self._provoke_reset()
-        self._look_for_reset(_FIRST_LOOK_S)
+        self._look = self.loop.call_later(_FIRST_LOOK_S, self._look_for_reset, 2 * _FIRST_LOOK_S)
         return True
 
     def pause_writing(self) -> None:
@@ -174,10 +220,12 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_in_headers = True
+        if self._requests[-1] is RequestState.SERVED:
+            self._requests.append(RequestState.OPENED)
+        self._note(Event.BEGIN)
 
     def on_headers_complete(self) -> None:
-        self._is_in_headers = False
+        self._note(Event.END_OF_HEADERS)
         if self.parser.get_http_version() in _WITHOUT_CHUNKS:
             self.expect_100_continue = False  # RFC 9110 10.1.1: it knows no interim answers either
         self._n_body_bytes = 0
@@ -199,17 +247,21 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._n_overhead_bytes = 0
         super().on_message_complete()
-        if self._is_idle:  # the answer came before, and uvicorn has taken its timer back
-            self.cycle.more_body = False
+        self._note(Event.END_OF_BODY)
+        if self._state is RequestState.UNUSED:  # the answer came before, and uvicorn has taken its timer back
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if len(self._requests) > 1:
+            self._requests.popleft()
+        else:
+            self._note(Event.ANSWERED)
         if self._is_parting:
             self._unset_keepalive_if_required()
-        if self._has_client_finished and (self._is_idle or self._is_body_awaited):
+        if self._has_client_finished and self._state is not RequestState.SERVED:
             self.transport.close()
         self._review()
 
@@ -219,7 +271,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer like uvicorn, with the id that every response has, but never in the middle of a stream."""
-        if self._is_idle or not (self.cycle.response_started or self.pipeline):
+        if self._state not in _OWED or not (self.cycle.response_started or self.pipeline):
             correlation = correlation_id(None)
             head = (
                 "HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
@@ -227,16 +279,16 @@ class BoundedConnection(HttpToolsProtocol):
             )
             self.transport.write((head + msg).encode("ascii"))
             self._on_malformed(correlation, len(msg))
-        if self._is_idle:
-            self._part()
-        else:
+        if self._state in _OWED:
             self.transport.close()
+        else:
+            self._part()
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────
 
     def _end(self) -> None:
-        """A cycle closes its connection."""
-        if self._is_idle and self.cycle.more_body and not self.pipeline:
+        """A cycle closes its connection, because its answer is complete, or will never be."""
+        if self._state in _ARRIVING and self.cycle.response_complete:
             self._part()
         else:
             self.transport.close()
@@ -255,44 +307,26 @@ class BoundedConnection(HttpToolsProtocol):
     # ── the current wait ────────────────────────────────────────────────────────────────────────
 
     @property
-    def _is_idle(self) -> bool:
-        """True if no request waits for a response."""
-        return self.cycle is None or self.cycle.response_complete
+    def _state(self) -> RequestState:
+        """The state of the request that is being answered, or that is coming."""
+        return self._requests[0]
 
-    @property
-    def _is_body_awaited(self) -> bool:
-        """True if the current request has not arrived completely."""
-        return not self._is_idle and not self.pipeline and self.cycle.more_body
+    def _note(self, event: Event, at: int = -1) -> None:
+        """Move a request, by default the last one, which is the one that is being read."""
+        state = self._requests[at]
+        self._requests[at] = MOVES[state].get(event, state)
 
     def _review(self) -> None:
-        self.crowd.stand(self, self._standing())
-        wait = self._awaited()
+        """Set the state of the connection, and limit the wait for the client's next move, if it is the client's turn. A
+        request behind the one that is being answered has no limit."""
+        is_blocked = self.flow.write_paused and self._state not in _ARRIVING
+        self.limits.set(self, ConnectionState.NOT_READING if is_blocked else self._state.of_connection)
+        wait = _Wait.READING if is_blocked else self._state.wait
+        if self.transport.is_closing():
+            wait = _Wait.FAREWELL
         if wait is not self._wait:
             self._wait = wait
             self._restart_timer()
-
-    def _standing(self) -> Standing:
-        if self._is_idle:
-            return Standing.NOT_READING if self.flow.write_paused else Standing.SILENT
-        if self._is_body_awaited:
-            return Standing.SENDING
-        return Standing.NOT_READING if self.flow.write_paused else Standing.SERVED
-
-    def _awaited(self) -> _Wait | None:
-        """The client's next move; None while it is the worker's turn. A request that is pipelined after a running
-        answer has no limit."""
-        if self.transport.is_closing():
-            return _Wait.FAREWELL
-        if self._is_body_awaited:
-            return None if self._is_body_held_back else _Wait.BODY
-        if not self._is_idle or self.flow.write_paused:
-            return _Wait.READING if self.flow.write_paused else None
-        if self._is_in_headers:
-            return _Wait.HEADERS
-        if self.cycle is not None and self.cycle.more_body:
-            return _Wait.BODY  # its answer, a refusal, did not wait for it
-        # uvicorn bounds the silence between two requests, but takes its timer back at a blank line.
-        return None if self.timeout_keep_alive_task is not None else _Wait.FIRST_BYTE
 
     def _restart_timer(self) -> None:
         self._cancel_timer()
@@ -300,7 +334,7 @@ class BoundedConnection(HttpToolsProtocol):
             case None:
                 pass
             case _Wait.READING | _Wait.FAREWELL:
-                self._look_again(self.untaken_bytes, n_vain=0)
+                self._look_at_taking(sys.maxsize, n_vain=0)
             case _Wait.BODY:
                 self._look_at_body(-BODY_PART_BYTES)
             case _Wait.FIRST_BYTE | _Wait.HEADERS:
@@ -318,17 +352,13 @@ class BoundedConnection(HttpToolsProtocol):
         """The bytes of answers that are in our buffer or in the kernel's, unacknowledged by the client's machine."""
         return self.transport.get_write_buffer_size() + _send_queue_bytes(self.transport.get_extra_info("socket"))
 
-    def _look_again(self, n_untaken: int, n_vain: int) -> None:
-        self._cancel_timer()
-        self._timer = self.loop.call_later(READING_TIMEOUT_S / LOOKS, self._look_at_taking, n_untaken, n_vain)
-
     def _look_at_taking(self, n_before: int, n_vain: int) -> None:
         """Drop the connection unless bytes are sent, however slowly. `n_vain` counts the checks since the last
         progress."""
         n_untaken = self.untaken_bytes
         n_vain = 0 if n_untaken < n_before else n_vain + 1
         if n_vain < LOOKS:
-            self._look_again(n_untaken, n_vain)
+            self._timer = self.loop.call_later(READING_TIMEOUT_S / LOOKS, self._look_at_taking, n_untaken, n_vain)
         else:
             self.transport.abort()
 
@@ -342,12 +372,12 @@ class BoundedConnection(HttpToolsProtocol):
     @contextmanager
     def body_held_back(self) -> Iterator[None]:
         """Suspend the limit on the body while the worker does not read it."""
-        self._is_body_held_back = True
+        self._note(Event.HELD, at=0)
         self._review()
         try:
             yield
         finally:
-            self._is_body_held_back = False
+            self._note(Event.RELEASED, at=0)
             self._review()
 
     # ── half-closed ──────────────────────────────────────────────────────────────────────────────
@@ -367,50 +397,42 @@ class BoundedConnection(HttpToolsProtocol):
         elif self.cycle.scope["http_version"] == "1.1":
             self.transport.write(_INTERIM_ANSWER)
 
-    def _look_for_reset(self, after_s: float) -> None:
-        """Check for a reset later: the transport no longer reads and does not notice a reset itself."""
-        self._look = self.loop.call_later(after_s, self._end_if_reset, min(2 * after_s, _LAST_LOOK_S))
-
-    def _end_if_reset(self, next_s: float) -> None:
+    def _look_for_reset(self, next_s: float) -> None:
+        """End after a reset, or look again later: the transport no longer reads and does not notice a reset itself."""
         if _is_reset(self.transport.get_extra_info("socket")):
             self.transport.abort()
         else:
-            self._look_for_reset(next_s)
+            self._look = self.loop.call_later(next_s, self._look_for_reset, min(2 * next_s, _LAST_LOOK_S))
 
 
 async def _answer(app: ASGI3Application, scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-    """Run the application. An old client gets an answer of unknown length without chunks, ended by closing."""
-    if scope["http_version"] in _WITHOUT_CHUNKS:
-        send = _Unchunked(scope["extensions"][_EXTENSION]["cycle"]).send
-    await app(scope, receive, send)
+    """Run the application. An old client gets an answer of unknown length without chunks, ended by closing, which
+    uvicorn does not support."""
+    cycle: RequestResponseCycle = scope["extensions"][_EXTENSION]["cycle"]
+    is_until_close = False
 
-
-class _Unchunked:
-    """uvicorn's sending for bodies without chunks and without content-length, which uvicorn does not support."""
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-        self._is_until_close = False
-
-    async def send(self, message: ASGISendEvent) -> None:
+    async def send_unchunked(message: ASGISendEvent) -> None:
+        nonlocal is_until_close
         if message["type"] == "http.response.start":
-            self._is_until_close = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
-            if self._is_until_close:
-                self._cycle.chunked_encoding = False
-        elif message["type"] == "http.response.body" and self._is_until_close:
-            self._cycle.expected_content_length = len(message.get("body", b""))
-        await self._cycle.send(message)
+            is_until_close = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if is_until_close:
+                cycle.chunked_encoding = False
+        elif message["type"] == "http.response.body" and is_until_close:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, send_unchunked if scope["http_version"] in _WITHOUT_CHUNKS else send)
 
 
 def is_crowded(scope: Mapping[str, Any]) -> bool:
     """True if a job on this connection would use a connection reserved for health, cancel and metrics."""
-    return connection_of(scope).crowd.is_full
+    return connection_of(scope).limits.is_full
 
 
 def check_address(scope: Mapping[str, Any]) -> None:
     """Raises: WorkerBusy if the address has requests on more connections than --max-connections-per-address."""
     connection = connection_of(scope)
-    if connection.crowd.is_over_limit(connection):
+    if connection.limits.is_over_limit(connection):
         raise WorkerBusy("too many requests come from this address; try again later", retry_after_s=1)
 
 

@@ -19,7 +19,7 @@ from worker.front.state import Front
 from worker.front.supervision import running, supervised
 from worker.web.app import create_app
 from worker.web.connection import BoundedConnection
-from worker.web.crowd import Crowd, affordable_connections
+from worker.web.connection_limits import ConnectionLimits, affordable_connections
 
 WANTED_OPEN_FILES = 4096
 """1,024 connections, the engine and the log need more than the usual soft limit of 1,024."""
@@ -32,7 +32,7 @@ UNUSED_TIMEOUT_S = 620
 
 A request is lost if the worker closes the connection while it is sent, so the client is to close first. httpx gives up
 an unused connection after 5 s, as long as uvicorn's default, nginx after 60, Go and reqwest after 90, Google's load
-balancers after 600. If there are too many connections, unused ones make room (crowd.py).
+balancers after 600. If there are too many connections, unused ones make room (connection_limits.py).
 """
 
 
@@ -55,9 +55,9 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
 class _Server(uvicorn.Server):
     is_wanted = True
 
-    def __init__(self, config: uvicorn.Config, crowd: Crowd, front: Front) -> None:
+    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, front: Front) -> None:
         super().__init__(config)
-        self.server_state = crowd
+        self.server_state = limits
         self._front = front
 
     async def on_tick(self, counter: int) -> bool:
@@ -96,8 +96,8 @@ async def served(front: Front, sock: socket.socket) -> AsyncIterator[None]:
         timeout_graceful_shutdown=1,
     )
     n_open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    crowd = Crowd(affordable_connections(n_open_files), front.settings.max_connections_per_address)
-    server = _Server(config, crowd, front)
+    limits = ConnectionLimits(affordable_connections(n_open_files), front.settings.max_connections_per_address)
+    server = _Server(config, limits, front)
     serving = supervised(server.serve([sock]), front.on_fatal, "the web server")
     try:
         async with running(app.site.add_full_name(socket.gethostname())):

@@ -1,11 +1,13 @@
 """All open connections, and the choice of the one to close when there are too many (docs/protocol.md#http).
 
-Owns: the number of connections, the standing of each, and the order in which they are closed. This is the state that
+Owns: the number of connections, the state of each, and the order in which they are closed. This is the state that
 all connections of a uvicorn server share.
 """
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from enum import Enum, auto
+from itertools import chain
 from typing import Protocol
 
 from uvicorn.server import ServerState
@@ -29,7 +31,7 @@ def affordable_connections(n_open_files: int) -> int:
     return max(RESERVED_CONNECTIONS + 1, min(MAX_CONNECTIONS, n_open_files - OTHER_OPEN_FILES))
 
 
-class Standing(Enum):
+class ConnectionState(Enum):
     """The state of a connection. States before `SERVED` wait for the client, and are closed for others in this
     order."""
 
@@ -41,6 +43,9 @@ class Standing(Enum):
     """It has an answer that the client does not read, whether or not all of it was handed over."""
     SERVED = auto()
     """It has a whole request without a complete answer. It is never closed for another connection."""
+
+
+_CLOSED_IN_ORDER = (ConnectionState.SILENT, ConnectionState.SENDING, ConnectionState.NOT_READING)
 
 
 class Member(Protocol):
@@ -56,8 +61,8 @@ class Member(Protocol):
         ...
 
 
-class Crowd(ServerState):
-    """The open connections. Each one calls `join`, then `stand` whenever its state may have changed, then `leave`.
+class ConnectionLimits(ServerState):
+    """The open connections. Each one calls `join`, then `set` whenever its state may have changed, then `leave`.
 
     `max_per_address` 0 means no limit.
     """
@@ -66,77 +71,68 @@ class Crowd(ServerState):
         super().__init__()
         self._max_connections = max_connections
         self._max_per_address = max_per_address
-        self._standing: dict[Member, Standing] = {}
-        self._by_standing: dict[Standing, dict[Member, None]] = {standing: {} for standing in Standing}
-        """The members of each standing, longest first."""
+        self._states: dict[Member, ConnectionState] = {}
+        self._members: dict[ConnectionState, dict[Member, None]] = {state: {} for state in ConnectionState}
+        """The members in each state, longest first."""
         self._n_by_address: Counter[str] = Counter()
 
     @property
     def n_members(self) -> int:
-        return len(self._standing)
+        return len(self._states)
 
     def join(self, member: Member) -> None:
-        """Add a connection. If there are too many, close the least useful one, in the worst case the new one."""
-        self._put(member, Standing.SILENT)
+        """Add a connection. If there are too many, close the least useful one, in the worst case the new one.
+
+        If its address has too many, and all others of them have requests, it stays, because it may only ask for health.
+        """
+        self._put(member, ConnectionState.SILENT)
         if member.address is not None:
             self._n_by_address[member.address] += 1
             if 0 < self._max_per_address < self._n_by_address[member.address]:
-                self._drop_silent(member.address, besides=member)
+                silent = self._others(member, ConnectionState.SILENT)
+                self._drop_first(other for other in silent if other.address == member.address)
         if self.n_members > self._max_connections:
-            self._make_room(besides=member)
+            self._drop_first(chain(self._others(member, *_CLOSED_IN_ORDER), [member]))
 
     def leave(self, member: Member) -> None:
         """Remove a closed connection. Idempotent, because a dropped connection was removed earlier."""
-        if (standing := self._standing.pop(member, None)) is None:
+        if (state := self._states.pop(member, None)) is None:
             return
-        del self._by_standing[standing][member]
+        del self._members[state][member]
         if member.address is not None:
             self._n_by_address[member.address] -= 1
             if not self._n_by_address[member.address]:
                 del self._n_by_address[member.address]
 
-    def stand(self, member: Member, standing: Standing) -> None:
-        """Set a member's standing. If it is unchanged, the member keeps its place in the order."""
-        if self._standing.get(member, standing) is not standing:
-            del self._by_standing[self._standing[member]][member]
-            self._put(member, standing)
+    def set(self, member: Member, state: ConnectionState) -> None:
+        """Set a member's state. If it is unchanged, the member keeps its place in the order."""
+        if self._states.get(member, state) is not state:
+            del self._members[self._states[member]][member]
+            self._put(member, state)
 
     @property
     def is_full(self) -> bool:
         """True if a job whose request has arrived uses a connection reserved for health, cancel and metrics."""
-        n_answering = len(self._by_standing[Standing.SERVED]) + len(self._by_standing[Standing.NOT_READING])
+        n_answering = len(self._members[ConnectionState.SERVED]) + len(self._members[ConnectionState.NOT_READING])
         return n_answering > self._max_connections - RESERVED_CONNECTIONS
 
     def is_over_limit(self, member: Member) -> bool:
         """True if its address has requests on more connections than one address may have, including this one."""
         if not self._max_per_address or member.address is None:
             return False
-        silent = self._by_standing[Standing.SILENT]
-        n_silent = sum(other.address == member.address for other in silent)
+        n_silent = sum(other.address == member.address for other in self._members[ConnectionState.SILENT])
         return self._n_by_address[member.address] - n_silent > self._max_per_address
 
-    def _put(self, member: Member, standing: Standing) -> None:
-        self._standing[member] = standing
-        self._by_standing[standing][member] = None
+    def _put(self, member: Member, state: ConnectionState) -> None:
+        self._states[member] = state
+        self._members[state][member] = None
 
-    def _drop_silent(self, address: str, *, besides: Member) -> None:
-        """Close a silent connection of the address.
+    def _others(self, member: Member, *states: ConnectionState) -> Iterator[Member]:
+        """Yield the other members in these states, in the order of the states, longest first."""
+        return (other for state in states for other in self._members[state] if other is not member)
 
-        The new connection stays if all others have requests, because it may only ask for health.
-        """
-        for member in self._by_standing[Standing.SILENT]:
-            if member is not besides and member.address == address:
-                self._drop(member)
-                return
-
-    def _make_room(self, *, besides: Member) -> None:
-        for standing in (Standing.SILENT, Standing.SENDING, Standing.NOT_READING):
-            for member in self._by_standing[standing]:
-                if member is not besides:
-                    self._drop(member)
-                    return
-        self._drop(besides)
-
-    def _drop(self, member: Member) -> None:
-        self.leave(member)
-        member.drop()
+    def _drop_first(self, members: Iterable[Member]) -> None:
+        """Close the first of these, if there is one."""
+        if (first := next(iter(members), None)) is not None:
+            self.leave(first)
+            first.drop()
