@@ -4,7 +4,6 @@ Owns the exchange over HTTP. Refuses to know what the answers should be, and the
 thread may ask.
 """
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,9 +18,6 @@ from client.execute import Answer, Event, Request, answer_of, events, unanswered
 
 _TIMEOUT_S = 120.0
 """The longest silence of the connection; a job may wait in the queue."""
-_SELF_TEST_S = 10.0
-"""An idle worker takes up to 5 s for its self-test."""
-_ASK_AGAIN_S = 0.25
 _N_SHOWN_OF_A_REFUSAL = 200
 
 _T = TypeVar("_T")
@@ -63,7 +59,7 @@ class Health(msgspec.Struct, frozen=True):
     vram_bytes: int
     """0 on a CPU."""
     determinism: str = "untested"
-    """The verdict of the worker's own self-test, and where it found differences; an older worker has none."""
+    """Whether numbers depend on other jobs, as the worker says, and why; an older worker says nothing."""
     determinism_differences: tuple[str, ...] = ()
     batch_invariant: BatchInvariant | None = None
 
@@ -77,8 +73,8 @@ class Health(msgspec.Struct, frozen=True):
         return f"{self.quant_kind}_{'ggml_cpu' if is_left_to_ggml and self.quant_kind != 'F16' else 'cpu'}"
 
     @property
-    def self_test(self) -> str:
-        """The result for people: `same`; `differs beside 7 others`."""
+    def verdict(self) -> str:
+        """The word on determinism for people: `same`; `differs beside 7 others`."""
         return " ".join((self.determinism, ", ".join(self.determinism_differences))).strip()
 
 
@@ -151,18 +147,6 @@ class ServedWorker:
     def cancel(self, job_id: str) -> None:
         """Ask for the job's end; its stream then ends with CANCELLED. Raises: httpx2.HTTPError."""
         self._client.post("/cancel", json={"job_id": job_id}).raise_for_status()
-
-    def self_test(self) -> str:
-        """The self-test's verdict, waited for: it is made when the worker is idle. `untested` when it does not come."""
-        give_up_s = time.monotonic() + _SELF_TEST_S
-        health = self.health
-        while health.determinism == "untested" and time.monotonic() < give_up_s:
-            time.sleep(_ASK_AGAIN_S)
-            try:
-                health = self._read_health()
-            except (httpx2.HTTPError, msgspec.DecodeError):
-                break
-        return health.self_test
 
     def _read_health(self) -> Health:
         return msgspec.json.decode(self._client.get("/health").content, type=Health)

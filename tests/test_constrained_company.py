@@ -140,7 +140,7 @@ def answers(
         engine.submit(queued(job, prompt, asked.max_tokens, sampling, asked.stop, constraint=constraint))
         run(engine, between)
     run(engine, NEVER_TOGETHER)
-    engine.put_away()
+    engine.prefix_cache.put_away()
     return heard
 
 
@@ -208,7 +208,7 @@ def test_an_answer_is_the_same_where_jobs_are_paused(
 
 def test_an_answer_is_the_same_in_steps_of_fixed_shapes(model: LoadedModel, alone: list[Told]) -> None:
     """Those of --deterministic; this model's bits do not depend on them."""
-    assert answers(model, between=1, is_deterministic=True, chunk=64).told() == alone
+    assert answers(model, between=1, deterministic=True, chunk=64).told() == alone
 
 
 def test_text_that_is_forced_as_a_whole_takes_no_step(model: LoadedModel) -> None:

@@ -67,7 +67,7 @@ def one_after_another(model: LoadedModel, sampling: Sampling, **changes: Any) ->
             engine.step()
         told.append(heard(frames))
         frames.clear()
-    engine.put_away()
+    engine.prefix_cache.put_away()
     return told
 
 

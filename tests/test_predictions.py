@@ -50,7 +50,7 @@ def told(model: LoadedModel, sampling: Sampling, prediction: str) -> Heard:
     engine.submit(queued(JobKey(1), tokens_of(model, ASK, is_prompt=True).tokens, 100, sampling, prediction=predicted))
     while not engine.is_idle:
         engine.step()
-    engine.put_away()
+    engine.prefix_cache.put_away()
     return heard(frames)
 
 

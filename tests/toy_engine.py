@@ -4,8 +4,7 @@
 
 KIND, else `Configure.model_path`, says what it is like: TOY, as any file is; LOUD: each token is 64 KiB of text;
 BROKEN: its first step raises; LEAVING: it lies on a GPU, and no more from the second question on; UNLOADABLE, TOO_BIG,
-STARVED: it cannot be loaded, and UNLOADABLE warns of that before; DIFFERING: its self-test finds that answers depend on
-the jobs beside them; UNTESTABLE: its self-test finds nothing out; KEEPING: what it keeps outlives it, and it has found
+STARVED: it cannot be loaded, and UNLOADABLE warns of that before; KEEPING: what it keeps outlives it, and it has found
 something; SLOW: steps that read a long prompt go on until one is stopped; HOSTILE: each job is told ANSWER again and
 again, a few bytes with each token; TALKATIVE: its library has a mebibyte to say at every step, more than anybody reads;
 THINKING: its model thinks before it answers, as gpt-oss does, by SCRIPT; PREAMBLE: so does this one, and says what it
@@ -19,7 +18,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace as replaced
 from functools import partial
 from itertools import chain, cycle, repeat
@@ -40,17 +39,16 @@ from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.process.main import main
 from worker.wire.chat_format import HERMES, ReasoningFormat
 from worker.wire.jobs import Prompt, SlotId, Submit, TokenId
-from worker.wire.load import Residency, SelfTested
+from worker.wire.load import Residency
 from worker.wire.prompts import Conversation, Infill
 from worker.wire.refusals import Violation
 
 TOY, LOUD, BROKEN, LEAVING, UNLOADABLE, TOO_BIG = "toy", "loud", "broken", "leaving", "unloadable", "too big"
-STARVED, DIFFERING, UNTESTABLE, KEEPING, SLOW = "starved", "differing", "untestable", "keeping", "slow"
+STARVED, KEEPING, SLOW = "starved", "keeping", "slow"
 GIVING, GIVEN_BACK = "giving", "the toy gave memory back"
 WARNING = "the toy is 100% tin"
 HOSTILE, TALKATIVE, THINKING, FRAGILE = "hostile", "talkative", "thinking", "fragile"
 PREAMBLE, UNCLOSED = "preamble", "unclosed"
-FOUND = SelfTested(is_same=False, differences=("in decode steps of 2 to 8 rows", "beside 7 others"))
 
 ON_A_GPU = replace(FACTS, backend="cuda", memory_architecture="vram-only", memory_bytes=1000)
 THERE, GONE = Residency(is_resident=True, memory_bytes=1000), Residency(is_resident=False, memory_bytes=30)
@@ -203,8 +201,6 @@ def _loaded(kind: str) -> LoadedModel:
     of_kind: dict[str, dict[str, Any]] = {
         SLOW: {"facts": replace(FACTS, step_s=10.0), "widest_step": LONG},
         LEAVING: {"facts": ON_A_GPU, "residency": lambda: next(answers)},
-        DIFFERING: {"self_test": differing},
-        UNTESTABLE: {"self_test": untestable},
         THINKING: {"marks": MARKS},
         PREAMBLE: {"marks": MARKS},
         UNCLOSED: {"facts": replace(FACTS, model=replace(FACTS.model, chat_format=THINKING_HERMES))},
@@ -231,15 +227,6 @@ def keeping() -> LoadedModel:
         find=lambda tell: tell(Found((), 3, "they were broken")),
         flush=flush,
     )
-
-
-def untestable() -> Generator[SelfTested | None, None, None]:
-    yield None
-
-
-def differing() -> Generator[SelfTested | None, None, None]:
-    yield None
-    yield FOUND
 
 
 class ToyPrompts:

@@ -75,8 +75,8 @@ class Served:
     min_neighbours: int
     """The fewest neighbours that received tokens during one answer."""
     records: tuple[Record, ...]
-    self_test: str
-    """The worker's report of its self-test of determinism."""
+    determinism: str
+    """The worker's own word on determinism."""
 
     @property
     def answers(self) -> tuple[Answer, ...]:
@@ -157,7 +157,7 @@ class _Asker:
             neighbours=neighbours.jobs,
             min_neighbours=min(n_received for _, n_received in beside.values()),
             records=(*self._records, *of_neighbours),
-            self_test=self._worker.self_test(),
+            determinism=self._worker.health.verdict,
         )
 
     def _each(self, questions: Iterable[Question], phase: str) -> Answers:
@@ -321,7 +321,7 @@ class _Verdicts:
         rows = tuple(self._row(question, answer) for question, answer in self.served.alone.items())
         note = (
             "The gap is between the two tokens where answers part, in nats of the reported log-probabilities. "
-            f"The worker's own test of determinism: {self.served.self_test}."
+            f"The worker's own word on determinism: {self.served.determinism}."
         )
         return Table("Served answers", columns, rows, note)
 

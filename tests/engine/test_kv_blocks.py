@@ -134,7 +134,8 @@ def test_what_jobs_have_computed_is_reported_wherever_it_lies() -> None:
     mirror = run_all(rig)
     assert mirror.blocks("GPU") == blocks_of(rig.engine.prefix_cache.retained[-1])
     assert len(mirror.blocks("GPU")) == 4
-    rig.engine.put_away()
+    rig.engine.prefix_cache.put_away()
+    rig.engine.step()
     rig.check()
     assert not mirror.blocks("GPU")
 
@@ -183,7 +184,8 @@ class AnyBlocks(Anything):
     @precondition(lambda self: self.rig.engine.is_idle)
     @rule()
     def no_client_wants_anything(self) -> None:
-        self.rig.engine.put_away()
+        self.rig.engine.prefix_cache.put_away()
+        self.rig.engine.step()
 
     @rule(has_memory=st.booleans())
     def main_memory_runs_out_or_not(self, has_memory: bool) -> None:

@@ -311,11 +311,9 @@ def test_the_last_jobs_cells_stay_until_another_runs_that_does_not_go_on_from_th
     rig.submit(Request((1, 2, 3), max_tokens=4))
     rig.run_until_idle()
     assert index.n_tokens == len(COMMON) + 8
-    rig.engine.put_away()
+    rig.engine.prefix_cache.put_away()
     assert rig.runner.kv.n_cells_used == 0
-    frame = rig.frames[-1]
-    assert isinstance(frame, StepDone)
-    assert frame.prefix_bytes == frame.prefix_tokens * CELL_BYTES == index.n_bytes
+    assert index.n_bytes == index.n_tokens * CELL_BYTES > 0
 
 
 def alone_tokens(rig: Rig, job: JobKey) -> list[TokenId]:

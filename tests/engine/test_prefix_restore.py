@@ -42,7 +42,7 @@ def parts_after(engine: Rig, prompts: list[tuple[int, ...]]) -> list[Part]:
     for prompt in prompts:
         answer(engine, prompt)
         sequences += map(list, engine.engine.prefix_cache.retained)
-    engine.engine.put_away()
+    engine.engine.prefix_cache.put_away()
     index, parts = engine.engine.prefix_cache.index, dict[int, Part]()
     for tokens in sequences:
         n_matched = index.match(tokens)

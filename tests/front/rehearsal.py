@@ -24,7 +24,7 @@ from worker.protocol.events import choose_dialect
 from worker.protocol.execute import GenerationFields
 from worker.protocol.job_request import JobRequest
 from worker.wire.jobs import Accepted, Cancel, Delta, Finished, JobKey, Started, StepBegun, StepDone, Submit, TokenId
-from worker.wire.load import Loaded, Residency, SelfTested
+from worker.wire.load import Loaded, Residency
 from worker.wire.messages import Inbound, Outbound
 from worker.wire.questions import QuestionKey, Tokenize, Tokenized
 
@@ -103,7 +103,6 @@ class Stage(Observer):
         self.percents: list[int] = []
         self.lines: list[str] = []
         self.n_restarted = 0
-        self.self_tests: list[SelfTested] = []
         self.residencies: list[Residency] = []
         self.failure: StartupError | None = None
         self.metrics = Metrics("stage")
@@ -127,9 +126,6 @@ class Stage(Observer):
 
     def on_progress(self, percent: int) -> None:
         self.percents.append(percent)
-
-    def on_self_tested(self, result: SelfTested) -> None:
-        self.self_tests.append(result)
 
     def on_residency(self, residency: Residency) -> None:
         self.residencies.append(residency)

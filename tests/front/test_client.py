@@ -15,9 +15,9 @@ from worker.config.engine_settings import Configure
 from worker.errors import EngineCrashed, InsufficientMemory, InternalFailure, ModelLoadFailed, StartupError
 from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState
 from worker.front.link import LinkOwner
-from worker.front.watchdog import LOAD_SILENCE_S, STEPS_OF_SILENCE
+from worker.front.watchdog import STEPS_OF_SILENCE
 from worker.wire.jobs import Cancel, Delta, Failed, Finished, Started, StepDone
-from worker.wire.load import AskResidency, LoadFailed, Progress, Residency, SelfTested
+from worker.wire.load import AskResidency, LoadFailed, Progress, Residency
 from worker.wire.messages import Inbound, Outbound
 from worker.wire.refusals import Refused, Violation
 
@@ -92,21 +92,6 @@ async def test_a_successor_gets_the_shape_of_the_first_engine(stage: Stage) -> N
     assert (second.device, second.gpu_layers) == ("cpu:0", "0")
     assert (second.shares, second.main_gpu) == ((), None)
     assert stage.n_restarted == 1
-
-
-@rehearsed
-async def test_what_the_self_test_found_is_passed_on_and_is_a_sign_of_life(stage: Stage) -> None:
-    """A fixed chunk is tested before the model counts as loaded, and that may take longer than a load's silence."""
-    same, differs = SelfTested(is_same=True), SelfTested(is_same=False, differences=("beside 7 others",))
-    stage.say(same)
-    await stage.die()
-    stage.client.on_message(1, differs)
-    stage.let_time_pass(LOAD_SILENCE_S - 1)
-    stage.say(differs)
-    stage.let_time_pass(LOAD_SILENCE_S - 1)
-    assert stage.engine.killed_for is None
-    stage.say(FACTS)
-    assert stage.self_tests == [same, differs]
 
 
 # ── frames ───────────────────────────────────────────────────────────────────────────────────────

@@ -1,10 +1,10 @@
 """/health describes the current engine, and says that a successor has not been examined yet."""
 
-from dataclasses import replace
 from typing import Any, get_args
 
 import msgspec
 import pytest
+from msgspec.structs import replace as replaced
 
 from tests.front.rehearsal import FACTS
 from tests.loops import on_a_loop
@@ -13,15 +13,7 @@ from worker.front.health import EngineStatus, FrontStatus, Phase, health_body
 from worker.front.state import Front
 from worker.observe.metrics import Metrics
 from worker.wire.jobs import StepDone
-from worker.wire.load import (
-    Amx,
-    Attention,
-    BatchInvariance,
-    Loaded,
-    PrefixCacheFound,
-    SelfTested,
-    Tried,
-)
+from worker.wire.load import Amx, Attention, BatchInvariance, Determinism, Loaded, PrefixCacheFound, Tried
 
 STATUS = FrontStatus(phase=Phase.READY, vram_bytes=0, uptime_s=3.9, n_running=2, n_waiting=1, parity=None)
 SETTINGS = Settings(model="m.gguf", worker_id="w-1")
@@ -44,29 +36,17 @@ def test_the_keys_of_the_protocol_come_first_and_ours_after_them() -> None:
     assert keys[keys.index("queue_depth") + 1 :] == ours
 
 
-def test_an_engine_is_untested_until_it_says_otherwise() -> None:
-    assert chosen(shown()) == (16, False, "untested", ())
+def verdict(found: Determinism | None) -> tuple[Any, ...]:
+    body = shown(facts=replaced(FACTS, determinism=found))
+    return body["determinism"], body["determinism_differences"], body["determinism_tried"]
 
 
-@pytest.mark.parametrize(
-    ("result", "word"),
-    [
-        (SelfTested(is_same=True), "same"),
-        (SelfTested(is_same=False, differences=("in one step", "beside 7 others")), "differs"),
-    ],
-)
-def test_the_self_test_is_reported_with_what_differed(result: SelfTested, word: str) -> None:
-    fixed = replace(SETTINGS, deterministic=True)
-    assert chosen(shown(fixed, self_tested=result)) == (16, True, word, result.differences)
-
-
-def test_what_the_self_test_tried_is_reported_with_its_verdict() -> None:
-    found = SelfTested(
-        is_same=True, tried=Tried(ways=("in one step",), widths=(1, 2), prompts=5, row_multiple=2, most_rows=4)
-    )
-    tried = {"prompts": 5, "widths": (1, 2), "ways": ("in one step",), "row_multiple": 2, "most_rows": 4}
-    assert shown(self_tested=found)["determinism_tried"] == tried
-    assert shown()["determinism_tried"] is None
+def test_the_verdict_is_reported_with_its_reasons_and_what_was_tried() -> None:
+    tried = Tried(ways=("in one step",), widths=(1, 2), prompts=5, row_multiple=2, most_rows=4)
+    assert verdict(None) == ("untested", (), None)
+    assert verdict(Determinism(is_same=True)) == ("same", (), None)
+    assert verdict(Determinism(is_same=True, tried=tried)) == ("same", (), msgspec.to_builtins(tried))
+    assert verdict(Determinism(is_same=False, differences=("for a reason",))) == ("differs", ("for a reason",), None)
 
 
 def test_the_prefix_cache_is_reported_as_the_last_step_left_it() -> None:
@@ -94,19 +74,14 @@ async def test_before_a_model_is_loaded_nothing_is_made_up() -> None:
 
 
 @on_a_loop
-async def test_a_successor_has_neither_its_predecessors_prefixes_nor_its_verdict() -> None:
+async def test_a_successor_does_not_have_its_predecessors_prefixes() -> None:
     front = Front(SETTINGS, Metrics("w-1"))
     front.on_step(StepDone(cells_used=9, prefix_tokens=300, prefix_bytes=4000))
-    front.on_self_tested(SelfTested(is_same=True))
-    assert front.health().determinism == "same"
     assert b'worker_prefix_cache_bytes{worker_id="w-1"} 4000.0' in front.scrape(None)[0]
     front.on_restarting("it was ended by SIGKILL", "")
-    assert (front.health().determinism, front.health().prefix_cache.tokens) == ("untested", 0)
+    assert front.health().prefix_cache.tokens == 0
     for series in (b"worker_prefix_cache_bytes", b"worker_prefix_cache_tokens", b"worker_kv_cells_used"):
         assert series + b'{worker_id="w-1"} 0.0' in front.scrape(None)[0]
-    front.on_self_tested(SelfTested(is_same=False, differences=("beside 7 others",)))
-    front.on_restarted(FACTS)
-    assert front.health().determinism == "differs", "with a fixed chunk it comes before the load is done"
 
 
 @pytest.mark.parametrize("is_kept", [False, True])

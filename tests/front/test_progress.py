@@ -16,7 +16,7 @@ from worker.wire.load import Amx, Loaded, ModelFacts, Offload, OffPlan
 
 
 def test_the_bar_ends_with_the_first_100_whatever_is_heard_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The self-test of `--deterministic` sends a sign of life after each of its parts: the load is over by then."""
+    """The self-test of `--deterministic` sends a sign of life after each step: the weights are loaded by then."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     progress = LoadProgress("pretty")

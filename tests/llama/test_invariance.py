@@ -8,7 +8,7 @@ import pytest
 from tests.front.rehearsal import CONFIG as REHEARSED
 from tests.llama.test_repack import layout, matrix, model
 from worker.config.engine_settings import Configure
-from worker.llama.invariance import PRODUCT_TYPES, invariance_of
+from worker.llama.invariance import PRODUCT_TYPES, Rule, has_own_products, rule_of
 from worker.llama.repack import LaidOut
 from worker.model.gguf import Tensor
 from worker.wire.load import BatchInvariance
@@ -20,7 +20,7 @@ def as_in_the_file(_: Tensor) -> LaidOut | None:
     return None
 
 
-def found(
+def rule(
     *types: str,
     config: Configure = CONFIG,
     has_products: bool = True,
@@ -29,9 +29,9 @@ def found(
     name: str = "attn_q",
     dims: tuple[int, ...] = (256, 32),
     **changes: Any,
-) -> BatchInvariance:
+) -> Rule:
     info = model(*(matrix(kind, f"blk.{at}.{name}.weight", dims) for at, kind in enumerate(types)))
-    return invariance_of(
+    return rule_of(
         config,
         replace(info, **{"state_length": 0} | changes),
         is_on_gpu=is_on_gpu,
@@ -40,6 +40,10 @@ def found(
         own_types=PRODUCT_TYPES if has_products else (),
         layout=as_in_the_file,
     )
+
+
+def found(*types: str, config: Configure = CONFIG, **changes: Any) -> BatchInvariance:
+    return rule(*types, config=config, **changes).invariance(config)
 
 
 def test_it_is_kept_where_every_product_is_ours_and_attention_is() -> None:
@@ -85,9 +89,9 @@ def test_weights_in_tiles_need_no_products_of_ours() -> None:
         "is_in_order": True,
         "own_types": PRODUCT_TYPES,
     }
-    assert invariance_of(CONFIG, info, **flags, layout=layout).kept
+    assert rule_of(CONFIG, info, **flags, layout=layout).obstacle is None
     in_tiles = model(matrix("IQ4_XS"))
-    assert not invariance_of(CONFIG, in_tiles, **flags, layout=as_in_the_file).kept
+    assert rule_of(CONFIG, in_tiles, **flags, layout=as_in_the_file).obstacle is not None
 
 
 @pytest.mark.parametrize(
@@ -112,9 +116,31 @@ def test_a_build_or_a_gpu_may_stand_against_it() -> None:
 @pytest.mark.parametrize("has_products", [False, True])
 @pytest.mark.parametrize("kind", ["Q4_K", "F16"])
 def test_what_is_asked_for_is_what_is_reported(kind: str, *, has_products: bool) -> None:
-    """The self-test finds out if it holds."""
+    """The self-test finds out if `on` holds."""
     for asked in ("on", "off"):
         decided = found(kind, config=replace(CONFIG, batch_invariant=asked), has_products=has_products)
         assert decided == BatchInvariance(kept=asked == "on", why=f"--batch-invariant {asked}")
     decided = found(kind, config=replace(CONFIG, deterministic=True), has_products=has_products)
     assert decided == BatchInvariance(kept=True, why="--deterministic")
+
+
+@pytest.mark.parametrize(
+    ("types", "changes", "word"),
+    [
+        (["Q4_K"], {}, "same"),
+        (["Q4_K", "F16"], {}, "differs"),
+        (["Q4_K"], {"is_on_gpu": True}, "differs"),
+        (["Q4_K"], {"state_length": 4096}, "differs"),
+        (["Q4_K"], {"config": replace(CONFIG, cache_type_k="q8_0")}, "untested"),
+        (["F16"], {"config": replace(CONFIG, batch_invariant="off")}, "differs"),
+        (["Q4_K"], {"config": replace(CONFIG, batch_invariant="off")}, "same"),
+        (["Q8_0"], {"has_products": False}, "untested" if has_own_products() else "differs"),
+        (["Q8_0"], {"name": "ffn_up_exps"}, "untested"),
+    ],
+)
+def test_the_verdict_is_untested_where_numbers_may_be_the_same_in_spite_of_an_obstacle(
+    types: list[str], changes: dict[str, Any], word: str
+) -> None:
+    verdict = rule(*types, **changes).determinism
+    assert ("untested" if verdict is None else "same" if verdict.is_same else "differs") == word
+    assert verdict is None or verdict.is_same is not bool(verdict.differences)

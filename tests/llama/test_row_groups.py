@@ -11,8 +11,7 @@ from worker.engine.step import Slice
 from worker.llama.batch import RowGroups
 from worker.llama.context import Context
 from worker.llama.model import Model
-from worker.llama.row_widths import in_words, widths
-from worker.llama.self_test import ROW_GROUPINGS
+from worker.llama.self_test import ROW_GROUPINGS, in_words, widths
 from worker.upstream.numbers import MAX_SEQ_IDS
 from worker.wire.jobs import SlotId, TokenId
 

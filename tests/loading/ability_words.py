@@ -13,7 +13,7 @@ from tests.loading.test_load import configuration
 from tools.made_architectures import WINDOW, Kind, write_kind
 from worker.config.engine_settings import Configure
 from worker.errors import WorkerError
-from worker.llama.invariance import PRODUCT_TYPES, invariance_of
+from worker.llama.invariance import PRODUCT_TYPES, rule_of
 from worker.llama.library import open_library
 from worker.loading.load import LoadedRunner, load_runner, placed
 from worker.plan.prefix_support import obstacle
@@ -57,7 +57,7 @@ def reported(path: Path, kind: Kind) -> dict[str, Any] | None:
 
 def abilities_of(config: Configure, loaded: LoadedRunner) -> dict[str, Any]:
     facts, runner, info = loaded.facts, loaded.runner, loaded.info
-    invariance = invariance_of(
+    invariance = rule_of(
         config,
         info,
         is_on_gpu=False,
@@ -65,7 +65,7 @@ def abilities_of(config: Configure, loaded: LoadedRunner) -> dict[str, Any]:
         is_in_order=runner.kv.seq_ids.forgotten_seq_id is not None,
         own_types=PRODUCT_TYPES,
         layout=lambda _: None,
-    )
+    ).invariance(config)
     return {
         "has_cells": any(info.head_counts_kv),
         "has_state": info.state_length > 0,

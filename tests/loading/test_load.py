@@ -28,7 +28,7 @@ from worker.plan.snapshots import MAX_SNAPSHOTS
 from worker.plan.spread import nothing_repacked
 from worker.upstream.wording import FALSE_ALARM
 from worker.wire.jobs import SlotId
-from worker.wire.load import Offload, SelfTested
+from worker.wire.load import Offload
 
 TINY_CELL_BYTES = 2 * 32 * 2
 """One layer, K and V of 32 numbers, f16."""
@@ -118,7 +118,7 @@ def test_the_front_learns_how_grave_a_line_of_the_library_is(
     assert capsys.readouterr().err == f"{begins}{line.text}\n"
 
 
-def test_the_engine_gets_the_shapes_of_its_steps_and_a_self_test_that_fits_them(tmp_path: Path) -> None:
+def test_the_engine_gets_the_shapes_of_its_steps_and_a_flags_self_test_fits_them(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "tiny.gguf")
     free, fixed = (
         load_model(configuration(path, deterministic=is_fixed), lambda _: None) for is_fixed in (False, True)
@@ -132,13 +132,13 @@ def test_the_engine_gets_the_shapes_of_its_steps_and_a_self_test_that_fits_them(
     assert n_outputs < fixed.runner.context.n_outputs == 64, "each row of a chunk may be wanted"
     assert [n_tokens for n_tokens, _ in free.facts.row_costs] == [1, 2, 4, 8, 16, 32]
     assert fixed.facts.row_costs == ()
-    for model in (free, fixed):
-        assert model.self_test is not None
-        *steps, result = model.self_test()
-        assert isinstance(result, SelfTested)
-        assert (result.is_same, result.tried.widths) == (True, (1, 2))
-        assert set(steps) == {None}
-        assert model.runner.kv.n_free_cells == 768
+    tested = fixed.facts.determinism
+    assert tested is not None
+    assert tested.is_same
+    assert tested.tried is not None
+    assert tested.tried.widths == (1, 2)
+    assert free.facts.determinism is None or free.facts.determinism.tried is None, "a rule tells"
+    assert free.runner.kv.n_free_cells == fixed.runner.kv.n_free_cells == 768
     open_library().on_log = None
 
 

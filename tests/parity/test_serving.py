@@ -63,7 +63,7 @@ SERVED = Served(
     ),
     min_neighbours=N_NEIGHBOURS,
     records=(),
-    self_test=Health("Q4_1", 0, 0, "differs", ("in one step", "beside 7 others")).self_test,
+    determinism=Health("Q4_1", 0, 0, "differs", ("in one step", "beside 7 others")).verdict,
 )
 EXPECTED = Expected(tokens=[range(8), range(1, 9)])
 
@@ -92,7 +92,7 @@ def test_answers_that_are_as_they_should_be_pass(bounds: Bounds) -> None:
     level = judged(bounds, SERVED)
     assert level.verdict == "pass", level.summary
     assert len(level.tables[0].rows) == len(QUESTIONS)
-    assert level.tables[0].note.endswith("own test of determinism: differs in one step, beside 7 others.")
+    assert level.tables[0].note.endswith("own word on determinism: differs in one step, beside 7 others.")
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -233,9 +233,9 @@ def test_a_worker_answers_as_in_process_alone_and_next_to_others(
     assert {"unseeded", "neighbour, runs to its end", "neighbour, is cancelled", "neighbour, is given up"} < set(phases)
     neighbours = {record.request.job_id.split("-")[2] for record in records if "neighbour" in record.phase}
     assert neighbours == {str(number) for number in range(N_NEIGHBOURS)}
-    self_test = shallow_worker.self_test()
-    assert self_test.split()[0] in {"untested", "same" if has_own_products() else "differs"}
-    assert level.tables[0].note.endswith(f"determinism: {self_test}.")
+    verdict = shallow_worker.health.verdict
+    assert verdict.split()[0] == ("same" if has_own_products() else "differs")
+    assert level.tables[0].note.endswith(f"determinism: {verdict}.")
 
 
 @pytest.mark.model

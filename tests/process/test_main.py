@@ -19,8 +19,6 @@ import pytest
 from tests.front.rehearsal import CONFIG
 from tests.toy_engine import (
     BROKEN,
-    DIFFERING,
-    FOUND,
     GIVEN_BACK,
     GIVING,
     GONE,
@@ -35,23 +33,13 @@ from tests.toy_engine import (
     TOO_BIG,
     TOY,
     UNLOADABLE,
-    UNTESTABLE,
     WARNING,
 )
 from worker.config.engine_settings import Configure
 from worker.process.outbox import MAX_OUTSTANDING_BYTES
 from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
 from worker.wire.jobs import Accepted, Cancel, Finished, JobKey, Sampling, Started, StepBegun, StepDone, Submit
-from worker.wire.load import (
-    AskResidency,
-    Loaded,
-    LoadFailed,
-    PrefixCacheFound,
-    Progress,
-    Residency,
-    SelfTested,
-    Warned,
-)
+from worker.wire.load import AskResidency, Loaded, LoadFailed, PrefixCacheFound, Progress, Residency, Warned
 from worker.wire.messages import Inbound, Outbound
 from worker.wire.refusals import Refused
 
@@ -255,32 +243,6 @@ def test_why_it_could_not_load_is_its_last_frame(kind: str, failed: LoadFailed) 
         assert engine.next(LoadFailed) == failed
         assert list(engine.frames) == []
         assert engine.end() == (0, "")
-
-
-def test_where_answers_are_to_be_the_same_and_are_not_the_engine_does_not_start() -> None:
-    with toy_engine(DIFFERING, deterministic=True) as engine:
-        assert engine.next(SelfTested) == FOUND
-        failed = engine.next(LoadFailed)
-        assert failed.code == "MODEL_LOAD_FAILED"
-        assert failed.message.startswith("--deterministic: ")
-        assert "differ in decode steps of 2 to 8 rows, beside 7 others. Use --device cpu" in failed.message
-        assert list(engine.frames) == []
-        assert engine.end() == (0, "")
-
-
-def test_where_answers_are_to_be_the_same_and_that_cannot_be_tested_the_engine_does_not_start() -> None:
-    with toy_engine(UNTESTABLE, deterministic=True) as engine:
-        failed = engine.next(LoadFailed)
-        assert failed.message.startswith("--deterministic: a context of ")
-        assert "Use --ctx-size 64 or more" in failed.message
-        assert engine.end() == (0, "")
-
-
-def test_unless_a_setting_asks_for_it_the_engine_serves_and_says_what_differs() -> None:
-    with loaded(DIFFERING) as engine:
-        assert engine.next(SelfTested) == FOUND
-        engine.send(job(1))
-        assert engine.story()[-1].finished
 
 
 def test_a_library_that_cannot_be_loaded_is_reported_as_a_model_is(tmp_path: Path) -> None:

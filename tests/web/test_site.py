@@ -1,4 +1,4 @@
-"""The host and the page of a request, as laws: which names are a worker's, which pages may ask it, and what they get."""
+"""The host and the page of a request, as laws: which names are a worker's, which pages may ask it, what they get."""
 
 import asyncio
 import socket

@@ -4,7 +4,7 @@ This module owns the `Runner` and `Kv` protocols; step.py has the steps. It know
 numpy. There are two backends: llama/runner.py and the tests' readable fake.
 """
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,7 +15,7 @@ from worker.config.engine_settings import Configure
 from worker.engine.channels import NO_CONTROL_TOKENS, ControlTokens
 from worker.engine.step import Constraint, Sampled, Score, Step
 from worker.wire.jobs import Logprob, Prompt, SlotId, Submit, TokenId
-from worker.wire.load import Loaded, Residency, RowCosts, SelfTested
+from worker.wire.load import Loaded, Residency, RowCosts
 from worker.wire.refusals import Violation
 
 
@@ -185,9 +185,6 @@ class Found:
     """Recurrent states, and all tokens before them; the shortest come first."""
 
 
-SelfTest = Callable[[], Generator[SelfTested | None, None, None]]
-
-
 class Read(msgspec.Struct, frozen=True):
     """A prompt as the model reads it."""
 
@@ -255,9 +252,6 @@ class LoadedModel:
     """Slots beyond those for jobs, which keep the cells of finished jobs; on a CPU until they are copied out."""
     max_dead_cells: int = 0
     """The most cells that retained slots alone may hold while jobs run; 0 on a CPU."""
-    self_test: SelfTest | None = None
-    """It runs on the step thread while no slot holds a cell. Each `next` runs a part and gives None; the last one gives
-    the result. It leaves the memory empty, even if it is closed early."""
     draft: LoadedDraft | None = None
     message_ends: frozenset[TokenId] = frozenset()
     """The tokens that end a message in a prompt, as they end an answer."""

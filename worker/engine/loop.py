@@ -181,11 +181,6 @@ class Engine:
             # There may be no next step to report the cells by.
             self._report_changes()
 
-    def put_away(self) -> None:
-        """Empty the retained slots. Cells that no running job shares are copied out first."""
-        if self.prefix_cache.put_away(self.scheduler.running.values()):
-            self._report_changes()
-
     def back_up(self) -> bool:
         """Copy out one retained slot, so that its cells outlive this process; they stay in the slot, too. Return False
         if all slots are copied.

@@ -29,16 +29,7 @@ from worker.front.supervision import ended, every, supervised
 from worker.front.watchdog import Watchdog
 from worker.wire.blocks import BlocksChanged
 from worker.wire.jobs import Accepted, Cancel, StepBegun, StepDone, Submit
-from worker.wire.load import (
-    AskResidency,
-    Loaded,
-    LoadFailed,
-    PrefixCacheFound,
-    Progress,
-    Residency,
-    SelfTested,
-    Warned,
-)
+from worker.wire.load import AskResidency, Loaded, LoadFailed, PrefixCacheFound, Progress, Residency, Warned
 from worker.wire.messages import Inbound, Outbound
 from worker.wire.questions import Detokenize, Detokenized, Tokenize, Tokenized, Untokenized
 from worker.wire.refusals import Refused
@@ -71,7 +62,7 @@ LEGAL_MOVES: dict[EngineState, frozenset[EngineState]] = {
 
 _OVER = (EngineState.FAILED, EngineState.CLOSED)
 
-_SIGNS_OF_LIFE = (StepDone, StepBegun, Progress, Loaded, LoadFailed, SelfTested)
+_SIGNS_OF_LIFE = (StepDone, StepBegun, Progress, Loaded, LoadFailed)
 """Frames of the thread that loads and steps. The intake thread's answers do not show that this thread is alive."""
 
 
@@ -216,8 +207,6 @@ class EngineClient:
                 self._observer.on_warned(message)
             case LoadFailed():
                 self._load_failure = _load_error(message)
-            case SelfTested():
-                self._observer.on_self_tested(message)
             case Residency():
                 self._observer.on_residency(message)
             case PrefixCacheFound():

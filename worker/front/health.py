@@ -15,7 +15,7 @@ from enum import Enum, auto
 from worker.config.settings import Settings
 from worker.protocol.bodies import HealthBody, KernelsBody, ParityBody, PrefixCacheBody, ReadyState, State
 from worker.wire.jobs import StepDone
-from worker.wire.load import Loaded, PrefixCacheFound, Residency, SelfTested
+from worker.wire.load import Loaded, PrefixCacheFound, Residency
 
 
 class Phase(Enum):
@@ -64,7 +64,6 @@ class EngineStatus:
     """The last reports of the current engine about itself; `EngineStatus()` before the first."""
 
     step: StepDone = field(default_factory=StepDone)
-    self_tested: SelfTested | None = None
     residency: Residency | None = None
     found: PrefixCacheFound | None = None
 
@@ -87,7 +86,7 @@ class FrontStatus:
 
 def health_body(settings: Settings, facts: Loaded | None, engine: EngineStatus, front: FrontStatus) -> HealthBody:
     """Make the body of `/health`; `facts` are None until a model is loaded."""
-    tested = engine.self_tested
+    found = facts.determinism if facts else None
     return HealthBody(
         status="healthy" if front.phase in {Phase.READY, Phase.DRAINING} else "unhealthy",
         vram_bytes=front.vram_bytes,
@@ -118,9 +117,9 @@ def health_body(settings: Settings, facts: Loaded | None, engine: EngineStatus, 
             checkpoint_stride=facts.checkpoint_stride if facts else 0,
         ),
         deterministic=settings.deterministic,
-        determinism="untested" if tested is None else "same" if tested.is_same else "differs",
-        determinism_differences=tested.differences if tested else (),
-        determinism_tried=tested.tried if tested else None,
+        determinism="untested" if found is None else "same" if found.is_same else "differs",
+        determinism_differences=found.differences if found else (),
+        determinism_tried=found.tried if found else None,
         parity=front.parity,
         drafts=facts.drafts if facts else None,
         draft_model=facts.draft if facts else None,

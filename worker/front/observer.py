@@ -3,7 +3,7 @@
 from worker.errors import StartupError
 from worker.wire.blocks import BlocksChanged
 from worker.wire.jobs import StepDone
-from worker.wire.load import Loaded, PrefixCacheFound, Residency, SelfTested, Warned
+from worker.wire.load import Loaded, PrefixCacheFound, Residency, Warned
 
 
 class Observer:
@@ -17,9 +17,6 @@ class Observer:
 
     def on_blocks_changed(self, message: BlocksChanged) -> None:
         """The cached blocks have changed."""
-
-    def on_self_tested(self, result: SelfTested) -> None:
-        """The engine has tested itself."""
 
     def on_residency(self, residency: Residency) -> None:
         """The engine has checked where its model is."""

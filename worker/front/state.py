@@ -28,7 +28,7 @@ from worker.observe.metrics import Metrics
 from worker.protocol.bodies import HealthBody, ParityBody, ReadyBody
 from worker.wire.blocks import BlocksChanged
 from worker.wire.jobs import Prompt, TokenId
-from worker.wire.load import Loaded, PrefixCacheFound, Residency, SelfTested, Warned
+from worker.wire.load import Loaded, PrefixCacheFound, Residency, Warned
 from worker.wire.questions import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized
 
 if TYPE_CHECKING:
@@ -187,9 +187,6 @@ class Front(FrontJobs):
         if self.kv_events is not None:
             self.kv_events.cleared()
             self.metrics.kv_events_published()
-
-    def on_self_tested(self, result: SelfTested) -> None:
-        self._engine_status.self_tested = result
 
     def on_residency(self, residency: Residency) -> None:
         assert self.facts is not None

@@ -1,8 +1,8 @@
 """The meaning of `--batch-invariant` for a model: if a job's numbers depend on what is computed beside it, and why.
 
 Owns the decision, which is made of the file, the build, the processor and the settings alone, and never of a timing:
-a restart, an engine after a crash and a second worker decide alike. Whether the bits are the same is for self_test.py
-to find out. Any thread, once the library is open.
+a restart, an engine after a crash and a second worker decide alike. Where a flag demands the same bits, self_test.py
+finds out if they are. Any thread, once the library is open.
 
 `auto` keeps the numbers the same if that costs nothing, which is so if ggml's CPU backend has products and attention
 that give a row the same bits next to any others (patches/). Otherwise ggml's fastest kernels are used. There the same
@@ -11,6 +11,7 @@ bits cost a prompt 12 to 26 %, for K in bf16 alone, and up to half of its speed 
 
 import ctypes
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 from worker.config.engine_settings import Configure
@@ -20,12 +21,14 @@ from worker.llama.repack import TILES, TYPE_IDS, LayoutOf, is_stack, multiplied
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.plan.memory import k_type
-from worker.wire.load import BatchInvariance
+from worker.wire.load import BatchInvariance, Determinism
 
 OWN_PRODUCTS = "ROWS16"
 """The name of our products and attention among the features of ggml's CPU backend (patches/rows16.patch)."""
 PRODUCT_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 """The types of weights they are for (ggml_rows16_has in patches/ggml-cpu/rows16.cpp)."""
+_ALIKE_BY_GGML = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"})
+"""The types for which ggml's products may have the same bits beside any others; they have not for all others."""
 MAX_SHARING = 64
 """The number of heads that may share K and V in that attention."""
 REPEATED_PRODUCTS_OFF = ("GGML_CPU_TILED_MM", "0")
@@ -60,7 +63,33 @@ def type_k_of(config: Configure, *, is_on_gpu: bool) -> str:
     return k_type(config.cache_type_k, needs_one_order=must_order and not has_own_products())
 
 
-def invariance_of(
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The rule on a model that is loaded in this way: nothing is tried."""
+
+    obstacle: str | None
+    """The reason why a job's numbers may depend on other jobs; None if they do not."""
+    is_known: bool = True
+    """False if they may be the same in spite of it."""
+
+    def invariance(self, config: Configure) -> BatchInvariance:
+        if config.deterministic:
+            return BatchInvariance(kept=True, why="--deterministic")
+        if config.batch_invariant != "auto":
+            return BatchInvariance(
+                kept=config.batch_invariant == "on", why=f"--batch-invariant {config.batch_invariant}"
+            )
+        return BatchInvariance(kept=self.obstacle is None, why=self.obstacle or "it costs nothing here")
+
+    @property
+    def determinism(self) -> Determinism | None:
+        """The verdict, unless a flag demands the test; None where the rule knows none."""
+        if self.obstacle is None:
+            return Determinism(is_same=True)
+        return Determinism(is_same=False, differences=(self.obstacle,)) if self.is_known else None
+
+
+def rule_of(
     config: Configure,
     info: ModelInfo,
     *,
@@ -69,34 +98,45 @@ def invariance_of(
     is_in_order: bool,
     own_types: Collection[str],
     layout: LayoutOf,
-) -> BatchInvariance:
-    """Decide what is kept for a model that is loaded so, and why.
+) -> Rule:
+    """Apply the rule to a model that is loaded so.
 
     `is_in_order`: each sequence's cells lie in the order of its positions; `own_types`: the types that our products
     multiply; `layout`: where the library has put the matrices, all that can be laid out anew or none.
     """
-    if config.deterministic:
-        return BatchInvariance(kept=True, why="--deterministic")
-    if config.batch_invariant != "auto":
-        return BatchInvariance(kept=config.batch_invariant == "on", why=f"--batch-invariant {config.batch_invariant}")
-    obstacles = {
-        "on a GPU sums depend on the number of rows": is_on_gpu,
-        "on this processor, or in this build of llama.cpp, it would make prompts slower": not own_types,
-        "without flash attention sums depend on the number of cells": config.flash_attn == "off" or is_without_flash,
-        "the KV cache is not of f16": not {config.cache_type_k, config.cache_type_v} <= {"auto", "f16"},
-        "recurrent layers compute several tokens otherwise than one": info.state_length > 0,
-        "small memories of sliding windows have an order of their own": info.windows and config.swa_full == "off",
-        "with this many jobs cells are not kept in order": not is_in_order,
-        "attention with such heads is ggml's own": not _has_own_attention(info),
-    }
-    for obstacle, is_there in obstacles.items():
+    is_cache_f16 = {config.cache_type_k, config.cache_type_v} <= {"auto", "f16"}
+    # ggml's own attention sums in several ways, chosen by the shape of the step, if K and V are of f16.
+    is_attention_ggmls = is_cache_f16 and not has_own_products()
+    obstacles = (
+        (is_on_gpu, "on a GPU sums depend on the number of rows", True),
+        (
+            not own_types,
+            "on this processor, or in this build of llama.cpp, it would make prompts slower",
+            is_attention_ggmls,
+        ),
+        (
+            config.flash_attn == "off" or is_without_flash,
+            "without flash attention sums depend on the number of cells",
+            True,
+        ),
+        (not is_cache_f16, "the KV cache is not of f16", False),
+        (info.state_length > 0, "recurrent layers compute several tokens otherwise than one", True),
+        (
+            info.windows and config.swa_full == "off",
+            "small memories of sliding windows have an order of their own",
+            True,
+        ),
+        (not is_in_order, "with this many jobs cells are not kept in order", True),
+        (not _has_own_attention(info), "attention with such heads is ggml's own", True),
+    )
+    for is_there, obstacle, is_known in obstacles:
         if is_there:
-            return BatchInvariance(kept=False, why=obstacle)
+            return Rule(obstacle, is_known)
     found = {matrix.type_name for matrix in multiplied(info) if _is_computed_otherwise(matrix, layout, own_types)}
     found |= {tensor.type_name for tensor in info.loaded_tensors if tensor.name.endswith((".lora_a", ".lora_b"))}
-    if others := sorted(found):
-        return BatchInvariance(kept=False, why=f"products with {', '.join(others)} depend on the number of rows")
-    return BatchInvariance(kept=True, why="it costs nothing here")
+    if not found:
+        return Rule(None)
+    return Rule(f"products with {', '.join(sorted(found))} depend on the number of rows", not found <= _ALIKE_BY_GGML)
 
 
 def check_order(config: Configure, info: ModelInfo, *, has_order: bool, n_jobs: int) -> None:

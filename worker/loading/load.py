@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +28,7 @@ from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
 from worker.llama.devices import can_split_rows, devices, memory_of
 from worker.llama.gpu_attention import asked_flash, attention_at, check_cache_types, check_flash
-from worker.llama.invariance import REPEATED_PRODUCTS_OFF, check_order, invariance_of, own_types, type_k_of
+from worker.llama.invariance import REPEATED_PRODUCTS_OFF, check_order, own_types, rule_of, type_k_of
 from worker.llama.kernels import choose_kernels, fixed
 from worker.llama.kv import Kv
 from worker.llama.library import OnLog, build, give_back_memory, open_library
@@ -38,7 +37,7 @@ from worker.llama.numerics import numerics_of
 from worker.llama.prompts import Prompts
 from worker.llama.repack import amx_of, layout_of, repacking_of
 from worker.llama.runner import LlamaRunner
-from worker.llama.self_test import MAX_S, Serving, self_test
+from worker.llama.self_test import Serving, demanded
 from worker.llama.seq_ids import n_retained_for
 from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import Shapes, row_costs_of, warm_up
@@ -63,6 +62,7 @@ from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.jobs import SlotId, TokenId
 from worker.wire.load import (
     Attention,
+    Determinism,
     DraftModelFacts,
     Drafts,
     HeadFacts,
@@ -99,20 +99,16 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
     check_given_template(config)
     loaded = load_runner(config, on_progress, _to_stderr)
     runner, shapes = loaded.runner, loaded.shapes
+    facts = loaded.facts
     try:
         chat = chat_of(config, loaded.info, loaded.model)
+        if config.must_be_invariant:
+            facts = msgspec.structs.replace(facts, determinism=_tested(config, loaded, on_progress))
     except ModelLoadFailed:
         runner.close()
         raise
     sizes = runner.sizes + loaded.draft_sizes
     on_gpus = [Holding(gpu, sizes.on_device(gpu.name)) for gpu in loaded.model.devices if gpu.is_gpu]
-    serving = Serving(
-        chunk=shapes.chunk,
-        is_fixed=config.deterministic,
-        n_parallel=loaded.facts.parallel,
-        has_drafts=bool(shapes.row_costs),
-        context_length=loaded.facts.context_length,
-    )
     keeper = _keeper(config, loaded)
     form = chat_format(chat.for_tools, loaded.model.end_names) if isinstance(chat, ChatTemplates) else HERMES
     marks = marks_of(loaded.model, form)
@@ -120,19 +116,30 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         runner,
         Prompts(loaded.model, chat),
         constraints_of(loaded.model, marks, form).constrain,
-        msgspec.structs.replace(loaded.facts, model=_model_facts(loaded, chat, form, marks)),
+        msgspec.structs.replace(facts, model=_model_facts(loaded, chat, form, marks)),
         marks=marks,
         give_back=give_back_memory,
         message_ends=frozenset(map(TokenId, loaded.model.ends.tolist())),
         widest_step=loaded.widest_step,
         retained_slots=tuple(map(SlotId, range(loaded.facts.parallel, runner.context.n_slots))),
         max_dead_cells=0 if shapes.retention is None else shapes.retention.max_dead_cells,
-        self_test=partial(self_test, runner, serving, max_s=math.inf if config.must_be_invariant else MAX_S),
         draft=loaded.draft,
         residency=residency_on(on_gpus, memory_of, is_resident=loaded.facts.resident) if on_gpus else None,
         find=None if keeper is None else keeper.find,
         flush=None if keeper is None or config.prefix_cache_dir is None else keeper.flush,
     )
+
+
+def _tested(config: Configure, loaded: LoadedRunner, on_progress: Callable[[int], None]) -> Determinism:
+    """The load goes on at 100 percent meanwhile. Raises: ModelLoadFailed, as `demanded`."""
+    serving = Serving(
+        chunk=loaded.shapes.chunk,
+        is_fixed=config.deterministic,
+        n_parallel=loaded.facts.parallel,
+        has_drafts=bool(loaded.shapes.row_costs),
+        context_length=loaded.facts.context_length,
+    )
+    return demanded(config, loaded.runner, serving, lambda: on_progress(100))
 
 
 def _keeper(config: Configure, loaded: LoadedRunner) -> Keeper | None:
@@ -196,21 +203,23 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         undo.pop_all()
     widest_step = _widest_step(config, shapes, runner)
     is_without_flash = runner.context.is_without_flash
+    rule = rule_of(
+        config,
+        info,
+        is_on_gpu=model.device.is_gpu,
+        is_without_flash=is_without_flash,
+        is_in_order=runner.kv.seq_ids.forgotten_seq_id is not None,
+        own_types=own_types(),
+        layout=layout_of if placement.weights_in_main.repacked else lambda _: None,
+    )
     facts = msgspec.structs.replace(
         _facts(info, placement, found, shapes, _kept(info, placement, prefix_bytes, runner.kv, shapes)),
         drafts=_drafts(placement.plan, why_no_drafts, head.facts(model) if info.n_mtp_blocks and not draft else None),
         amx=amx_of(model.sizes),
         kernels=kernels,
         step_s=shapes.chunk_s * widest_step / shapes.chunk,
-        batch_invariance=invariance_of(
-            config,
-            info,
-            is_on_gpu=model.device.is_gpu,
-            is_without_flash=is_without_flash,
-            is_in_order=runner.kv.seq_ids.forgotten_seq_id is not None,
-            own_types=own_types(),
-            layout=layout_of if placement.weights_in_main.repacked else lambda _: None,
-        ),
+        batch_invariance=rule.invariance(config),
+        determinism=rule.determinism,
         numerics=numerics_of(config, info, placement, model.sizes, is_without_flash=is_without_flash)
         if config.wants_numerics
         else None,

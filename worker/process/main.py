@@ -21,8 +21,8 @@ from worker.errors import InsufficientMemory, ModelLoadFailed, StartupError
 from worker.process.intake import Intake
 from worker.process.outbox import Outbox, die, leave
 from worker.process.returns import Returns
-from worker.process.steps import drain, run_test, work
-from worker.wire.load import LoadFailed, Progress, SelfTested, Warned
+from worker.process.steps import drain, work
+from worker.wire.load import LoadFailed, Progress, Warned
 
 log = logging.getLogger("worker.process")
 
@@ -57,21 +57,11 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
     intake.serve(config, model, engine)
     # What is here now stays: the collector would walk all of it every few hundred steps, for milliseconds.
     gc.freeze()
-    self_test = model.self_test
-    if config.must_be_invariant:
-        found = run_test(self_test, outbox, _keep_waiting(outbox))
-        if isinstance(found, SelfTested) and not found.is_same:
-            outbox.send(_load_failed(_indeterminate(_flag(config), found)))
-            return
-        if self_test is not None and found is None:
-            outbox.send(_load_failed(_untestable(_flag(config), model.facts.context_length)))
-            return
-        self_test = None
     if model.find is not None:
         model.find(intake.inbox.put)
         drain(intake.inbox, engine)
     outbox.send(model.facts)
-    work(intake.inbox, engine, outbox, self_test, Returns(model.give_back), is_kept=model.find is not None)
+    work(intake.inbox, engine, Returns(model.give_back), is_kept=model.find is not None)
 
 
 class _Warnings(logging.Handler):
@@ -83,35 +73,6 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._outbox.send(Warned(text=record.getMessage()))
-
-
-def _keep_waiting(outbox: Outbox) -> Callable[[], bool]:
-    """The `is_wanted` of an engine that is not ready: no job wants it; the front only has to hear that it is alive."""
-
-    def is_wanted() -> bool:
-        outbox.send(Progress(percent=100))
-        return False
-
-    return is_wanted
-
-
-def _flag(config: Configure) -> str:
-    return "--deterministic" if config.deterministic else "--batch-invariant on"
-
-
-def _indeterminate(flag: str, found: SelfTested) -> ModelLoadFailed:
-    return ModelLoadFailed(
-        f"{flag}: an answer would depend on other jobs: logits differ {', '.join(found.differences)}. "
-        "Use --device cpu and the defaults of --cache-type-k, --cache-type-v, --flash-attn, --swa-full and "
-        f"--ubatch-size, or another model; or remove {flag}"
-    )
-
-
-def _untestable(flag: str, context_length: int) -> ModelLoadFailed:
-    return ModelLoadFailed(
-        f"{flag}: a context of {context_length} tokens is too short to test that answers do not depend on "
-        f"other jobs. Use --ctx-size 64 or more; or remove {flag}"
-    )
 
 
 def _root_of(error: BaseException) -> str:

@@ -203,12 +203,13 @@ class HealthBody(_Body, frozen=True, kw_only=True):
     deterministic: Annotated[bool, doc("True if the worker runs with `--deterministic`.")]
     determinism: Annotated[
         Literal["untested", "same", "differs"],
-        doc("`same` if the self-test found the same logits for a job, bit for bit, alone and in a batch with others."),
+        doc(
+            "`same` if a job's logits are the same, bit for bit, alone and in a batch with others: by the self-test if "
+            "a flag demands that, else by rule; `untested` if the rule does not know."
+        ),
     ]
-    determinism_differences: Annotated[
-        tuple[str, ...], doc("The runs that gave other bits, e.g. `beside 7 others`: beside seven other jobs.")
-    ]
-    determinism_tried: Annotated[Tried | None, doc("The runs that were compared; null before the self-test.")]
+    determinism_differences: Annotated[tuple[str, ...], doc("The reason why logits may differ.")]
+    determinism_tried: Annotated[Tried | None, doc("The runs that the self-test compared; null if there was none.")]
     drafts: Annotated[Drafts | None, doc("Draft tokens; null until the model is loaded.")]
     draft_model: Annotated[DraftModelFacts | None, doc("The draft model; null without `--draft-model`.")]
     amx: Amx | None

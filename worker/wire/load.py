@@ -1,7 +1,7 @@
 """The frames about a model and its engine: the facts once it is loaded, and what it reports later.
 
-front  ── Configure (config/engine_settings.py), AskResidency ──▶  engine
-front  ◀── Progress, Warned, Loaded, LoadFailed, SelfTested, PrefixCacheFound, Residency ──  engine
+front  ── Configure, AskResidency ──▶  engine
+front  ◀── Progress, Warned, Loaded, LoadFailed, PrefixCacheFound, Residency ──  engine
 """
 
 from typing import Annotated, Literal
@@ -150,8 +150,35 @@ class Drafts(msgspec.Struct, frozen=True, kw_only=True):
 class BatchInvariance(msgspec.Struct, frozen=True, kw_only=True):
     """The state of `--batch-invariant`, with which a job's numbers do not depend on other jobs in its batch."""
 
-    kept: Annotated[bool, doc("True if it is on. `determinism` has the self-test's verdict.")] = False
+    kept: Annotated[bool, doc("True if it is on. `determinism` has the verdict.")] = False
     why: Annotated[str, doc("The flag that turns it on or off, or the reason of `auto`.")] = ""
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """The runs that the self-test compared with the same tokens computed alone."""
+
+    prompts: Count = 0
+    widths: Annotated[tuple[Count, ...], doc("Numbers of rows in decode steps, one row per job.")] = ()
+    ways: Annotated[
+        tuple[str, ...],
+        doc("Other ways to compute a prompt and its answer, named as in `determinism_differences`."),
+    ] = ()
+    row_multiple: Annotated[
+        Count, doc("Decode steps are filled up to a multiple of this many rows; above 1 only with `--deterministic`.")
+    ] = 1
+    most_rows: Annotated[
+        Count, doc("Rows that are decoded at once; 0: all rows of a step. Above 0 only with `--deterministic`.")
+    ] = 0
+
+
+class Determinism(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the same tokens give the same logits, bit for bit, alone, in chunks and with other jobs."""
+
+    is_same: bool
+    differences: tuple[str, ...] = ()
+    """The reasons why they may not, or the self-test's comparisons that gave other bits, such as `beside 7 others`."""
+    tried: Tried | None = None
+    """The self-test's comparisons; None if a rule tells."""
 
 
 class Amx(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,6 +249,8 @@ class Loaded(Frame, frozen=True, kw_only=True):
     """The numerics, if Configure asked for them."""
     amx: Amx = Amx()
     batch_invariance: BatchInvariance = BatchInvariance()
+    determinism: Determinism | None = None
+    """None if neither a rule nor the self-test has a verdict."""
     kernels: KernelsChosen = KernelsChosen()
     attention: Attention | None = None
     """None where no layer has KV cells."""
@@ -236,33 +265,6 @@ class LoadFailed(Frame, frozen=True, kw_only=True):
     available_bytes: int | None = None
     device: str | None = None
     """The device whose memory is too small."""
-
-
-class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """The runs that the self-test compared with the same tokens computed alone."""
-
-    prompts: Count = 0
-    widths: Annotated[tuple[Count, ...], doc("Numbers of rows in decode steps, one row per job.")] = ()
-    ways: Annotated[
-        tuple[str, ...],
-        doc("Other ways to compute a prompt and its answer, named as in `determinism_differences`."),
-    ] = ()
-    row_multiple: Annotated[
-        Count, doc("Decode steps are filled up to a multiple of this many rows; above 1 only with `--deterministic`.")
-    ] = 1
-    most_rows: Annotated[
-        Count, doc("Rows that are decoded at once; 0: all rows of a step. Above 0 only with `--deterministic`.")
-    ] = 0
-
-
-class SelfTested(Frame, frozen=True, kw_only=True):
-    """The result of a comparison: the same tokens gave the same logits, bit for bit, alone, in chunks and
-    with other jobs, or not."""
-
-    is_same: bool
-    differences: tuple[str, ...] = ()
-    """The comparisons that gave other bits, in words such as `beside 7 others`."""
-    tried: Tried = Tried()
 
 
 class PrefixCacheFound(Frame, frozen=True, kw_only=True):

@@ -7,16 +7,7 @@ engine in load.py, questions about tokens in questions.py, cached blocks in bloc
 
 from worker.wire.blocks import BlocksChanged
 from worker.wire.jobs import Accepted, Cancel, StepBegun, StepDone, Submit
-from worker.wire.load import (
-    AskResidency,
-    Loaded,
-    LoadFailed,
-    PrefixCacheFound,
-    Progress,
-    Residency,
-    SelfTested,
-    Warned,
-)
+from worker.wire.load import AskResidency, Loaded, LoadFailed, PrefixCacheFound, Progress, Residency, Warned
 from worker.wire.questions import Detokenize, Detokenized, Tokenize, Tokenized, Untokenized
 from worker.wire.refusals import Refused
 
@@ -26,7 +17,6 @@ Outbound = (
     | Warned
     | Loaded
     | LoadFailed
-    | SelfTested
     | Accepted
     | Refused
     | StepBegun
