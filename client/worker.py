@@ -59,7 +59,7 @@ class Health(msgspec.Struct, frozen=True):
     vram_bytes: int
     """0 on a CPU."""
     determinism: str = "untested"
-    """Whether numbers depend on other jobs, as the worker says, and why; an older worker says nothing."""
+    """The worker's verdict: numbers depend on other jobs or not. An older worker reports none."""
     determinism_differences: tuple[str, ...] = ()
     batch_invariant: BatchInvariant | None = None
 

@@ -50,7 +50,7 @@ class Verdict:
 
 SAME = Verdict(is_same=True)
 FLAGS: dict[str, dict[str, Any]] = {
-    "--deterministic": {"is_deterministic": True},
+    "--deterministic": {"deterministic": True},
     "--batch-invariant on": {"batch_invariant": "on"},
 }
 

@@ -28,7 +28,7 @@ from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
 from worker.llama.devices import can_split_rows, devices, memory_of
 from worker.llama.gpu_attention import asked_flash, attention_at, check_cache_types, check_flash
-from worker.llama.invariance import REPEATED_PRODUCTS_OFF, check_order, own_types, rule_of, type_k_of
+from worker.llama.invariance import REPEATED_PRODUCTS_OFF, Rule, check_order, own_types, rule_of, type_k_of
 from worker.llama.kernels import choose_kernels, fixed
 from worker.llama.kv import Kv
 from worker.llama.library import OnLog, build, give_back_memory, open_library
@@ -203,15 +203,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         undo.pop_all()
     widest_step = _widest_step(config, shapes, runner)
     is_without_flash = runner.context.is_without_flash
-    rule = rule_of(
-        config,
-        info,
-        is_on_gpu=model.device.is_gpu,
-        is_without_flash=is_without_flash,
-        is_in_order=runner.kv.seq_ids.forgotten_seq_id is not None,
-        own_types=own_types(),
-        layout=layout_of if placement.weights_in_main.repacked else lambda _: None,
-    )
+    rule = _rule(config, info, runner, placement)
     facts = msgspec.structs.replace(
         _facts(info, placement, found, shapes, _kept(info, placement, prefix_bytes, runner.kv, shapes)),
         drafts=_drafts(placement.plan, why_no_drafts, head.facts(model) if info.n_mtp_blocks and not draft else None),
@@ -250,6 +242,18 @@ def _warmed_up(config: Configure, runner: LlamaRunner, *, wants_drafts: bool) ->
         target_s=config.itl_target_s,
         is_deterministic=config.deterministic,
         wants_drafts=wants_drafts,
+    )
+
+
+def _rule(config: Configure, info: ModelInfo, runner: LlamaRunner, placement: Placement) -> Rule:
+    return rule_of(
+        config,
+        info,
+        is_on_gpu=runner.model.device.is_gpu,
+        is_without_flash=runner.context.is_without_flash,
+        is_in_order=runner.kv.seq_ids.forgotten_seq_id is not None,
+        own_types=own_types(),
+        layout=layout_of if placement.weights_in_main.repacked else lambda _: None,
     )
 
 

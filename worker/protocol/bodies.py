@@ -204,8 +204,7 @@ class HealthBody(_Body, frozen=True, kw_only=True):
     determinism: Annotated[
         Literal["untested", "same", "differs"],
         doc(
-            "`same` if a job's logits are the same, bit for bit, alone and in a batch with others: by the self-test if "
-            "a flag demands that, else by rule; `untested` if the rule does not know."
+            "`same` if a job's logits are the same, bit for bit, alone and in a batch; `untested` if that is not known."
         ),
     ]
     determinism_differences: Annotated[tuple[str, ...], doc("The reason why logits may differ.")]

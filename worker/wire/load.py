@@ -172,13 +172,12 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Determinism(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the same tokens give the same logits, bit for bit, alone, in chunks and with other jobs."""
+    """The verdict: the same tokens give the same logits, bit for bit, alone, in chunks and with other jobs, or not."""
 
     is_same: bool
     differences: tuple[str, ...] = ()
-    """The reasons why they may not, or the self-test's comparisons that gave other bits, such as `beside 7 others`."""
     tried: Tried | None = None
-    """The self-test's comparisons; None if a rule tells."""
+    """None if a rule has the verdict."""
 
 
 class Amx(msgspec.Struct, frozen=True, kw_only=True):
