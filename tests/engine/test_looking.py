@@ -4,13 +4,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.drafting.step_costs import GPU, cost
+from tests.engine.fake_runner import FakeRunner, ToyModel
 from worker.engine.channels import ChannelText
+from worker.engine.config import EngineConfig
 from worker.engine.drafting.drafts import LOOKING_SHARE, MAX_RESTING, Drafts
 from worker.engine.drafting.history import HISTORY_BYTES
 from worker.engine.drafting.ngram import NgramLookup
 from worker.engine.sequence import Sequence, State
 from worker.engine.step import Step
 from worker.wire.jobs import JobKey, Sampling, SlotId, TokenId
+
+CELLS = 10_000
 
 
 def decoding(slot: int, prompt: list[int], generated: int) -> Sequence:
@@ -29,8 +33,14 @@ class Looks:
     def __init__(self, look_s: float, n_rows: int) -> None:
         self.n_reads = 0
         self._look_s = look_s
-        self.drafts = Drafts(GPU, HISTORY_BYTES, clock=self._read)
+        config = EngineConfig(
+            n_slots=n_rows, n_cells=CELLS, context_length=CELLS, chunk=64, row_costs=GPU, history_bytes=HISTORY_BYTES
+        )
+        kv = FakeRunner.of(ToyModel(), config).kv
+        self.drafts = Drafts(config, kv, clock=self._read, warn=print)
         self.running = {SlotId(slot): decoding(slot, [1000 + slot], 2000 + slot) for slot in range(n_rows)}
+        for one in self.running.values():
+            self.drafts.begin(one, ())
 
     def _read(self) -> float:
         self.n_reads += 1
@@ -43,7 +53,7 @@ class Looks:
     def step(self, token: int) -> bool:
         """True if the step has drafts; after it each sequence has the next token."""
         step = Step("decode", tuple(one.decode_slice() for one in self.running.values()))
-        has_drafts = self.drafts.added_to(step, self.running, 10_000) is not step
+        has_drafts = self.drafts.added_to(step, self.running, CELLS) is not step
         self.drafts.catch_up(self.running, 1000)
         for one in self.running.values():
             one.advance(1)

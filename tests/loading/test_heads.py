@@ -38,7 +38,7 @@ def loaded(path: Path, *, mtp: bool = True, **changes: object) -> Iterator[Loade
 
 def reason(found: LoadedRunner) -> str:
     assert found.facts.drafts.next_token_head is not None
-    assert found.draft is None
+    assert found.drafting.draft is None
     assert found.facts.drafts.next_token_head.memory_bytes == 0
     return str(found.facts.drafts.next_token_head.off_because)
 
@@ -50,15 +50,15 @@ def test_weights_and_cells_take_what_is_planned(kind: Kind, tmp_path: Path) -> N
     with loaded(path) as found:
         assert found.facts.drafts.next_token_head is not None
         assert found.facts.drafts.next_token_head.off_because is None
-        assert found.draft is not None
-        assert found.draft.row_costs
-        sizes = found.runner.sizes + found.draft_sizes
+        assert found.drafting.draft is not None
+        assert found.drafting.draft.row_costs
+        sizes = found.runner.sizes + found.drafting.sizes
         plan = placed(configuration(path, mtp=True, ctx_size=512, parallel=2), found.info)
         taken_bytes = sum(each.size_bytes for each in sizes.buffers if each.kind.endswith(KV_KINDS))
         assert plan.plan.kv_bytes == pytest.approx(taken_bytes, rel=0.04)
         assert plan.host.weights_bytes == pytest.approx(sizes.of_kind("model"), rel=0.04)
         assert found.facts.memory_bytes == sizes.total_bytes
-        assert found.facts.drafts.next_token_head.memory_bytes == found.draft_sizes.total_bytes > 0
+        assert found.facts.drafts.next_token_head.memory_bytes == found.drafting.sizes.total_bytes > 0
 
 
 @EACH
@@ -66,10 +66,10 @@ def test_without_the_flag_nothing_of_it_is_loaded(kind: Kind, tmp_path: Path) ->
     path = write_kind(tmp_path / "made.gguf", kind)
     with loaded(path, mtp=False) as found:
         assert reason(found) == "--mtp would load it"
-        assert not found.draft_sizes.buffers
+        assert not found.drafting.sizes.buffers
         without_bytes = found.runner.sizes.of_kind("KV")
     with loaded(path) as with_it:
-        assert (with_it.runner.sizes + with_it.draft_sizes).of_kind("KV") > without_bytes
+        assert (with_it.runner.sizes + with_it.drafting.sizes).of_kind("KV") > without_bytes
         assert with_it.runner.sizes.of_kind("KV") == without_bytes
 
 
@@ -110,7 +110,7 @@ def test_where_it_cannot_draft_the_model_serves_without_and_says_why(
 def test_a_file_without_a_head_says_nothing_of_it(tmp_path: Path) -> None:
     with loaded(write_kind(tmp_path / "made.gguf", made_architectures.KINDS["qwen35"])) as found:
         assert found.facts.drafts.next_token_head is None
-        assert found.draft is None
+        assert found.drafting.draft is None
 
 
 @pytest.mark.parametrize("kind", [*KINDS, WITHOUT_SNAPSHOTS], ids=str)

@@ -2,16 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.front.rehearsal import FACTS
 from tests.plan.test_placement import CPU, MIB, MODEL, PLENTY, config, gpu, needs, with_room_for
-from worker.config.engine_settings import DraftModelAsked
+from worker.config.engine_settings import Configure, DraftModelAsked
 from worker.errors import InsufficientMemory, ModelLoadFailed
+from worker.model.info import ModelInfo
 from worker.plan.devices import Device
-from worker.plan.pair import Pair, left_beside, left_in_main, place_pair
-from worker.plan.placement import HOST_SHARE, place
+from worker.plan.pair import left_beside, left_in_main, place_pair
+from worker.plan.placement import HOST_SHARE, Placement, place
 from worker.plan.spread import nothing_repacked
 from worker.upstream.numbers import CELL_STEP
 
@@ -21,10 +23,20 @@ SMALL = replace(
 ON_CPU = DraftModelAsked("d.gguf", "cpu", 16)
 
 
+class Pair(NamedTuple):
+    served: Placement
+    draft: Placement
+
+
+def placed_pair(config: Configure, draft: ModelInfo, available: list[Device], main_memory_bytes: int) -> Pair:
+    served, beside = place_pair(config, (MODEL, draft), available, main_memory_bytes, nothing_repacked)
+    return Pair(served, beside.placement)
+
+
 def pair(
     available: list[Device], main_memory_bytes: int = PLENTY, draft: DraftModelAsked = ON_CPU, **changes: object
 ) -> Pair:
-    return place_pair(config(draft=draft, **changes), (MODEL, SMALL), available, main_memory_bytes, nothing_repacked)
+    return placed_pair(config(draft=draft, **changes), SMALL, available, main_memory_bytes)
 
 
 def bytes_of(found: Pair) -> int:
@@ -42,10 +54,10 @@ def test_a_draft_model_has_the_cells_and_slots_of_the_model() -> None:
 
 def test_a_draft_model_with_recurrent_state_needs_two_slots_for_each_job() -> None:
     recurrent = replace(SMALL, architecture="mamba")
-    most = place_pair(config(draft=ON_CPU, parallel=127), (MODEL, recurrent), [CPU], PLENTY, nothing_repacked)
+    most = placed_pair(config(draft=ON_CPU, parallel=127), recurrent, [CPU], PLENTY)
     assert most.draft.plan.parallel == 254
     with pytest.raises(ModelLoadFailed, match="drafts for at most 127 jobs: give --parallel that number or less"):
-        place_pair(config(draft=ON_CPU, parallel=128), (MODEL, recurrent), [CPU], PLENTY, nothing_repacked)
+        placed_pair(config(draft=ON_CPU, parallel=128), recurrent, [CPU], PLENTY)
 
 
 def test_both_are_in_the_room_there_is_or_refused_with_what_the_draft_model_takes() -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from worker.config.engine_settings import Configure
 from worker.engine.channels import NO_CONTROL_TOKENS, ControlTokens
+from worker.engine.drafting.hidden_rows import HiddenRows
 from worker.engine.step import Constraint, Sampled, Score, Step
 from worker.wire.jobs import Logprob, Prompt, SlotId, Submit, TokenId
 from worker.wire.load import Loaded, Residency, RowCosts
@@ -203,19 +204,6 @@ class Prompts(Protocol):
 
     def detokenize(self, tokens: Seq[TokenId]) -> str | Violation:
         """Return the text of the tokens, special ones by their names; U+FFFD stands for bytes of no whole character."""
-        ...
-
-
-class HiddenRows(Protocol):
-    """The rows that the model's last layer has made of each slot's last tokens. The next-token head reads a token and
-    the row of the token before it."""
-
-    def kept(self, slot: SlotId, n_tokens: int) -> range:
-        """Drop the rows from position n_tokens on, which are of wrong drafts. Return the positions that have a row."""
-        ...
-
-    def begin(self, slot: SlotId, first: int) -> None:
-        """Let the head's cells of a slot begin with the token at position `first`."""
         ...
 
 

@@ -14,8 +14,6 @@ from worker.engine.backend import Found, KvMismatch, LoadedDraft, Runner
 from worker.engine.channels import CONTENT, NO_CONTROL_TOKENS, ChannelText, ControlTokens
 from worker.engine.config import EngineConfig
 from worker.engine.drafting.drafts import N_READ, Drafts
-from worker.engine.drafting.heads import draft_model_of
-from worker.engine.drafting.predicted import Predicted
 from worker.engine.kv_blocks import BlockJournal
 from worker.engine.salt import salted
 from worker.engine.scheduler import Scheduler
@@ -95,15 +93,7 @@ class Engine:
             budget=config.prefill_budget(can_abort=runner.can_abort),
             policy=config.policy(can_keep=self.prefix_cache.is_keeping),
         )
-        self._drafts = Drafts(
-            config.row_costs if runner.kv.max_undone else (),
-            config.history_bytes,
-            switch_s=config.switch_s,
-            n_even=runner.kv.max_undone if runner.kv.has_state else 0,
-            has_own_text=config.has_own_text,
-            model=draft_model_of(draft, config, min(config.draft_max, runner.kv.max_undone), clock, warn),
-            clock=clock,
-        )
+        self._drafts = Drafts(config, runner.kv, clock=clock, draft=draft, warn=warn)
         self.step_jobs: frozenset[JobKey] = frozenset()
         """The jobs of the current step; the intake thread reads them to decide whether to abort it."""
         self._run_now: tuple[Step, float] | None = None
@@ -151,12 +141,12 @@ class Engine:
             ),
             constraint=constraint,
             is_cut=submit.max_tokens > room,
-            predicted=Predicted(queued.prediction) if queued.prediction else None,
             n_top=submit.prompt_logprobs,
             watches_names=submit.tools is not None and not submit.tools.is_required,
         )
         if constraint is not None:
             constraint.begin(place)
+        self._drafts.begin(sequence, queued.prediction)
         self.scheduler.add(sequence)
 
     def is_in_the_way(self, prompt: list[TokenId]) -> bool:

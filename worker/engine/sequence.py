@@ -17,10 +17,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from worker.engine.channels import ChannelText
-from worker.engine.drafting.acceptance import Acceptance, Account
-from worker.engine.drafting.history import Match
-from worker.engine.drafting.ngram import NgramLookup
-from worker.engine.drafting.predicted import Predicted
+from worker.engine.drafting.acceptance import Account, Lookup
 from worker.engine.step import Constraint, Score, Scoring, Slice, Token
 from worker.wire.jobs import Delta, JobKey, Sampling, SlotId, StopReason, Submit, TokenId
 
@@ -77,8 +74,6 @@ class Sequence:
     text: ChannelText
     constraint: Constraint | None = None
     is_cut: bool = False
-    predicted: Predicted | None = None
-    """The text that its client expects the answer to repeat."""
     n_top: int | None = None
     """The number of most probable tokens to report with each token of the prompt; None reports no log-probabilities of
     the prompt."""
@@ -120,11 +115,8 @@ class Sequence:
     unreported: list[Delta] = field(default_factory=list)
     """The deltas of forced tokens at the start of the text. They are reported with the first drawn token: until then
     nothing that depends on the prompt was shown, and the job can start again."""
-    ngram_lookup: NgramLookup = field(init=False)
-    acceptance: Acceptance = field(default_factory=Acceptance)
-    """The acceptance of drafts from its own text."""
-    match: Match = field(default_factory=Match)
-    """The place in earlier answers that is like its own text."""
+    lookups: list[Lookup] = field(default_factory=list)
+    """The texts in which its drafts are looked up."""
     account: Account = field(default_factory=Account)
     n_drafted: int = 0
     """The number of draft tokens that were computed for it."""
@@ -133,7 +125,6 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = [*self.prompt, *self.generated]
-        self.ngram_lookup = NgramLookup(self.tokens)
         if self.n_top is not None:
             self.scores = [NO_SCORE]
 

@@ -1,8 +1,8 @@
 """A model's next-token head (MTP): a last layer that drafts the token after the next, in a context of its own.
 
-Owns the two contexts: the model's own, which leaves the hidden rows of its tokens, and the head's, which reads a token
-with the row of the token before it. In a draft it reads its own rows. Where a row is missing it gets zeros: then the
-draft is worse, and no answer is another one. Knows nothing of jobs.
+The model's own context leaves the hidden rows of its tokens. The head's reads a token with the row of the token before
+it; in a draft it reads its own rows. Where a row is missing it gets zeros: then the draft is worse, and no answer is
+another one.
 
 The library exports what these need by names of C++ (llama-ext.h).
 """
@@ -10,17 +10,19 @@ The library exports what these need by names of C++ (llama-ext.h).
 import ctypes
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as capi
+from numpy.typing import NDArray
 
 from worker.engine.backend import Meanwhile, do_nothing
+from worker.engine.drafting.hidden_rows import HiddenRows
 from worker.engine.step import Slice
+from worker.limits import MAX_HIDDEN_ROWS
 from worker.llama.context import Context
-from worker.llama.hidden_rows import HiddenRows, Rows
 from worker.llama.kv import Kv
 from worker.llama.library import library_function
 from worker.llama.model import Model
@@ -31,21 +33,17 @@ from worker.upstream.architectures import HEADS_OF_PLAIN_POSITIONS, ROWS_OF_OUTP
 from worker.upstream.numbers import GET_HIDDEN_ROWS, MROPE_TYPES, SET_HIDDEN_ROWS
 from worker.wire.jobs import SlotId
 
+Rows = NDArray[np.float32]
 _Floats = ctypes.POINTER(ctypes.c_float)
 
 
-@dataclass(frozen=True, slots=True)
-class _Functions:
-    set_rows: Callable[[int, bool, bool], None]
-    """(context, whether there are to be rows, whether only of tokens whose logits are asked for)"""
-    get_rows: Callable[[int], int | None]
-    """The address of the rows of the last decode."""
-
-
 @cache
-def _functions() -> _Functions:
-    """Raises: LookupError where the library does not export them."""
-    return _Functions(
+def _functions() -> tuple[Callable[[int, bool, bool], None], Callable[[int], int | None]]:
+    """Return two functions: set_rows(context, whether there are to be rows, whether only of tokens whose logits are
+    asked for); and get_rows(context), the address of the rows of the last decode. Raises: LookupError where the library
+    does not export them.
+    """
+    return (
         _exported(SET_HIDDEN_ROWS, None, ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool),
         _exported(GET_HIDDEN_ROWS, ctypes.c_void_p, ctypes.c_void_p),
     )
@@ -53,10 +51,8 @@ def _functions() -> _Functions:
 
 def _exported(names: Seq[str], result: Any, *arguments: Any) -> Callable[..., Any]:
     for name in names:
-        try:
+        with suppress(AttributeError):
             return library_function(name, result, *arguments)
-        except AttributeError:
-            continue
     raise LookupError(f"this build of llama.cpp does not export {names[0]}")
 
 
@@ -73,16 +69,40 @@ def check_positions(model: Model) -> None:
         )
 
 
+class StoredRows(HiddenRows):
+    """The rows, of `length` numbers each."""
+
+    def __init__(self, n_slots: int, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self._rows: Rows = np.zeros((n_slots, MAX_HIDDEN_ROWS, length), np.float32)
+        """The row of a position lies at its remainder."""
+
+    @property
+    def n_bytes(self) -> int:
+        return self._rows.nbytes
+
+    def take(self, slot: SlotId, end: int, rows: Rows) -> None:
+        """Keep the rows of the positions before `end`, which were computed now."""
+        rows = rows[-MAX_HIDDEN_ROWS:]
+        self._rows[slot, np.arange(end - len(rows), end) % MAX_HIDDEN_ROWS] = rows
+        self.add(slot, end, len(rows))
+
+    def of(self, slot: SlotId, position: int) -> Rows | None:
+        """Return the row of a position, if it is kept."""
+        return self._rows[slot, position % MAX_HIDDEN_ROWS] if self.has(slot, position) else None
+
+
 class ModelContext(Context):
     """The context of a model whose head drafts. Its graph, and so its numbers, are those of a model without a head."""
 
-    def __init__(self, model: Model, hidden: HiddenRows, **sizes: Any) -> None:
+    def __init__(self, model: Model, hidden: StoredRows, **sizes: Any) -> None:
         """Raises: LookupError, and as Context does."""
-        functions = _functions()
+        set_rows, self._get_rows = _functions()
         super().__init__(model, **sizes)
-        self._hidden, self._get_rows = hidden, functions.get_rows
+        self._hidden = hidden
         self._is_of_outputs = model.architecture in ROWS_OF_OUTPUTS_ALONE
-        functions.set_rows(self.handle, True, self._is_of_outputs)
+        set_rows(self.handle, True, self._is_of_outputs)
         self.kv.on_emptied = hidden.forget
         n_rows = self.n_outputs if self._is_of_outputs else self.n_batch
         self.sizes += _in_main("output", 4 * n_rows * hidden.length) + _in_main("rows", hidden.n_bytes)
@@ -105,15 +125,15 @@ class HeadContext(Context):
     """The context of a model's head, with cells for its layer alone. A slot's cells are those of its last tokens: their
     positions begin with 0, wherever they are in the text."""
 
-    def __init__(self, model: Model, hidden: HiddenRows, *, n_ctx: int, n_slots: int, **sizes: Any) -> None:
+    def __init__(self, model: Model, hidden: StoredRows, *, n_ctx: int, n_slots: int, **sizes: Any) -> None:
         """Raises: LookupError, and as Context does."""
-        functions = _functions()
-        self._hidden, self._get_rows = hidden, functions.get_rows
+        set_rows, self._get_rows = _functions()
+        self._hidden = hidden
         self._drafted: dict[SlotId, tuple[int, Rows]] = {}
         """The last position that each slot has drafted after, and the head's own row of it."""
         self._none = np.zeros(hidden.length, np.float32)
         super().__init__(model, n_ctx=n_ctx, n_seq_max=n_slots, n_batch=HEAD_BATCH, n_ubatch=HEAD_BATCH, **sizes)
-        functions.set_rows(self.handle, True, True)
+        set_rows(self.handle, True, True)
         self.sizes += _in_main("output", 4 * self.n_outputs * hidden.length)
         self._tokens = capi.llama_batch_ext_init(self.handle)
 

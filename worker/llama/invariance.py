@@ -29,6 +29,10 @@ PRODUCT_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K
 """The types of weights they are for (ggml_rows16_has in patches/ggml-cpu/rows16.cpp)."""
 _ALIKE_BY_GGML = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"})
 """The types for which ggml's products may have the same bits beside any others; they have not for all others."""
+_ELSEWHERE = "on this processor, or in this build of llama.cpp, it would make prompts slower"
+_OTHER_CACHE = "the KV cache is not of f16"
+_STOCK_ATTENTION = "ggml's attention sums in an order that depends on the step"
+"""It has several ways if K and V are of f16."""
 MAX_SHARING = 64
 """The number of heads that may share K and V in that attention."""
 REPEATED_PRODUCTS_OFF = ("GGML_CPU_TILED_MM", "0")
@@ -69,8 +73,8 @@ class Rule:
 
     obstacle: str | None
     """The reason why a job's numbers may depend on other jobs; None if they do not."""
-    is_known: bool = True
-    """False if they may be the same in spite of it."""
+    difference: str | None = None
+    """The reason why they do; None if they may be the same in spite of the obstacle."""
 
     def invariance(self, config: Configure) -> BatchInvariance:
         if config.deterministic:
@@ -86,7 +90,7 @@ class Rule:
         """The verdict, unless a flag demands the test; None where the rule knows none."""
         if self.obstacle is None:
             return Determinism(is_same=True)
-        return Determinism(is_same=False, differences=(self.obstacle,)) if self.is_known else None
+        return Determinism(is_same=False, differences=(self.difference,)) if self.difference else None
 
 
 def rule_of(
@@ -105,38 +109,29 @@ def rule_of(
     multiply; `layout`: where the library has put the matrices, all that can be laid out anew or none.
     """
     is_cache_f16 = {config.cache_type_k, config.cache_type_v} <= {"auto", "f16"}
-    # ggml's own attention sums in several ways, chosen by the shape of the step, if K and V are of f16.
-    is_attention_ggmls = is_cache_f16 and not has_own_products()
-    obstacles = (
-        (is_on_gpu, "on a GPU sums depend on the number of rows", True),
-        (
-            not own_types,
-            "on this processor, or in this build of llama.cpp, it would make prompts slower",
-            is_attention_ggmls,
-        ),
-        (
-            config.flash_attn == "off" or is_without_flash,
-            "without flash attention sums depend on the number of cells",
-            True,
-        ),
-        (not is_cache_f16, "the KV cache is not of f16", False),
-        (info.state_length > 0, "recurrent layers compute several tokens otherwise than one", True),
-        (
-            info.windows and config.swa_full == "off",
-            "small memories of sliding windows have an order of their own",
-            True,
-        ),
-        (not is_in_order, "with this many jobs cells are not kept in order", True),
-        (not _has_own_attention(info), "attention with such heads is ggml's own", True),
-    )
-    for is_there, obstacle, is_known in obstacles:
+    obstacles = {
+        "on a GPU sums depend on the number of rows": is_on_gpu,
+        _ELSEWHERE: not own_types,
+        "without flash attention sums depend on the number of cells": config.flash_attn == "off" or is_without_flash,
+        _OTHER_CACHE: not is_cache_f16,
+        "recurrent layers compute several tokens otherwise than one": info.state_length > 0,
+        "small memories of sliding windows have an order of their own": info.windows and config.swa_full == "off",
+        "with this many jobs cells are not kept in order": not is_in_order,
+        "attention with such heads is ggml's own": not _has_own_attention(info),
+    }
+    differences = {
+        _ELSEWHERE: _STOCK_ATTENTION if is_cache_f16 and not has_own_products() else None,
+        _OTHER_CACHE: None,
+    }
+    for obstacle, is_there in obstacles.items():
         if is_there:
-            return Rule(obstacle, is_known)
+            return Rule(obstacle, differences.get(obstacle, obstacle))
     found = {matrix.type_name for matrix in multiplied(info) if _is_computed_otherwise(matrix, layout, own_types)}
     found |= {tensor.type_name for tensor in info.loaded_tensors if tensor.name.endswith((".lora_a", ".lora_b"))}
     if not found:
         return Rule(None)
-    return Rule(f"products with {', '.join(sorted(found))} depend on the number of rows", not found <= _ALIKE_BY_GGML)
+    obstacle = f"products with {', '.join(sorted(found))} depend on the number of rows"
+    return Rule(obstacle, None if found <= _ALIKE_BY_GGML else obstacle)
 
 
 def check_order(config: Configure, info: ModelInfo, *, has_order: bool, n_jobs: int) -> None:

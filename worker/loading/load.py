@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ import msgspec
 from worker.chat.template import ChatTemplates
 from worker.chat.tool_format import chat_format
 from worker.config.engine_settings import Configure
-from worker.engine.backend import LoadedDraft, LoadedModel
+from worker.engine.backend import LoadedModel
 from worker.engine.channels import ControlTokens
 from worker.engine.prefill_budget import widest_step_of
 from worker.errors import ModelLoadFailed
@@ -40,17 +40,16 @@ from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import Serving, demanded
 from worker.llama.seq_ids import n_retained_for
 from worker.llama.threads import Threads, clocks
-from worker.llama.warm_up import Shapes, row_costs_of, warm_up
+from worker.llama.warm_up import Shapes, warm_up
 from worker.loading.chat import chat_of, check_given_template, marks_of
-from worker.loading.draft import bytes_beside, check_same_vocabulary
-from worker.loading.heads import LoadedHead, contexts_of
+from worker.loading.draft import Drafting, with_draft_model, with_head, without
 from worker.loading.paging import paging
 from worker.model.info import ModelInfo, read_info
 from worker.plan.buffers import BufferSizes
 from worker.plan.devices import Backend
 from worker.plan.heads import heads_off, with_heads
 from worker.plan.memory import Plan
-from worker.plan.pair import asked_of, left_in_main, place_pair
+from worker.plan.pair import Beside, left_in_main, place_pair
 from worker.plan.placement import Placement, place
 from worker.plan.prefix_support import Kept, kept_of, prefix_cache_limit
 from worker.plan.residency import Holding, is_resident, off_plan, residency_on
@@ -63,9 +62,7 @@ from worker.wire.jobs import SlotId, TokenId
 from worker.wire.load import (
     Attention,
     Determinism,
-    DraftModelFacts,
     Drafts,
-    HeadFacts,
     Loaded,
     ModelFacts,
     Offload,
@@ -88,10 +85,7 @@ class LoadedRunner:
     shapes: Shapes
     widest_step: int
     """The tokens of a prefill step while no job generates."""
-    draft: LoadedDraft | None = None
-    """The draft model, or the model's own head."""
-    draft_sizes: BufferSizes = field(default_factory=BufferSizes)
-    """The sizes of the buffers that it has beside the model's."""
+    drafting: Drafting
 
 
 def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
@@ -107,7 +101,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
     except ModelLoadFailed:
         runner.close()
         raise
-    sizes = runner.sizes + loaded.draft_sizes
+    sizes = runner.sizes + loaded.drafting.sizes
     on_gpus = [Holding(gpu, sizes.on_device(gpu.name)) for gpu in loaded.model.devices if gpu.is_gpu]
     keeper = _keeper(config, loaded)
     form = chat_format(chat.for_tools, loaded.model.end_names) if isinstance(chat, ChatTemplates) else HERMES
@@ -123,7 +117,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         widest_step=loaded.widest_step,
         retained_slots=tuple(map(SlotId, range(loaded.facts.parallel, runner.context.n_slots))),
         max_dead_cells=0 if shapes.retention is None else shapes.retention.max_dead_cells,
-        draft=loaded.draft,
+        draft=loaded.drafting.draft,
         residency=residency_on(on_gpus, memory_of, is_resident=loaded.facts.resident) if on_gpus else None,
         find=None if keeper is None else keeper.find,
         flush=None if keeper is None or config.prefix_cache_dir is None else keeper.flush,
@@ -190,23 +184,32 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     prefix_bytes = prefix_cache_limit(config, placement, available_bytes)
     with paging(on_progress, info.file_bytes) as progress, ExitStack() as undo:
         model = undo.enter_context(load_weights(config, info, placement, progress.hear))
-        runner, head = _runner_and_head(config, info, model, placement.plan)
+        runner, drafting = _runner_and_head(config, info, model, placement.plan)
         check_flash(config, model.device, is_without_flash=runner.context.is_without_flash)
         check_order(config, info, has_order=_has_order(runner), n_jobs=placement.plan.parallel)
-        found = _found(placement, model, runner.sizes + head.sizes, n_batch=runner.context.n_batch)
+        found = _found(placement, model, runner.sizes + drafting.sizes, n_batch=runner.context.n_batch)
         if config.require_full_offload and not found.is_resident:
             raise _incomplete(placement)
-        wants_drafts = config.prompt_lookup != "off" or beside is not None or head.is_drafting
+        wants_drafts = config.prompt_lookup != "off" or beside is not None or drafting.draft is not None
         shapes = _warmed_up(config, runner, wants_drafts=wants_drafts)
         why_no_drafts = _drafts_off(config, info, placement.plan, runner.kv)
-        draft = _load_draft(beside, runner, on_progress, why_no_drafts) if beside is not None else None
+        if beside is not None:
+            drafting = _load_draft(beside, runner, on_progress, why_no_drafts)
         undo.pop_all()
     widest_step = _widest_step(config, shapes, runner)
     is_without_flash = runner.context.is_without_flash
     rule = _rule(config, info, runner, placement)
     facts = msgspec.structs.replace(
         _facts(info, placement, found, shapes, _kept(info, placement, prefix_bytes, runner.kv, shapes)),
-        drafts=_drafts(placement.plan, why_no_drafts, head.facts(model) if info.n_mtp_blocks and not draft else None),
+        memory_bytes=found.memory_bytes + drafting.model_bytes,
+        drafts=Drafts(
+            off_because=why_no_drafts,
+            snapshots=placement.plan.n_snapshots,
+            snapshot_bytes=placement.plan.snapshot_bytes,
+            next_token_head=drafting.head if info.n_mtp_blocks else None,
+        ),
+        draft=drafting.model,
+        draft_cells=0 if beside is None else beside.placement.plan.n_cells,
         amx=amx_of(model.sizes),
         kernels=kernels,
         step_s=shapes.chunk_s * widest_step / shapes.chunk,
@@ -216,18 +219,25 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         if config.wants_numerics
         else None,
     )
-    loaded = LoadedRunner(runner, model, info, facts, shapes, widest_step)
-    return _with_head(loaded, head) if beside is None or draft is None else _with_draft(loaded, beside, draft)
+    return LoadedRunner(runner, model, info, facts, shapes, widest_step, drafting)
 
 
-def _runner_and_head(config: Configure, info: ModelInfo, model: Model, plan: Plan) -> tuple[LlamaRunner, LoadedHead]:
+def _runner_and_head(config: Configure, info: ModelInfo, model: Model, plan: Plan) -> tuple[LlamaRunner, Drafting]:
     """The model's runner, and its head or why there is none."""
     sizes = _context_sizes(config, model, plan)
     why_off = heads_off(info, config) or drafts_off(info, config, plan)
     if why_off is not None:
-        return LlamaRunner(model, Context(model, **sizes)), LoadedHead(off_because=why_off)
-    context, head = contexts_of(model, plan.parallel, sizes)
-    return LlamaRunner(model, context), head
+        return LlamaRunner(model, Context(model, **sizes)), without(why_off)
+    context, drafting = with_head(model, plan.parallel, sizes)
+    return LlamaRunner(model, context), drafting
+
+
+def _places(config: Configure, info: ModelInfo, available_bytes: int) -> tuple[Placement, Beside | None]:
+    """Return the places for the model and, if there is to be one, for the draft model."""
+    if config.draft is None:
+        return place(config, info, devices(), available_bytes, _repacking(config, info)), None
+    draft_info = read_info(Path(config.draft.path))
+    return place_pair(config, (info, draft_info), devices(), available_bytes, _repacking(config, info, draft_info))
 
 
 def _warmed_up(config: Configure, runner: LlamaRunner, *, wants_drafts: bool) -> Shapes:
@@ -281,15 +291,6 @@ def _kept(info: ModelInfo, placement: Placement, limit_bytes: int, kv: Kv, shape
     )
 
 
-def _drafts(plan: Plan, off_because: str | None, head: HeadFacts | None) -> Drafts:
-    return Drafts(
-        off_because=off_because,
-        snapshots=plan.n_snapshots,
-        snapshot_bytes=plan.snapshot_bytes,
-        next_token_head=head,
-    )
-
-
 def _drafts_off(config: Configure, info: ModelInfo, plan: Plan, kv: Kv) -> str | None:
     """Return the reason why nothing is drafted: the context decides that, and the model info knows the words."""
     unknown = None if kv.max_undone else f"llama.cpp's memory for {info.architecture} cannot be cut"
@@ -325,70 +326,22 @@ def load_weights(config: Configure, info: ModelInfo, placement: Placement, on_pr
     )
 
 
-# ── the draft model ──────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class _Beside:
-    """A draft model that is to be loaded."""
-
-    config: Configure
-    info: ModelInfo
-    placement: Placement
-
-
-def _places(config: Configure, info: ModelInfo, available_bytes: int) -> tuple[Placement, _Beside | None]:
-    """Return the places for the model and, if there is to be one, for the draft model."""
-    if config.draft is None:
-        return place(config, info, devices(), available_bytes, _repacking(config, info)), None
-    draft_info = read_info(Path(config.draft.path))
-    pair = place_pair(config, (info, draft_info), devices(), available_bytes, _repacking(config, info, draft_info))
-    asked = asked_of(config, config.draft, draft_info, pair.draft.plan.n_cells, pair.served.plan.parallel)
-    return pair.served, _Beside(asked, draft_info, pair.draft)
-
-
 def _load_draft(
-    beside: _Beside, served: LlamaRunner, on_progress: Callable[[int], None], why_off: str | None
-) -> LlamaRunner:
+    beside: Beside, served: LlamaRunner, on_progress: Callable[[int], None], why_off: str | None
+) -> Drafting:
     """The draft model, which is closed with the served one. The load goes on at 100 percent meanwhile.
 
     Raises: ModelLoadFailed where it cannot draft for it.
     """
-    path = beside.config.model_path
     if why_off is not None:
         raise ModelLoadFailed(
-            f"--draft-model {path}: wrong drafts could not be taken from the memory of the model itself: {why_off}; or "
-            "remove --draft-model"
+            f"--draft-model {beside.config.model_path}: wrong drafts could not be taken from the memory of the model "
+            f"itself: {why_off}; or remove --draft-model"
         )
     model = load_weights(beside.config, beside.info, beside.placement, lambda _: on_progress(100))
     served.model.close_before(model.close)
-    check_same_vocabulary(path, model, served.model)
-    runner = LlamaRunner(model, Context(model, **_context_sizes(beside.config, model, beside.placement.plan)))
-    if not runner.kv.can_share:
-        raise ModelLoadFailed(f"--draft-model {path}: its KV cache cannot be cut, so it cannot draft: use another one")
-    return runner
-
-
-def _with_draft(loaded: LoadedRunner, beside: _Beside, draft: LlamaRunner) -> LoadedRunner:
-    device, sizes = beside.placement.device, draft.sizes
-    facts = msgspec.structs.replace(
-        loaded.facts,
-        memory_bytes=loaded.facts.memory_bytes + bytes_beside(loaded.model, draft.model, sizes),
-        draft=DraftModelFacts(
-            name=beside.info.name,
-            quant_kind=beside.info.quant_kind,
-            device=f"{device.backend}:{device.index}",
-            memory_bytes=sizes.total_bytes,
-        ),
-        draft_cells=beside.placement.plan.n_cells,
-    )
-    return replace(loaded, facts=facts, draft=LoadedDraft(draft, row_costs_of(draft)), draft_sizes=sizes)
-
-
-def _with_head(loaded: LoadedRunner, head: LoadedHead) -> LoadedRunner:
-    if not loaded.info.n_mtp_blocks:
-        return loaded
-    return replace(loaded, draft=head.draft, draft_sizes=head.sizes)
+    sizes = _context_sizes(beside.config, model, beside.placement.plan)
+    return with_draft_model(beside, model, sizes, served.model)
 
 
 def _model_facts(

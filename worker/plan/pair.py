@@ -1,12 +1,9 @@
-"""Places for a served model and the draft model beside it.
-
-Owns what a draft model is asked for, which follows from what the served one is, and how the two share memory. Pure.
-"""
+"""Places for a served model and the draft model beside it: how the two share memory."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-from worker.config.engine_settings import Configure, DraftModelAsked
+from worker.config.engine_settings import Configure
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.model.info import ModelInfo
 from worker.plan.devices import Device
@@ -17,36 +14,16 @@ from worker.upstream.numbers import CELL_STEP, MAX_SEQ_IDS
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """The places of the served model and of its draft model."""
+class Beside:
+    """A draft model, and its place beside the served one."""
 
-    served: Placement
-    draft: Placement
+    config: Configure
+    info: ModelInfo
+    placement: Placement
 
 
 MAX_PARALLEL_WITH_STATE = (MAX_SEQ_IDS - 1) // 2
 """Two slots for each job, and a sequence id that copies cells."""
-
-
-def asked_of(config: Configure, draft: DraftModelAsked, info: ModelInfo, n_cells: int, parallel: int) -> Configure:
-    """Return the configuration of a draft model: a slot for each of the served model's, and a spare one for each if it
-    has recurrent state (engine/drafting/draft_model.py); and else the served model's settings.
-    """
-    return replace(
-        config,
-        model_path=draft.path,
-        device=draft.device,
-        gpu_layers="auto",
-        require_full_offload=False,
-        split_mode="none",
-        tensor_split=None,
-        main_gpu=None,
-        ctx_size=n_cells,
-        parallel=2 * (parallel or DEFAULT_PARALLEL) if has_state(info) else parallel,
-        draft=None,
-        prompt_lookup="off",
-        mtp=False,
-    )
 
 
 def place_pair(
@@ -55,37 +32,54 @@ def place_pair(
     available: Seq[Device],
     main_memory_bytes: int,
     repacked_bytes: RepackedBytes,
-) -> Pair:
+) -> tuple[Placement, Beside]:
     """Places for the served model and its draft model, in the order of their `infos`, so that both fit.
 
     The draft model has as many cells as the served one or, where memory is scarce, at least a half, a quarter, ... of
     them: it drafts for fewer jobs then. Raises: InsufficientMemory, ModelLoadFailed, as `place`.
     """
     assert config.draft is not None
-    served_info, draft_info = infos
+    asked, (served_info, draft_info) = config.draft, infos
     if has_state(draft_info) and config.parallel > MAX_PARALLEL_WITH_STATE:
         raise ModelLoadFailed(
             f"--draft-model: a model with recurrent state drafts for at most {MAX_PARALLEL_WITH_STATE} jobs: "
             "give --parallel that number or less, or a draft model with attention alone"
         )
-    n_cells = config.draft.n_cells or wanted_cells(served_info, demand_of(config, is_on_gpu=False))
+
+    def beside(n_cells: int, parallel: int) -> Beside:
+        # A slot for each of the served model's, and a spare one if it has recurrent state (draft_model.py).
+        n_slots = 2 * (parallel or DEFAULT_PARALLEL) if has_state(draft_info) else parallel
+        own = replace(
+            config,
+            model_path=asked.path,
+            device=asked.device,
+            gpu_layers="auto",
+            require_full_offload=False,
+            split_mode="none",
+            tensor_split=None,
+            main_gpu=None,
+            ctx_size=n_cells,
+            parallel=n_slots,
+            draft=None,
+            prompt_lookup="off",
+            mtp=False,
+        )
+        return Beside(own, draft_info, place(own, draft_info, available, main_memory_bytes, repacked_bytes))
+
+    n_cells = asked.n_cells or wanted_cells(served_info, demand_of(config, is_on_gpu=False))
     while True:
-        asked = asked_of(config, config.draft, draft_info, n_cells, config.parallel)
-        draft = place(asked, draft_info, available, main_memory_bytes, repacked_bytes)
+        draft = beside(n_cells, config.parallel).placement
         is_least = n_cells <= CELL_STEP or config.is_successor
         n_served = 0
         try:
-            rest = left_beside(draft, available)
             left_bytes = left_in_main(draft, main_memory_bytes)
-            served = place(config, served_info, rest, left_bytes, repacked_bytes)
+            served = place(config, served_info, left_beside(draft, available), left_bytes, repacked_bytes)
+            n_served = served.plan.n_cells
+            if is_least or n_served >= n_cells:
+                return served, beside(n_cells, served.plan.parallel)
         except InsufficientMemory as error:
             if is_least:
                 raise _with_draft(error, draft) from None
-        else:
-            n_served = served.plan.n_cells
-            if is_least or n_served >= n_cells:
-                asked = asked_of(config, config.draft, draft_info, n_cells, served.plan.parallel)
-                return Pair(served, place(asked, draft_info, available, main_memory_bytes, repacked_bytes))
         n_cells = max(CELL_STEP, n_cells // 2 // CELL_STEP * CELL_STEP, n_served)
 
 
@@ -103,11 +97,7 @@ def left_in_main(placement: Placement, main_memory_bytes: int) -> int:
 
 
 def _with_draft(error: InsufficientMemory, draft: Placement) -> InsufficientMemory:
-    n_bytes = draft.main_memory.total_bytes + sum(
-        part.total_bytes
-        for device, part in zip(draft.group.devices, draft.gpus, strict=False)
-        if device.memory_architecture == "vram-only"
-    )
+    n_bytes = draft.host.total_bytes + sum(part.total_bytes for part in draft.gpus)
     return InsufficientMemory(
         f"{error}; the draft model also needs {n_bytes / 2**20:.0f} MiB: remove --draft-model, or use a smaller one",
         needed_bytes=error.needed_bytes,

@@ -172,12 +172,11 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Determinism(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict: the same tokens give the same logits, bit for bit, alone, in chunks and with other jobs, or not."""
+    """The verdict of a rule, or of the self-test: the same tokens give the same logits, bit for bit, in any company."""
 
     is_same: bool
     differences: tuple[str, ...] = ()
     tried: Tried | None = None
-    """None if a rule has the verdict."""
 
 
 class Amx(msgspec.Struct, frozen=True, kw_only=True):

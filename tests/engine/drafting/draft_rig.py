@@ -6,17 +6,15 @@ from math import log
 from typing import Any
 from zlib import crc32
 
-import numpy as np
-
 from tests.engine.drafting.step_costs import Costs, cost
 from tests.engine.fake_runner import FakeRunner, Request, ToyModel, alone
 from tests.engine.toy_constraint import N_VOCAB, ToyConstraint
 from tests.queued import queued
 from worker.engine.backend import LoadedDraft
 from worker.engine.config import EngineConfig
+from worker.engine.drafting.hidden_rows import HiddenRows
 from worker.engine.loop import Engine
 from worker.engine.step import Sampled, Step
-from worker.llama.hidden_rows import HiddenRows
 from worker.wire.jobs import Finished, JobKey, Logprob, Sampling, SlotId, StepDone, StepKind, TokenId, TopToken
 from worker.wire.messages import Outbound
 
@@ -63,7 +61,7 @@ class DraftRig:
         is_head: bool = False,
     ) -> None:
         self.now_s = 0.0
-        self.hidden = HiddenRows(n_slots, 1)
+        self.hidden = HiddenRows()
         self._is_head = is_head
         self._jobs: dict[SlotId, JobKey] = {}
         """The job of which each slot has rows."""
@@ -111,7 +109,7 @@ class DraftRig:
                 self.hidden.forget(slice_.slot)
                 self._jobs[slice_.slot] = job
             n_tokens = len(slice_.tokens)
-            self.hidden.take(slice_.slot, slice_.start + n_tokens, np.zeros((n_tokens, 1), np.float32))
+            self.hidden.add(slice_.slot, slice_.start + n_tokens, n_tokens)
 
     def _read_rows(self, step: Step, costs: Costs) -> None:
         self._compute(step, costs, self.draft_steps)
@@ -122,8 +120,8 @@ class DraftRig:
             first = self.hidden.first(slice_.slot) + slice_.start
             for position in range(first, min(first + len(slice_.tokens), len(tokens))):
                 assert slice_.tokens[position - first] == tokens[position]
-                assert self.hidden.of(slice_.slot, position - 1) is not None
-            assert self.hidden.of(slice_.slot, len(tokens) - 1) is None, "the rows of wrong drafts are gone"
+                assert self.hidden.has(slice_.slot, position - 1)
+            assert not self.hidden.has(slice_.slot, len(tokens) - 1), "the rows of wrong drafts are gone"
 
     def _compute(self, step: Step, costs: Costs, record: list[tuple[StepKind, float]]) -> None:
         """Let the time of a step go by, and write it down."""

@@ -1,6 +1,8 @@
-"""A draft model: the same answers, faster where it pays, and hardly slower where it does not."""
+"""A draft model, or the model's own next-token head: the same answers, faster where it pays, and hardly slower where it
+does not. The rig checks in every step that there is a row for the token before each one that a head reads.
+"""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -9,14 +11,17 @@ from hypothesis import strategies as st
 
 from tests.engine.drafting.draft_rig import ITL_TARGET_S, DraftRig, Guesser
 from tests.engine.drafting.step_costs import CPU, GPU, Costs, cheap, cost
-from tests.engine.fake_runner import Request
+from tests.engine.fake_runner import Request, ToyModel
 from worker.engine.drafting.draft_model import CATCH_UP_SHARE
 from worker.engine.drafting.speculation import MAX_LOST, N_INVESTED
-from worker.limits import MAX_DRAFTS
+from worker.limits import MAX_DRAFTS, MAX_HIDDEN_ROWS
 
 LAW = settings(max_examples=25)
 QUICK: Costs = tuple((n, seconds / 5) for n, seconds in CPU)
 SLOW: Costs = tuple((n, 0.9 * seconds) for n, seconds in CPU)
+NEAR = Guesser(of=ToyModel(n_seen=8), share=0.9)
+"""The next token follows from the last eight, so a head that sees only the last tokens can be right."""
+EACH_KIND = pytest.mark.parametrize("is_head", [False, True])
 
 
 def seconds(share: float, costs: Costs, draft_costs: Costs | None, requests: list[Request]) -> float:
@@ -62,6 +67,7 @@ class Case:
     n_jobs: int
     n_tokens: int
     n_prompt: int
+    is_head: bool
 
 
 CASES = st.builds(
@@ -72,6 +78,7 @@ CASES = st.builds(
     st.integers(1, 4),
     st.integers(1, 150),
     st.integers(1, 100),
+    st.booleans(),
 )
 
 
@@ -81,24 +88,27 @@ CASES = st.builds(
 def test_a_draft_model_never_costs_more_than_a_fiftieth_and_a_trial(case: Case) -> None:
     """However often it is right and however long it takes. A trial is what each job may lose at once, and what may be
     spent on reading along."""
-    draft_costs = tuple((n, case.part * one) for n, one in case.costs)
-    requests = jobs(case.n_jobs, case.n_tokens, case.n_prompt)
-    plain_s = seconds(case.share, case.costs, None, requests)
+    taken = []
+    for draft_costs in (None, tuple((n, case.part * one) for n, one in case.costs)):
+        rig = DraftRig(replace(NEAR, share=case.share), case.costs, draft_costs, is_head=case.is_head)
+        taken.append(rig.serve(jobs(case.n_jobs, case.n_tokens, case.n_prompt)))
     widest = min(1 + MAX_DRAFTS, case.costs[-1][0])
     trial_s = case.n_jobs * cost(case.costs, widest) + N_INVESTED * case.costs[0][1]
-    assert seconds(case.share, case.costs, draft_costs, requests) <= (1 + MAX_LOST) * plain_s + trial_s
+    assert taken[1] <= (1 + MAX_LOST) * taken[0] + trial_s
 
 
+@EACH_KIND
 @pytest.mark.parametrize("costs", [QUICK, SLOW])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
-def test_a_draft_model_that_does_not_pay_costs_nearly_nothing_over_many_jobs(share: float, costs: Costs) -> None:
+def test_a_draft_model_that_does_not_pay_costs_nearly_nothing_over_many_jobs(
+    share: float, costs: Costs, *, is_head: bool
+) -> None:
     """The experience outlives the job."""
-    plain, drafting = (DraftRig(Guesser(share=share), CPU, draft_costs) for draft_costs in (None, costs))
+    guesser = replace(NEAR, share=share)
+    plain, drafting = (DraftRig(guesser, CPU, draft_costs, is_head=is_head) for draft_costs in (None, costs))
     for rig in (plain, drafting):
         for request in jobs(40, 100):
-            rig.submit(request)
-            rig.run()
-        rig.check()
+            rig.serve([request])
     assert drafting.now_s <= (1 + MAX_LOST) * plain.now_s
 
 
@@ -144,24 +154,41 @@ OPERATIONS = st.lists(
 
 @pytest.mark.long
 @LAW
-@given(OPERATIONS, st.integers(100, 300), st.integers(60, 400), st.booleans())
+@given(OPERATIONS, st.integers(100, 300), st.integers(60, 400), st.sampled_from(("has_state", "is_head", "")))
 def test_every_job_has_the_tokens_that_it_has_alone(
-    operations: list[Any], n_cells: int, n_draft_cells: int, has_state: bool
+    operations: list[Any], n_cells: int, n_draft_cells: int, kind: str
 ) -> None:
     """While others come, pause and are cancelled, and however few cells the draft model has."""
-    rig = DraftRig(
-        Guesser(share=0.8), GPU, cheap(GPU), n_cells=n_cells, n_draft_cells=n_draft_cells, has_state=has_state
-    )
-    rig.play(operations)
+    kinds = {kind: True} if kind else {}
+    DraftRig(NEAR, GPU, cheap(GPU), n_cells=n_cells, n_draft_cells=n_draft_cells, **kinds).play(operations)
 
 
-def test_a_draft_model_that_fails_is_left_out_with_one_warning() -> None:
-    rig = DraftRig(Guesser(), GPU, cheap(GPU))
-    rig.serve_until_it_fails(jobs(3, 400))
+@EACH_KIND
+def test_a_draft_model_that_fails_is_left_out_with_one_warning(*, is_head: bool) -> None:
+    rig = DraftRig(NEAR, GPU, cheap(GPU), is_head=is_head)
+    warning = rig.serve_until_it_fails(jobs(3, 400))
+    kind = "next-token head" if is_head else "draft model"
+    assert warning.startswith(f"the {kind} has failed and is not asked any more: ")
     n_before = len(rig.draft.ran)
-    rig.submit(jobs(1, 50)[0])
-    rig.run()
+    rig.serve([jobs(1, 50)[0]])
     assert len(rig.draft.ran) == n_before
+
+
+def test_a_head_sees_the_last_tokens_of_a_long_prompt_alone() -> None:
+    rig = DraftRig(NEAR, GPU, cheap(GPU), is_head=True)
+    rig.serve([Request(tuple(range(64)) * 20, 300)])
+    assert sum(step.n_accepted for step in rig.steps) > 100
+    n_sees = max(map(len, rig.draft.kv.held))
+    assert MAX_HIDDEN_ROWS / 2 < n_sees <= MAX_HIDDEN_ROWS + 300
+
+
+def test_a_head_drafts_for_a_job_whose_prompt_was_cached_from_its_first_token() -> None:
+    """Cached tokens have no rows."""
+    rig = DraftRig(NEAR, GPU, cheap(GPU), is_head=True)
+    for _ in range(2):
+        rig.serve([Request(tuple(range(64)) * 10, 200)])
+    first, second = ([step for step in rig.steps if any(d.job == job for d in step.deltas)] for job in (0, 1))
+    assert sum(step.n_accepted for step in second) > 0.5 * sum(step.n_accepted for step in first) > 0
 
 
 def test_after_the_draft_model_becomes_right_it_is_asked_again() -> None:

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.drafting.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
-from worker.engine.drafting.acceptance import Acceptance, Account
-from worker.engine.drafting.history import HISTORY_BYTES, History, Match
+from worker.engine.drafting.acceptance import Acceptance, Account, Proposal
+from worker.engine.drafting.history import HISTORY_BYTES, EarlierAnswers, History
 from worker.engine.drafting.ngram import NgramLookup
-from worker.engine.drafting.speculation import MAX_LOST, Proposal, Speculation
+from worker.engine.drafting.speculation import MAX_LOST, Speculation
 from worker.wire.jobs import TokenId
 
 LAW = settings(max_examples=200)
@@ -103,21 +103,20 @@ def run_s(prompt: list[TokenId], text: list[TokenId], costs: Costs = CPU, before
     before = before or WorkerMemory()
     held = list(prompt)
     speculation, account = Speculation(costs, N_MOST), Account()
-    acceptance, ngram_lookup, match = Acceptance(), NgramLookup(held), Match()
+    lookups = [NgramLookup(held), EarlierAnswers(before.history, held, before.acceptance)]
     n_done, spent_s = 0, 0.0
     while n_done < len(text):
         n_most = speculation.most_drafts(1)
-        own = Proposal(account, acceptance, ngram_lookup.propose(n_most))
-        other = Proposal(account, before.acceptance, before.history.propose(held, match, n_most))
-        best = speculation.best([own, other], 1)
+        proposals = [Proposal(account, lookup.acceptance, lookup.propose(n_most)) for lookup in lookups]
+        best = speculation.best(proposals, 1)
         (count,) = speculation.plan([best])
         n_right = 0
         while n_right < count and best.draft.tokens[n_right : n_right + 1] == tuple(text[n_done + n_right :][:1]):
             n_right += 1
         drawn = text[n_done : n_done + n_right + 1]
         account.won(n_right)
-        own.acceptance.saw(own.draft, drawn)
-        other.acceptance.saw(other.draft, drawn)
+        for proposal in proposals:
+            proposal.acceptance.saw(proposal.draft, drawn)
         held += drawn
         n_done += n_right + 1
         spent_s += cost(costs, 1 + count)

@@ -5,8 +5,8 @@ from collections.abc import Sequence as Seq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.drafting.acceptance import NO_DRAFT, Draft
-from worker.engine.drafting.history import HISTORY_BYTES, NGRAM_SIZES, History, Match
+from worker.engine.drafting.acceptance import NO_DRAFT, Acceptance, Draft
+from worker.engine.drafting.history import HISTORY_BYTES, NGRAM_SIZES, EarlierAnswers, History
 from worker.engine.drafting.ngram import MAX_COUNTED
 from worker.wire.jobs import TokenId
 
@@ -30,6 +30,10 @@ def remembered(history: History, jobs: Seq[Job], n_at_once: int = 256) -> Histor
     return history
 
 
+def drafted(history: History, tokens: list[TokenId], n_most: int) -> Draft:
+    return EarlierAnswers(history, tokens, Acceptance()).propose(n_most)
+
+
 def is_read_from(job: Job, tokens: list[TokenId], draft: Draft) -> bool:
     """True if the draft stands in the job's text, after as many of the last tokens as it says."""
     text = [*job[0], *job[1]]
@@ -45,7 +49,7 @@ def is_read_from(job: Job, tokens: list[TokenId], draft: Draft) -> bool:
 def test_a_draft_is_what_followed_the_last_tokens_in_an_earlier_job(
     limit_bytes: int, jobs: list[Job], tokens: list[TokenId], n_most: int
 ) -> None:
-    draft = remembered(History(limit_bytes), jobs).propose(tokens, Match(), n_most)
+    draft = drafted(remembered(History(limit_bytes), jobs), tokens, n_most)
     if draft is NO_DRAFT:
         return
     assert min(NGRAM_SIZES) <= draft.n_matched <= MAX_COUNTED
@@ -59,13 +63,13 @@ def test_a_place_that_is_followed_while_answers_come_and_go_proposes_nothing_els
     limit_bytes: int, parts: list[tuple[Job, list[TokenId], int]]
 ) -> None:
     """Also where the ring has come around, or an answer is not yet read to its end."""
-    history, match = History(limit_bytes), Match()
-    tokens: list[TokenId] = []
+    history, tokens = History(limit_bytes), list[TokenId]()
+    lookup = EarlierAnswers(history, tokens, Acceptance())
     for number, ((prompt, answer), more, n_read) in enumerate(parts):
         history.remember([*prompt, *answer], len(prompt))
         history.read(n_read)
         tokens += more
-        draft = history.propose(tokens, match, FAR)
+        draft = lookup.propose(FAR)
         assert draft is NO_DRAFT or draft.n_matched >= 1
         assert draft is NO_DRAFT or any(is_read_from(job, tokens, draft) for job, _, _ in parts[: number + 1])
 
@@ -85,21 +89,23 @@ def test_the_history_takes_as_many_bytes_as_were_allowed_and_no_more(
 @given(JOBS, st.integers(1, 40))
 def test_an_answer_is_found_by_the_end_of_its_prompt_and_followed_to_its_end(job: Job, n_most: int) -> None:
     prompt, answer = [TokenId(100 + i) for i in range(9)], [TokenId(1000 + i) for i in range(len(job[1]))]
-    history, match = remembered(History(HISTORY_BYTES), [job, (prompt, answer), job]), Match()
-    for n_told in range(len(answer)):
-        tokens = [TokenId(7), *prompt, *answer[:n_told]]
-        draft = history.propose(tokens, match, n_most)
+    tokens = [TokenId(7), *prompt]
+    history = remembered(History(HISTORY_BYTES), [job, (prompt, answer), job])
+    lookup = EarlierAnswers(history, tokens, Acceptance())
+    for n_told, token in enumerate(answer):
+        draft = lookup.propose(n_most)
         assert draft == Draft(
             tuple(answer[n_told : n_told + n_most]), min(len(prompt) + n_told, MAX_COUNTED, 8 + n_told)
         )
-    assert history.propose([TokenId(7), *prompt, *answer], match, n_most) is NO_DRAFT
+        tokens.append(token)
+    assert lookup.propose(n_most) is NO_DRAFT
 
 
 @LAW
 @given(st.lists(JOBS, max_size=8), st.integers(1, 9), st.lists(TOKENS, max_size=20))
 def test_reading_in_parts_is_reading_at_once(jobs: list[Job], n_at_once: int, tokens: list[TokenId]) -> None:
     in_parts, at_once = (remembered(History(HISTORY_BYTES // 100), jobs, n) for n in (n_at_once, 10_000))
-    assert in_parts.propose(tokens, Match(), FAR) == at_once.propose(tokens, Match(), FAR)
+    assert drafted(in_parts, tokens, FAR) == drafted(at_once, tokens, FAR)
 
 
 @LAW
@@ -108,7 +114,7 @@ def test_what_was_not_read_is_not_known(jobs: list[Job], tokens: list[TokenId]) 
     history = History(HISTORY_BYTES // 100)
     for prompt, answer in jobs:
         history.remember([*prompt, *answer], len(prompt))
-    assert history.propose(tokens, Match(), FAR) is NO_DRAFT
+    assert drafted(history, tokens, FAR) is NO_DRAFT
 
 
 def test_the_last_of_the_longest_matches_is_read() -> None:
@@ -119,14 +125,14 @@ def test_the_last_of_the_longest_matches_is_read() -> None:
         History(HISTORY_BYTES),
         [([], ngram(1, 2, 3, 4, 50)), ([], ngram(1, 2, 3, 4, 60)), ([], ngram(9, 9, 3, 4, 70)), ([], ngram(4, 80))],
     )
-    assert history.propose(ngram(1, 2, 3, 4), Match(), 1) == Draft((TokenId(60),), n_matched=4)
-    assert history.propose(ngram(8, 3, 4), Match(), 1) == Draft((TokenId(70),), n_matched=2)
-    assert history.propose(ngram(8, 4), Match(), 1) is NO_DRAFT
+    assert drafted(history, ngram(1, 2, 3, 4), 1) == Draft((TokenId(60),), n_matched=4)
+    assert drafted(history, ngram(8, 3, 4), 1) == Draft((TokenId(70),), n_matched=2)
+    assert drafted(history, ngram(8, 4), 1) is NO_DRAFT
 
 
 def test_what_is_longer_than_the_ring_loses_its_beginning() -> None:
     history = History(16 * 20)
     answer = [TokenId(i) for i in range(100)]
     remembered(history, [([], answer)])
-    assert history.propose(answer[:50], Match(), FAR) is NO_DRAFT
-    assert history.propose(answer[:90], Match(), 3) == Draft((TokenId(90), TokenId(91), TokenId(92)), n_matched=9)
+    assert drafted(history, answer[:50], FAR) is NO_DRAFT
+    assert drafted(history, answer[:90], 3) == Draft((TokenId(90), TokenId(91), TokenId(92)), n_matched=9)

@@ -120,9 +120,11 @@ def test_without_costs_of_rows_there_are_no_drafts() -> None:
 
 def followed(text: list[TokenId], answer: list[TokenId], n_most: int = 8) -> list[int]:
     """The number of draft tokens that the answer accepts, before each of the answer's tokens."""
-    lookup, rights = Predicted(text), []
-    for at in range(len(answer)):
-        draft = lookup.propose(answer[:at], n_most).tokens
+    told: list[TokenId] = []
+    lookup, rights = Predicted(text, told), []
+    for at, token in enumerate(answer):
+        draft = lookup.propose(n_most).tokens
+        told.append(token)
         pairs = zip(draft, answer[at:], strict=False)
         rights.append(
             next((n for n, (one, other) in enumerate(pairs) if one != other), min(len(draft), len(answer) - at))
@@ -136,14 +138,13 @@ def text() -> list[TokenId]:
 
 
 def test_the_beginning_is_proposed_before_anything_is_drawn(text: list[TokenId]) -> None:
-    assert Predicted(text).propose([], 5).tokens == tuple(text[:5])
-    assert Predicted([]).propose([], 5) is NO_DRAFT
+    assert Predicted(text, []).propose(5).tokens == tuple(text[:5])
+    assert Predicted([], []).propose(5) is NO_DRAFT
 
 
 def test_a_text_that_comes_true_is_proposed_to_its_end(text: list[TokenId]) -> None:
     assert followed(text, text) == [min(8, len(text) - at) for at in range(len(text))]
-    lookup = Predicted(text)
-    assert lookup.propose(text, 8) is NO_DRAFT
+    assert Predicted(text, text).propose(8) is NO_DRAFT
 
 
 @pytest.mark.parametrize(
@@ -177,13 +178,18 @@ def test_of_places_that_are_alike_the_next_one_is_meant() -> None:
 
 def test_what_is_looked_at_is_bounded_and_indexed_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     long = words(MAX_TOKENS + 5, seed=4)
-    assert Predicted(long).propose(long[:MAX_TOKENS], 8) is NO_DRAFT
+    assert Predicted(long, long[:MAX_TOKENS]).propose(8) is NO_DRAFT
     monkeypatch.setattr(predicted, "N_INDEXED", 10)
     text = words(100, seed=5)
-    lookup, new = Predicted(text), words(20, seed=6)
-    lookup.propose(new, 8)
-    assert lookup.propose([*new, *text[50:54]], 8).tokens != tuple(text[54:62]), "it is not indexed up to there"
-    for at in range(54, 60):
-        lookup.propose([*new, *text[50:at]], 8)
-    assert lookup.propose([*new, *text[50:60], *new, *text[70:74]], 8).tokens == tuple(text[74:82])
+    new = words(20, seed=6)
+    told = list(new)
+    lookup = Predicted(text, told)
+    lookup.propose(8)
+    told += text[50:54]
+    assert lookup.propose(8).tokens != tuple(text[54:62]), "it is not indexed up to there"
+    for token in text[54:60]:
+        lookup.propose(8)
+        told.append(token)
+    told += [*new, *text[70:74]]
+    assert lookup.propose(8).tokens == tuple(text[74:82])
     assert N_INDEXED < MAX_TOKENS

@@ -1,15 +1,12 @@
 """Drafts, how often those of one source were right, and how much time they have cost a job.
 
-This module knows neither the model, nor the sources of drafts, nor how many draft tokens pay (speculation.py). It is
-pure and runs on the step thread.
-
 A token is the same whether there was a draft or not, so every draw judges the draft tokens that any source proposed for
 it, even those that the step did not take.
 """
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Protocol
 
 from worker.wire.jobs import TokenId
 
@@ -30,6 +27,8 @@ class Draft:
     n_matched: int = 0
     """The least number of the job's last tokens that also stand before the place that the draft was read from. It is
     less if one of them differs from that place (`TRUST_BEHIND_A_CHANGE` in ngram.py)."""
+    n_asked: int = 0
+    """The number of tokens that a draft model was asked for; it ends before one that it is not sure of."""
 
 
 NO_DRAFT = Draft()
@@ -43,10 +42,20 @@ class Account:
     """The lost seconds, less those that are forgiven. The next plan forgets any gain beyond that."""
     token_s: float = 0.0
     """The seconds of a token in the last plan without drafts."""
+    has_paid: bool = False
+    """True if time was spent to make drafts for the planned step. Only the time that these win may be spent again."""
+
+    def pay(self, seconds: float) -> None:
+        """Spend time on making drafts for the next step."""
+        self.lost_s += seconds
+        self.has_paid = True
 
     def won(self, n_tokens: int) -> None:
         """Count n_tokens draft tokens of the planned step as right."""
         self.lost_s -= n_tokens * self.token_s
+        if not self.has_paid:
+            self.lost_s = max(0.0, self.lost_s)
+        self.has_paid = False
 
 
 @dataclass(slots=True, eq=False)
@@ -57,20 +66,6 @@ class Acceptance:
     """The number of draft tokens that were right, by class of match. A match of m tokens begins as if m had been right
     and one wrong."""
     _wrong: list[float] = field(default_factory=lambda: [1.0] * N_CLASSES)
-
-    @classmethod
-    def believing(cls, n_right: float) -> Self:
-        """Make one that begins as if n_right draft tokens of each class had been right and one wrong."""
-        return cls([n_right] * N_CLASSES, [1.0] * N_CLASSES)
-
-    def copy(self) -> Self:
-        return type(self)(list(self._right), list(self._wrong))
-
-    def fade(self, half_life: int, beginning: Self) -> None:
-        """Go back a little to the beginning: after `half_life` calls, an observation counts half."""
-        kept = 0.5 ** (1 / half_life)
-        self._right = [kept * a + (1 - kept) * b for a, b in zip(self._right, beginning._right, strict=True)]
-        self._wrong = [kept * a + (1 - kept) * b for a, b in zip(self._wrong, beginning._wrong, strict=True)]
 
     def rate(self, n_matched: int) -> float:
         """Return the chance, in [0, 1], that the next draft token is right after a match of n_matched ≥ 0 tokens."""
@@ -88,6 +83,36 @@ class Acceptance:
             if expected != token:
                 break
 
+    def take_after(self, other: "Acceptance", share: float) -> None:
+        """Let observations count a `share` less, and those of another one instead of them."""
+        self._right = [(1 - share) * a + share * b for a, b in zip(self._right, other._right, strict=True)]
+        self._wrong = [(1 - share) * a + share * b for a, b in zip(self._wrong, other._wrong, strict=True)]
+
 
 def _class(n_matched: int) -> int:
     return min(max(1, n_matched).bit_length(), N_CLASSES) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A draft for a decoding sequence, which may be empty."""
+
+    account: Account
+    """The account of the sequence."""
+    acceptance: Acceptance
+    """The acceptance of such drafts; every draw teaches it."""
+    draft: Draft
+
+
+class Lookup(Protocol):
+    """Drafts for one job that are looked up in a text, which takes next to no time."""
+
+    acceptance: Acceptance
+
+    def propose(self, n_most: int) -> Draft:
+        """Return a draft of the job's next tokens, up to n_most; `NO_DRAFT` if there is none."""
+        ...
+
+    def catch_up(self, n_most: int) -> int:  # noqa: ARG002 - most have nothing to do ahead of a draft
+        """Index at most n_most of the current tokens ahead of the next draft. Return how many were indexed."""
+        return 0

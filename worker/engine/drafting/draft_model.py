@@ -1,22 +1,26 @@
-"""Drafts from a small model that reads along: the tokens that it finds most likely after a job's own.
+"""Drafts of the most likely next tokens, by a small model that reads along or the model's own next-token head (MTP).
 
-This module owns the draft model's computed cells of each slot, and how much asking it has been worth. Its cells follow
-a job lazily: before it drafts it computes the tokens that it lacks, and after a rejection or a pause it drops cells
-that are not the job's text. Any of them may be dropped at any time; no answer depends on them. It knows neither how
-many draft tokens pay (speculation.py) nor the device (`Runner`). It is pure and runs on the step thread.
+This module owns the draft model's computed cells of each slot, and how often its drafts were right. Its cells follow a
+job lazily: before it drafts it computes the tokens that it lacks, and after a rejection or a pause it drops cells that
+are not the job's text. Any of them may be dropped at any time; no answer depends on them.
 
 A draft model with recurrent state computes drafts in a spare slot, which begins with the cells and the state of the
 job's own; a state cannot be cut, so a job's own slot has only tokens of the job.
+
+A head reads a token with the model's hidden row of the one before it. So it sees no token before the first that has a
+row, and computes what it drafted itself again once the model's rows are there.
 """
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from math import exp
-from typing import Self, TypeVar
+from typing import Self
 
 from worker.engine.backend import LoadedDraft
-from worker.engine.drafting.acceptance import NO_DRAFT, Acceptance, Draft
+from worker.engine.config import EngineConfig
+from worker.engine.drafting.acceptance import N_CLASSES, Acceptance, Draft, Proposal
+from worker.engine.drafting.speculation import Proposals, Running, Speculation, n_allowed, permitted
 from worker.engine.drafting.step_costs import StepCosts
 from worker.engine.sequence import Sequence
 from worker.engine.step import Sampled, Slice, Step, StepFailed
@@ -31,6 +35,9 @@ MAX_AT_ONCE = 512
 """The largest number of missing tokens that are computed between two steps, however little time they take."""
 LIKELY_TOKENS = 64
 """A job is expected to generate as many tokens again as it has, and at least this many, if it may."""
+PAYBACK = 2.0
+"""Reading along must be expected to win this many times its cost: an answer may be shorter than expected, and drafts
+may be wrong more often."""
 
 HOPE = 8.0
 """The assumed number of right draft tokens for each wrong one before any was judged: a pair of models that is
@@ -42,40 +49,42 @@ HALF_LIFE_JOBS = 4
 """The number of new jobs after which observations of all jobs' drafts count half."""
 
 _GREEDY = Sampling(seed=0, temperature=0.0, logprobs=0)
-_BEGINNING = Acceptance.believing(HOPE)
-"""This one never learns from a draft."""
 _NO_TOKEN = TokenId(-1)
 """This token is never drawn."""
+_BEGINNING = Acceptance([HOPE] * N_CLASSES, [1.0] * N_CLASSES)
+"""This one never learns from a draft."""
 
-T = TypeVar("T")
 
+class Worth(Acceptance):
+    """The acceptance of the tokens that were drafted, by their place in a draft. `of_all` learns with it."""
 
-@dataclass(slots=True, eq=False)
-class Worth:
-    """The acceptance of drafts, by the place of a token in its draft."""
+    def __init__(self, of_all: Self | None = None) -> None:
+        super().__init__()
+        self.asked = Acceptance()
+        """The acceptance of the tokens that were asked for: one that the draft model was not sure of is wrong here."""
+        self._of_all = of_all
+        self.take_after(_BEGINNING if of_all is None else of_all, 1.0)
+        self.asked.take_after(_BEGINNING if of_all is None else of_all.asked, 1.0)
 
-    offered: Acceptance = field(default_factory=_BEGINNING.copy)
-    """The acceptance of the tokens that were drafted."""
-    asked: Acceptance = field(default_factory=_BEGINNING.copy)
-    """The acceptance of the tokens that were asked for: one that the draft model was not sure of is wrong here."""
+    def saw(self, draft: Draft, drawn: Seq[TokenId]) -> None:
+        super().saw(draft, drawn)
+        is_short = len(draft.tokens) < draft.n_asked
+        self.asked.saw(Draft((*draft.tokens, _NO_TOKEN)) if is_short else draft, drawn)
+        if self._of_all is not None:
+            self._of_all.saw(draft, drawn)
 
     def fade(self, half_life: int) -> None:
         """Let observations count a little less, compared with the assumption at the start."""
-        for acceptance in (self.offered, self.asked):
-            acceptance.fade(half_life, _BEGINNING)
-
-    def copy(self) -> Self:
-        return type(self)(self.offered.copy(), self.asked.copy())
+        for acceptance in (self, self.asked):
+            acceptance.take_after(_BEGINNING, 1 - 0.5 ** (1 / half_life))
 
 
 @dataclass(slots=True, eq=False)
-class Followed:
+class _Followed:
     """A sequence that the draft model reads along with, in the slot of the same number."""
 
     sequence: Sequence
     slot: SlotId
-    spare: SlotId
-    """The slot for its drafts, if the draft model has recurrent state."""
     worth: Worth
     held: list[TokenId]
     """The tokens whose cells it has, those of drafts included."""
@@ -83,18 +92,12 @@ class Followed:
     """The number of these that are known to be the sequence's."""
     first: int = 0
     """The number of the sequence's first tokens that it does not see; positions count from there."""
-    asked: Draft = NO_DRAFT
-    """The draft for the current step; _NO_TOKEN follows it if more tokens were asked for."""
 
     @property
     def n_lacking(self) -> int:
         """The number of the sequence's tokens that it has not computed; at least the last one, which gives the first
-        draft."""
+        draft, unless it sees none."""
         return len(self.sequence.tokens) - self.first - self.n_agreed
-
-    @property
-    def is_ready(self) -> bool:
-        return self.n_lacking <= MAX_LACKING
 
     def agree(self) -> bool:
         """Compare the held tokens with the sequence's, from where they last agreed. Return True if any of them is
@@ -110,29 +113,18 @@ class Followed:
 class _Growing:
     """A draft that is being made."""
 
-    followed: Followed
+    followed: _Followed
     n_most: int
+    slot: SlotId
+    """The sequence's, or a spare one."""
+    held: list[TokenId]
+    """The tokens whose cells this slot has."""
     tokens: list[TokenId] = field(default_factory=list)
-
-    n_spare: int = 0
-    """The number of tokens that its spare slot holds; 0 if it has none."""
 
     def next_slice(self) -> Slice:
         """Return the tokens to compute before the next token of the draft can be drawn."""
-        followed = self.followed
-        return Slice(
-            followed.slot if not self.n_spare else followed.spare,
-            self.n_spare or len(followed.held),
-            self.tokens[-1:] or followed.sequence.tokens[followed.first + len(followed.held) :],
-            _GREEDY,
-        )
-
-    def computed(self, slice_: Slice) -> None:
-        """Count the tokens of a slice that was computed."""
-        if self.n_spare:
-            self.n_spare += len(slice_.tokens)
-        else:
-            self.followed.held += slice_.tokens
+        lacking = self.followed.sequence.tokens[self.followed.first + len(self.held) :]
+        return Slice(self.slot, len(self.held), self.tokens[-1:] or lacking, _GREEDY)
 
     def take(self, drawn: Sampled, min_probability: float) -> bool:
         """Append a token if it is likely enough. Return True if another one may follow."""
@@ -143,107 +135,125 @@ class _Growing:
 
 
 class DraftModel:
-    """The maker of drafts that take time (`Maker` in speculation.py). It is no DraftSource: only sequences for which it
-    is expected to pay are drafted for and judged.
+    """A DraftSource (drafts.py) whose drafts take time. So they are made only for sequences for which they are expected
+    to pay.
 
-    `draft` has a slot for each of the n_slots slots of jobs, and as many spare ones behind them if it has recurrent
-    state. `n_most` is the largest number of draft tokens for a job in a step. If the draft model fails, `on_lost` gets
-    the reason, once, and the jobs go on without it.
+    `draft` has a slot for each slot of jobs, and as many spare ones behind them if it has recurrent state. `n_most` is
+    the largest number of draft tokens for a job in a step. If the draft model fails, `warn` gets the reason, once, and
+    the jobs go on without it.
     """
 
     def __init__(
         self,
         draft: LoadedDraft,
+        speculation: Speculation,
+        config: EngineConfig,
         *,
-        n_slots: int,
         n_most: int,
-        itl_target_s: float,
         clock: Callable[[], float],
-        on_lost: Callable[[str], None],
+        warn: Callable[[str], None],
     ) -> None:
-        assert draft.row_costs
-        self._draft, self._runner = draft, draft.runner
+        self._draft, self._runner, self._speculation = draft, draft.runner, speculation
         self._has_state = draft.runner.kv.has_state
-        self._n_slots = n_slots
+        self._n_slots, self._n_most = config.n_slots, n_most
         self._costs = StepCosts(draft.row_costs)
-        self.n_most = n_most
-        self._max_s = CATCH_UP_SHARE * itl_target_s
+        self._max_s = CATCH_UP_SHARE * config.itl_target_s
         self._clock = clock
-        self._on_lost = on_lost
-        self._followed: dict[SlotId, Followed] = {}
+        self._warn = warn
+        self._followed: dict[SlotId, _Followed] = {}
         self._worth = Worth()
         """The worth of all jobs' drafts, with which a job begins."""
-        self.is_lost = False
+        self._is_lost = False
 
-    # ── what it costs ────────────────────────────────────────────────────────────────────────────
+    def propose(self, sequences: Running, n_most: int, found: Proposals) -> float:  # noqa: ARG002 - it asks for fewer
+        if self._is_lost:
+            return 0.0
+        try:
+            return self._propose(sequences, found)
+        except (StepFailed, RuntimeError, ValueError) as error:
+            self._is_lost = True
+            name = "draft model" if self._draft.hidden is None else "next-token head"
+            self._warn(f"the {name} has failed and is not asked any more: {str(error) or type(error).__name__}")
+            return 0.0
 
-    def draft_s(self, n_rows: int) -> float:
-        """Return the seconds of one draft token for each of n_rows ≥ 1 sequences."""
-        return self._costs.of(min(n_rows, self._costs.widest))
+    def _propose(self, sequences: Running, found: Proposals) -> float:
+        speculation, n_rows = self._speculation, len(sequences)
+        followed = [self._follow(each) for each in sequences.values() if n_allowed(each, 1)]
+        self._catch_up([each for each in followed if each.n_lacking > MAX_LACKING], n_rows)
+        able = [each for each in followed if 0 < each.n_lacking <= MAX_LACKING]
+        able = [each for each in able if speculation.can_pay(each.sequence.account)]
+        able.sort(key=lambda each: -each.worth.asked.rate(0))
+        gained = speculation.gained([speculation.best(each, n_rows) for each in found.values()])
+        hopes = [each.worth.asked for each in able]
+        n_made, depth, _ = speculation.worth_making(hopes, n_rows, self._costs, self._n_most, gained)
+        for each in able[n_made:]:
+            each.worth.fade(HALF_LIFE_STEPS)
+        return self._make(able[:n_made], depth, found) if n_made else 0.0
 
-    def catch_up_s(self, n_tokens: int) -> float:
-        """Return the seconds of n_tokens that it only reads."""
-        return n_tokens * self._costs.of(self._costs.widest) / self._costs.widest
+    def _make(self, followed: Seq[_Followed], depth: int, found: Proposals) -> float:
+        drafts = [_Growing(each, n_allowed(each.sequence, depth), each.slot, each.held) for each in followed]
+        began_s = self._clock()
+        self._grow(drafts)
+        made_s = self._clock() - began_s
+        for each in drafts:
+            sequence, worth = each.followed.sequence, each.followed.worth
+            sequence.account.pay(made_s / len(drafts))
+            draft = permitted(Draft(tuple(each.tokens), n_asked=each.n_most), sequence)
+            found[each.followed.slot].append(Proposal(sequence.account, worth, draft))
+        if self._draft.hidden is not None:
+            for one in followed:
+                # Cells of draft tokens were computed from the head's own rows.
+                self._forget(one, min(len(one.held), len(one.sequence.tokens) - one.first))
+        return made_s
 
-    # ── following ────────────────────────────────────────────────────────────────────────────────
-
-    def follow(self, sequences: Seq[Sequence]) -> list[Followed]:
-        """Return the draft model's state of the sequences, each of which has a slot. Cells of other texts are
-        dropped."""
-        return self._unless_it_fails(lambda: [self._follow(sequence) for sequence in sequences], [])
-
-    def _follow(self, sequence: Sequence) -> Followed:
+    def _follow(self, sequence: Sequence) -> _Followed:
+        """Return the draft model's state of a sequence, without cells of other texts."""
         assert sequence.slot is not None
-        slot = sequence.slot
-        followed = self._followed.get(slot)
-        if followed is None or followed.sequence is not sequence:
+        followed = self._followed.get(sequence.slot)
+        is_new = followed is None or followed.sequence is not sequence
+        if followed is None or is_new:
             held = [] if followed is None else followed.held
-            spare = SlotId(slot + self._n_slots)
-            followed = self._followed[slot] = Followed(sequence, slot, spare, self._worth.copy(), held)
+            followed = self._followed[sequence.slot] = _Followed(sequence, sequence.slot, Worth(self._worth), held)
             self._worth.fade(HALF_LIFE_JOBS)
-        followed.asked = NO_DRAFT
         if followed.agree():
             self._forget(followed, followed.n_agreed)
+        if self._draft.hidden is not None:
+            n_tokens = len(sequence.tokens)
+            rows = self._draft.hidden.kept(followed.slot, n_tokens - 1)
+            has_rows = len(rows) > 0 and rows.stop == n_tokens - 1
+            # A token needs the row of the one before it.
+            if is_new or not has_rows or rows.start >= followed.first + len(followed.held):
+                followed.first = rows.start + 1 if has_rows else n_tokens
+                self._forget(followed, 0)
+                self._draft.hidden.begin(followed.slot, followed.first)
         return followed
 
-    def _forget(self, followed: Followed, n_keep: int) -> None:
+    def _forget(self, followed: _Followed, n_keep: int) -> None:
         n_keep = 0 if self._has_state else n_keep
         self._runner.kv.trim(followed.slot, n_keep)
         del followed.held[n_keep:]
         followed.n_agreed = min(followed.n_agreed, n_keep)
 
-    def catch_up(self, followed: Followed) -> float:
-        """Compute a part of the tokens that the draft model lacks of a sequence. Return the seconds that this took; 0
-        if there is no room.
-
-        The part is as long as the ITL target allows, because other jobs wait for their next tokens.
+    def _catch_up(self, lacking: Seq[_Followed], n_rows: int) -> None:
+        """Read a part of the first sequence for which that is expected to pay. The part is as long as the ITL target
+        allows, because other jobs wait for their next tokens.
         """
-        n_at_once = max(1, int(min(MAX_AT_ONCE, self._max_s / self.catch_up_s(1))))
-        tokens = followed.sequence.tokens[followed.first + followed.n_agreed : -1][:n_at_once]
-        began_s = self._clock()
-        self._unless_it_fails(lambda: self._read(followed, tokens), None)
-        return self._clock() - began_s
-
-    def _read(self, followed: Followed, tokens: list[TokenId]) -> None:
-        if self._has_room(len(tokens), {followed.slot}):
-            self._runner.run(Step("prefill", (Slice(followed.slot, followed.n_agreed, tokens),)))
-            followed.held += tokens
-            followed.n_agreed += len(tokens)
-
-    # ── drafting ─────────────────────────────────────────────────────────────────────────────────
-
-    def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[Draft]:
-        """Return for each sequence, which it follows closely, a draft of at most the wanted number of tokens."""
-        growing = [
-            _Growing(self._followed[sequence.slot], n_most) for sequence, n_most in wanted if sequence.slot is not None
-        ]
-        self._unless_it_fails(lambda: self._grow([each for each in growing if each.n_most > 0]), None)
-        return [self._made(each) for each in growing]
-
-    def _made(self, growing: _Growing) -> Draft:
-        tokens = tuple(growing.tokens)
-        growing.followed.asked = Draft((*tokens, _NO_TOKEN) if len(tokens) < growing.n_most else tokens)
-        return Draft(tokens)
+        speculation = self._speculation
+        token_s = self._costs.of(self._costs.widest) / self._costs.widest
+        for each in lacking:
+            sequence = each.sequence
+            n_likely = min(sequence.max_tokens - len(sequence.generated), max(LIKELY_TOKENS, len(sequence.generated)))
+            _, _, saved_s = speculation.worth_making([each.worth.asked], n_rows, self._costs, self._n_most)
+            if each.n_lacking * token_s <= min(speculation.spare_s, n_likely * saved_s / PAYBACK):
+                n_at_once = max(1, int(min(MAX_AT_ONCE, self._max_s / token_s)))
+                tokens = sequence.tokens[each.first + each.n_agreed : -1][:n_at_once]
+                if self._has_room(len(tokens), {each.slot}):
+                    began_s = self._clock()
+                    self._runner.run(Step("prefill", (Slice(each.slot, each.n_agreed, tokens),)))
+                    speculation.spare_s -= self._clock() - began_s
+                    each.held += tokens
+                    each.n_agreed += len(tokens)
+                return
 
     def _grow(self, growing: list[_Growing]) -> None:
         """Make all drafts longer by a token each, in one batch for each token, until none may go on."""
@@ -256,7 +266,7 @@ class DraftModel:
             sampled = self._runner.run(step)
             self._costs.took(step.n_tokens, self._clock() - began_s)
             for each, slice_ in zip(growing, step.slices, strict=True):
-                each.computed(slice_)
+                each.held += slice_.tokens
             all_grown = growing
             pairs = zip(growing, sampled, strict=True)
             growing = [each for each, drawn in pairs if each.take(drawn, self._draft.min_probability)]
@@ -267,27 +277,12 @@ class DraftModel:
         """Go on in the spare slots with those that still grow, and empty those of the others."""
         kv = self._runner.kv
         for each in grown:
-            if each not in growing and each.n_spare:
-                kv.trim(each.followed.spare, 0)
-            if each in growing and not each.n_spare:
-                each.n_spare = len(each.followed.held)
-                kv.share(each.followed.slot, each.followed.spare, each.n_spare)
-
-    def acceptance(self, sequence: Sequence) -> Acceptance:
-        assert sequence.slot is not None
-        return self._followed[sequence.slot].worth.offered
-
-    def judge(self, slot: SlotId, drawn: Seq[TokenId]) -> None:
-        """Learn from the draws of a slot if a draft was asked for. The judge of drafts updates `acceptance`."""
-        followed = self._followed.get(slot)
-        if followed is None or not followed.asked.tokens:
-            return
-        offered = Draft(tuple(token for token in followed.asked.tokens if token != _NO_TOKEN))
-        followed.worth.asked.saw(followed.asked, drawn)
-        self._worth.asked.saw(followed.asked, drawn)
-        self._worth.offered.saw(offered, drawn)
-
-    # ── room and failures ────────────────────────────────────────────────────────────────────────
+            own = each.followed.slot
+            if each not in growing and each.slot != own:
+                kv.trim(each.slot, 0)
+            if each in growing and each.slot == own:
+                each.slot, each.held = SlotId(own + self._n_slots), list(each.held)
+                kv.share(own, each.slot, len(each.held))
 
     def _has_room(self, n_tokens: int, kept: Collection[SlotId]) -> bool:
         """Return True if n_tokens cells are free, after dropping cells of slots that are not in `kept` if need be:
@@ -299,14 +294,3 @@ class DraftModel:
                 break
             self._forget(followed, 0)
         return self._runner.kv.n_free_cells >= n_tokens
-
-    def _unless_it_fails(self, work: Callable[[], T], otherwise: T) -> T:
-        """Do some work with the draft model. Its failures end no job."""
-        if self.is_lost:
-            return otherwise
-        try:
-            return work()
-        except (StepFailed, RuntimeError, ValueError) as error:
-            self.is_lost = True
-            self._on_lost(str(error) or type(error).__name__)
-            return otherwise

@@ -1,15 +1,14 @@
 """N-grams of earlier answers: drafts of a job's next tokens, read from what other jobs have generated.
 
-This module owns the stored answers and the index over them, both of a fixed size in bytes. It knows neither jobs nor
-steps. It is pure and runs on the step thread. Nothing of it outlives the engine.
+This module owns the stored answers and the index over them, both of a fixed size in bytes. Nothing of it outlives the
+engine.
 """
 
 from array import array
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
-from worker.engine.drafting.acceptance import NO_DRAFT, Draft
+from worker.engine.drafting.acceptance import NO_DRAFT, Acceptance, Draft, Lookup
 from worker.engine.drafting.ngram import n_common
 from worker.wire.jobs import TokenId
 
@@ -22,16 +21,6 @@ _END = -1
 """A mark after each answer, and in places that were never written. It is no token, so no n-gram and no draft reaches
 across it."""
 _WIDTH = array("i").itemsize
-
-
-@dataclass(slots=True)
-class Match:
-    """The place in the history where a job's text was last found; the history's own note on the job."""
-
-    place: int = 0
-    """The place of the token that should come next; 0 means none."""
-    n_seen: int = 0
-    """The number of tokens that the job had then."""
 
 
 class History:
@@ -86,22 +75,11 @@ class History:
             n_most -= len(places)
         return bool(self._unread)
 
-    def propose(self, tokens: list[TokenId], match: Match, n_most: int) -> Draft:
-        """Return the continuation of the job's last tokens in an earlier answer, up to n_most tokens and its end.
+    def place_after(self, ngram: Seq[TokenId]) -> int:
+        """Return where the n-gram, or another one, was last seen to end; 0 if there is nothing."""
+        return self._places[self._slot(ngram)] if self._places else 0
 
-        A place is kept for as long as the text goes on as it did there, as in NgramLookup.
-        """
-        place = match.place + len(tokens) - match.n_seen if match.place else 0
-        draft = self._read_at(place, tokens, 1, n_most)
-        for size in NGRAM_SIZES:
-            if draft is not NO_DRAFT or size > len(tokens) or not self._places:
-                continue
-            place = self._places[self._slot(tokens[-size:])]
-            draft = self._read_at(place, tokens, size, n_most)
-        match.place, match.n_seen = (0 if draft is NO_DRAFT else place), len(tokens)
-        return draft
-
-    def _read_at(self, place: int, tokens: list[TokenId], n_least: int, n_most: int) -> Draft:
+    def read_at(self, place: int, tokens: list[TokenId], n_least: int, n_most: int) -> Draft:
         """Return the tokens at the place, if at least n_least tokens before it are the job's last ones."""
         if not 0 < place < len(self._ring) or self._ring[place] == _END:
             return NO_DRAFT
@@ -125,3 +103,30 @@ class History:
     def _slot(self, ngram: Seq[int]) -> int:
         """Return the index of the n-gram in the table. Tuples of numbers have the same hash in every process."""
         return hash(tuple(ngram)) % len(self._places)
+
+
+class EarlierAnswers(Lookup):
+    """The continuation of one job's last tokens in an earlier answer, up to its end. `tokens` is the job's own growing
+    list. The acceptance is learned from all jobs together, so that a job begins with it.
+
+    A place is kept for as long as the text goes on as it did there, as in NgramLookup.
+    """
+
+    def __init__(self, history: History, tokens: list[TokenId], acceptance: Acceptance) -> None:
+        self.acceptance = acceptance
+        self._history, self._tokens = history, tokens
+        self._place = 0
+        """The place where the job's text was last found: of the token that should come next; 0 means none."""
+        self._n_seen = 0
+        """The number of tokens that the job had then."""
+
+    def propose(self, n_most: int) -> Draft:
+        tokens, history = self._tokens, self._history
+        place = self._place + len(tokens) - self._n_seen if self._place else 0
+        draft = history.read_at(place, tokens, 1, n_most)
+        for size in NGRAM_SIZES:
+            if draft is NO_DRAFT and size <= len(tokens):
+                place = history.place_after(tokens[-size:])
+                draft = history.read_at(place, tokens, size, n_most)
+        self._place, self._n_seen = (0 if draft is NO_DRAFT else place), len(tokens)
+        return draft

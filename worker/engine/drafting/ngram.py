@@ -1,12 +1,11 @@
 """N-gram lookup: drafts of a job's next tokens, read from an earlier place with the same last tokens.
 
-This module owns the index over one job's tokens. It knows neither the model nor how many draft tokens pay
-(speculation.py). It is pure and runs on the step thread.
+This module owns the index over one job's tokens.
 """
 
 from collections.abc import Sequence as Seq
 
-from worker.engine.drafting.acceptance import NO_DRAFT, Draft
+from worker.engine.drafting.acceptance import NO_DRAFT, Acceptance, Draft, Lookup
 from worker.wire.jobs import TokenId
 
 NGRAM_SIZES = (4, 2, 1)
@@ -29,7 +28,7 @@ def n_common(one: Seq[int], end: int, other: Seq[int], other_end: int) -> int:
     return next((n for n in range(most) if one[end - 1 - n] != other[other_end - 1 - n]), most)
 
 
-class NgramLookup:
+class NgramLookup(Lookup):
     """The last place of each n-gram of one job's tokens; `tokens`, prompt and generated, is the job's own growing list.
 
     A place is kept for as long as the text goes on as it did there: an earlier place that has agreed for long predicts
@@ -41,6 +40,7 @@ class NgramLookup:
     """
 
     def __init__(self, tokens: list[TokenId]) -> None:
+        self.acceptance = Acceptance()
         self._tokens = tokens
         self._n_indexed = 0
         self._ends: dict[tuple[TokenId, ...], int] = {}
@@ -65,7 +65,6 @@ class NgramLookup:
         return Draft(tuple(draft), self._n_matched)
 
     def catch_up(self, n_most: int) -> int:
-        """Index at most n_most of the current tokens. Return how many were indexed."""
         start, end = self._n_indexed, min(len(self._tokens), self._n_indexed + n_most)
         while self._n_indexed < end:
             self._n_indexed += 1

@@ -1,21 +1,19 @@
-"""The number of draft tokens in a step: as many as pay, and never so many that a job is delayed.
-
-This module owns the costs of wider steps and the bound of what wrong drafts may cost a job. It knows neither where
-drafts are from (drafts.py) nor the meaning of a token. It is pure and runs on the step thread.
+"""The price of drafts: how many tokens of them pay in a step, when it pays to make some, and what wrong ones may cost a
+job.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import accumulate, islice
 from math import exp, log
-from typing import Protocol
 
-from worker.engine.drafting.acceptance import Acceptance, Account, Draft
+from worker.engine.drafting.acceptance import Acceptance, Account, Draft, Proposal
 from worker.engine.drafting.step_costs import StepCosts
 from worker.engine.sequence import Sequence
 from worker.engine.step import Slice
+from worker.limits import MAX_DRAFTS
 from worker.wire.jobs import SlotId
 
 MIN_GAIN = 1.03
@@ -31,32 +29,8 @@ Reading along pays later or never."""
 MAX_HELD_UP = 0.05
 """The share by which drafts of other jobs may slow a sequence down on a GPU."""
 
-
 Running = Mapping[SlotId, Sequence]
-
-
-class Maker(Protocol):
-    """The costs of drafts that take time to make. DraftModel and the tests' modelled one implement it."""
-
-    @property
-    def n_most(self) -> int:
-        """The largest number of draft tokens for one sequence."""
-        ...
-
-    def draft_s(self, n_rows: int) -> float:
-        """Return the seconds of one draft token for each of n_rows ≥ 1 sequences."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A draft for a decoding sequence, which may be empty."""
-
-    account: Account
-    """The account of the sequence."""
-    acceptance: Acceptance
-    """The acceptance of such drafts."""
-    draft: Draft
+Proposals = Mapping[SlotId, list[Proposal]]
 
 
 class Speculation:
@@ -110,7 +84,7 @@ class Speculation:
         drafted = [proposal for proposal in proposals if proposal.draft.tokens]
         if len(drafted) < 2:
             return (drafted or proposals)[0]
-        return max(drafted, key=lambda proposal: self._most_gained(n_rows, gains_of(proposal))[1])
+        return max(drafted, key=lambda proposal: self._most_gained(n_rows, _gains(proposal))[1])
 
     def plan(self, proposals: Seq[Proposal], made_s: float = 0.0) -> list[int]:
         """Return how many of its draft tokens each sequence of the step takes, in order, and put their cost on its
@@ -164,60 +138,39 @@ class Speculation:
     def _is_held_up(self, gain: float, slower: float, n_rows: int) -> bool:
         return self._switch_s > 0 and n_rows > 1 and exp(gain) * (1 + MAX_HELD_UP) < slower
 
-    # ── drafts that take time to make ────────────────────────────────────────────────────────────
-
     def can_pay(self, account: Account) -> bool:
-        """Return True if drafts may be made for a job; half of the time that it may lose is for the steps that take
-        them."""
+        """Return True if drafts may be made for a job. Half of what it may lose is for the steps that take them."""
         return account.lost_s <= self._most_lost_s / 2
 
     def gained(self, proposals: Seq[Proposal]) -> float:
         """Return the gain of a step by these proposals, one for each sequence: the sum of the logarithms of their
         speeds."""
-        if not any(proposal.draft.tokens for proposal in proposals):
-            return 0.0
         return self._most_gained(len(proposals), (gain for _, gain in self._best(proposals)))[1]
 
-    def asked(self, hopes: Seq[Acceptance], n_rows: int, maker: Maker, gained: float) -> tuple[int, int]:
-        """Return the number of a step's n_rows sequences to make drafts for, and the number of tokens of each draft;
-        (0, 0) if that is not expected to gain more than `gained`.
+    def worth_making(
+        self, hopes: Seq[Acceptance], n_rows: int, making: StepCosts, n_most: int, gained: float = 0.0
+    ) -> tuple[int, int, float]:
+        """Return the number of a step's n_rows sequences to make drafts for, the number of tokens of each draft, and
+        the seconds that the step is expected to save; (0, 0, 0.0) if that is not expected to gain more than `gained`.
 
         `hopes` say how often tokens of each sequence's drafts are right, by their place; the best sequence comes first.
+        `making` are the costs of the draft model's steps, of which each draft may take `n_most`.
         """
-        best = max(gained, n_rows * log(MIN_GAIN)), 0, 0
-        for n_asked in range(1, len(hopes) + 1):
-            net, depth = self._deepest(hopes[:n_asked], n_rows, maker)
-            best = max(best, (net, n_asked, depth))
-        return best[1:]
-
-    def saved_s(self, hope: Acceptance, n_rows: int, maker: Maker) -> float:
-        """Return the seconds of a step of n_rows sequences that drafts for one of them are expected to save; 0 if they
-        are not worth making."""
-        net, _ = self._deepest([hope], n_rows, maker)
-        return self.costs.of(n_rows) * (1 - exp(-net / n_rows)) if net > n_rows * log(MIN_GAIN) else 0.0
-
-    def _deepest(self, hopes: Seq[Acceptance], n_rows: int, maker: Maker) -> tuple[float, int]:
-        """Return the largest gain of drafts for these sequences, counting the time to make them, and the number of
-        tokens of each draft."""
-        n_asked, cost_s, each_s = len(hopes), self.costs.of(n_rows), maker.draft_s(len(hopes))
-        chances, expected = [1.0] * n_asked, [1.0] * n_asked
-        gained, best, n_best = 0.0, 0.0, 0
-        for depth in range(1, min(maker.n_most, min(self._n_most, self.costs.widest - n_rows) // n_asked) + 1):
-            for i, hope in enumerate(hopes):
-                chances[i] *= hope.rate(depth - 1)
-                gained += log(1 + chances[i] / expected[i])
-                expected[i] += chances[i]
-            taken_s = self._with_drafts_s(n_rows + depth * n_asked) + depth * each_s
-            net = gained - n_rows * log(taken_s / cost_s)
-            if net > best:
-                best, n_best = net, depth
-        return best, n_best
-
-    # ── the best of all draft tokens ─────────────────────────────────────────────────────────────
+        cost_s, best = self.costs.of(n_rows), (max(gained, n_rows * log(MIN_GAIN)), 0, 0)
+        for n_made in range(1, len(hopes) + 1):
+            n_each = min(n_most, min(self._n_most, self.costs.widest - n_rows) // n_made)
+            each_s, sum_gained = making.of(min(n_made, making.widest)), 0.0
+            of_all = zip(*(gains_of(hope, 0, n_each) for hope in hopes[:n_made]), strict=True)
+            for depth, gains in enumerate(of_all, 1):
+                sum_gained += sum(gains)
+                taken_s = self._with_drafts_s(n_rows + depth * n_made) + depth * each_s
+                best = max(best, (sum_gained - n_rows * log(taken_s / cost_s), n_made, depth))
+        net, n_made, depth = best
+        return n_made, depth, cost_s * (1 - exp(-net / n_rows)) if n_made else 0.0
 
     def _best(self, proposals: Seq[Proposal]) -> list[tuple[int, float]]:
         """Return the n_most best draft tokens that their jobs can pay, as (index of the proposal, gain), best first."""
-        prospects = [gains_of(proposal) for proposal in proposals]
+        prospects = [_gains(proposal) for proposal in proposals]
         room_s = [self._most_lost_s - self._switch_s - proposal.account.lost_s for proposal in proposals]
         heap = [(-gain, i) for i, gains in enumerate(prospects) for gain in islice(gains, 1)]
         heapify(heap)
@@ -263,6 +216,79 @@ class Speculation:
         return self._with_drafts_s(min(1 + self._n_most, self.costs.widest))
 
 
+class EvenSpeculation(Speculation):
+    """Speculation's promises with at most `n_each` draft tokens for a sequence, and as many for all that have any.
+
+    It is for memories with recurrent state (llama/state_kv.py). llama.cpp computes slices of one length together there,
+    and those of another length after them. So a step in which some sequences have drafts reads the weights twice, which
+    costs more than its rows.
+    """
+
+    def __init__(self, row_costs: Seq[tuple[int, float]], n_each: int, switch_s: float = 0.0) -> None:
+        super().__init__(row_costs, MAX_DRAFTS, switch_s)
+        self._n_each = n_each
+        self._is_mixed = False
+        """True if some slices of the planned step have drafts, and some none."""
+
+    def took(self, n_tokens: int, seconds: float, *, has_drafts: bool) -> None:
+        """Learn as Speculation does, but from steps of one length alone."""
+        if has_drafts and self._is_mixed:
+            self._had_drafts = True
+        else:
+            super().took(n_tokens, seconds, has_drafts=has_drafts)
+
+    def most_drafts(self, n_rows: int) -> int:
+        return min(self._n_each, super().most_drafts(n_rows))
+
+    def plan(self, proposals: Seq[Proposal], made_s: float = 0.0) -> list[int]:
+        n_rows = len(proposals)
+        counts = [0] * n_rows
+        if not 0 < n_rows <= self.costs.widest:
+            return counts
+        self._forgive(proposals)
+        takers, n_each = self._best_takers(proposals, made_s)
+        self._is_mixed = 0 < len(takers) < n_rows
+        lost_s = self._surplus_s(n_rows, len(takers), n_each) / len(takers) if takers else 0.0
+        for i in takers:
+            counts[i] = n_each
+            proposals[i].account.lost_s += lost_s
+        return counts
+
+    def in_order(self, slices: Seq[Slice]) -> tuple[Slice, ...]:
+        """Return those with drafts last, because only the last ones can lose tokens again."""
+        return tuple(sorted(slices, key=lambda slice_: (slice_.n_drafts, len(slice_.tokens))))
+
+    def _best_takers(self, proposals: Seq[Proposal], made_s: float) -> tuple[list[int], int]:
+        """Return the indexes of the sequences with drafts, and the number of tokens of each draft, that make the step
+        fastest; ([], 0) if that is not fast enough.
+        """
+        n_rows, plain_s = len(proposals), self.costs.of(len(proposals)) + made_s
+        gained = [list(accumulate(islice(_gains(proposal), self._n_each))) for proposal in proposals]
+        best: tuple[float, list[int], int] = (n_rows * log(MIN_GAIN), [], 0)
+        for n_each in range(1, self._n_each + 1):
+            able = [i for i in range(n_rows) if len(gained[i]) >= n_each]
+            able.sort(key=lambda i: -gained[i][n_each - 1])
+            for n_takers in range(1, min(len(able), self._n_most // n_each) + 1):
+                takers = able[:n_takers]
+                if n_takers * (1 + n_each) > self.costs.widest:
+                    break
+                surplus_s = self._surplus_s(n_rows, n_takers, n_each)
+                most_lost_s = max(proposals[i].account.lost_s for i in takers) + surplus_s / n_takers
+                least = gained[takers[-1]][n_each - 1] if n_takers == n_rows else 0.0
+                slower = 1 + surplus_s / self.costs.of(n_rows)
+                if most_lost_s > self._most_lost_s or self._is_held_up(least, slower, n_rows):
+                    continue
+                net = sum(gained[i][n_each - 1] for i in takers) - n_rows * log(1 + surplus_s / plain_s)
+                best = max(best, (net, takers, n_each))
+        return best[1:]
+
+    def _surplus_s(self, n_rows: int, n_takers: int, n_each: int) -> float:
+        """Return the seconds that a step takes longer if n_takers of its sequences have n_each draft tokens."""
+        n_others = n_rows - n_takers
+        others_s = self.costs.of(n_others) if n_others else 0.0
+        return others_s + self._with_drafts_s(n_takers * (1 + n_each)) - self.costs.of(n_rows)
+
+
 def n_allowed(sequence: Sequence, n_most: int) -> int:
     """Return how many draft tokens it may have: none if the next token is known, and none after the last
     allowed token."""
@@ -275,15 +301,19 @@ def permitted(draft: Draft, sequence: Sequence) -> Draft:
     """Return the draft as far as the sequence's constraint allows it."""
     if sequence.constraint is None or not draft.tokens:
         return draft
-    return Draft(draft.tokens[: sequence.constraint.n_allowed(draft.tokens)], draft.n_matched)
+    return replace(draft, tokens=draft.tokens[: sequence.constraint.n_allowed(draft.tokens)])
 
 
-def gains_of(proposal: Proposal) -> Iterator[float]:
-    """Yield how much each draft token adds to the logarithm of the sequence's expected tokens; it never rises."""
+def gains_of(acceptance: Acceptance, n_matched: int, n_tokens: int) -> Iterator[float]:
+    """Yield how much each of n_tokens draft tokens adds to the logarithm of the sequence's expected tokens; it never
+    rises."""
     chance = expected = 1.0
-    first = proposal.draft.n_matched
-    for n_matched in range(first, first + len(proposal.draft.tokens)):
+    for n in range(n_matched, n_matched + n_tokens):
         # A draft token is right only after the ones before it were.
-        chance *= proposal.acceptance.rate(n_matched)
+        chance *= acceptance.rate(n)
         yield log(1 + chance / expected)
         expected += chance
+
+
+def _gains(proposal: Proposal) -> Iterator[float]:
+    return gains_of(proposal.acceptance, proposal.draft.n_matched, len(proposal.draft.tokens))
