@@ -1,7 +1,7 @@
 """A client reads a stream of `/execute`."""
 
 from client.execute import END, Failed, answer_of, events
-from worker.protocol.events import EndEvent, MetricsEvent, StartedEvent, choose_dialect
+from worker.protocol.events import EndEvent, MetricsEvent, Piece, StartedEvent, choose_dialect
 from worker.wire.jobs import Finished, JobKey, Logprob, TokenId, TopToken
 
 SSE = choose_dialect(None, sse_event_names=False)
@@ -20,7 +20,7 @@ def stream() -> bytes:
         time_to_first_token_ms=1,
     )
     end = SSE.end(event, Finished(JobKey(1), "EOS"))
-    tokens = SSE.token("a\u2028", 0, [logprob]), SSE.token("é", 1, [logprob, logprob])
+    tokens = SSE.token(Piece("a\u2028", 0, [logprob])), SSE.token(Piece("é", 1, [logprob, logprob]))
     return b"".join((started, tokens[0], metrics, tokens[1], end))
 
 

@@ -5,19 +5,19 @@ import asyncio
 import pytest
 
 from tests.front.rehearsal import Stage, rehearsed
-from tests.openai.asking import TERMS, entry
+from tests.openai.asking import HEADING, TERMS, entry
 from worker.front.job import Job, JobState, next_chunk_of
 from worker.openai.answers import Allowance
-from worker.openai.chat_message import CollectedMessage, MessageTerms
-from worker.openai.completions import CollectedText, Echo, TextPart, read_completion
+from worker.openai.chat_message import ChatAnswer, MessageTerms
+from worker.openai.completions import Echo, TextAnswer, read_completion
 from worker.openai.reading import PLAIN
 from worker.wire.jobs import PromptLogprobs, StepDone, TokenId
 
 
-def collecting(stage: Stage, allowance: Allowance | None = None) -> tuple[Job, CollectedMessage]:
+def collecting(stage: Stage, allowance: Allowance | None = None) -> tuple[Job, ChatAnswer]:
     """A job whose message is collected."""
     job = stage.jobs[stage.submit()]
-    message = CollectedMessage(0, allowance or Allowance(), MessageTerms(reading=PLAIN))
+    message = ChatAnswer(0, allowance or Allowance(), HEADING, None, MessageTerms(reading=PLAIN))
     job.dialect = message
     return job, message
 
@@ -67,7 +67,7 @@ async def test_a_job_that_keeps_too_much_ends_once(stage: Stage) -> None:
 async def test_what_a_prompt_was_worth_reaches_the_jobs_dialect(stage: Stage) -> None:
     job = stage.jobs[stage.submit()]
     asked = read_completion(b'{"prompt":"ab","echo":true,"logprobs":0}', TERMS)
-    text = CollectedText(0, Allowance(), TextPart(asked, Echo("ab", TokenId(1), "a")))
+    text = TextAnswer(0, Allowance(), HEADING, asked, Echo("ab", TokenId(1), "a"))
     job.dialect = text
     stage.accept(job.key)
     stage.begin(job.key)

@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from worker.openai.answers import Choice, Heading
 from worker.openai.fields import Terms
 from worker.protocol.events import EndEvent, ErrorEvent, StartedEvent
@@ -19,6 +21,8 @@ TERMS = Terms(
     template_keys=frozenset({"reasoning_effort", "enable_thinking"}),
 )
 HEADING = Heading(id="x-1", created=7, model="toy", system_fingerprint="fp_0")
+STOP = "###"
+"""The stop that matches."""
 ASKED = {"messages": [{"role": "user", "content": "Hello"}]}
 
 
@@ -47,8 +51,10 @@ def finish(choice: Choice, reason: StopReason, n_drawn: int, logprobs: Sequence[
         tokens_sampled=n_drawn,
         prompt_tokens=5,
         time_to_first_token_ms=1,
+        stop_sequence_matched=STOP if reason == "STOP_SEQUENCE" else msgspec.UNSET,
     )
-    return choice.end(event, Finished(JobKey(1), reason, n_drafted=3, n_accepted=2), logprobs)
+    stop = STOP if reason == "STOP_SEQUENCE" else None
+    return choice.end(event, Finished(JobKey(1), reason, stop, n_drafted=3, n_accepted=2), logprobs)
 
 
 def fail(choice: Choice) -> bytes:

@@ -9,6 +9,7 @@ from tests.openai.asking import HEADING, TERMS, body, entry, finish, objects, st
 from worker.openai.answers import last_chunks
 from worker.openai.completions import OBJECT, CompletionAsked, Echo, read_completion
 from worker.protocol.bodies import FieldsRefused
+from worker.protocol.events import Piece
 from worker.wire.jobs import TokenId
 
 
@@ -70,7 +71,7 @@ def answered(request: CompletionAsked, echo: Echo | None = None) -> Any:
     start(choice)
     choice.prompt_logprobs(PROMPT[:2])
     choice.prompt_logprobs(PROMPT[2:])
-    choice.token("c", 0, DRAWN[0], 1)
+    choice.token(Piece("c", 0, DRAWN[0], 1))
     finish(choice, "EOS", 2, DRAWN[1])
     return json.loads(request.body(HEADING, [choice]))["choices"][0]
 
@@ -134,7 +135,7 @@ def test_a_stream_has_the_content_of_an_answer() -> None:
     assert start(choice) + choice.prompt_logprobs(PROMPT) == b"", "until the first token the job may run again"
     choice.rewind()
     choice.prompt_logprobs(PROMPT)
-    stream = choice.token("c", 0, DRAWN[0], 1) + finish(choice, "EOS", 2, DRAWN[1])
+    stream = choice.token(Piece("c", 0, DRAWN[0], 1)) + finish(choice, "EOS", 2, DRAWN[1])
     *chunks, done = objects(stream + last_chunks(HEADING, OBJECT, [choice], 1, request.generation.options))
     assert done == "[DONE]"
     parts = [chunk["choices"][0] for chunk in chunks]

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from tests.openai.asking import HEADING, body, fail, finish, objects, start
+from tests.openai.asking import HEADING, body, finish, start
 from tests.openai.asking import TERMS as NO_GAPS
 from worker.openai.answers import whole
 from worker.openai.completions import read_completion
 from worker.openai.errors import error_detail
 from worker.openai.infill import InfillAsked, read_infill
 from worker.protocol.bodies import FieldsRefused
+from worker.protocol.events import Piece
 from worker.wire.prompts import Infill
 
 TERMS = replace(NO_GAPS, can_infill=True)
@@ -87,7 +88,7 @@ def test_an_answer_has_llama_servers_members() -> None:
     found = asked(n_predict=9)
     (choice,) = found.choices(HEADING)
     start(choice)
-    assert choice.token("a ", 0) + choice.token("+ b", 1) == b""
+    assert choice.token(Piece("a ")) + choice.token(Piece("+ b", 1)) == b""
     finish(choice, "EOS", 3)
     status, sent = whole([choice], lambda: found.body(HEADING, [choice]))
     answer = json.loads(sent)
@@ -97,28 +98,11 @@ def test_an_answer_has_llama_servers_members() -> None:
     assert (answer["generation_settings"]["n_ctx"], answer["generation_settings"]["n_predict"]) == (2048, 9)
 
 
-def test_a_stream_is_texts_and_one_last_event_without_done() -> None:
-    found = asked(stream=True)
-    (choice,) = found.choices(HEADING)
-    sent = start(choice) + choice.token("a ", 0) + choice.token("+ b", 1) + finish(choice, "MAX_TOKENS", 3)
-    *texts, last = objects(sent)
-    assert [text["content"] for text in texts] == ["a ", "+ b"]
-    assert not any(text["stop"] for text in texts)
-    assert (last["content"], last["stop"], last["stop_type"]) == ("", True, "limit")
-
-
-def test_an_error_in_a_stream_is_an_event() -> None:
-    (choice,) = asked(stream=True).choices(HEADING)
-    start(choice)
-    (found,) = objects(fail(choice))
-    assert found["error"]["type"] == "server_error"
-
-
 def test_only_the_members_that_were_asked_for_are_sent() -> None:
     found = asked(response_fields=["content", "timings/predicted_n", "timings/none", "none"])
     (choice,) = found.choices(HEADING)
     start(choice)
-    choice.token("a", 0)
+    choice.token(Piece("a"))
     finish(choice, "EOS", 1)
     assert json.loads(found.body(HEADING, [choice])) == {"content": "a", "timings/predicted_n": 1}
 

@@ -12,6 +12,7 @@ from tests.openai.asking import ASKED, HEADING, TERMS, body, finish, objects, st
 from worker.engine.text import TextStream
 from worker.openai.answers import whole
 from worker.openai.chat import read_chat
+from worker.protocol.events import Piece
 from worker.wire.jobs import Logprob, StopReason, TokenId, TopToken
 
 UNICODE = "a\u00e9\u20ac\U0001f388"
@@ -56,7 +57,7 @@ class Told:
                 text += stream.flush()
             if text:
                 self.content += text
-                self.stream_bytes += choice.token(text, number, untold, number + 1)
+                self.stream_bytes += choice.token(Piece(text, number, untold, number + 1))
                 untold = []
             if stream.matched is not None:
                 break

@@ -1,8 +1,7 @@
 """A call that is not in the model's own form is one only if the model was sure of the tool's name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,14 +9,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.chat.writing import pieces_of
-from tests.openai.asking import ASKED, HEADING, TERMS, body, entry, finish, start
-from worker.anthropic.request import read_messages
+from tests.openai.asking import entry
+from tests.openai.wires import READ, Wire
 from worker.chat.parse import Message, message_of
-from worker.openai.answers import Choice
-from worker.openai.chat import read_chat
 from worker.openai.reading import MIN_SURE, Names, ReadAnswer, Reading
-from worker.openai.responses.request import read_response
 from worker.openai.tools import Tool, ToolUse
+from worker.protocol.events import Piece
 from worker.wire.jobs import Logprob
 from worker.wire.names import is_in_name
 
@@ -50,7 +47,7 @@ def message(pieces: Sequence[str], value: float, *, is_asked: bool = True) -> Me
     answer = ReadAnswer(READING)
     deltas = []
     for piece, token in zip(pieces, drawn(pieces, value), strict=True):
-        deltas += answer.push(piece, [token] if is_asked or token.is_of_name else [])
+        deltas += answer.push(Piece(piece, 0, [token] if is_asked or token.is_of_name else []))
     return message_of([*deltas, *answer.finish()])
 
 
@@ -81,8 +78,8 @@ def test_each_of_several_calls_counts_by_its_own_name() -> None:
     deltas = []
     for value in (SURE, UNSURE, SURE):
         for piece, token in zip(pieces, drawn(pieces, value), strict=True):
-            deltas += answer.push(piece, [token])
-        deltas += answer.push("\n")
+            deltas += answer.push(Piece(piece, 0, [token]))
+        deltas += answer.push(Piece("\n"))
     found = message_of([*deltas, *answer.finish()])
     assert (len(found.calls), found.content.strip()) == (2, FENCED)
 
@@ -94,42 +91,19 @@ def test_a_name_of_which_nothing_is_known_counts() -> None:
 def test_an_answer_that_begins_again_forgets_its_names() -> None:
     answer = ReadAnswer(READING)
     for piece, token in zip([*FENCED], drawn([*FENCED], UNSURE), strict=True):
-        answer.push(piece, [token])
+        answer.push(Piece(piece, 0, [token]))
     answer.rewind()
-    deltas = [*answer.push(FENCED), *answer.finish()]
+    deltas = [*answer.push(Piece(FENCED)), *answer.finish()]
     assert [call.name for call in message_of(deltas).calls] == [NAME]
 
 
-TOOLS: dict[str, list[dict[str, Any]]] = {
-    "chat": [{"type": "function", "function": {"name": NAME, "parameters": SCHEMA}}],
-    "responses": [{"type": "function", "name": NAME, "parameters": SCHEMA}],
-    "messages": [{"name": NAME, "input_schema": SCHEMA}],
-}
-
-
-def _chat() -> Choice:
-    return read_chat(body({**ASKED, "tools": TOOLS["chat"], "stream": True}), TERMS).choices(HEADING)[0]
-
-
-def _response() -> Choice:
-    return read_response(body({"input": "Hi", "tools": TOOLS["responses"], "stream": True}), TERMS).choices(HEADING)[0]
-
-
-def _message() -> Choice:
-    fields = {**ASKED, "model": "toy", "max_tokens": 50, "tools": TOOLS["messages"], "stream": True}
-    return read_messages(body(fields), TERMS).choices(HEADING)[0]
-
-
-@pytest.mark.parametrize(
-    ("made", "sign"),
-    [(_chat, b'"tool_calls"'), (_response, b'"type":"function_call"'), (_message, b'"type":"tool_use"')],
-)
+@pytest.mark.parametrize("wire", READ)
 @pytest.mark.parametrize("value", [SURE, UNSURE])
-def test_every_protocol_reads_by_the_names(made: Callable[[], Choice], sign: bytes, value: float) -> None:
-    choice, pieces = made(), [*FENCED]
-    stream = start(choice)
-    for number, (piece, token) in enumerate(zip(pieces, drawn(pieces, value), strict=True)):
-        stream += choice.token(piece, number, [token] if token.is_of_name else [], number + 1)
-    stream += finish(choice, "EOS", len(pieces))
-    assert (sign in stream) == (value == SURE)
+def test_every_protocol_reads_by_the_names(wire: Wire, value: float) -> None:
+    found = [
+        Piece(text, number, [token] if token.is_of_name else [], number + 1)
+        for number, (text, token) in enumerate(zip([*FENCED], drawn([*FENCED], value), strict=True))
+    ]
+    stream = wire.streamed(*found, tools=wire.offering({NAME: SCHEMA}))
+    assert bool(wire.told(wire.folded(stream)).calls) == (value == SURE)
     assert b"-9.0" not in stream

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.openai.text_argument import TextArgument
+from worker.openai.responses.events import TextArgument
 from worker.openai.tools import TEXT_ARGUMENT, ToolUse, arguments_schema, canonical, function_tool
 from worker.protocol.bodies import FieldError
 

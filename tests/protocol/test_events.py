@@ -13,6 +13,7 @@ from worker.protocol.events import (
     ErrorEvent,
     Framing,
     MetricsEvent,
+    Piece,
     StartedEvent,
     choose_dialect,
 )
@@ -71,7 +72,7 @@ def error(dialect: Framing) -> bytes:
 def one_of_each(dialect: Framing) -> dict[str, bytes]:
     return {
         "started": started(dialect),
-        "token": dialect.token("Hello", 5),
+        "token": dialect.token(Piece("Hello", 5)),
         "metrics": metrics(dialect),
         "end": end(100, 5000, "MAX_TOKENS", dialect=dialect),
         "error": error(dialect),
@@ -90,7 +91,7 @@ END_TAIL = ',"tokens_sampled":101,"prompt_tokens":7,"time_to_first_token_ms":12'
             ',"seed":18446744073709551615,"prompt_tokens":7,"cached_tokens":0',
             id="TV-101",
         ),
-        pytest.param(SSE.token("Hello", 5), '{"type":"token","t":"Hello","i":5', "", id="TV-102"),
+        pytest.param(SSE.token(Piece("Hello", 5)), '{"type":"token","t":"Hello","i":5', "", id="TV-102"),
         pytest.param(
             metrics(SSE),
             '{"type":"metrics","tokens_per_sec":42.5,"vram_bytes":536870912',
@@ -122,11 +123,13 @@ END_TAIL = ',"tokens_sampled":101,"prompt_tokens":7,"time_to_first_token_ms":12'
         pytest.param(
             end(0, 0, "EOS"), '{"type":"end","tokens_out":0,"decode_time_ms":0,"stop_reason":"EOS"', END_TAIL, id="eos"
         ),
-        pytest.param(SSE.token("👋🌍", 0), '{"type":"token","t":"👋🌍","i":0', "", id="TV-108"),
-        pytest.param(SSE.token("世界", 0), '{"type":"token","t":"世界","i":0', "", id="TV-109"),
-        pytest.param(SSE.token("x" * 1000, 0), f'{{"type":"token","t":"{"x" * 1000}","i":0', "", id="TV-125"),
-        pytest.param(SSE.token("a\r\nb\n", 0), '{"type":"token","t":"a\\r\\nb\\n","i":0', "", id="TV-132"),
-        pytest.param(SSE.token("a\u2028\u0085b", 0), '{"type":"token","t":"a\u2028\u0085b","i":0', "", id="separators"),
+        pytest.param(SSE.token(Piece("👋🌍", 0)), '{"type":"token","t":"👋🌍","i":0', "", id="TV-108"),
+        pytest.param(SSE.token(Piece("世界", 0)), '{"type":"token","t":"世界","i":0', "", id="TV-109"),
+        pytest.param(SSE.token(Piece("x" * 1000, 0)), f'{{"type":"token","t":"{"x" * 1000}","i":0', "", id="TV-125"),
+        pytest.param(SSE.token(Piece("a\r\nb\n", 0)), '{"type":"token","t":"a\\r\\nb\\n","i":0', "", id="TV-132"),
+        pytest.param(
+            SSE.token(Piece("a\u2028\u0085b", 0)), '{"type":"token","t":"a\u2028\u0085b","i":0', "", id="separators"
+        ),
     ],
 )
 def test_events_are_the_legacy_ones_with_our_keys_appended(frame: bytes, legacy: str, ours: str) -> None:
@@ -141,7 +144,7 @@ def test_a_token_event_ends_in_the_logprobs_of_the_tokens_it_covers() -> None:
     hidden = Logprob(top("", 2, -3.5), ())
     shown = Logprob(top("Hé", 7, -0.25), (top("Hé", 7, -0.25), top("\ufffd", 9, -1.5)))
     assert (
-        SSE.token("Hé", 5, [hidden, shown])
+        SSE.token(Piece("Hé", 5, [hidden, shown]))
         == (
             'data: {"type":"token","t":"Hé","i":5,"logprobs":['
             '{"token":"","id":2,"logprob":-3.5,"top":[]},'
@@ -152,12 +155,12 @@ def test_a_token_event_ends_in_the_logprobs_of_the_tokens_it_covers() -> None:
 
 
 def test_a_token_event_without_logprobs_has_no_such_key() -> None:
-    assert SSE.token("a", 0, []) == SSE.token("a", 0) == b'data: {"type":"token","t":"a","i":0}\n\n'
+    assert SSE.token(Piece("a", 0, [])) == SSE.token(Piece("a", 0)) == b'data: {"type":"token","t":"a","i":0}\n\n'
 
 
 @pytest.mark.parametrize("texts", [pytest.param(["Hello", " 世界", "🌍", "مرحبا", "Привет"], id="TV-110")])
 def test_tokens_read_back_in_order(texts: list[str]) -> None:
-    frames = [SSE.token(text, index) for index, text in enumerate(texts)]
+    frames = [SSE.token(Piece(text, index)) for index, text in enumerate(texts)]
     events = [json.loads(frame.removeprefix(b"data: ")) for frame in frames]
     assert events == [{"type": "token", "t": text, "i": index} for index, text in enumerate(texts)]
 
@@ -209,7 +212,7 @@ def test_accept_chooses_the_framing(accept: str | None, media_type: str, sse_eve
     dialect = choose_dialect(accept, sse_event_names=sse_event_names)
     assert dialect.media_type == media_type
     is_named = sse_event_names and media_type == "text/event-stream"
-    assert dialect.token("a", 0).startswith(b"event: token\n") is is_named
+    assert dialect.token(Piece("a", 0)).startswith(b"event: token\n") is is_named
 
 
 # ── laws ─────────────────────────────────────────────────────────────────────────────────────────
@@ -219,7 +222,7 @@ texts = st.text(min_size=1)
 
 @given(texts, st.integers(0, 2**32 - 1), st.sampled_from([SSE, NAMED_SSE, JSON_LINES]))
 def test_any_text_survives_a_token_frame_which_stays_one_line(text: str, index: int, dialect: Framing) -> None:
-    frame = dialect.token(text, index)
+    frame = dialect.token(Piece(text, index))
     body = frame.removesuffix(dialect.tail).removeprefix(dialect.leads["token"])
     assert b"\n" not in body
     assert b"\r" not in body
@@ -233,7 +236,7 @@ top_tokens = st.builds(
 
 @given(texts, st.lists(st.builds(Logprob, top_tokens, st.lists(top_tokens).map(tuple)), min_size=1))
 def test_logprobs_read_back_as_they_are_in_their_order(text: str, entries: list[Logprob]) -> None:
-    event = json.loads(JSON_LINES.token(text, 0, entries))
+    event = json.loads(JSON_LINES.token(Piece(text, 0, entries)))
     assert list(event) == ["type", "t", "i", "logprobs"]
     for said, entry in zip(event["logprobs"], entries, strict=True):
         assert list(said) == ["token", "id", "logprob", "top"]
@@ -245,7 +248,7 @@ def test_logprobs_read_back_as_they_are_in_their_order(text: str, entries: list[
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc"], exclude_characters='"\\')))
 def test_what_json_need_not_escape_is_sent_as_raw_utf8(text: str) -> None:
-    assert f'"t":"{text}"'.encode() in SSE.token(text, 0)
+    assert f'"t":"{text}"'.encode() in SSE.token(Piece(text, 0))
 
 
 @given(st.text())
@@ -257,7 +260,7 @@ def test_any_accept_header_gets_a_framing(accept: str) -> None:
 
 
 def test_the_terminal_gets_the_text_of_tokens_and_of_no_other_event() -> None:
-    assert TEXT_ONLY.token("é\n", 3) == "é\n".encode()
+    assert TEXT_ONLY.token(Piece("é\n", 3)) == "é\n".encode()
     assert {name for name, event in one_of_each(TEXT_ONLY).items() if event} == {"token"}
 
 

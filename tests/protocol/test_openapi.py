@@ -21,6 +21,7 @@ from worker.protocol.events import (
     ErrorEvent,
     Event,
     MetricsEvent,
+    Piece,
     StartedEvent,
     StreamCode,
     choose_dialect,
@@ -258,11 +259,11 @@ encoded = st.one_of(
         cached_tokens=counts,
     ).map(LINES.started),
     st.builds(
-        LINES.token,
+        Piece,
         st.text(min_size=1),
         counts,
         st.lists(st.builds(Logprob, tops, st.lists(tops).map(tuple)), max_size=3),
-    ),
+    ).map(LINES.token),
     st.builds(
         MetricsEvent,
         tokens_per_sec=st.floats(0, 1e9),

@@ -9,9 +9,8 @@ import httpx2
 import pytest
 
 from client.sse import Frames, is_comment
-from tests.anthropic import following as anthropic
 from tests.anthropic.test_request import RIGHT
-from tests.openai.responses import following as responses
+from tests.openai import wires
 from tests.web.openai_client import Json, ask, refusal
 from tests.worker_process import PATIENCE_S, WorkerProcess, serve_default
 
@@ -85,22 +84,14 @@ def test_the_protocols_give_the_same_answer(eloquent: WorkerProcess) -> None:
 
 
 def test_a_response_is_the_same_as_a_stream(eloquent: WorkerProcess) -> None:
-    follower = responses.Follower()
-    for event in responses.events_of(stream_of(eloquent, RESPONSES, QUESTIONS[RESPONSES])):
-        follower.take(event)
-    assert follower.last is not None
-    streamed, whole = follower.last["response"], ask(eloquent, RESPONSES, QUESTIONS[RESPONSES])
-    assert [responses.text_of(item) for item in streamed["output"]] == [
-        responses.text_of(item) for item in whole["output"]
-    ]
+    streamed = wires.folded_response(stream_of(eloquent, RESPONSES, QUESTIONS[RESPONSES]))
+    whole = ask(eloquent, RESPONSES, QUESTIONS[RESPONSES])
+    assert [wires.text_of(item) for item in streamed["output"]] == [wires.text_of(item) for item in whole["output"]]
 
 
 def test_a_message_is_the_same_as_a_stream(eloquent: WorkerProcess) -> None:
-    follower = anthropic.Follower()
-    for event in anthropic.events_of(stream_of(eloquent, MESSAGES, QUESTIONS[MESSAGES])):
-        follower.take(event)
-    assert follower.message is not None
-    assert follower.blocks == ask(eloquent, MESSAGES, QUESTIONS[MESSAGES])["content"]
+    streamed = wires.folded_message(stream_of(eloquent, MESSAGES, QUESTIONS[MESSAGES]))
+    assert streamed["content"] == ask(eloquent, MESSAGES, QUESTIONS[MESSAGES])["content"]
 
 
 @pytest.mark.parametrize("path", QUESTIONS)

@@ -8,29 +8,27 @@ for every token.
     message_delta  message_stop                                                          or else: error
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from worker.anthropic.blocks import SIGNATURE
 from worker.anthropic.errors import error_body, failure_detail
-from worker.chat.parse import Arguments, CallBegun, Content, Delta, Thought
-from worker.openai.answers import JSON_TYPE, Heading
-from worker.openai.event_choice import EventChoice
+from worker.chat.parse import CallBegun, Content, Thought
+from worker.openai.answers import Heading
+from worker.openai.parts import Event, Opening, Part, Parts, PartsChoice
 from worker.openai.reading import Reading
 from worker.openai.thinking import encoded_thoughts
-from worker.protocol.events import SSE_TYPE, EndEvent, ErrorEvent
-from worker.wire.encoding import Count, doc, encode_json
-from worker.wire.jobs import Finished, Logprob
+from worker.protocol.events import ErrorEvent
+from worker.wire.encoding import Count, doc
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 UNREADABLE = "INVALID_JSON"
 """The member of a call's input that has arguments which are no object, for example because the answer was cut in them.
 The name is the one that Anthropic proposes."""
-
-Event = dict[str, Any]
 
 
 class TextBlock(msgspec.Struct, frozen=True, kw_only=True, tag="text", tag_field="type"):
@@ -92,52 +90,24 @@ class TokenCount(msgspec.Struct, frozen=True, kw_only=True):
 
 # ── blocks ───────────────────────────────────────────────────────────────────────────────────────
 
-
-class _Growing:
-    """A block that is open. Subclasses have its events."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
-
-    def grown(self, text: str) -> Iterator[Event]:
-        """Yield the deltas of more text."""
-        self.texts.append(text)
-        if text:
-            yield self.delta(text)
-
-    def ended(self) -> Iterator[Event]:
-        """Yield the deltas at the block's end."""
-        yield from ()
-
-    def empty(self) -> AnswerBlock:
-        raise NotImplementedError
-
-    def whole(self) -> AnswerBlock:
-        raise NotImplementedError
-
-    def delta(self, text: str) -> Event:
-        raise NotImplementedError
+_DELTAS = {
+    Content: ("text_delta", "text"),
+    Thought: ("thinking_delta", "thinking"),
+    CallBegun: ("input_json_delta", "partial_json"),
+}
+"""The type of a block's deltas, and the member that has their text."""
 
 
-class _Text(_Growing):
-    def empty(self) -> AnswerBlock:
-        return TextBlock(text="")
+class Block(Part):
+    """A block of the answer."""
 
-    def whole(self) -> AnswerBlock:
-        return TextBlock(text=self.text)
+    def __init__(self, index: int, opening: Opening, *, shows_thinking: bool) -> None:
+        super().__init__(index, opening)
+        self._is_shown = shows_thinking or not isinstance(opening, Thought)
+        self._kind, self._member = _DELTAS[type(opening)]
 
-    def delta(self, text: str) -> Event:
-        return {"type": "text_delta", "text": text}
-
-
-class _Thinking(_Growing):
-    def __init__(self, *, is_shown: bool) -> None:
-        super().__init__()
-        self._is_shown = is_shown
+    def begun(self) -> Iterator[Event]:
+        yield "content_block_start", {"index": self.index, "content_block": self.block()}
 
     def grown(self, text: str) -> Iterator[Event]:
         if self._is_shown:
@@ -146,35 +116,30 @@ class _Thinking(_Growing):
             self.texts.append(text)
 
     def ended(self) -> Iterator[Event]:
-        yield {"type": "signature_delta", "signature": self._signature}
+        if isinstance(self.opening, Thought):
+            yield self._event({"type": "signature_delta", "signature": self._signature})
+        yield "content_block_stop", {"index": self.index}
 
-    def empty(self) -> AnswerBlock:
-        return ThinkingBlock(thinking="", signature="")
+    def block(self) -> AnswerBlock:
+        """The block as it is now; it has a signature once it has ended."""
+        match self.opening:
+            case CallBegun(_, call_id, name):
+                return ToolUseBlock(id=call_id, name=name, input=_object(self.text))
+            case Content():
+                return TextBlock(text=self.text)
+            case Thought():
+                signature = "" if self.status == "in_progress" else self._signature
+                return ThinkingBlock(thinking=self.text if self._is_shown else "", signature=signature)
 
-    def whole(self) -> AnswerBlock:
-        return ThinkingBlock(thinking=self.text if self._is_shown else "", signature=self._signature)
+    def _delta(self, text: str) -> Event:
+        return self._event({"type": self._kind, self._member: text})
 
-    def delta(self, text: str) -> Event:
-        return {"type": "thinking_delta", "thinking": text}
+    def _event(self, delta: dict[str, Any]) -> Event:
+        return "content_block_delta", {"index": self.index, "delta": delta}
 
     @property
     def _signature(self) -> str:
         return SIGNATURE if self._is_shown else encoded_thoughts(self.text)
-
-
-class _ToolUse(_Growing):
-    def __init__(self, call: CallBegun) -> None:
-        super().__init__()
-        self._call = call
-
-    def empty(self) -> AnswerBlock:
-        return ToolUseBlock(id=self._call.id, name=self._call.name, input={})
-
-    def whole(self) -> AnswerBlock:
-        return ToolUseBlock(id=self._call.id, name=self._call.name, input=_object(self.text))
-
-    def delta(self, text: str) -> Event:
-        return {"type": "input_json_delta", "partial_json": text}
 
 
 def _object(arguments: str) -> dict[str, Any]:
@@ -186,110 +151,41 @@ def _object(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {UNREADABLE: arguments}
 
 
-class Blocks:
-    """The blocks of an answer, one after the other; at most one is open."""
-
-    def __init__(self, *, shows_thinking: bool) -> None:
-        self._shows_thinking = shows_thinking
-        self._blocks: list[AnswerBlock] = []
-        self._open: _Growing | None = None
-        self._blank = ""
-        """The white space at the beginning of a text that has nothing else yet. Anthropic's clients send blocks back,
-        and no block may be blank."""
-
-    def add(self, delta: Delta) -> Iterator[Event]:
-        """Add a delta; yield its events."""
-        match delta:
-            case Thought(text):
-                yield from self._text(text, _Thinking, lambda: _Thinking(is_shown=self._shows_thinking))
-            case Content(text):
-                text = self._blank + text
-                if not isinstance(self._open, _Text) and not text.strip():
-                    self._blank = text
-                    return
-                yield from self._text(text, _Text, _Text)
-            case CallBegun():
-                yield from self.end()
-                yield from self._begin(_ToolUse(delta))
-            case Arguments(_, text):
-                yield from self._grown(text)
-
-    def end(self, *, drops_open: bool = False) -> Iterator[Event]:
-        """Close the open block, or drop it; yield its events."""
-        self._blank = ""
-        self._open = None if drops_open else self._open
-        if self._open is None:
-            return
-        index = len(self._blocks)
-        for delta in self._open.ended():
-            yield {"type": "content_block_delta", "index": index, "delta": delta}
-        yield {"type": "content_block_stop", "index": index}
-        self._blocks.append(self._open.whole())
-        self._open = None
-
-    def whole(self) -> tuple[AnswerBlock, ...]:
-        """The blocks that are closed."""
-        return tuple(self._blocks)
-
-    def _text(self, text: str, kind: type[_Growing], new: Callable[[], _Growing]) -> Iterator[Event]:
-        if not isinstance(self._open, kind):
-            yield from self.end()
-            yield from self._begin(new())
-        self._blank = ""
-        yield from self._grown(text)
-
-    def _begin(self, block: _Growing) -> Iterator[Event]:
-        self._open = block
-        yield {"type": "content_block_start", "index": len(self._blocks), "content_block": block.empty()}
-
-    def _grown(self, text: str) -> Iterator[Event]:
-        assert self._open is not None  # text comes for an open block only
-        index = len(self._blocks)
-        for delta in self._open.grown(text):
-            yield {"type": "content_block_delta", "index": index, "delta": delta}
+def blocks(*, shows_thinking: bool) -> Parts[Block]:
+    return Parts(partial(Block, shows_thinking=shows_thinking))
 
 
-# ── answers ──────────────────────────────────────────────────────────────────────────────────────
+class MessageAnswer(PartsChoice[Block]):
+    """The one answer of a request."""
 
-
-class MessageChoice(EventChoice):
-    """The one answer of a request. Subclasses decide whether its events leave or are held."""
-
-    def __init__(self, heading: Heading, reading: Reading, *, shows_thinking: bool) -> None:
-        super().__init__(reading)
+    def __init__(self, heading: Heading, reading: Reading, *, shows_thinking: bool, is_stream: bool) -> None:
+        super().__init__(reading, blocks(shows_thinking=shows_thinking), is_stream=is_stream)
         self._heading = heading
-        self._shows_thinking = shows_thinking
-        self._blocks = Blocks(shows_thinking=shows_thinking)
-        self._stop: str | None = None
 
-    def end(self, event: EndEvent, finished: Finished, logprobs: Sequence[Logprob] = ()) -> bytes:
-        self._stop = finished.stop
-        return super().end(event, finished, logprobs)
-
-    def rewind(self) -> None:
-        super().rewind()
-        self._blocks = Blocks(shows_thinking=self._shows_thinking)
+    def sign_of_life(self) -> bytes:
+        return PING
 
     def made(self) -> AnswerMessage:
-        """The message as it is now, with the blocks that are closed."""
+        stop_reason, stop_sequence = self._stop
         return AnswerMessage(
             id=self._heading.id,
             model=self._heading.model,
-            content=self._blocks.whole(),
-            stop_reason=self._stop_reason,
-            stop_sequence=self._stop,
+            content=tuple(part.block() for part in self._parts.all),
+            stop_reason=stop_reason,
+            stop_sequence=stop_sequence,
             usage=self._usage,
         )
 
     @property
-    def _stop_reason(self) -> StopReason | None:
-        if self.finish_reason is None:
-            return None
+    def _stop(self) -> tuple[StopReason | None, str | None]:
+        """The reason of the end, and the stop sequence that matched."""
+        if self.finished is None:
+            return None, None
         if self.finish_reason == "length":
-            return "max_tokens"
-        if self._stop is not None:
-            return "stop_sequence"
-        return "tool_use" if self._answer.is_called else "end_turn"
+            return "max_tokens", self.finished.stop
+        if self.finished.stop is not None:
+            return "stop_sequence", self.finished.stop
+        return "tool_use" if self._answer.is_called else "end_turn", None
 
     @property
     def _usage(self) -> MessageUsage:
@@ -297,44 +193,19 @@ class MessageChoice(EventChoice):
             input_tokens=self.n_prompt - self.n_cached,
             cache_read_input_tokens=self.n_cached,
             output_tokens=self.n_drawn,
-            output_tokens_details=ThinkingCount(thinking_tokens=self.n_reasoning),
+            output_tokens_details=ThinkingCount(
+                thinking_tokens=0 if self.finished is None else self.finished.n_reasoning
+            ),
         )
 
-    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - no request has them here
-        last = self._grown(self._answer.finish(self.ended_by))
-        events = [*self._blocks.end(drops_open=self.is_collecting and self._answer.is_unfinished)]
-        delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop}
-        events += [{"type": "message_delta", "delta": delta, "usage": self._usage}, {"type": "message_stop"}]
-        return last + self._sent(events)
-
-    def _grown(self, deltas: Sequence[Delta]) -> bytes:
-        return self._sent([event for delta in deltas for event in self._blocks.add(delta)])
-
-    def _sent(self, events: Sequence[Event]) -> bytes:  # noqa: ARG002 - StreamedMessage sends them
-        return b""
-
-
-class CollectedMessage(MessageChoice):
-    """A message that is sent when it is complete."""
-
-    media_type = JSON_TYPE
-
-
-class StreamedMessage(MessageChoice):
-    """A message whose events are sent as they come."""
-
-    media_type = SSE_TYPE
-    is_collecting = False
-
-    def sign_of_life(self) -> bytes:
-        return PING
-
-    def error(self, event: ErrorEvent) -> bytes:
-        super().error(event)
-        return b"event: error\ndata: " + error_body(failure_detail(event)) + b"\n\n"
-
     def _begun(self) -> bytes:
-        return self._sent([{"type": "message_start", "message": self.made()}])
+        return self._bytes("message_start", {"message": self.made()})
 
-    def _sent(self, events: Sequence[Event]) -> bytes:
-        return b"".join(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event)) for event in events)
+    def _last(self) -> Iterator[Event]:
+        stop_reason, stop_sequence = self._stop
+        delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
+        yield "message_delta", {"delta": delta, "usage": self._usage}
+        yield "message_stop", {}
+
+    def _failed(self, event: ErrorEvent) -> bytes:
+        return b"event: error\ndata: " + error_body(failure_detail(event)) + b"\n\n"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from worker.anthropic.answer import CollectedMessage, MessageChoice, StreamedMessage, TokenCount
+from worker.anthropic.answer import MessageAnswer, TokenCount
 from worker.anthropic.blocks import read_system, read_turns
 from worker.anthropic.offered import Offered, ToolChoice, read_tools
 from worker.openai.answers import Choice, Heading
@@ -89,14 +89,14 @@ class MessageAsked:
 
     def choices(self, heading: Heading) -> list[Choice]:
         """The one answer."""
-        kind = StreamedMessage if self.generation.is_stream else CollectedMessage
-        return [kind(heading, self.generation.reading, shows_thinking=self.shows_thinking)]
+        is_stream = self.generation.is_stream
+        return [
+            MessageAnswer(heading, self.generation.reading, shows_thinking=self.shows_thinking, is_stream=is_stream)
+        ]
 
     def body(self, heading: Heading, choices: Sequence[Choice]) -> bytes:  # noqa: ARG002 - the choice has its own
         """The whole answer, once it has ended."""
-        (choice,) = choices
-        assert isinstance(choice, MessageChoice)
-        return encode_json(choice.made())
+        return encode_json(choices[0].made())
 
 
 def read_messages(body: bytes | bytearray, terms: Terms) -> MessageAsked:

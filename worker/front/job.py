@@ -25,7 +25,7 @@ from worker.errors import DeadlineExceeded, WorkerError
 from worker.observe.counters import Counters, Outcome
 from worker.observe.vllm_metrics import FinishReason
 from worker.protocol.bodies import refused_by_engine
-from worker.protocol.events import EndEvent, ErrorEvent, MetricsEvent, StartedEvent, StreamCode
+from worker.protocol.events import EndEvent, ErrorEvent, MetricsEvent, Piece, StartedEvent, StreamCode
 from worker.protocol.job_request import JobRequest
 from worker.wire.jobs import Finished, JobKey, Logprob, PromptLogprobs, StopReason
 from worker.wire.refusals import Refused
@@ -258,10 +258,8 @@ class Job:
         if logprob is not None:
             self._logprobs.append(logprob)
         if text:
-            event = self.dialect.token(
-                text, self.tokens_out, self._logprobs, self.tokens_sampled, is_reasoning=is_reasoning
-            )
-            self._push(event)
+            piece = Piece(text, self.tokens_out, self._logprobs, self.tokens_sampled, is_reasoning)
+            self._push(self.dialect.token(piece))
             self._logprobs.clear()
             self.tokens_out += 1
         if sampled_at_s - self._metrics_sent_s >= METRICS_EVERY_S:

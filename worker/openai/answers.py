@@ -1,18 +1,22 @@
-"""The parts that all answers of `/v1` share: their heading, their usage, and how a job's events become one choice.
+"""The parts that all answers of `/v1` share: their heading, their usage, and how a job's text becomes one choice, whole
+or streamed.
 
-Owns: the counts of tokens, the limit on an answer before it is sent, the frames of a stream. Pure.
+Owns: the counts of tokens, the limit on an answer before it is sent, the frames of a stream. Pure. `token` is called
+for every token.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from worker.chat.parse import Delta
 from worker.openai.errors import error_body, failure, failure_detail
 from worker.openai.fields import StreamOptions
-from worker.protocol.events import SIGN_OF_LIFE, SSE_TYPE, EndEvent, ErrorEvent, MetricsEvent, StartedEvent
+from worker.openai.reading import ReadAnswer, Reading
+from worker.protocol.events import SIGN_OF_LIFE, SSE_TYPE, Dialect, EndEvent, ErrorEvent, Piece, StartedEvent
 from worker.wire.encoding import Count, doc, encode_json
 from worker.wire.jobs import Finished, Logprob, StopReason
 
@@ -81,21 +85,23 @@ class Allowance:
         self.n_left = n_bytes
 
 
-class Choice(ABC):
-    """One job's part of an answer. It is the job's Dialect (protocol/events.py), and holds the job's numbers
-    afterwards.
+class Choice(Dialect):
+    """One job's part of an answer, whole or streamed; and the job's numbers afterwards. A stream sends what comes at
+    once, a whole answer keeps it until the end. Subclasses have the shapes."""
 
-    Subclasses decide which bytes are sent at once and which are held.
-    """
+    keeps_text: bool
+    """True if the text counts as held until the answer is sent."""
 
-    media_type = JSON_TYPE
-    is_collecting = True
-
-    def __init__(self, index: int, allowance: Allowance) -> None:
+    def __init__(self, index: int, allowance: Allowance, *, is_stream: bool) -> None:
+        self.media_type = SSE_TYPE if is_stream else JSON_TYPE
+        self.is_collecting = self.keeps_text = not is_stream
         self.index = index
-        self.n_prompt = self.n_cached = self.n_drawn = self.n_drafted = self.n_accepted = self.n_reasoning = 0
-        self.finish_reason: FinishReason | None = None
-        self.ended_by: StopReason = "EOS"
+        self.seed = self.n_prompt = self.n_cached = 0
+        self.n_drawn = 0
+        """The number of tokens that were drawn so far."""
+        self.ended: EndEvent | None = None
+        self.finished: Finished | None = None
+        """The job's end, which these two have; None before it."""
         self.failed: ErrorEvent | None = None
         """The reason why there is no answer; None if there is one."""
         self._allowance = allowance
@@ -105,49 +111,54 @@ class Choice(ABC):
     def is_overfull(self) -> bool:
         return self._allowance.n_left < 0
 
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """None before the end."""
+        return None if self.finished is None else _REASONS[self.finished.reason]
+
     def sign_of_life(self) -> bytes:
-        return b""
+        return SIGN_OF_LIFE
 
     def started(self, event: StartedEvent) -> bytes:
-        self.n_prompt, self.n_cached = event.prompt_tokens, event.cached_tokens
-        return self._begun()
+        self.seed, self.n_prompt, self.n_cached = event.seed, event.prompt_tokens, event.cached_tokens
+        return b"" if self.is_collecting else self._begun()
 
-    def prompt_logprobs(self, tokens: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - most answers have none
-        return b""
-
-    @abstractmethod
-    def token(
-        self,
-        text: str,
-        index: int,
-        logprobs: Sequence[Logprob] = (),
-        n_sampled: int = 0,
-        *,
-        is_reasoning: bool = False,
-    ) -> bytes: ...
-
-    def metrics(self, event: MetricsEvent) -> bytes:  # noqa: ARG002 - these answers have none
-        return b""
+    def token(self, piece: Piece) -> bytes:
+        if self.keeps_text:
+            self._hold(len(piece.text))
+        self.n_drawn = piece.n_sampled
+        return self._grown(piece)
 
     def end(self, event: EndEvent, finished: Finished, logprobs: Sequence[Logprob] = ()) -> bytes:
-        self.n_drawn = event.tokens_sampled
-        self.n_drafted, self.n_accepted = finished.n_drafted, finished.n_accepted
-        self.n_reasoning = finished.n_reasoning
-        self.ended_by, self.finish_reason = finished.reason, _REASONS[finished.reason]
+        self.n_drawn, self.ended, self.finished = event.tokens_sampled, event, finished
         return self._ended(logprobs)
 
     def error(self, event: ErrorEvent) -> bytes:
         self.failed = event
-        return b""
+        return b"" if self.is_collecting else self._failed(event)
 
     def rewind(self) -> None:
         self._hold(-self._n_held)
 
+    @abstractmethod
+    def made(self) -> Any:
+        """The whole answer, once it has ended."""
+
     def _begun(self) -> bytes:
+        """The first bytes of a stream."""
         return b""
 
     @abstractmethod
-    def _ended(self, logprobs: Sequence[Logprob]) -> bytes: ...
+    def _grown(self, piece: Piece) -> bytes:
+        """Some text has come: return its bytes in a stream, or keep it."""
+
+    @abstractmethod
+    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
+        """All text has come: return the last bytes of a stream. `logprobs`: those that came with no text."""
+
+    def _failed(self, event: ErrorEvent) -> bytes:
+        """The last bytes of a stream that fails."""
+        return b"data: " + failure_body(event) + b"\n\n"
 
     def _hold(self, n_bytes: int) -> None:
         """Count bytes that the choice holds from now on; a negative number counts bytes that it no longer holds."""
@@ -155,71 +166,55 @@ class Choice(ABC):
         self._allowance.n_left -= n_bytes
 
 
-class CollectedChoice(Choice):
-    """A choice whose text is sent when it is complete."""
+class ReadChoice(Choice):
+    """A choice whose text is read: it becomes deltas. Subclasses have the bytes of each."""
 
-    def __init__(self, index: int, allowance: Allowance) -> None:
-        super().__init__(index, allowance)
-        self._texts: list[str] = []
-
-    def token(
-        self,
-        text: str,
-        index: int,  # noqa: ARG002
-        logprobs: Sequence[Logprob] = (),
-        n_sampled: int = 0,  # noqa: ARG002
-        *,
-        is_reasoning: bool = False,  # noqa: ARG002 - chat_message.py's alone
-    ) -> bytes:
-        self._texts.append(text)
-        self._hold(len(text))
-        self._keep(logprobs)
-        return b""
+    def __init__(self, index: int, allowance: Allowance, reading: Reading, *, is_stream: bool) -> None:
+        super().__init__(index, allowance, is_stream=is_stream)
+        self._answer = ReadAnswer(reading)
+        self._deltas: list[Delta] = []
+        """The deltas of a whole answer."""
 
     def rewind(self) -> None:
         super().rewind()
-        self._texts.clear()
+        self._answer.rewind()
+        self._deltas.clear()
 
-    @property
-    def _text(self) -> str:
-        return "".join(self._texts)
+    def _grown(self, piece: Piece) -> bytes:
+        return self._taken(self._answer.push(piece))
 
-    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
-        self._keep(logprobs)
+    def _taken(self, deltas: Sequence[Delta]) -> bytes:
+        """Return the bytes of deltas in a stream, or keep them."""
+        if not self.is_collecting:
+            return b"".join([self._event(delta) for delta in deltas])
+        for delta in deltas:
+            self._keep(delta)
         return b""
 
+    def _keep(self, delta: Delta) -> None:
+        self._deltas.append(delta)
+
     @abstractmethod
-    def _keep(self, logprobs: Sequence[Logprob]) -> None:
-        """Keep the log-probabilities of the tokens that were sampled since the last call."""
+    def _event(self, delta: Delta) -> bytes:
+        """The bytes of a delta in a stream."""
 
 
-class StreamedChoice(Choice):
-    """A choice whose text is sent as it is generated."""
+class Chunks:
+    """The frames of one choice's stream, in the form of chats and completions."""
 
-    media_type = SSE_TYPE
-    is_collecting = False
-    kind: ClassVar[str]
-    """The `object` of a chunk."""
-
-    def __init__(self, index: int, allowance: Allowance, heading: Heading, options: StreamOptions) -> None:
-        super().__init__(index, allowance)
-        self._opening = chunk_opening(heading, self.kind) + b'"choices":[{"index":%d,' % index
+    def __init__(self, heading: Heading, kind: str, choice: Choice, options: StreamOptions) -> None:
+        """`kind`: the `object` of a chunk."""
+        self._choice = choice
+        self._opening = chunk_opening(heading, kind) + b'"choices":[{"index":%d,' % choice.index
         self._has_usage = bool(options.continuous_usage_stats)
         self._closing = b'}],"usage":null}\n\n' if options.include_usage else b"}]}\n\n"
 
-    def sign_of_life(self) -> bytes:
-        return SIGN_OF_LIFE
-
-    def error(self, event: ErrorEvent) -> bytes:
-        super().error(event)
-        return b"data: " + error_body(failure_detail(event)) + b"\n\n"
-
-    def _chunk(self, members: bytes, n_drawn: int) -> bytes:
-        """A chunk whose choice has its index and these members."""
+    def chunk(self, text: bytes, logprobs: bytes = b"null", reason: bytes = b"null") -> bytes:
+        """A chunk whose choice has its index and these members. `text`: the first of them, with its name."""
+        members = b'%b,"logprobs":%b,"finish_reason":%b' % (text, logprobs, reason)
         if not self._has_usage:
             return self._opening + members + self._closing
-        usage = encode_json(usage_of([self], n_drawn=n_drawn))
-        return self._opening + members + b'}],"usage":' + usage + b"}\n\n"
+        return self._opening + members + b'}],"usage":' + encode_json(usage_of([self._choice])) + b"}\n\n"
 
 
 def chunk_opening(heading: Heading, kind: str) -> bytes:
@@ -258,22 +253,22 @@ def whole(
     return 200, body()
 
 
-def usage_of(choices: Sequence[Choice], n: int = 1, n_drawn: int | None = None) -> Usage:
-    """The usage of an answer whose prompts have `n` consecutive choices each. Pass `n_drawn` if the only choice has not
-    ended."""
+def usage_of(choices: Sequence[Choice], n: int = 1) -> Usage:
+    """The usage so far of an answer whose prompts have `n` consecutive choices each."""
     firsts = choices[::n]
     n_prompt = sum(choice.n_prompt for choice in firsts)
-    drawn = sum(choice.n_drawn for choice in choices) if n_drawn is None else n_drawn
-    n_drafted, n_accepted = sum(choice.n_drafted for choice in choices), sum(choice.n_accepted for choice in choices)
+    n_drawn = sum(choice.n_drawn for choice in choices)
+    ends = [choice.finished for choice in choices if choice.finished is not None]
+    n_accepted = sum(end.n_accepted for end in ends)
     return Usage(
         prompt_tokens=n_prompt,
-        completion_tokens=drawn,
-        total_tokens=n_prompt + drawn,
+        completion_tokens=n_drawn,
+        total_tokens=n_prompt + n_drawn,
         prompt_tokens_details=PromptDetails(cached_tokens=sum(choice.n_cached for choice in firsts)),
         completion_tokens_details=CompletionDetails(
-            reasoning_tokens=sum(choice.n_reasoning for choice in choices),
+            reasoning_tokens=sum(end.n_reasoning for end in ends),
             accepted_prediction_tokens=n_accepted,
-            rejected_prediction_tokens=n_drafted - n_accepted,
+            rejected_prediction_tokens=sum(end.n_drafted for end in ends) - n_accepted,
         ),
     )
 

@@ -10,12 +10,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from worker.openai.answers import Allowance, Choice, Heading, usage_of
-from worker.openai.chat_message import (
-    ChatCompletion,
-    CollectedMessage,
-    MessageTerms,
-    StreamedMessage,
-)
+from worker.openai.chat_message import ChatAnswer, ChatCompletion, MessageTerms
 from worker.openai.chat_tools import ChatTool, Offered, read_tools
 from worker.openai.fields import (
     MAX_TOP_LOGPROBS,
@@ -104,10 +99,8 @@ class ChatAsked:
             wants_logprobs=self.wants_logprobs,
             reasoning_fields=self.reasoning_fields,
         )
-        indexes = range(self.generation.n)
-        if self.generation.is_stream:
-            return [StreamedMessage(i, allowance, heading, self.generation.options, terms) for i in indexes]
-        return [CollectedMessage(i, allowance, terms) for i in indexes]
+        options = self.generation.options if self.generation.is_stream else None
+        return [ChatAnswer(i, allowance, heading, options, terms) for i in range(self.generation.n)]
 
     def body(self, heading: Heading, choices: Sequence[Choice]) -> bytes:
         """The whole answer, once every choice has ended."""
@@ -117,7 +110,7 @@ class ChatAsked:
                 created=heading.created,
                 model=heading.model,
                 system_fingerprint=heading.system_fingerprint,
-                choices=[choice.made() for choice in choices if isinstance(choice, CollectedMessage)],
+                choices=[choice.made() for choice in choices],
                 usage=usage_of(choices, self.generation.n),
             )
         )

@@ -3,28 +3,20 @@
 Owns: the shapes of answers. Pure except for the ids of calls. `token` is called for every token.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
 
 from worker.chat.parse import Arguments, CallBegun, Content, Delta, Message, Thought, message_of
-from worker.openai.answers import (
-    Allowance,
-    Choice,
-    Heading,
-    StreamedChoice,
-    Usage,
-    array,
-    finite,
-    json_array,
-)
+from worker.openai.answers import Allowance, Chunks, Heading, ReadChoice, Usage, array, finite, json_array
 from worker.openai.fields import StreamOptions
 from worker.openai.listed import ListedTokens
-from worker.openai.reading import ReadAnswer, Reading
+from worker.openai.reading import Reading
+from worker.protocol.events import Piece
 from worker.wire.encoding import Count, doc, encode_json
-from worker.wire.jobs import Logprob, StopReason
+from worker.wire.jobs import Logprob
 
 OBJECT = "chat.completion"
 CHUNK_OBJECT = "chat.completion.chunk"
@@ -109,7 +101,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
 
 
-# ── reading ──────────────────────────────────────────────────────────────────────────────────────
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,118 +113,97 @@ class MessageTerms:
     reasoning_fields: tuple[str, ...] = ("reasoning_content",)
 
 
-class _ReadMessage:
-    """Reads one answer as deltas, each with the tokens that are listed with it."""
+class ChatAnswer(ReadChoice):
+    """A message. A stream of it is the role, the text and the calls, and the reason why it ended."""
 
-    def __init__(self, terms: MessageTerms) -> None:
+    def __init__(
+        self, index: int, allowance: Allowance, heading: Heading, options: StreamOptions | None, terms: MessageTerms
+    ) -> None:
+        """`options`: None if the message is sent whole."""
+        super().__init__(index, allowance, terms.reading, is_stream=options is not None)
+        self._chunks = Chunks(heading, CHUNK_OBJECT, self, options or StreamOptions())
         self._terms = terms
-        self.answer = ReadAnswer(terms.reading)
         self._tokens = ListedTokens()
+        self._logprobs: list[bytes] = []
+        """The listed tokens of a whole answer."""
 
     def rewind(self) -> None:
-        self.answer.rewind()
+        super().rewind()
         self._tokens = ListedTokens()
+        self._logprobs.clear()
 
-    def push(
-        self, text: str, logprobs: Sequence[Logprob], *, is_reasoning: bool
-    ) -> Iterator[tuple[Delta, list[Logprob]]]:
-        """Yield the deltas that the text completes."""
-        if not is_reasoning:
-            self._add(logprobs)
-        yield from self._listed(self.answer.push(text, logprobs, is_reasoning=is_reasoning))
+    def made(self) -> ChatChoice:
+        message = message_of(self._deltas, is_unfinished=self._answer.is_unfinished)
+        return ChatChoice(
+            index=self.index,
+            message=_whole(message, self._terms.reasoning_fields),
+            logprobs=ChatLogprobs(content=array(self._logprobs)) if self._terms.wants_logprobs else None,
+            finish_reason=self._reason,
+        )
 
-    def finish(self, logprobs: Sequence[Logprob], reason: StopReason) -> Iterator[tuple[Delta, list[Logprob]]]:
-        """Yield the deltas of the text that was held back."""
-        self._add(logprobs)
-        yield from self._listed(self.answer.finish(reason))
+    @property
+    def _reason(self) -> MessageReason:
+        assert self.finish_reason is not None
+        return "tool_calls" if self._answer.is_called and self.finish_reason == "stop" else self.finish_reason
 
-    def _add(self, logprobs: Sequence[Logprob]) -> None:
+    def _begun(self) -> bytes:
+        return self._chunks.chunk(b'"delta":{"role":"assistant","content":"","refusal":null}')
+
+    def _grown(self, piece: Piece) -> bytes:
+        if self._terms.wants_logprobs and not piece.is_reasoning:
+            self._tokens.add(piece.logprobs)
+        return super()._grown(piece)
+
+    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
+        assert self.finished is not None
         if self._terms.wants_logprobs:
             self._tokens.add(logprobs)
+        last = self._taken(self._answer.finish(self.finished.reason))
+        rest = self._tokens.finish(is_cut_off=self.finish_reason == "length")
+        if self.is_collecting:
+            self._list(rest)
+            return b""
+        entries = _listed(rest) if rest else b"null"
+        return last + self._chunks.chunk(b'"delta":{}', entries, encode_json(self._reason))
 
-    def rest(self, *, is_cut: bool) -> list[Logprob]:
-        """The tokens that are listed behind the last delta."""
-        return self._tokens.finish(is_cut_off=is_cut)
+    def _event(self, delta: Delta) -> bytes:
+        shown = self._shown_by(delta)
+        is_listed = shown or (self._terms.wants_logprobs and isinstance(delta, Content))
+        return self._chunks.chunk(b'"delta":' + self._delta(delta), _listed(shown) if is_listed else b"null")
 
-    def _listed(self, deltas: Sequence[Delta]) -> Iterator[tuple[Delta, list[Logprob]]]:
-        for delta in deltas:
-            yield delta, self._shown_by(delta)
+    def _keep(self, delta: Delta) -> None:
+        super()._keep(delta)
+        self._list(self._shown_by(delta))
+
+    def _list(self, shown: Sequence[Logprob]) -> None:
+        items = _encoded(shown)
+        self._logprobs += items
+        self._hold(sum(map(len, items)))
 
     def _shown_by(self, delta: Delta) -> list[Logprob]:
+        """The tokens that are listed with a delta."""
+        if not self._terms.wants_logprobs:
+            return []
         match delta:
             case Content(text):
                 return self._tokens.show(text)
-            case CallBegun():
-                return self._tokens.skip(delta.name)
-            case Arguments(_, text):
+            case CallBegun(_, _, text) | Arguments(_, text):
                 return self._tokens.skip(text)
             case Thought():
                 return []
 
-
-def _reason(choice: Choice, read: _ReadMessage) -> MessageReason:
-    assert choice.finish_reason is not None
-    return "tool_calls" if read.answer.is_called and choice.finish_reason == "stop" else choice.finish_reason
-
-
-# ── answers ──────────────────────────────────────────────────────────────────────────────────────
-
-
-class CollectedMessage(Choice):
-    """A message that is sent when it is complete."""
-
-    def __init__(self, index: int, allowance: Allowance, terms: MessageTerms) -> None:
-        super().__init__(index, allowance)
-        self._terms = terms
-        self._read = _ReadMessage(terms)
-        self._deltas: list[Delta] = []
-        self._logprobs: list[bytes] = []
-
-    def token(
-        self,
-        text: str,
-        index: int,  # noqa: ARG002
-        logprobs: Sequence[Logprob] = (),
-        n_sampled: int = 0,  # noqa: ARG002
-        *,
-        is_reasoning: bool = False,
-    ) -> bytes:
-        self._hold(len(text))
-        for delta, shown in self._read.push(text, logprobs, is_reasoning=is_reasoning):
-            self._take(delta, shown)
-        return b""
-
-    def rewind(self) -> None:
-        super().rewind()
-        self._read.rewind()
-        self._deltas.clear()
-        self._logprobs.clear()
-
-    def made(self) -> ChatChoice:
-        return ChatChoice(
-            index=self.index,
-            message=_whole(
-                message_of(self._deltas, is_unfinished=self._read.answer.is_unfinished), self._terms.reasoning_fields
-            ),
-            logprobs=ChatLogprobs(content=array(self._logprobs)) if self._terms.wants_logprobs else None,
-            finish_reason=_reason(self, self._read),
-        )
-
-    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
-        is_cut = self.finish_reason == "length"
-        for delta, shown in self._read.finish(logprobs, self.ended_by):
-            self._take(delta, shown)
-        self._list(self._read.rest(is_cut=is_cut))
-        return b""
-
-    def _take(self, delta: Delta, shown: Sequence[Logprob]) -> None:
-        self._deltas.append(delta)
-        self._list(shown)
-
-    def _list(self, shown: Sequence[Logprob]) -> None:
-        for item in _encoded(shown):
-            self._logprobs.append(item)
-            self._hold(len(item))
+    def _delta(self, delta: Delta) -> bytes:
+        """The members of a chunk's delta. A call's id, type and name come once, then parts of its arguments."""
+        match delta:
+            case Content(text):
+                return b'{"content":%b}' % encode_json(text)
+            case Thought(text):
+                return encode_json(dict.fromkeys(self._terms.reasoning_fields, text))
+            case CallBegun(index, call_id, name):
+                head = b'{"index":%d,"id":%b,"type":"function"' % (index, encode_json(call_id))
+                return b'{"tool_calls":[%b,"function":{"name":%b,"arguments":""}}]}' % (head, encode_json(name))
+            case Arguments(index, text):
+                return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (index, encode_json(text))
 
 
 def _whole(message: Message, reasoning_fields: Sequence[str]) -> ChatMessage:
@@ -249,68 +220,8 @@ def _whole(message: Message, reasoning_fields: Sequence[str]) -> ChatMessage:
     )
 
 
-class StreamedMessage(StreamedChoice):
-    """A message that is sent as it is generated: the role, the text and the calls, the reason why it ended."""
-
-    kind = CHUNK_OBJECT
-
-    def __init__(
-        self, index: int, allowance: Allowance, heading: Heading, options: StreamOptions, terms: MessageTerms
-    ) -> None:
-        super().__init__(index, allowance, heading, options)
-        self._terms = terms
-        self._read = _ReadMessage(terms)
-
-    def token(
-        self,
-        text: str,
-        index: int,  # noqa: ARG002
-        logprobs: Sequence[Logprob] = (),
-        n_sampled: int = 0,
-        *,
-        is_reasoning: bool = False,
-    ) -> bytes:
-        found = self._read.push(text, logprobs, is_reasoning=is_reasoning)
-        return b"".join(self._grown(delta, shown, n_sampled) for delta, shown in found)
-
-    def rewind(self) -> None:
-        super().rewind()
-        self._read.rewind()
-
-    def _begun(self) -> bytes:
-        members = b'"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,"finish_reason":null'
-        return self._chunk(members, 0)
-
-    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
-        is_cut = self.finish_reason == "length"
-        found = self._read.finish(logprobs, self.ended_by)
-        last = b"".join(self._grown(delta, shown, self.n_drawn) for delta, shown in found)
-        shown = self._read.rest(is_cut=is_cut)
-        rest = self._entries(shown) if shown and self._terms.wants_logprobs else b"null"
-        reason = encode_json(_reason(self, self._read))
-        return last + self._chunk(b'"delta":{},"logprobs":%b,"finish_reason":%b' % (rest, reason), self.n_drawn)
-
-    def _grown(self, delta: Delta, shown: Sequence[Logprob], n_drawn: int) -> bytes:
-        is_listed = self._terms.wants_logprobs and (bool(shown) or isinstance(delta, Content))
-        entries = self._entries(shown) if is_listed else b"null"
-        members = b'"delta":%b,"logprobs":%b,"finish_reason":null' % (self._delta(delta), entries)
-        return self._chunk(members, n_drawn)
-
-    def _entries(self, logprobs: Sequence[Logprob]) -> bytes:
-        return encode_json(ChatLogprobs(content=array(_encoded(logprobs))))
-
-    def _delta(self, delta: Delta) -> bytes:
-        """The members of a chunk's delta. A call's id, type and name come once, then parts of its arguments."""
-        match delta:
-            case Content(text):
-                return b'{"content":%b}' % encode_json(text)
-            case Thought(text):
-                return encode_json(dict.fromkeys(self._terms.reasoning_fields, text))
-            case CallBegun(index, call_id, name):
-                head = b'{"index":%d,"id":%b,"type":"function"' % (index, encode_json(call_id))
-                return b'{"tool_calls":[%b,"function":{"name":%b,"arguments":""}}]}' % (head, encode_json(name))
-            case Arguments(index, text):
-                return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (index, encode_json(text))
+def _listed(logprobs: Sequence[Logprob]) -> bytes:
+    return encode_json(ChatLogprobs(content=array(_encoded(logprobs))))
 
 
 def _encoded(logprobs: Sequence[Logprob]) -> list[bytes]:

@@ -13,10 +13,9 @@ import msgspec
 from worker.openai.answers import (
     Allowance,
     Choice,
-    CollectedChoice,
+    Chunks,
     FinishReason,
     Heading,
-    StreamedChoice,
     Usage,
     array,
     finite,
@@ -27,16 +26,16 @@ from worker.openai.fields import (
     MAX_TOP_LOGPROBS,
     GeneratingRequest,
     Generation,
-    StreamOptions,
     Terms,
     read_generation,
     read_object,
     read_struct,
 )
 from worker.protocol.bodies import FieldError
+from worker.protocol.events import EndEvent, Piece
 from worker.protocol.rules import int_range
 from worker.wire.encoding import Count, doc, encode_json
-from worker.wire.jobs import Logprob, MarkUse, Prompt, TokenId
+from worker.wire.jobs import Finished, Logprob, MarkUse, Prompt, TokenId
 from worker.wire.prompts import Infill
 
 OBJECT = "text_completion"
@@ -113,16 +112,9 @@ class CompletionAsked:
 
     def choices(self, heading: Heading, echoes: Sequence[Echo | None]) -> list[Choice]:
         """n choices for each prompt, in order. `echoes` has an entry for each prompt."""
-        allowance = Allowance()
-        made: list[Choice] = []
-        for echo in echoes:
-            for _ in range(self.generation.n):
-                part = TextPart(self, echo)
-                if self.generation.is_stream:
-                    made.append(StreamedText(len(made), allowance, heading, part, self.generation.options))
-                else:
-                    made.append(CollectedText(len(made), allowance, part))
-        return made
+        allowance, n = Allowance(), self.generation.n
+        echo_of = [echo for echo in echoes for _ in range(n)]
+        return [TextAnswer(index, allowance, heading, self, echo) for index, echo in enumerate(echo_of)]
 
     def body(self, heading: Heading, choices: Sequence[Choice]) -> bytes:
         """The whole answer, once every choice has ended."""
@@ -132,7 +124,7 @@ class CompletionAsked:
                 created=heading.created,
                 model=heading.model,
                 system_fingerprint=heading.system_fingerprint,
-                choices=[choice.made() for choice in choices if isinstance(choice, CollectedText)],
+                choices=[choice.made() for choice in choices],
                 usage=usage_of(choices, self.generation.n),
             )
         )
@@ -357,134 +349,85 @@ class Columns:
         return sum(map(len, items))
 
 
-class TextPart:
-    """The parts of one choice other than the generated text: its echo and its log-probabilities."""
+class TextAnswer(Choice):
+    """A text, which may begin with its prompt. A stream sends that echo with the first token, because the job may run
+    again until then."""
 
-    def __init__(self, asked: CompletionAsked, echo: Echo | None) -> None:
+    def __init__(
+        self, index: int, allowance: Allowance, heading: Heading, asked: CompletionAsked, echo: Echo | None
+    ) -> None:
+        super().__init__(index, allowance, is_stream=asked.generation.is_stream)
+        self._chunks = Chunks(heading, OBJECT, self, asked.generation.options)
         self._asked = asked
-        self.echo = echo
-        self.reset()
+        self._echo = echo
+        self._begin()
 
-    def reset(self) -> None:
-        """Return to the state before the job's first event."""
-        asked, echo = self._asked, self.echo
-        self.columns = None if asked.logprobs is None else Columns(asked.logprobs, as_ids=asked.as_ids)
-        self.of_prompt: list[bytes] | None = None if asked.prompt_logprobs is None else [b"null"]
-        if self.columns is not None and echo is not None:
-            self.columns.add_first(echo)
-
-    def add_prompt(self, tokens: Sequence[Logprob]) -> int:
-        """Add the next tokens of the prompt. Returns the number of bytes held for them."""
-        n_bytes = 0
-        for entry in tokens:
-            if self.columns is not None and self.echo is not None:
-                n_bytes += self.columns.add(entry)
-            if self.of_prompt is not None:
-                assert self._asked.prompt_logprobs is not None
-                self.of_prompt.append(encode_json(_ranked(entry, self._asked.prompt_logprobs)))
-                n_bytes += len(self.of_prompt[-1])
-        return n_bytes
-
-    def end_prompt(self) -> None:
-        """Note that the prompt has ended: all further tokens are generated."""
-        if self.columns is not None and self.echo is not None:
-            self.columns.go_to(len(self.echo.text))
-
-
-class CollectedText(CollectedChoice):
-    """A text that is sent when it is complete."""
-
-    def __init__(self, index: int, allowance: Allowance, part: TextPart) -> None:
-        super().__init__(index, allowance)
-        self._part = part
+    def _begin(self) -> None:
+        asked = self._asked
         self._is_in_prompt = True
-
-    def prompt_logprobs(self, tokens: Sequence[Logprob]) -> bytes:
-        self._hold(self._part.add_prompt(tokens))
-        return b""
+        self._texts: list[str] = []
+        self._columns = None if asked.logprobs is None else Columns(asked.logprobs, as_ids=asked.as_ids)
+        self._of_prompt: list[bytes] | None = None if asked.prompt_logprobs is None else [b"null"]
+        if self._columns is not None and self._echo is not None:
+            self._columns.add_first(self._echo)
 
     def rewind(self) -> None:
         super().rewind()
-        self._part.reset()
-        self._is_in_prompt = True
+        self._begin()
+
+    def prompt_logprobs(self, tokens: Sequence[Logprob]) -> bytes:
+        if self._columns is not None and self._echo is not None:
+            self._hold(sum(map(self._columns.add, tokens)))
+        if self._of_prompt is not None:
+            assert self._asked.prompt_logprobs is not None
+            items = [encode_json(_ranked(entry, self._asked.prompt_logprobs)) for entry in tokens]
+            self._of_prompt += items
+            self._hold(sum(map(len, items)))
+        return b""
+
+    def token(self, piece: Piece) -> bytes:
+        return self._echoed() + super().token(piece)
+
+    def end(self, event: EndEvent, finished: Finished, logprobs: Sequence[Logprob] = ()) -> bytes:
+        return self._echoed() + super().end(event, finished, logprobs)
 
     def made(self) -> CompletionChoice:
         assert self.finish_reason is not None
-        part = self._part
-        lead = "" if part.echo is None else part.echo.text
         return CompletionChoice(
             index=self.index,
-            text=lead + self._text,
-            logprobs=None if part.columns is None else part.columns.take(),
+            text="".join(self._texts),
+            logprobs=None if self._columns is None else self._columns.take(),
             finish_reason=self.finish_reason,
-            prompt_logprobs=msgspec.UNSET if part.of_prompt is None else array(part.of_prompt),
+            prompt_logprobs=msgspec.UNSET if self._of_prompt is None else array(self._of_prompt),
         )
 
-    def _keep(self, logprobs: Sequence[Logprob]) -> None:
-        if self._is_in_prompt:
-            self._part.end_prompt()
-            self._is_in_prompt = False
-        if self._part.columns is not None:
-            for entry in logprobs:
-                self._hold(self._part.columns.add(entry))
-
-
-class StreamedText(StreamedChoice):
-    """A text that is sent as it is generated. The echo is sent with the first token, because the job may run again
-    until then."""
-
-    kind = OBJECT
-
-    def __init__(
-        self, index: int, allowance: Allowance, heading: Heading, part: TextPart, options: StreamOptions
-    ) -> None:
-        super().__init__(index, allowance, heading, options)
-        self._part = part
-        self._is_in_prompt = True
-
-    def prompt_logprobs(self, tokens: Sequence[Logprob]) -> bytes:
-        self._hold(self._part.add_prompt(tokens))
-        return b""
-
-    def token(
-        self,
-        text: str,
-        index: int,  # noqa: ARG002
-        logprobs: Sequence[Logprob] = (),
-        n_sampled: int = 0,
-        *,
-        is_reasoning: bool = False,  # noqa: ARG002 - chat_message.py's alone
-    ) -> bytes:
-        return self._echoed() + self._text_chunk(text, logprobs, b"null", n_sampled)
-
-    def rewind(self) -> None:
-        super().rewind()
-        self._part.reset()
+    def _grown(self, piece: Piece) -> bytes:
+        return self._text(piece.text, piece.logprobs)
 
     def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
-        return self._echoed() + self._text_chunk("", logprobs, encode_json(self.finish_reason), self.n_drawn)
+        return self._text("", logprobs, encode_json(self.finish_reason))
 
     def _echoed(self) -> bytes:
-        """The chunk with the echo at the first call, nothing later."""
-        if not self._is_in_prompt:
+        """Add the echo once; all further tokens are generated. Returns its chunk."""
+        is_first, self._is_in_prompt = self._is_in_prompt, False
+        if self._echo is None or not is_first:
             return b""
-        self._is_in_prompt = False
-        if self._part.echo is None:
-            return b""
-        chunk = self._text_chunk(self._part.echo.text, (), b"null", 0)
-        self._part.end_prompt()
-        self._hold(-self._n_held)
+        chunk = self._text(self._echo.text)
+        if self._columns is not None:
+            self._columns.go_to(len(self._echo.text))
+        if not self.is_collecting:
+            self._hold(-self._n_held)
         return chunk
 
-    def _text_chunk(self, text: str, logprobs: Sequence[Logprob], reason: bytes, n_drawn: int) -> bytes:
-        entries = b"null"
-        if self._part.columns is not None:
-            for entry in logprobs:
-                self._part.columns.add(entry)
-            entries = encode_json(self._part.columns.take())
-        return self._chunk(
-            b'"text":%b,"logprobs":%b,"finish_reason":%b' % (encode_json(text), entries, reason), n_drawn
-        )
+    def _text(self, text: str, logprobs: Sequence[Logprob] = (), reason: bytes = b"null") -> bytes:
+        """Return the chunk of a text in a stream, or keep it."""
+        n_bytes = 0 if self._columns is None else sum(map(self._columns.add, logprobs))
+        if self.is_collecting:
+            self._hold(n_bytes)
+            self._texts.append(text)
+            return b""
+        entries = b"null" if self._columns is None else encode_json(self._columns.take())
+        return self._chunks.chunk(b'"text":' + encode_json(text), entries, reason)
 
 
 def _ranked(entry: Logprob, n_top: int) -> dict[str, RankedToken]:

@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from worker.openai.answers import Allowance, Choice, CollectedChoice, Heading
-from worker.openai.errors import error_body, failure_detail
+from worker.openai.answers import Allowance, Choice, Heading
 from worker.openai.fields import (
     GeneratingRequest,
     Generation,
@@ -21,9 +20,9 @@ from worker.openai.fields import (
     read_struct,
 )
 from worker.protocol.bodies import FieldError
-from worker.protocol.events import SIGN_OF_LIFE, SSE_TYPE, EndEvent, ErrorEvent, StartedEvent
+from worker.protocol.events import EndEvent, Piece
 from worker.wire.encoding import Count, doc, encode_json
-from worker.wire.jobs import Finished, Logprob, MarkUse, StopReason
+from worker.wire.jobs import Logprob, MarkUse, StopReason
 from worker.wire.prompts import Infill
 
 MAX_FILES = 128
@@ -78,14 +77,11 @@ class InfillAsked:
 
     def choices(self, heading: Heading) -> list[Choice]:
         """The only choice."""
-        kind = StreamedFill if self.generation.is_stream else CollectedFill
-        return [kind(self, heading, Allowance())]
+        return [FillAnswer(self, heading)]
 
     def body(self, heading: Heading, choices: Sequence[Choice]) -> bytes:  # noqa: ARG002 - the choice has its own
         """The whole answer, once the choice has ended."""
-        (choice,) = choices
-        assert isinstance(choice, CollectedFill)
-        return choice.made()
+        return encode_json(choices[0].made())
 
 
 def read_infill(body: bytes | bytearray, terms: Terms) -> InfillAsked:
@@ -202,32 +198,36 @@ class Fill(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings
 
 
-class _Filling(Choice):
-    """The parts that a streamed and a collected answer share."""
+class FillAnswer(Choice):
+    """The text in the gap. Its stream has no `[DONE]`."""
 
-    def __init__(self, asked: InfillAsked, heading: Heading, allowance: Allowance) -> None:
-        super().__init__(0, allowance)
+    def __init__(self, asked: InfillAsked, heading: Heading) -> None:
+        super().__init__(0, Allowance(), is_stream=asked.generation.is_stream)
         self._asked = asked
         self._heading = heading
-        self._end: EndEvent | None = None
-        self._seed = 0
+        self._texts: list[str] = []
 
-    def started(self, event: StartedEvent) -> bytes:
-        self._seed = event.seed
-        return super().started(event)
+    def rewind(self) -> None:
+        super().rewind()
+        self._texts.clear()
 
-    def end(self, event: EndEvent, finished: Finished, logprobs: Sequence[Logprob] = ()) -> bytes:
-        self._end = event
-        return super().end(event, finished, logprobs)
+    def made(self) -> Mapping[str, Any]:
+        assert self.ended is not None
+        return chosen(msgspec.to_builtins(self._fill(self.ended)), self._asked.response_fields)
+
+    def _grown(self, piece: Piece) -> bytes:
+        if self.is_collecting:
+            self._texts.append(piece.text)
+            return b""
+        members = b'"tokens_predicted":%d,"tokens_evaluated":%d' % (self.n_drawn, self.n_prompt)
+        return b'data: {"index":0,"content":%b,"stop":false,"id_slot":0,%b}\n\n' % (encode_json(piece.text), members)
 
     def _ended(self, logprobs: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - there are none
-        return b""
+        return b"" if self.is_collecting else b"data: " + encode_json(self.made()) + b"\n\n"
 
-    def _filled(self, content: str) -> bytes:
-        event = self._end
-        assert event is not None
-        fill = Fill(
-            content=content,
+    def _fill(self, event: EndEvent) -> Fill:
+        return Fill(
+            content="".join(self._texts),
             model=self._heading.model,
             tokens_predicted=self.n_drawn,
             tokens_evaluated=self.n_prompt,
@@ -235,7 +235,7 @@ class _Filling(Choice):
             generation_settings=FillSettings(
                 n_ctx=self._asked.n_ctx,
                 n_predict=self._asked.generation.fields.max_tokens,
-                seed=self._seed,
+                seed=self.seed,
             ),
             stop_type=_STOP_TYPES[event.stop_reason],
             stopping_word=event.stop_sequence_matched or "",
@@ -248,46 +248,6 @@ class _Filling(Choice):
                 predicted_per_second=_per_second(self.n_drawn, event.decode_time_ms),
             ),
         )
-        return encode_json(chosen(msgspec.to_builtins(fill), self._asked.response_fields))
-
-
-class CollectedFill(_Filling, CollectedChoice):
-    """A text that is sent when it is complete."""
-
-    def made(self) -> bytes:
-        return self._filled(self._text)
-
-    def _keep(self, logprobs: Sequence[Logprob]) -> None:
-        """There are none."""
-
-
-class StreamedFill(_Filling):
-    """A text that is sent as it is generated, without `[DONE]`."""
-
-    media_type = SSE_TYPE
-    is_collecting = False
-
-    def sign_of_life(self) -> bytes:
-        return SIGN_OF_LIFE
-
-    def token(
-        self,
-        text: str,
-        index: int,  # noqa: ARG002
-        logprobs: Sequence[Logprob] = (),  # noqa: ARG002
-        n_sampled: int = 0,
-        *,
-        is_reasoning: bool = False,  # noqa: ARG002 - chat_message.py's alone
-    ) -> bytes:
-        members = b'"tokens_predicted":%d,"tokens_evaluated":%d' % (n_sampled, self.n_prompt)
-        return b'data: {"index":0,"content":%b,"stop":false,"id_slot":0,%b}\n\n' % (encode_json(text), members)
-
-    def error(self, event: ErrorEvent) -> bytes:
-        super().error(event)
-        return b"data: " + error_body(failure_detail(event)) + b"\n\n"
-
-    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - there are none
-        return b"data: " + self._filled("") + b"\n\n"
 
 
 def chosen(answer: Mapping[str, Any], paths: Sequence[str] | None) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from typing import Final
 
 from worker.chat.parse import Content, Delta, Reader, Thought
 from worker.openai.tools import NO_TOOLS, ToolUse
+from worker.protocol.events import Piece
 from worker.wire.chat_format import HERMES, ChatFormat, ReasoningFormat
 from worker.wire.jobs import Logprob, StopReason, TopToken
 
@@ -102,12 +103,11 @@ class ReadAnswer:
         self._reader = self._reading.reader(self._names.is_sure)
         self._is_thinking = False
 
-    def push(self, text: str, logprobs: Sequence[Logprob] = (), *, is_reasoning: bool = False) -> list[Delta]:
-        """The deltas that the text completes. `logprobs`: those of its tokens that the engine has reported.
-        `is_reasoning`: the engine says that it is not the answer's text.
-        """
-        self._names.add(logprobs)
-        return self._shown(self._reader.push(text, is_thought=is_reasoning))
+    def push(self, piece: Piece) -> list[Delta]:
+        """The deltas that the text completes."""
+        if piece.logprobs:
+            self._names.add(piece.logprobs)
+        return self._shown(self._reader.push(piece.text, is_thought=piece.is_reasoning))
 
     def finish(self, reason: StopReason = "EOS") -> list[Delta]:
         """The deltas of the text that was held back. `reason`: why the answer ended."""
@@ -124,8 +124,8 @@ class ReadAnswer:
         """True if the answer has calls, and none that is not complete."""
         return self._reader.is_called
 
-    def _shown(self, deltas: Sequence[Delta]) -> list[Delta]:
-        return list(self._as_text(deltas) if self._reading.keeps_thoughts else deltas)
+    def _shown(self, deltas: list[Delta]) -> list[Delta]:
+        return [*self._as_text(deltas)] if self._reading.keeps_thoughts else deltas
 
     def _as_text(self, deltas: Sequence[Delta]) -> Iterator[Delta]:
         """Yield the deltas with reasoning as content."""

@@ -5,9 +5,10 @@ client; the interface of any other form of events. Pure. `token` is called for e
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, Protocol
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -112,68 +113,67 @@ def _sampled(entry: Logprob) -> SampledLogprob:
     return SampledLogprob(token=token.text, id=token.id, logprob=token.logprob, top=top)
 
 
-class Dialect(Protocol):
+class Piece(msgspec.Struct, frozen=True):
+    """Some text of a job, not empty and without lone surrogates."""
+
+    text: str
+    index: int = 0
+    """0, 1, 2, …"""
+    logprobs: Sequence[Logprob] = ()
+    """Those of every sampled token that no earlier event covers, if the request asked for them. The list is the
+    job's."""
+    n_sampled: int = 0
+    """The number of tokens that the job has drawn so far."""
+    is_reasoning: bool = False
+    """True if the text is not the answer's; only if the job's control tokens divide its text (Submit.marks)."""
+
+
+class Dialect(ABC):
     """The form of one job's events for its client. A method that returns b"" leaves its event out, or keeps it."""
 
-    @property
-    def media_type(self) -> str: ...
-
-    def sign_of_life(self) -> bytes:
-        """Bytes that show the client in a long silence that the job lives, and mean nothing else; b"" if there are
-        none. This is called only if they leave."""
-        ...
-
-    @property
-    def is_collecting(self) -> bool:
-        """True if nothing leaves before the job's end, so that until then the job may run again."""
-        ...
+    media_type: str
+    is_collecting = False
+    """True if nothing leaves before the job's end, so that until then the job may run again."""
 
     @property
     def is_overfull(self) -> bool:
         """True if it keeps more bytes than it may. This is read only after it left an event out."""
-        ...
+        return False
 
+    def sign_of_life(self) -> bytes:
+        """Bytes that show the client in a long silence that the job lives, and mean nothing else; b"" if there are
+        none. This is called only if they leave."""
+        return b""
+
+    @abstractmethod
     def started(self, event: StartedEvent) -> bytes:
         """The job has its slot. This is called once, even if the job runs again."""
-        ...
 
-    def prompt_logprobs(self, tokens: Sequence[Logprob]) -> bytes:
+    def prompt_logprobs(self, tokens: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - most requests have none
         """The next part of the prompt's log-probabilities has come; they start at its second token."""
-        ...
+        return b""
 
-    def token(
-        self,
-        text: str,
-        index: int,
-        logprobs: Sequence[Logprob] = (),
-        n_sampled: int = 0,
-        *,
-        is_reasoning: bool = False,
-    ) -> bytes:
-        """Some text has come, not empty and without lone surrogates. `index` counts 0, 1, 2, …. `logprobs`, if the
-        request asked for them, are those of every sampled token that no earlier event covers; the list is the caller's.
-        `n_sampled` tokens were drawn so far. `is_reasoning` says that the text is not the answer's; this occurs only if
-        the job's control tokens divide its text (Submit.marks).
-        """
-        ...
+    @abstractmethod
+    def token(self, piece: Piece) -> bytes:
+        """Some text has come."""
 
-    def metrics(self, event: MetricsEvent) -> bytes: ...
+    def metrics(self, event: MetricsEvent) -> bytes:  # noqa: ARG002 - only `/execute` has this event
+        return b""
 
+    @abstractmethod
     def end(self, event: EndEvent, finished: Finished, logprobs: Sequence[Logprob] = ()) -> bytes:
         """The job came to its ordinary end; `logprobs` are those that no earlier event covers."""
-        ...
 
+    @abstractmethod
     def error(self, event: ErrorEvent) -> bytes:
         """The job did not come to its end."""
-        ...
 
-    def rewind(self) -> None:
+    def rewind(self) -> None:  # noqa: B027 - a dialect that keeps nothing has nothing to forget
         """The job runs again from its start: forget everything but `started`."""
-        ...
 
 
-@dataclass(frozen=True, slots=True)
-class Framing:
+@dataclass(frozen=True)
+class Framing(Dialect):
     """The dialect of `/execute`: each event is its JSON between a lead and a tail. It keeps nothing, so that all jobs
     share it."""
 
@@ -184,34 +184,15 @@ class Framing:
     comment: bytes = b""
     """The sign of life."""
 
-    @property
-    def is_collecting(self) -> bool:
-        return False
-
-    @property
-    def is_overfull(self) -> bool:
-        return False
-
     def sign_of_life(self) -> bytes:
         return self.comment
 
     def started(self, event: StartedEvent) -> bytes:
         return self._frame("started", event)
 
-    def prompt_logprobs(self, tokens: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - no request has them here
-        return b""
-
-    def token(
-        self,
-        text: str,
-        index: int,
-        logprobs: Sequence[Logprob] = (),
-        n_sampled: int = 0,  # noqa: ARG002
-        *,
-        is_reasoning: bool = False,  # noqa: ARG002 - there is none here
-    ) -> bytes:
-        sampled = [_sampled(entry) for entry in logprobs] if logprobs else msgspec.UNSET
-        return self._frame("token", TokenEvent(t=text, i=index, logprobs=sampled))
+    def token(self, piece: Piece) -> bytes:
+        sampled = [_sampled(entry) for entry in piece.logprobs] if piece.logprobs else msgspec.UNSET
+        return self._frame("token", TokenEvent(t=piece.text, i=piece.index, logprobs=sampled))
 
     def metrics(self, event: MetricsEvent) -> bytes:
         return self._frame("metrics", event)
@@ -221,9 +202,6 @@ class Framing:
 
     def error(self, event: ErrorEvent) -> bytes:
         return self._frame("error", event)
-
-    def rewind(self) -> None:
-        """It keeps nothing."""
 
     def _frame(self, event_type: str, event: _Event) -> bytes:
         return self.leads[event_type] + encode_json(event) + self.tail

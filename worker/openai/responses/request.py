@@ -25,7 +25,7 @@ from worker.openai.fields import (
     read_struct,
 )
 from worker.openai.foreign import read_foreign
-from worker.openai.responses.events import CollectedResponse, ResponseChoice, Shown, StreamedResponse
+from worker.openai.responses.events import ResponseAnswer, Shown
 from worker.openai.responses.items import read_input, tools_in
 from worker.openai.responses.offered import Offered, read_tools
 from worker.openai.responses.resource import EchoedReasoning, InputTokens, ResponseResource
@@ -128,14 +128,14 @@ class ResponseAsked:
 
     def choices(self, heading: Heading) -> list[Choice]:
         """The one answer."""
-        kind = StreamedResponse if self.generation.is_stream else CollectedResponse
-        return [kind(self._resource(heading), self.generation.reading, self._shown)]
+        generation = self.generation
+        return [
+            ResponseAnswer(self._resource(heading), generation.reading, self._shown, is_stream=generation.is_stream)
+        ]
 
     def body(self, heading: Heading, choices: Sequence[Choice]) -> bytes:  # noqa: ARG002 - the choice has its own
         """The whole answer, once it has ended."""
-        (choice,) = choices
-        assert isinstance(choice, ResponseChoice)
-        return encode_json(choice.made())
+        return encode_json(choices[0].made())
 
     @property
     def _shown(self) -> Shown:

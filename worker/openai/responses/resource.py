@@ -9,9 +9,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from worker.openai.answers import Usage as ChatUsage
+from worker.openai.parts import PartStatus
 from worker.wire.encoding import Count, doc
 
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 ErrorCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
 
@@ -40,7 +40,7 @@ class OutputMessage(msgspec.Struct, frozen=True, kw_only=True, tag="message", ta
     """A message of the assistant."""
 
     id: str
-    status: ItemStatus
+    status: PartStatus
     role: Literal["assistant"] = "assistant"
     content: tuple[OutputText, ...] = ()
 
@@ -49,7 +49,7 @@ class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning", 
     """The model's reasoning."""
 
     id: str
-    status: ItemStatus
+    status: PartStatus
     summary: tuple[SummaryText, ...] = ()
     content: tuple[ReasoningText, ...] | UnsetType = UNSET
     encrypted_content: Annotated[
@@ -64,7 +64,7 @@ class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, tag="function_call
     call_id: str
     name: str
     arguments: Annotated[str, doc("JSON text.")]
-    status: ItemStatus
+    status: PartStatus
     namespace: str | UnsetType = UNSET
 
 
