@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.openai.asking import ASKED, HEADING, TERMS, body, entry, fail, finish, objects, start
 from worker.openai.answers import Allowance, last_chunks, whole
 from worker.openai.chat import ChatAsked, read_chat
-from worker.openai.chat_message import CHUNK_OBJECT, REASONING_FIELDS, ChatAnswer, MessageTerms
+from worker.openai.chat_message import REASONING_FIELDS, ChatAnswer, MessageTerms
 from worker.openai.fields import StreamOptions
 from worker.openai.reading import PLAIN
 from worker.protocol.events import Piece
@@ -31,7 +31,7 @@ def streamed(pieces: list[str], found: list[list[Logprob]] | None = None, **fiel
     for index, piece in enumerate(pieces):
         stream += choice.token(Piece(piece, index, found[index] if found else (), index + 1))
     stream += finish(choice, "EOS", len(pieces) + 1)
-    stream += last_chunks(HEADING, CHUNK_OBJECT, [choice], 1, request.generation.options)
+    stream += last_chunks(HEADING, [choice], 1, request.generation.options)
     return objects(stream)
 
 
@@ -42,7 +42,7 @@ def collected(pieces: list[str], found: list[list[Logprob]] | None = None, **fie
     for index, piece in enumerate(pieces):
         assert choice.token(Piece(piece, index, found[index] if found else (), index + 1)) == b""
     assert finish(choice, "EOS", len(pieces) + 1) == b""
-    status, answer = whole([choice], lambda: request.body(HEADING, [choice]))
+    status, answer = whole(HEADING, [choice], 1)
     assert status == 200
     return json.loads(answer)
 
@@ -51,7 +51,7 @@ def collected(pieces: list[str], found: list[list[Logprob]] | None = None, **fie
 def test_a_stream_is_a_role_texts_a_reason_and_done(pieces: list[str]) -> None:
     *chunks, done = streamed(pieces)
     assert done == "[DONE]"
-    heading = {"id": "x-1", "object": CHUNK_OBJECT, "created": 7, "model": "toy", "system_fingerprint": "fp_0"}
+    heading = {"id": "x-1", "object": ChatAnswer.kind, "created": 7, "model": "toy", "system_fingerprint": "fp_0"}
     assert all(list(chunk) == [*heading, "choices"] and chunk.items() >= heading.items() for chunk in chunks)
     choices = [chunk["choices"] for chunk in chunks]
     assert all(len(each) == 1 and each[0]["index"] == 0 for each in choices)
@@ -139,7 +139,7 @@ def test_n_answers_count_their_prompt_once() -> None:
         start(choice)
         choice.token(Piece(f"text {choice.index}", 0, (), 1))
         finish(choice, "MAX_TOKENS", 1)
-    answer = json.loads(request.body(HEADING, choices))
+    answer = json.loads(whole(HEADING, choices, 3)[1])
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert [choice["message"]["content"] for choice in answer["choices"]] == ["text 0", "text 1", "text 2"]
     assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
@@ -200,5 +200,5 @@ def test_the_bytes_that_an_answer_holds_are_bounded_over_all_choices() -> None:
 def test_a_job_that_failed_is_an_error_with_its_status() -> None:
     (choice,) = asked().choices(HEADING)
     assert fail(choice) == b""
-    status, answer = whole([choice], lambda: b"")
+    status, answer = whole(HEADING, [choice], 1)
     assert (status, json.loads(answer)["error"]["code"]) == (503, "engine_restarted")

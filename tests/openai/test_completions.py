@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.openai.asking import HEADING, TERMS, body, entry, finish, objects, start
-from worker.openai.answers import last_chunks
-from worker.openai.completions import OBJECT, CompletionAsked, Echo, read_completion
+from worker.openai.answers import last_chunks, whole
+from worker.openai.completions import CompletionAsked, Echo, read_completion
 from worker.protocol.bodies import FieldsRefused
 from worker.protocol.events import Piece
 from worker.wire.jobs import TokenId
@@ -73,7 +73,7 @@ def answered(request: CompletionAsked, echo: Echo | None = None) -> Any:
     choice.prompt_logprobs(PROMPT[2:])
     choice.token(Piece("c", 0, DRAWN[0], 1))
     finish(choice, "EOS", 2, DRAWN[1])
-    return json.loads(request.body(HEADING, [choice]))["choices"][0]
+    return json.loads(whole(HEADING, [choice], 1)[1])["choices"][0]
 
 
 def test_an_echo_begins_the_text_and_its_tokens_the_logprobs() -> None:
@@ -136,12 +136,12 @@ def test_a_stream_has_the_content_of_an_answer() -> None:
     choice.rewind()
     choice.prompt_logprobs(PROMPT)
     stream = choice.token(Piece("c", 0, DRAWN[0], 1)) + finish(choice, "EOS", 2, DRAWN[1])
-    *chunks, done = objects(stream + last_chunks(HEADING, OBJECT, [choice], 1, request.generation.options))
+    *chunks, done = objects(stream + last_chunks(HEADING, [choice], 1, request.generation.options))
     assert done == "[DONE]"
     parts = [chunk["choices"][0] for chunk in chunks]
-    whole = answered(asked(echo=True, logprobs=1), ECHO)
-    assert "".join(part["text"] for part in parts) == whole["text"]
-    for name, wanted in whole["logprobs"].items():
+    complete = answered(asked(echo=True, logprobs=1), ECHO)
+    assert "".join(part["text"] for part in parts) == complete["text"]
+    for name, wanted in complete["logprobs"].items():
         assert [item for part in parts for item in part["logprobs"][name]] == wanted
     assert [part["finish_reason"] for part in parts] == [None, None, "stop"]
 
@@ -159,6 +159,6 @@ def test_prompts_have_n_consecutive_choices_each() -> None:
     for choice in choices:
         start(choice, n_prompt=choice.index // 2 + 1)
         finish(choice, "MAX_TOKENS", 1)
-    answer = json.loads(request.body(HEADING, choices))
+    answer = json.loads(whole(HEADING, choices, 2)[1])
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
     assert answer["usage"]["prompt_tokens"] == 1 + 2

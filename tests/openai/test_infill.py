@@ -90,7 +90,7 @@ def test_an_answer_has_llama_servers_members() -> None:
     start(choice)
     assert choice.token(Piece("a ")) + choice.token(Piece("+ b", 1)) == b""
     finish(choice, "EOS", 3)
-    status, sent = whole([choice], lambda: found.body(HEADING, [choice]))
+    status, sent = whole(HEADING, [choice], 1)
     answer = json.loads(sent)
     assert (status, answer["content"], answer["stop"], answer["stop_type"]) == (200, "a + b", True, "eos")
     assert (answer["tokens_predicted"], answer["tokens_evaluated"], answer["tokens_cached"]) == (3, 5, 2)
@@ -104,7 +104,7 @@ def test_only_the_members_that_were_asked_for_are_sent() -> None:
     start(choice)
     choice.token(Piece("a"))
     finish(choice, "EOS", 1)
-    assert json.loads(found.body(HEADING, [choice])) == {"content": "a", "timings/predicted_n": 1}
+    assert json.loads(whole(HEADING, [choice], 1)[1]) == {"content": "a", "timings/predicted_n": 1}
 
 
 def test_a_completion_with_a_suffix_is_a_gap() -> None:

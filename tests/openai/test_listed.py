@@ -62,10 +62,10 @@ class Told:
             if stream.matched is not None:
                 break
         self.stream_bytes += finish(choice, self.reason, len(pieces), untold)
-        self._request, self._choice = request, choice
+        self._choice = choice
 
     def collected(self) -> tuple[str, list[bytes]]:
-        _, answer = whole([self._choice], lambda: self._request.body(HEADING, [self._choice]))
+        _, answer = whole(HEADING, [self._choice], 1)
         (found,) = json.loads(answer)["choices"]
         return found["message"]["content"], [bytes(each["bytes"]) for each in found["logprobs"]["content"]]
 

@@ -33,8 +33,8 @@ from tests.openai.wires import (
     text_of,
 )
 from worker.anthropic.answer import UNREADABLE, blocks
-from worker.chat.families import families
 from worker.chat.parse import Arguments, CallBegun, Content, Delta, Reader, Thought, message_of
+from worker.chat.tool_format import families
 from worker.openai.parts import Part, Parts
 from worker.openai.responses.events import Shown, items
 from worker.wire.chat_format import ChatFormat
@@ -94,8 +94,7 @@ def test_a_failure_is_the_last_event_of_a_stream(wire: Wire, drawn: list[tuple[s
 def test_an_answer_runs_again_from_its_start(
     wire: Wire, lost: list[tuple[str, bool]], kept: list[tuple[str, bool]]
 ) -> None:
-    asked = wire.asked()
-    choice = wire.choice(asked)
+    choice = wire.choice(wire.asked())
     start(choice)
     for piece in of(wire, lost):
         choice.token(piece)
@@ -103,7 +102,7 @@ def test_an_answer_runs_again_from_its_start(
     for piece in of(wire, kept):
         choice.token(piece)
     finish(choice, "EOS", len(kept))
-    assert wire.body_of(asked, choice) == wire.whole(*of(wire, kept))
+    assert wire.body_of(choice) == wire.whole(*of(wire, kept))
 
 
 # ── parts ────────────────────────────────────────────────────────────────────────────────────────

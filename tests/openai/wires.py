@@ -66,13 +66,12 @@ class Wire:
 
     def whole(self, *pieces: Piece, reason: StopReason = "EOS", terms: Terms = TERMS, **fields: Any) -> Json:
         """The answer that is not streamed, without ids."""
-        asked = self.asked(terms, **fields)
-        choice = self.choice(asked)
+        choice = self.choice(self.asked(terms, **fields))
         assert not start(choice) + b"".join(map(choice.token, pieces)) + finish(choice, reason, len(pieces))
-        return self.body_of(asked, choice)
+        return self.body_of(choice)
 
-    def body_of(self, asked: Any, choice: Choice) -> Json:
-        status, answer = whole([choice], lambda: asked.body(HEADING, [choice]))
+    def body_of(self, choice: Choice) -> Json:
+        status, answer = whole(HEADING, [choice], 1)
         assert status == 200
         made = json.loads(answer)
         return without_ids(made["choices"][0] if "choices" in made else made)

@@ -3,7 +3,7 @@
 Owns: the route's own fields. Pure.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -32,7 +32,7 @@ from worker.openai.tools import constraint_errors, without_schema
 from worker.openai.turns import Turns
 from worker.protocol.bodies import FieldError, FieldsRefused
 from worker.protocol.rules import int_range
-from worker.wire.encoding import doc, encode_json
+from worker.wire.encoding import doc
 from worker.wire.jobs import MarkUse
 from worker.wire.prompts import Conversation
 from worker.wire.questions import Tokenized
@@ -93,10 +93,6 @@ class MessageAsked:
         return [
             MessageAnswer(heading, self.generation.reading, shows_thinking=self.shows_thinking, is_stream=is_stream)
         ]
-
-    def body(self, heading: Heading, choices: Sequence[Choice]) -> bytes:  # noqa: ARG002 - the choice has its own
-        """The whole answer, once it has ended."""
-        return encode_json(choices[0].made())
 
 
 def read_messages(body: bytes | bytearray, terms: Terms) -> MessageAsked:

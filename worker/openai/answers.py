@@ -8,7 +8,7 @@ for every token.
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -89,6 +89,10 @@ class Choice(Dialect):
     """One job's part of an answer, whole or streamed; and the job's numbers afterwards. A stream sends what comes at
     once, a whole answer keeps it until the end. Subclasses have the shapes."""
 
+    kind: ClassVar[str | None] = None
+    """The `object` of its chunks; None if a stream ends with its last event."""
+    shape: ClassVar[Callable[..., Any] | None] = None
+    """The struct of a whole answer, which has choices; None if the answer is its only choice."""
     keeps_text: bool
     """True if the text counts as held until the answer is sent."""
 
@@ -142,7 +146,7 @@ class Choice(Dialect):
 
     @abstractmethod
     def made(self) -> Any:
-        """The whole answer, once it has ended."""
+        """The choice as a part of the whole answer, once it has ended."""
 
     def _begun(self) -> bytes:
         """The first bytes of a stream."""
@@ -202,10 +206,9 @@ class ReadChoice(Choice):
 class Chunks:
     """The frames of one choice's stream, in the form of chats and completions."""
 
-    def __init__(self, heading: Heading, kind: str, choice: Choice, options: StreamOptions) -> None:
-        """`kind`: the `object` of a chunk."""
+    def __init__(self, heading: Heading, choice: Choice, options: StreamOptions) -> None:
         self._choice = choice
-        self._opening = chunk_opening(heading, kind) + b'"choices":[{"index":%d,' % choice.index
+        self._opening = _opening(heading, choice) + b'"choices":[{"index":%d,' % choice.index
         self._has_usage = bool(options.continuous_usage_stats)
         self._closing = b'}],"usage":null}\n\n' if options.include_usage else b"}]}\n\n"
 
@@ -217,11 +220,12 @@ class Chunks:
         return self._opening + members + b'}],"usage":' + encode_json(usage_of([self._choice])) + b"}\n\n"
 
 
-def chunk_opening(heading: Heading, kind: str) -> bytes:
+def _opening(heading: Heading, choice: Choice) -> bytes:
     """The first bytes of each of a stream's chunks, up to its choices."""
+    assert choice.kind is not None
     head = _ChunkHead(
         id=heading.id,
-        object=kind,
+        object=choice.kind,
         created=heading.created,
         model=heading.model,
         system_fingerprint=heading.system_fingerprint,
@@ -229,12 +233,15 @@ def chunk_opening(heading: Heading, kind: str) -> bytes:
     return b"data: " + encode_json(head)[:-1] + b","
 
 
-def last_chunks(heading: Heading, kind: str, choices: Sequence[Choice], n: int, options: StreamOptions) -> bytes:
-    """The chunks after every choice has ended: the usage if the request asked for it, and the end of the stream."""
+def last_chunks(heading: Heading, choices: Sequence[Choice], n: int, options: StreamOptions) -> bytes:
+    """The chunks after every choice has ended: the usage if the request asked for it, and the end of the stream. `n`:
+    the number of choices for each prompt."""
+    if choices[0].kind is None:
+        return b""
     if not options.include_usage:
         return DONE
-    usage = encode_json(usage_of(choices, n=n))
-    return chunk_opening(heading, kind) + b'"choices":[],"usage":' + usage + b"}\n\n" + DONE
+    usage = encode_json(usage_of(choices, n))
+    return _opening(heading, choices[0]) + b'"choices":[],"usage":' + usage + b"}\n\n" + DONE
 
 
 def failure_body(event: ErrorEvent) -> bytes:
@@ -243,14 +250,28 @@ def failure_body(event: ErrorEvent) -> bytes:
 
 
 def whole(
-    choices: Sequence[Choice], body: Callable[[], bytes], failed_body: Callable[[ErrorEvent], bytes] = failure_body
+    heading: Heading,
+    choices: Sequence[Choice],
+    n: int,
+    failed_body: Callable[[ErrorEvent], bytes] = failure_body,
 ) -> tuple[int, bytes]:
-    """The status and the bytes of an answer that does not stream: `body`'s, or `failed_body`'s for the first job that
-    failed."""
+    """The status and the bytes of an answer that does not stream: `failed_body`'s for the first job that failed, if one
+    has. `n`: the number of choices for each prompt."""
     failed = next((choice.failed for choice in choices if choice.failed is not None), None)
     if failed is not None:
         return failure(failed).status, failed_body(failed)
-    return 200, body()
+    shape, made = choices[0].shape, [choice.made() for choice in choices]
+    if shape is None:
+        return 200, encode_json(made[0])
+    answer = shape(
+        id=heading.id,
+        created=heading.created,
+        model=heading.model,
+        system_fingerprint=heading.system_fingerprint,
+        choices=made,
+        usage=usage_of(choices, n),
+    )
+    return 200, encode_json(answer)
 
 
 def usage_of(choices: Sequence[Choice], n: int = 1) -> Usage:

@@ -3,14 +3,14 @@
 Owns: the route's own fields. Pure.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from worker.openai.answers import Allowance, Choice, Heading, usage_of
-from worker.openai.chat_message import ChatAnswer, ChatCompletion, MessageTerms
+from worker.openai.answers import Allowance, Choice, Heading
+from worker.openai.chat_message import ChatAnswer, MessageTerms
 from worker.openai.chat_tools import ChatTool, Offered, read_tools
 from worker.openai.fields import (
     MAX_TOP_LOGPROBS,
@@ -31,7 +31,7 @@ from worker.protocol.conversation import unread_members
 from worker.protocol.payloads import Places
 from worker.protocol.rules import int_range
 from worker.wire.chat_format import ChatFormat
-from worker.wire.encoding import doc, encode_json
+from worker.wire.encoding import doc
 from worker.wire.jobs import MarkUse
 from worker.wire.prompts import Conversation
 
@@ -101,19 +101,6 @@ class ChatAsked:
         )
         options = self.generation.options if self.generation.is_stream else None
         return [ChatAnswer(i, allowance, heading, options, terms) for i in range(self.generation.n)]
-
-    def body(self, heading: Heading, choices: Sequence[Choice]) -> bytes:
-        """The whole answer, once every choice has ended."""
-        return encode_json(
-            ChatCompletion(
-                id=heading.id,
-                created=heading.created,
-                model=heading.model,
-                system_fingerprint=heading.system_fingerprint,
-                choices=[choice.made() for choice in choices],
-                usage=usage_of(choices, self.generation.n),
-            )
-        )
 
 
 def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:

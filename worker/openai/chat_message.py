@@ -18,9 +18,6 @@ from worker.protocol.events import Piece
 from worker.wire.encoding import Count, doc, encode_json
 from worker.wire.jobs import Logprob
 
-OBJECT = "chat.completion"
-CHUNK_OBJECT = "chat.completion.chunk"
-
 MessageReason = Literal["stop", "length", "tool_calls"]
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 """The names of the reasoning that clients know, DeepSeek's and OpenRouter's."""
@@ -116,12 +113,15 @@ class MessageTerms:
 class ChatAnswer(ReadChoice):
     """A message. A stream of it is the role, the text and the calls, and the reason why it ended."""
 
+    kind = "chat.completion.chunk"
+    shape = ChatCompletion
+
     def __init__(
         self, index: int, allowance: Allowance, heading: Heading, options: StreamOptions | None, terms: MessageTerms
     ) -> None:
         """`options`: None if the message is sent whole."""
         super().__init__(index, allowance, terms.reading, is_stream=options is not None)
-        self._chunks = Chunks(heading, CHUNK_OBJECT, self, options or StreamOptions())
+        self._chunks = Chunks(heading, self, options or StreamOptions())
         self._terms = terms
         self._tokens = ListedTokens()
         self._logprobs: list[bytes] = []

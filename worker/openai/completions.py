@@ -20,7 +20,6 @@ from worker.openai.answers import (
     array,
     finite,
     json_array,
-    usage_of,
 )
 from worker.openai.fields import (
     MAX_TOP_LOGPROBS,
@@ -38,7 +37,6 @@ from worker.wire.encoding import Count, doc, encode_json
 from worker.wire.jobs import Finished, Logprob, MarkUse, Prompt, TokenId
 from worker.wire.prompts import Infill
 
-OBJECT = "text_completion"
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default, for this route only."""
 MAX_CHOICES = 128
@@ -115,19 +113,6 @@ class CompletionAsked:
         allowance, n = Allowance(), self.generation.n
         echo_of = [echo for echo in echoes for _ in range(n)]
         return [TextAnswer(index, allowance, heading, self, echo) for index, echo in enumerate(echo_of)]
-
-    def body(self, heading: Heading, choices: Sequence[Choice]) -> bytes:
-        """The whole answer, once every choice has ended."""
-        return encode_json(
-            Completion(
-                id=heading.id,
-                created=heading.created,
-                model=heading.model,
-                system_fingerprint=heading.system_fingerprint,
-                choices=[choice.made() for choice in choices],
-                usage=usage_of(choices, self.generation.n),
-            )
-        )
 
 
 def read_completion(body: bytes | bytearray, terms: Terms) -> CompletionAsked:
@@ -353,11 +338,14 @@ class TextAnswer(Choice):
     """A text, which may begin with its prompt. A stream sends that echo with the first token, because the job may run
     again until then."""
 
+    kind = "text_completion"
+    shape = Completion
+
     def __init__(
         self, index: int, allowance: Allowance, heading: Heading, asked: CompletionAsked, echo: Echo | None
     ) -> None:
         super().__init__(index, allowance, is_stream=asked.generation.is_stream)
-        self._chunks = Chunks(heading, OBJECT, self, asked.generation.options)
+        self._chunks = Chunks(heading, self, asked.generation.options)
         self._asked = asked
         self._echo = echo
         self._begin()

@@ -79,10 +79,6 @@ class InfillAsked:
         """The only choice."""
         return [FillAnswer(self, heading)]
 
-    def body(self, heading: Heading, choices: Sequence[Choice]) -> bytes:  # noqa: ARG002 - the choice has its own
-        """The whole answer, once the choice has ended."""
-        return encode_json(choices[0].made())
-
 
 def read_infill(body: bytes | bytearray, terms: Terms) -> InfillAsked:
     """Raises: NotAnObject, UnknownModel, FieldsRefused."""

@@ -14,7 +14,6 @@ from worker.protocol.conversation import unread_members
 from worker.wire.encoding import Count, doc
 from worker.wire.jobs import Prompt, TokenId
 from worker.wire.load import Loaded
-from worker.wire.questions import Tokenized
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,18 +159,6 @@ def read_detokenize(body: bytes | bytearray, terms: Terms) -> TokensAsked:
         raise FieldsRefused(errors)
     tokens = tuple(map(TokenId, request.tokens or ()))
     return TokensAsked(tokens=tokens, ignored=ignored_fields(members, DetokenizeRequest))
-
-
-def tokens_body(answer: Tokenized, facts: Loaded) -> TokensBody:
-    return TokensBody(tokens=answer.tokens, count=len(answer.tokens), max_model_len=facts.context_length)
-
-
-def text_body(text: str) -> TextBody:
-    return TextBody(content=text, prompt=text)
-
-
-def rendered_body(answer: Tokenized) -> RenderedBody:
-    return RenderedBody(token_ids=answer.tokens, prompt=answer.text)
 
 
 def tokenizer_info(facts: Loaded) -> TokenizerInfo:

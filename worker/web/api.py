@@ -23,10 +23,10 @@ from worker.errors import WorkerLoading
 from worker.front.admission import LOADING_RETRY_S
 from worker.front.job import Job
 from worker.front.state import Front
-from worker.openai import chat, completions, tokens
+from worker.openai import chat, tokens
 from worker.openai.answers import Choice, Heading, last_chunks, whole
 from worker.openai.chat import ChatAsked, read_chat
-from worker.openai.chat_message import CHUNK_OBJECT, REASONING_FIELDS
+from worker.openai.chat_message import REASONING_FIELDS
 from worker.openai.completions import CompletionAsked, Echo, PlainPrompt, read_completion
 from worker.openai.errors import UnknownModel, refused_as_spelled
 from worker.openai.fields import Generation, Terms, in_header
@@ -117,12 +117,10 @@ class Api:
         prompts: Sequence[Prompt],
         choices: Sequence[Choice],
         *,
-        kind: str | None,
         prompt_logprobs: int | None = None,
         errors: Errors = OPENAI_ERRORS,
     ) -> ASGIResponse:
-        """Open the jobs of an answer, n for each prompt, and answer with their output. `kind` is the `object` of a
-        stream's last chunks; None if nothing follows the choices. Raises: see open_jobs."""
+        """Open the jobs of an answer, n for each prompt, and answer with their output. Raises: see open_jobs."""
         generation, n = asked.generation, asked.generation.n
         tools = generation.reading.use.for_engine()
         jobs = self.front.open_jobs(
@@ -155,10 +153,8 @@ class Api:
         accepted = partial(_accepted_headers, generation, jobs, self.facts.context_length)
         respond = partial(JobResponse, self.front, jobs, refuse, headers, headers_when_accepted=accepted)
         if generation.is_stream:
-            return respond(
-                ending=partial(last_chunks, heading, kind, choices, n, generation.options) if kind else bytes
-            )
-        return respond(whole=partial(whole, choices, partial(asked.body, heading, choices), errors.failure))
+            return respond(ending=partial(last_chunks, heading, choices, n, generation.options))
+        return respond(whole=partial(whole, heading, choices, n, errors.failure))
 
 
 def _refused(
@@ -212,7 +208,7 @@ def _model_routes(api: Api) -> list[HTTPRouteHandler]:
 
 
 def _generating_routes(api: Api) -> list[HTTPRouteHandler]:
-    chats = generating(api, "/v1/chat/completions", read_chat, chat.PAYLOADS, prefix="chatcmpl-", kind=CHUNK_OBJECT)
+    chats = generating(api, "/v1/chat/completions", read_chat, chat.PAYLOADS, prefix="chatcmpl-")
     fill = generating(api, "/infill", read_infill, NO_PLACES, prefix="fill-", operation="infill")
 
     @post("/v1/completions", status_code=200)
@@ -228,7 +224,6 @@ def _generating_routes(api: Api) -> list[HTTPRouteHandler]:
                 heading,
                 [asked.to_engine(prompt) for prompt, _ in echoed],
                 asked.choices(heading, [echo for _, echo in echoed]),
-                kind=completions.OBJECT,
                 prompt_logprobs=asked.needs_prompt_logprobs,
             )
 
@@ -243,7 +238,6 @@ def generating(
     *,
     prefix: str,
     operation: str = "chat",
-    kind: str | None = None,
     errors: Errors = OPENAI_ERRORS,
 ) -> HTTPRouteHandler:
     """A route whose requests have one prompt. Its answers are complete, or a stream; their ids begin with `prefix`."""
@@ -253,7 +247,7 @@ def generating(
         with counted(api.front, request, operation):
             asked = await api.read(request, read, payloads)
             heading = api.heading(prefix)
-            return api.answer(request, asked, heading, [asked.prompt], asked.choices(heading), kind=kind, errors=errors)
+            return api.answer(request, asked, heading, [asked.prompt], asked.choices(heading), errors=errors)
 
     return generate
 
@@ -274,13 +268,15 @@ def _token_routes(api: Api) -> list[HTTPRouteHandler]:
     async def tokenize(request: AnyRequest) -> Response[bytes]:
         asked = await api.read(request, tokens.read_tokenize)
         answer = api.front.tokenize(asked.prompt, add_special=asked.add_special, parse_special=asked.parse_special)
-        body = tokens.tokens_body(await spelled(answer, {"prompt": asked.field}), api.facts)
-        return _body(body, asked.ignored)
+        found = (await spelled(answer, {"prompt": asked.field})).tokens
+        most = api.facts.context_length
+        return _body(tokens.TokensBody(tokens=found, count=len(found), max_model_len=most), asked.ignored)
 
     @post("/detokenize", status_code=200)
     async def detokenize(request: AnyRequest) -> Response[bytes]:
         asked = await api.read(request, tokens.read_detokenize)
-        return _body(tokens.text_body(await api.front.detokenize(asked.tokens)), asked.ignored)
+        text = await api.front.detokenize(asked.tokens)
+        return _body(tokens.TextBody(content=text, prompt=text), asked.ignored)
 
     @get("/tokenizer_info", sync_to_thread=False)
     def tokenizer_info() -> Response[bytes]:
@@ -303,7 +299,8 @@ def _token_routes(api: Api) -> list[HTTPRouteHandler]:
 
 
 async def _rendered(front: Front, prompt: Prompt, generation: Generation) -> tokens.RenderedBody:
-    return tokens.rendered_body(await spelled(front.tokenize(prompt), generation.names))
+    found = await spelled(front.tokenize(prompt), generation.names)
+    return tokens.RenderedBody(token_ids=found.tokens, prompt=found.text)
 
 
 async def spelled(answer: Awaitable[Tokenized], names: Mapping[str, str], places: Sequence[str] = ()) -> Tokenized:

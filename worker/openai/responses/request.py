@@ -33,7 +33,7 @@ from worker.openai.thinking import EFFORTS, Thinking, thinking_of, with_idle_nam
 from worker.openai.tools import constraint_errors, without_schema
 from worker.openai.turns import Turns
 from worker.protocol.bodies import FieldError, FieldsRefused
-from worker.wire.encoding import doc, encode_json
+from worker.wire.encoding import doc
 from worker.wire.jobs import MarkUse
 from worker.wire.prompts import Conversation
 from worker.wire.questions import Tokenized
@@ -132,10 +132,6 @@ class ResponseAsked:
         return [
             ResponseAnswer(self._resource(heading), generation.reading, self._shown, is_stream=generation.is_stream)
         ]
-
-    def body(self, heading: Heading, choices: Sequence[Choice]) -> bytes:  # noqa: ARG002 - the choice has its own
-        """The whole answer, once it has ended."""
-        return encode_json(choices[0].made())
 
     @property
     def _shown(self) -> Shown:
