@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from tests.openai.asking import HEADING, TERMS, body
+from tests.openai.asking import TERMS, body
 from worker.anthropic.request import MessageAsked, read_messages
-from worker.openai.answers import Choice
 from worker.openai.fields import Terms
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -12,8 +11,3 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 def asked(terms: Terms = TERMS, **fields: Any) -> MessageAsked:
     return read_messages(body({"max_tokens": 8, "messages": HELLO, **fields}), terms)
-
-
-def choice_of(request: MessageAsked) -> Choice:
-    (choice,) = request.choices(HEADING)
-    return choice

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.anthropic.asking import HELLO
 from tests.chat.writing import CALLING, Answer, answers, pieces_of, section, written
 from tests.openai.asking import STOP, fail, finish, start
-from tests.openai.deltas import USE, said, sequences
 from tests.openai.wires import (
     CHAT,
     INFILL,
@@ -37,6 +36,7 @@ from worker.chat.parse import Arguments, CallBegun, Content, Delta, Reader, Thou
 from worker.chat.tool_format import families
 from worker.openai.parts import Part, Parts
 from worker.openai.responses.events import Shown, items
+from worker.openai.tools import Tool, ToolUse
 from worker.wire.chat_format import ChatFormat
 from worker.wire.jobs import StopReason
 
@@ -106,6 +106,41 @@ def test_an_answer_runs_again_from_its_start(
 
 
 # ── parts ────────────────────────────────────────────────────────────────────────────────────────
+
+USE = ToolUse(
+    tools=(
+        Tool(name="read", given_name="read", schema={}),
+        Tool(name="files__find", given_name="find", schema={}, namespace="files"),
+        Tool(name="patch", given_name="patch", schema={}, kind="custom"),
+    )
+)
+NAMES = [tool.name for tool in USE.tools]
+
+TEXTS = st.text(alphabet=st.sampled_from(["a", "é", "\n", " ", "🙂", '"', "\\", "<", "x"]), min_size=1, max_size=6)
+"""Pieces of text, never empty."""
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> list[Delta]:
+    """The deltas of one answer."""
+    found: list[Delta] = []
+    n_calls = 0
+    for _ in range(draw(st.integers(0, 8))):
+        match draw(st.sampled_from(["content", "thought", "call"])):
+            case "content":
+                found.append(Content(draw(TEXTS)))
+            case "thought":
+                found.append(Thought(draw(TEXTS)))
+            case _:
+                found.append(CallBegun(n_calls, f"id{n_calls}", draw(st.sampled_from(NAMES))))
+                found += [Arguments(n_calls, text) for text in draw(st.lists(TEXTS, max_size=4))]
+                n_calls += 1
+    return found
+
+
+def said(deltas: Sequence[Delta], kind: type[Content] | type[Thought]) -> str:
+    """All text of one kind, without white space: blank texts may be left out, and nothing else may."""
+    return "".join("".join(delta.text.split()) for delta in deltas if isinstance(delta, kind))
 
 
 def events_of(parts: Parts[Any], deltas: Sequence[Delta]) -> list[Json]:
@@ -221,13 +256,13 @@ def is_blank(text: str) -> bool:
 
 CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a"}}\n</tool_call>'
 CALLS = f'I look.\n{CALL}\n<tool_call>\n{{"name": "patch", "arguments": {{"input": "line\\n"}}}}\n</tool_call>'
-TOOLS = {"read": {"type": "object", "properties": {"path": {"type": "string"}}}, "patch": None}
+OFFERED = {"read": {"type": "object", "properties": {"path": {"type": "string"}}}, "patch": None}
 
 
 @pytest.mark.parametrize("wire", READ)
 @given(st.lists(st.integers(0, len(CALLS)), max_size=8))
 def test_calls_are_read_however_the_text_comes(wire: Wire, cuts: list[int]) -> None:
-    tools = wire.offering(TOOLS)
+    tools = wire.offering(OFFERED)
     if wire is RESPONSES:
         tools[1] = {"type": "custom", "name": "patch"}
     texts = [CALLS[begin:end] for begin, end in itertools.pairwise(sorted({0, *cuts, len(CALLS)}))]
@@ -240,7 +275,7 @@ def test_calls_are_read_however_the_text_comes(wire: Wire, cuts: list[int]) -> N
 @pytest.mark.parametrize("wire", READ)
 def test_calls_are_text_without_tools_to_call(wire: Wire) -> None:
     none = {"type": "none"} if wire is MESSAGES else "none"
-    for fields in ({}, {"tools": wire.offering(TOOLS), "tool_choice": none}):
+    for fields in ({}, {"tools": wire.offering(OFFERED), "tool_choice": none}):
         for told in wire.both(*pieces(CALL), **fields):
             assert told == Told(CALL, "", [], wire.ends["EOS"])
 

@@ -158,13 +158,6 @@ def test_a_token_event_without_logprobs_has_no_such_key() -> None:
     assert SSE.token(Piece("a", 0, [])) == SSE.token(Piece("a", 0)) == b'data: {"type":"token","t":"a","i":0}\n\n'
 
 
-@pytest.mark.parametrize("texts", [pytest.param(["Hello", " 世界", "🌍", "مرحبا", "Привет"], id="TV-110")])
-def test_tokens_read_back_in_order(texts: list[str]) -> None:
-    frames = [SSE.token(Piece(text, index)) for index, text in enumerate(texts)]
-    events = [json.loads(frame.removeprefix(b"data: ")) for frame in frames]
-    assert events == [{"type": "token", "t": text, "i": index} for index, text in enumerate(texts)]
-
-
 @pytest.mark.parametrize(
     "name",
     [

@@ -1,6 +1,5 @@
 """`POST /v1/responses`, `/v1/messages` and their counting routes over real sockets, with the default model."""
 
-import itertools
 import json
 import re
 from typing import Any
@@ -8,11 +7,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from client.sse import Frames, is_comment
 from tests.anthropic.test_request import RIGHT
-from tests.openai import wires
 from tests.web.openai_client import Json, ask, refusal
-from tests.worker_process import PATIENCE_S, WorkerProcess, serve_default
+from tests.worker_process import WorkerProcess, serve_default
 
 pytestmark = [pytest.mark.process, pytest.mark.model, pytest.mark.usefixtures("default_model")]
 
@@ -38,20 +35,6 @@ READ: dict[str, Json] = {
     RESPONSES: {"type": "function", "name": "read", "description": "Read a file.", "parameters": TOOL_SCHEMA},
     MESSAGES: {"name": "read", "description": "Read a file.", "input_schema": TOOL_SCHEMA},
 }
-
-
-def stream_of(worker: WorkerProcess, path: str, fields: Json) -> bytes:
-    """The bytes of a stream, without the comments."""
-    with (
-        httpx2.Client(timeout=PATIENCE_S, trust_env=False) as client,
-        client.stream("POST", f"{worker.url}{path}", json={**fields, "stream": True}) as response,
-    ):
-        assert response.status_code == 200, response.read().decode()
-        assert response.headers["content-type"] == "text/event-stream"
-        found = Frames()
-        frames = [frame for data in response.iter_bytes() for frame in found.feed(data)]
-    assert found.rest == b""
-    return b"".join(frame + b"\n\n" for frame in itertools.filterfalse(is_comment, frames))
 
 
 def anthropic_error(response: httpx2.Response) -> Json:
@@ -81,17 +64,6 @@ def test_the_protocols_give_the_same_answer(eloquent: WorkerProcess) -> None:
     counts = [ask(eloquent, COUNTING[path], QUESTIONS[path])["input_tokens"] for path in COUNTING]
     usage = message["usage"]
     assert counts == [response["usage"]["input_tokens"], usage["input_tokens"] + usage["cache_read_input_tokens"]]
-
-
-def test_a_response_is_the_same_as_a_stream(eloquent: WorkerProcess) -> None:
-    streamed = wires.folded_response(stream_of(eloquent, RESPONSES, QUESTIONS[RESPONSES]))
-    whole = ask(eloquent, RESPONSES, QUESTIONS[RESPONSES])
-    assert [wires.text_of(item) for item in streamed["output"]] == [wires.text_of(item) for item in whole["output"]]
-
-
-def test_a_message_is_the_same_as_a_stream(eloquent: WorkerProcess) -> None:
-    streamed = wires.folded_message(stream_of(eloquent, MESSAGES, QUESTIONS[MESSAGES]))
-    assert streamed["content"] == ask(eloquent, MESSAGES, QUESTIONS[MESSAGES])["content"]
 
 
 @pytest.mark.parametrize("path", QUESTIONS)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.web.openai_client import CHAT, COMPLETIONS, Json, ask, chunks, refusal
+from tests.web.openai_client import CHAT, COMPLETIONS, Json, ask, refusal
 from tests.worker_process import WorkerProcess
 
 pytestmark = [pytest.mark.process, pytest.mark.model, pytest.mark.usefixtures("default_model")]
@@ -35,17 +35,6 @@ def test_a_chat_becomes_the_prompt_of_its_template(eloquent: WorkerProcess) -> N
     assert "Paris" in choice["message"]["content"]
     assert choice["finish_reason"] == "stop"
     assert answer["usage"]["prompt_tokens"] == len(rendered["token_ids"])
-
-
-def test_a_stream_has_the_text_of_the_answer(eloquent: WorkerProcess) -> None:
-    *found, usage, done = chunks(eloquent, CHAT, {**QUESTION, "stream_options": {"include_usage": True}})
-    assert done == "[DONE]"
-    whole = ask(eloquent, CHAT, QUESTION)
-    text = "".join(each["choices"][0]["delta"].get("content", "") for each in found)
-    assert text == whole["choices"][0]["message"]["content"]
-    assert found[0]["choices"][0]["delta"]["role"] == "assistant"
-    assert [each["choices"][0]["finish_reason"] for each in found] == [None] * (len(found) - 1) + ["stop"]
-    assert usage["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
 
 
 def test_the_answer_has_the_requested_format(eloquent: WorkerProcess) -> None:

@@ -26,17 +26,6 @@ def test_the_text_is_that_of_execute(worker: WorkerProcess) -> None:
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (13, 8, 21)
 
 
-def test_a_stream_has_one_heading_texts_a_reason_and_done(worker: WorkerProcess) -> None:
-    *found, done = chunks(worker, COMPLETIONS, GREEDY)
-    assert done == "[DONE]"
-    headings = {(each["id"], each["object"], each["created"], each["system_fingerprint"]) for each in found}
-    assert len(headings) == 1
-    choices = [each["choices"][0] for each in found]
-    assert "".join(choice["text"] for choice in choices) == ask(worker, COMPLETIONS, GREEDY)["choices"][0]["text"]
-    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
-    assert not any("usage" in each for each in found)
-
-
 def test_an_answer_names_its_job_in_a_header_and_its_id(worker: WorkerProcess) -> None:
     response = worker.post(COMPLETIONS, json=GREEDY)
     assert response.headers["x-request-id"] == response.json()["id"]

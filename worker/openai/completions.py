@@ -287,10 +287,7 @@ class Columns:
         self._at = 0
         """The place in the choice's text where the next token's text begins, in characters."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._offsets: list[bytes] = []
-        self._logprobs: list[bytes] = []
-        self._tokens: list[bytes] = []
-        self._tops: list[bytes] = []
+        self._rows: list[tuple[bytes, bytes, bytes, bytes]] = []
 
     def add_first(self, echo: Echo) -> None:
         """Add the token that has no log-probability. A token that the tokeniser put before the text has no characters
@@ -318,20 +315,16 @@ class Columns:
 
     def take(self) -> CompletionLogprobs:
         """Return and remove the entries added since the last call."""
-        lists = (self._offsets, self._logprobs, self._tokens, self._tops)
-        offsets, logprobs, tokens, tops = map(array, lists)
-        for items in lists:
-            items.clear()
+        rows, self._rows = self._rows, []
+        offsets, logprobs, tokens, tops = map(array, zip(*rows, strict=True) if rows else ((), (), (), ()))
         return CompletionLogprobs(text_offset=offsets, token_logprobs=logprobs, tokens=tokens, top_logprobs=tops)
 
     def _name(self, text: str, token: TokenId) -> str:
         return f"token_id:{token}" if self._as_ids else text
 
     def _append(self, name: str, logprob: bytes, top: bytes) -> int:
-        items = (b"%d" % self._at, logprob, encode_json(name), top)
-        for column, item in zip((self._offsets, self._logprobs, self._tokens, self._tops), items, strict=True):
-            column.append(item)
-        return sum(map(len, items))
+        self._rows.append((b"%d" % self._at, logprob, encode_json(name), top))
+        return sum(map(len, self._rows[-1]))
 
 
 class TextAnswer(Choice):
