@@ -21,7 +21,7 @@ _LEAST = 1e-6
 
 def sample(logits: NDArray[np.float32], sampling: Sampling, generated: Sequence[int]) -> int:
     """The token that the seed draws at position `len(generated)`."""
-    return drawn(*candidates(logits, sampling, generated), uniform(sampling.seed, len(generated)))
+    return drawn(*candidates(logits, sampling, generated), uniform(sampling.drawn_seed, len(generated)))
 
 
 def candidates(logits: NDArray[np.float32], sampling: Sampling, generated: Sequence[int]) -> tuple[Ids, Reals]:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence as Seq
 
+from msgspec.structs import replace
+
 from worker.engine.sequence import Queued
 from worker.engine.step import Constraint
 from worker.wire.jobs import JobKey, MarkUse, Sampling, Submit, TokenId
@@ -23,9 +25,7 @@ def queued(
     submit = Submit(
         job=job,
         prompt=tuple(prompt),
-        max_tokens=max_tokens,
-        sampling=sampling,
-        stop=tuple(stop),
+        sampling=replace(sampling, max_tokens=max_tokens, stop=tuple(stop)),
         prompt_logprobs=prompt_logprobs,
         marks=marks,
         salt=salt,

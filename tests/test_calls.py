@@ -103,8 +103,8 @@ def _with_definitions(schema: Schema) -> Schema:
 
 
 def submit_of(seed: int, tools: Tools | None, max_tokens: int = MAX_TOKENS) -> Submit:
-    sampling = Sampling(seed=seed, temperature=0.7)
-    return Submit(job=JobKey(seed), prompt="", max_tokens=max_tokens, sampling=sampling, marks="split", tools=tools)
+    sampling = Sampling(seed=seed, temperature=0.7, max_tokens=max_tokens)
+    return Submit(job=JobKey(seed), prompt="", sampling=sampling, marks="split", tools=tools)
 
 
 def answer_all(

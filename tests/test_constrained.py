@@ -24,7 +24,7 @@ from worker.engine.step import Slice, Step
 from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
 from worker.llama.runner import LlamaRunner
-from worker.wire.jobs import Failed, Finished, JobKey, Sampling, SlotId, StepDone, Submit
+from worker.wire.jobs import Failed, Finished, JobKey, Sampling, SchemaText, SlotId, StepDone, Submit
 from worker.wire.messages import Outbound
 from worker.wire.refusals import Violation
 
@@ -69,13 +69,11 @@ def constraints(runner: LlamaRunner) -> Constraints:
 
 
 def constraint_of(constraints: Constraints, *, json_schema: str | None = None, regex: str | None = None) -> Constraint:
+    schema = None if json_schema is None else SchemaText(json_schema)
     submit = Submit(
         job=JobKey(0),
         prompt=PROMPT,
-        max_tokens=MAX_TOKENS,
-        sampling=Sampling(seed=0),
-        json_schema=json_schema,
-        regex=regex,
+        sampling=Sampling(seed=0, max_tokens=MAX_TOKENS, json_schema=schema, regex=regex),
     )
     constraint = constraints.constrain(submit)
     assert not isinstance(constraint, Violation), constraint.message

@@ -64,8 +64,10 @@ class Asked:
     stop: tuple[str, ...] = ()
 
     def submit(self, job: JobKey, sampling: Sampling) -> Submit:
-        submit = Submit(job=job, prompt="", max_tokens=self.max_tokens, sampling=sampling)
-        return submit if self.field is None else msgspec.structs.replace(submit, **{self.field: self.text})
+        constraint = {} if self.field is None else {self.field: self.text}
+        return Submit(
+            job=job, prompt="", sampling=msgspec.structs.replace(sampling, max_tokens=self.max_tokens, **constraint)
+        )
 
 
 JOBS = (

@@ -276,7 +276,7 @@ class FragilePrompts(ToyPrompts):
 
 
 def fragile_constrain(submit: Submit) -> Constraint | None:
-    if POISON in (submit.json_schema or ""):
+    if POISON in (submit.sampling.json_schema or ""):
         _die()
     return None
 

@@ -11,8 +11,7 @@ from tests.queued import queued
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
-from worker.protocol.rules import MAX_LOGPROBS
-from worker.wire.jobs import JobKey, Logprob, Sampling, StepDone
+from worker.wire.jobs import MAX_LOGPROBS, JobKey, Logprob, Sampling, StepDone
 from worker.wire.messages import Outbound
 
 NEAR = 1.0

@@ -5,9 +5,10 @@ candidate's rows at the same positions it shows what the error of the logits doe
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from parity import formula

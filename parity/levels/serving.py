@@ -20,7 +20,7 @@ from parity.bounds import Bounds
 from parity.compare import logsumexp
 from parity.neighbours import N_NEIGHBOURS, NeighbourJob, Neighbours
 from parity.report import Check, Level, Table, judged
-from worker.protocol.execute import narrow
+from worker.wire.jobs import narrow
 
 SEEDS = (7, 42, 2**64 - 1)
 TEMPERATURE = narrow(0.8)

@@ -3,18 +3,15 @@
 from tests.llama.tiny import END
 from worker.constraints.constraint import Constraint
 from worker.constraints.jobs import Constraints
-from worker.wire.jobs import JobKey, Sampling, Submit, TokenId
+from worker.wire.jobs import JobKey, Sampling, SchemaText, Submit, TokenId
 
 
 def submit(*, grammar: str | None = None, json_schema: str | None = None, regex: str | None = None) -> Submit:
+    schema = None if json_schema is None else SchemaText(json_schema)
     return Submit(
         job=JobKey(1),
         prompt="",
-        max_tokens=9,
-        sampling=Sampling(seed=0),
-        grammar=grammar,
-        json_schema=json_schema,
-        regex=regex,
+        sampling=Sampling(seed=0, max_tokens=9, grammar=grammar, json_schema=schema, regex=regex),
     )
 
 

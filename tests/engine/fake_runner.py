@@ -395,7 +395,7 @@ class FakeRunner:
         assert constraint is None or isinstance(constraint, ToyConstraint)
         n_ahead = 0
         for expected in (*draft, None):
-            drawn = self.model.draw(slice_.slot, held, slice_.sampling.seed, constraint)
+            drawn = self.model.draw(slice_.slot, held, slice_.sampling.drawn_seed, constraint)
             yield drawn
             if drawn.error is not None or drawn.is_end or drawn.token != expected:
                 break

@@ -54,7 +54,7 @@ class ScriptedRunner(FakeRunner):
         assert constraint is None or isinstance(constraint, AnswerConstraint)
         n_ahead = 0
         for expected in (*draft, None):
-            drawn = self._draw(slice_.slot, held, slice_.sampling.seed, constraint)
+            drawn = self._draw(slice_.slot, held, slice_.sampling.drawn_seed, constraint)
             yield drawn
             if drawn.is_end or drawn.token != expected:
                 break
@@ -84,8 +84,7 @@ def submit_of(job: int, budget: int | None, tools: Tools | None) -> Submit:
     return Submit(
         job=JobKey(job),
         prompt="",
-        max_tokens=N_TOKENS,
-        sampling=Sampling(seed=job % 5),
+        sampling=Sampling(seed=job % 5, max_tokens=N_TOKENS),
         marks="split",
         tools=tools,
         reasoning_budget=budget,

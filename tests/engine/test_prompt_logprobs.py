@@ -12,8 +12,7 @@ from worker.engine.prefill_budget import GRAIN
 from worker.engine.prefix_tree import SCORE_BYTES
 from worker.engine.step import MAX_TOPS, Step
 from worker.limits import MAX_DRAFTS
-from worker.protocol.rules import MAX_LOGPROBS
-from worker.wire.jobs import Failed, JobKey, StepDone
+from worker.wire.jobs import MAX_LOGPROBS, Failed, JobKey, StepDone
 
 PLENTY = 10_000 * (CELL_BYTES + SCORE_BYTES)
 

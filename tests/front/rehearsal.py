@@ -21,9 +21,20 @@ from worker.front.questions import Question
 from worker.front.state import Front
 from worker.observe.metrics import Metrics
 from worker.protocol.events import choose_dialect
-from worker.protocol.execute import GenerationFields
 from worker.protocol.job_request import JobRequest
-from worker.wire.jobs import Accepted, Cancel, Delta, Finished, JobKey, Started, StepBegun, StepDone, Submit, TokenId
+from worker.wire.jobs import (
+    Accepted,
+    Cancel,
+    Delta,
+    Finished,
+    JobKey,
+    Sampling,
+    Started,
+    StepBegun,
+    StepDone,
+    Submit,
+    TokenId,
+)
 from worker.wire.load import Loaded, Residency
 from worker.wire.messages import Inbound, Outbound
 from worker.wire.questions import QuestionKey, Tokenize, Tokenized
@@ -179,7 +190,7 @@ class Stage(Observer):
         key = JobKey(len(self.jobs) + 1)
         request = JobRequest(
             job_id=f"job-{key}",
-            fields=GenerationFields(max_tokens=100, seed=key),
+            fields=Sampling(max_tokens=100, seed=key),
             prompt="x",
             dialect=choose_dialect("application/jsonl", sse_event_names=False),
         )

@@ -1,10 +1,10 @@
 """Draft tokens: whatever is drafted, the draws are those of one token at a time."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from tests.llama.conftest import GREEDY, LoadRandom, MakeContext
 from tests.llama.random_models import PLAIN

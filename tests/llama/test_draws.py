@@ -81,7 +81,7 @@ asked = st.builds(
 def made(slot: int, want: Asked, constraint: Constraint | None, n_vocab: int) -> tuple[Slice, Logits]:
     """A slice, and its rows; most of its drafts come true where the rows have one clear best."""
     n_tokens = 4 if want.is_scored else want.n_drafts + 1
-    rng = np.random.default_rng(want.sampling.seed)
+    rng = np.random.default_rng(want.sampling.drawn_seed)
     rows = (rng.normal(size=(n_tokens, n_vocab)) * want.scale).astype(np.float32)
     if want.is_nan:
         rows[-1, rng.integers(n_vocab)] = np.nan

@@ -1,13 +1,13 @@
 """Steps on the real library: what the engine relies on."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from parity.setups import opened
 from tests.constraints.bytewise import constrain

@@ -142,8 +142,9 @@ def test_xtc_above_one_half_is_off() -> None:
 
 
 def test_logit_bias_and_bans() -> None:
-    bias = ((TokenId(0), 5.0), (TokenId(7), -3.5), (TokenId(599), -np.inf), (TokenId(20), 100.0))
-    array = (capi.llama_logit_bias * len(bias))(*(capi.llama_logit_bias(token, value) for token, value in bias))
+    bias = {"0": 5.0, "7": -3.5, "599": -100, "20": 100.0}
+    theirs = ((int(token), -np.inf if value == -100 else value) for token, value in bias.items())
+    array = (capi.llama_logit_bias * len(bias))(*(capi.llama_logit_bias(token, value) for token, value in theirs))
     stage = make(capi.llama_sampler_init_logit_bias, N_VOCAB, len(bias), array)
     for logits in rows(3.0):
         found = assert_agree(logits, Sampling(seed=0, logit_bias=bias), [stage])
@@ -197,7 +198,7 @@ def test_the_whole_order_is_the_chain_built_in_that_order() -> None:
     n_generated = len(generated)
     sampling = Sampling(
         seed=0,
-        logit_bias=((TokenId(3), 2.5),),
+        logit_bias={"3": 2.5},
         temperature=0.9,
         repetition_penalty=1.1,
         frequency_penalty=0.2,

@@ -9,10 +9,9 @@ import pytest
 from client.execute import Drawn, Top
 from parity.answers import N_DRAWN, N_TOP, Parting, miss_at_parting, parting, parting_from, worst_draw
 from tests.parity.made_answers import answer, row
-from worker.protocol.execute import narrow
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import sample, uniform
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import Sampling, narrow
 
 
 def test_answers_part_at_their_first_difference_by_what_either_row_says() -> None:

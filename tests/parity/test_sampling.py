@@ -1,11 +1,11 @@
 """The level `sampling` passes the worker's sampler and fails one that does otherwise in any step."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from parity import formula
 from parity.bounds import Bounds
@@ -121,7 +121,7 @@ def ignoring_the_seed(row: Rows, settings: Sampling, generated: Sequence[int]) -
 
 def ignoring_the_position(row: Rows, settings: Sampling, generated: Sequence[int]) -> int:
     ids, probs = candidates(row, settings, generated)
-    return formula.drawn(ids, probs, uniform(settings.seed, 0))
+    return formula.drawn(ids, probs, uniform(settings.drawn_seed, 0))
 
 
 @pytest.mark.parametrize("wrong", [ignoring_the_seed, ignoring_the_position])

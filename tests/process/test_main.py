@@ -131,7 +131,7 @@ def loaded(kind: str) -> Iterator[EngineProcess]:
 
 
 def job(key: int, max_tokens: int = 4, prompt: str = "hello") -> Submit:
-    return Submit(job=JobKey(key), prompt=prompt, max_tokens=max_tokens, sampling=Sampling(seed=key))
+    return Submit(job=JobKey(key), prompt=prompt, sampling=Sampling(seed=key, max_tokens=max_tokens))
 
 
 # ── an ordinary life ─────────────────────────────────────────────────────────────────────────────

@@ -18,10 +18,10 @@ from worker.protocol.execute import (
     ExecuteRequest,
     MalformedJson,
     WrongShape,
-    narrow,
     parse_cancel,
     parse_execute,
 )
+from worker.wire.jobs import narrow
 
 PARSED_AS = "Failed to parse the request body as JSON: "
 SHAPED_AS = "Failed to deserialize the JSON body into the target type: "

@@ -3,11 +3,10 @@
 from contextlib import suppress
 
 import pytest
-from msgspec.structs import asdict
 
 from tests.protocol.test_execute import SHAPED_AS, raw_body
-from tests.protocol.vectors import R0, body_of
-from worker.protocol.execute import MalformedJson, WrongShape, narrow, parse_execute
+from worker.protocol.execute import MalformedJson, WrongShape, parse_execute
+from worker.wire.jobs import narrow
 
 
 @pytest.mark.parametrize(
@@ -76,34 +75,6 @@ def test_wrong_type_is_422_and_names_the_field(field: str, literal: str) -> None
     with pytest.raises(WrongShape) as caught:
         parse_execute(raw_body(field, literal))
     assert str(caught.value).startswith(SHAPED_AS + field)
-
-
-def test_absent_fields_are_off() -> None:
-    request = asdict(parse_execute(body_of({"job_id": "a", "prompt": "b", "max_tokens": 1})))
-    own: dict[str, object] = {
-        "logprobs": None,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "repeat_last_n": -1,
-        "typical_p": 1.0,
-        "top_n_sigma": 0.0,
-        "xtc_probability": 0.0,
-        "xtc_threshold": narrow(0.1),
-        "dry_multiplier": 0.0,
-        "dry_base": 1.75,
-        "dry_allowed_length": 2,
-        "logit_bias": {},
-        "ignore_eos": False,
-        "min_tokens": 0,
-        "stop_token_ids": (),
-        "grammar": None,
-        "json_schema": None,
-        "regex": None,
-        "cache_salt": None,
-        "messages": None,
-        "chat_template_kwargs": None,
-    }
-    assert {name: value for name, value in request.items() if name not in R0} == own
 
 
 def test_a_schema_of_any_depth_is_read_or_told_to_be_too_deep() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.protocol.execute import narrow
 from worker.protocol.rules import f32_text, float_range, int_range
+from worker.wire.jobs import narrow
 
 
 @pytest.mark.parametrize(

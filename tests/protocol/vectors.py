@@ -3,6 +3,11 @@
 import json
 from typing import Any
 
+import msgspec
+
+from worker.wire.encoding import bounds_of
+from worker.wire.jobs import Sampling
+
 R0: dict[str, Any] = {
     "job_id": "test-job-123",
     "prompt": "Hello, world!",
@@ -21,25 +26,24 @@ def without(field: str) -> dict[str, Any]:
     return {name: value for name, value in R0.items() if name != field}
 
 
+def _other(field: msgspec.structs.FieldInfo) -> object:
+    """A value other than the default and in the field's bounds."""
+    default, bounds = field.default, bounds_of(field)
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, float):
+        least, most = bounds["minimum"], bounds["maximum"]
+        return (least + default) / 2 if default > least else default + (most - default) / 8
+    return default + 1
+
+
 OTHER_THAN_DEFAULTS: dict[str, Any] = {
-    "temperature": 0.5,
-    "top_p": 0.25,
-    "top_k": 3,
-    "repetition_penalty": 1.5,
-    "min_p": 0.125,
-    "frequency_penalty": -0.5,
-    "presence_penalty": 0.75,
-    "repeat_last_n": 9,
-    "typical_p": 0.5,
-    "top_n_sigma": 1.5,
-    "xtc_probability": 0.25,
-    "xtc_threshold": 0.5,
-    "dry_multiplier": 0.75,
-    "dry_base": 2.5,
-    "dry_allowed_length": 4,
+    **{
+        field.name: _other(field)
+        for field in msgspec.structs.fields(Sampling)
+        if isinstance(field.default, float | int) and field.name != "max_tokens"
+    },
     "logit_bias": {"5": 1.5, "0": -100},
-    "ignore_eos": True,
-    "min_tokens": 2,
     "stop_token_ids": [8, 9],
 }
 """The fields that say how tokens are drawn and stand at both doors, each with another value than its default."""

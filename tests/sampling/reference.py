@@ -62,7 +62,7 @@ def expected_candidates(
         highest = max(probs.values())
         probs = {token: prob for token, prob in probs.items() if borders.reaches(prob, sampling.min_p * highest)}
     order = list(probs)
-    if expected_uniform(sampling.seed, len(generated), 2) < sampling.xtc_probability:
+    if expected_uniform(sampling.drawn_seed, len(generated), 2) < sampling.xtc_probability:
         order = without_top_choices(softmax(scores, order), sampling.xtc_threshold, borders)
     return softmax(scores, order)
 
@@ -87,8 +87,9 @@ def expected_uniform(seed: int, position: int, lane: int) -> float:
 
 def biased(scores: Scores, sampling: Sampling, n_generated: int, ends: Iterable[int]) -> Scores:
     scores = dict(scores)
-    for token, bias in sampling.logit_bias:
-        scores[token] = -math.inf if bias == -math.inf else scores[token] + bias
+    for name, bias in sampling.logit_bias.items():
+        token = int(name)
+        scores[token] = -math.inf if bias == -100 else scores[token] + bias
     if n_generated < sampling.min_tokens:
         scores.update(dict.fromkeys([*ends, *sampling.stop_token_ids], -math.inf))
     if sampling.ignore_eos:

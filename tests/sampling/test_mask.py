@@ -2,12 +2,12 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.sampling.reference import Borders, NothingLeft, Probs, expected_candidates, expected_token
 from tests.sampling.rows import Row, row
@@ -62,7 +62,7 @@ def test_the_draw_is_the_plain_references_on_a_row_without_the_other_tokens(draw
     _, sampling, generated = case
     token = sample(*case, ENDS, allowed)
     assert allowed[token]
-    assert token == expected_token(expected, uniform(sampling.seed, len(generated)))
+    assert token == expected_token(expected, uniform(sampling.drawn_seed, len(generated)))
 
 
 @pytest.mark.long
@@ -166,7 +166,7 @@ def left(sampling: Sampling, generated: tuple[int, ...]) -> list[int]:
     return [int(token) for token in candidates(masked(LOGITS, LAST_FOUR), sampling, generated)[0]]
 
 
-ENCOURAGED = Sampling(seed=0, frequency_penalty=-100.0, repetition_penalty=0.01, logit_bias=((TokenId(1), 100.0),))
+ENCOURAGED = Sampling(seed=0, frequency_penalty=-100.0, repetition_penalty=0.01, logit_bias={"1": 100.0})
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_ignore_eos_keeps_its_effect(temperature: float) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_bans_and_a_mask_that_leave_no_token_are_an_error(temperature: float) -> None:
     logits = row(0.0, 1.0, -np.inf)
-    banning = Sampling(seed=0, temperature=temperature, logit_bias=((TokenId(0), -np.inf),))
+    banning = Sampling(seed=0, temperature=temperature, logit_bias={"0": -100})
     with pytest.raises(ValueError, match="the constraint allows no token that is possible and not banned"):
         drawn(logits, banning, 0, 2)
     with pytest.raises(ValueError, match="the constraint allows no token"):

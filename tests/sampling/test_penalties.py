@@ -1,11 +1,10 @@
 """Each penalty changes scores in its way, one at a time; DRY's search for repetitions against its definition."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.sampling.reference import match_lengths
 from tests.sampling.rows import log_ratio, probs_of, row

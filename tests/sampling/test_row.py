@@ -1,10 +1,10 @@
 """Bias and bans change scores, one at a time."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.sampling.rows import ids_of, log_ratio, row
 from worker.sampling.sample import sample
@@ -14,17 +14,17 @@ ENDS = np.array([0, 2], dtype=np.intp)
 
 
 def test_a_bias_is_added_before_the_temperature() -> None:
-    biased = Sampling(seed=0, temperature=0.5, logit_bias=((TokenId(0), 1.5),))
+    biased = Sampling(seed=0, temperature=0.5, logit_bias={"0": 1.5})
     assert log_ratio(row(0.0, 0.0), biased, ()) == pytest.approx(3.0)
 
 
 def test_a_bias_changes_the_greedy_choice() -> None:
-    greedy = Sampling(seed=0, temperature=0.0, logit_bias=((TokenId(1), 2.5), (TokenId(2), -math.inf)))
+    greedy = Sampling(seed=0, temperature=0.0, logit_bias={"1": 2.5, "2": -100})
     assert sample(row(2.0, 0.0, 9.0), greedy, ()) == 1
 
 
 def test_a_banned_token_is_no_candidate_even_where_its_logit_is_no_number() -> None:
-    banning = Sampling(seed=0, logit_bias=((TokenId(1), -math.inf),))
+    banning = Sampling(seed=0, logit_bias={"1": -100})
     assert ids_of(row(0.0, 5.0, 1.0), banning) == [2, 0]
     assert ids_of(row(0.0, math.inf, 1.0), banning) == [2, 0]
 

@@ -3,10 +3,12 @@
 import json
 import re
 
+import msgspec
 import pytest
 
 from tests.web.wire import request_of
 from tests.worker_process import Event, WorkerProcess
+from worker.wire.jobs import Sampling
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -56,25 +58,10 @@ def test_without_logprobs_no_event_has_them(worker: WorkerProcess) -> None:
     assert all(list(event) == TOKEN for event in tokens_of(events(worker, max_tokens=4, temperature=0)))
 
 
-def test_fields_at_their_off_values_have_no_effect(worker: WorkerProcess) -> None:
+def test_fields_at_their_defaults_have_no_effect(worker: WorkerProcess) -> None:
     plain: Event = {"max_tokens": 24, "temperature": 0.8, "seed": 5}
-    off: Event = {
-        "logprobs": None,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "typical_p": 1.0,
-        "top_n_sigma": 0.0,
-        "xtc_probability": 0.0,
-        "dry_multiplier": 0.0,
-        "logit_bias": {},
-        "ignore_eos": False,
-        "min_tokens": 0,
-        "stop_token_ids": [],
-        "grammar": None,
-        "json_schema": None,
-        "regex": None,
-    }
-    texts = ["".join(event["t"] for event in tokens_of(events(worker, **fields))) for fields in (plain, plain | off)]
+    off = msgspec.structs.asdict(Sampling())
+    texts = ["".join(event["t"] for event in tokens_of(events(worker, **fields))) for fields in (plain, off | plain)]
     assert texts[0] == texts[1]
 
 

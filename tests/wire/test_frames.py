@@ -18,9 +18,7 @@ LAW = settings(max_examples=200)
 
 MESSAGES = st.one_of(
     st.integers(0, 2**40).map(lambda job: Cancel(job=JobKey(job))),
-    st.text(max_size=200).map(
-        lambda prompt: Submit(job=JobKey(1), prompt=prompt, max_tokens=1, sampling=Sampling(seed=2**64 - 1))
-    ),
+    st.text(max_size=200).map(lambda prompt: Submit(job=JobKey(1), prompt=prompt, sampling=Sampling(seed=2**64 - 1))),
 )
 GENERATIONS = st.integers(0, 2**32 - 1)
 
@@ -83,7 +81,7 @@ def test_the_longest_prompt_a_request_may_have_fits_a_frame() -> None:
     other = {"x": "\U0001f600" * (int(most) - 10)}
     longest = conversation(told, tools=[other], max_chars=int(most))
     for prompt in ("\U0001f600" * int(most), longest):
-        submit = Submit(job=JobKey(1), prompt=prompt, max_tokens=1, sampling=Sampling(seed=0))
+        submit = Submit(job=JobKey(1), prompt=prompt, sampling=Sampling(seed=0))
         ((_, body),) = FrameBuffer().feed(encode_frame(1, submit))
         assert inbound_decoder.decode(body) == submit
 

@@ -11,13 +11,14 @@ a decode, which leaves nothing of either in them, both take some 25 µs more.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Literal
 
 import numpy as np
 import rich_click as click
+from msgspec.structs import replace
 
 from tools.bench.llama import chain
 from tools.bench.llama.chain import Chain, Logits, Stage
@@ -230,7 +231,7 @@ def costs_by_threads(rows: Rows, n_rounds: int) -> dict[int, float]:
 
 def _fields(tokens: Sequence[int]) -> dict[str, Sampling]:
     """A typical value of each field; what `Sampling` leaves out is off. `tokens`: to be biased."""
-    bias = tuple((TokenId(token), 1.5) for token in tokens[:_N_BIASED])
+    bias = {str(token): 1.5 for token in tokens[:_N_BIASED]}
     return {
         "all off (temperature 1)": Sampling(seed=0),
         "temperature 0": _GREEDY,

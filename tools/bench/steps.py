@@ -12,6 +12,7 @@ from statistics import median
 
 import numpy as np
 import rich_click as click
+from msgspec import structs
 
 from tools.bench.measures import check
 from worker.commands.places import present, where
@@ -119,7 +120,7 @@ def timed_round(rules: EngineConfig, runner: LlamaRunner, n_streams: int, seed: 
         prompt = [TokenId(token) for token in chance.integers(0, runner.model.n_vocab, _N_PROMPT).tolist()]
         # None ends before the last has begun, however slowly the prompts are read beside it.
         n_tokens = n_streams * _N_PROMPT + _N_TOKENS
-        submit = Submit(job=job, prompt=tuple(prompt), max_tokens=n_tokens, sampling=sampling)
+        submit = Submit(job=job, prompt=tuple(prompt), sampling=structs.replace(sampling, max_tokens=n_tokens))
         engine.submit(Queued(submit, prompt))
     while any(one.state is not State.DECODE for one in _all_of(engine)):
         engine.step()

@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from tools.fleet_sim.workloads import Ask
 from worker.engine.backend import Checkpoint, Meanwhile, Saved, do_nothing
@@ -213,7 +214,7 @@ class SimRunner:
         for slice_ in step.slices:
             self.kv.hold(slice_.slot, len(slice_.tokens))
         return [
-            Sampled(slice_.slot, slice_.sampling.logit_bias[0][0], b"", is_end=False)
+            Sampled(slice_.slot, TokenId(int(next(iter(slice_.sampling.logit_bias)))), b"", is_end=False)
             for slice_ in step.slices
             if slice_.sampling is not None
         ]
@@ -271,7 +272,8 @@ class SimWorker:
             self._n_jobs += 1
             self._jobs[job] = served
             ask, prompt = served.ask, served.ask.prompt
-            submit = Submit(job=job, prompt=tuple(prompt), max_tokens=ask.n_tokens, sampling=ask.sampling)
+            sampling = replace(ask.sampling, max_tokens=ask.n_tokens)
+            submit = Submit(job=job, prompt=tuple(prompt), sampling=sampling)
             self.engine.submit(Queued(submit, list(prompt)))
         self.engine.step()
         while self.engine.is_idle and self.engine.tidy():

@@ -33,7 +33,7 @@ class Ask:
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(seed=0, temperature=0.0, logit_bias=((self.answer, BIAS),), ignore_eos=True)
+        return Sampling(seed=0, temperature=0.0, logit_bias={str(self.answer): BIAS}, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)

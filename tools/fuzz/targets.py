@@ -287,7 +287,7 @@ def seeds(name: str) -> Iterator[bytes]:
                 yield b"".join(record_of([1, 2, 3], _cells(), key=_KEY, binding=_BINDING, kind=kind))
         case "frames":
             yield encode_frame(1, Cancel(job=JobKey(7)))
-            submit = Submit(job=JobKey(7), prompt="a", max_tokens=1, sampling=Sampling(seed=1), salt=b"s")
+            submit = Submit(job=JobKey(7), prompt="a", sampling=Sampling(seed=1, max_tokens=1), salt=b"s")
             yield encode_frame(2, submit) + encode_frame(3, Accepted(job=JobKey(7), prompt_tokens=1))
 
 

@@ -33,7 +33,7 @@ from worker.protocol.conversation import Message
 from worker.protocol.events import Event
 from worker.protocol.execute import CancelRequest, ExecuteRequest
 from worker.protocol.rules import f32_text
-from worker.wire.encoding import doc
+from worker.wire.encoding import bounds_of, doc
 
 DOCUMENT: Final = CHECKOUT / "worker" / "web" / "page" / "openapi.json"
 _DEPTH: Final = 6
@@ -157,15 +157,9 @@ def _execute_request() -> Json:
     """The schema of an execute request: its properties in the order of the protocol, and the required ones."""
     schema = msgspec.json.schema(ExecuteRequest)["$defs"]["ExecuteRequest"]
     fields = msgspec.structs.fields(ExecuteRequest)
-    properties = {field.name: schema["properties"][field.name] | _bounds(field) for field in fields}
+    properties = {field.name: schema["properties"][field.name] | bounds_of(field) for field in fields}
     properties = {name: _with_short_default(field) for name, field in properties.items()}
     return {"title": schema["title"], "type": "object", "properties": properties, "required": schema["required"]}
-
-
-def _bounds(field: msgspec.structs.FieldInfo) -> Json:
-    """The bounds of a field's rule; msgspec itself adds the bounds of its type, e.g. u32."""
-    metas = [meta for meta in get_args(field.type)[1:] if isinstance(meta, msgspec.Meta)]
-    return {name: bound for meta in metas for name, bound in (meta.extra_json_schema or {}).items()}
 
 
 def _with_short_default(field: Json) -> Json:

@@ -34,10 +34,10 @@ from worker.observe import log_lines as logs
 from worker.observe.metrics import Metrics
 from worker.protocol.bodies import FieldsRefused
 from worker.protocol.events import TEXT_ONLY
-from worker.protocol.execute import ExecuteRequest, narrow
+from worker.protocol.execute import ExecuteRequest
 from worker.protocol.job_request import JobRequest
 from worker.protocol.rules import checked_prompt
-from worker.wire.jobs import JobKey, Prompt
+from worker.wire.jobs import JobKey, Prompt, narrow
 from worker.wire.load import Loaded
 
 _LONGEST_S = 86_400.0
@@ -249,7 +249,7 @@ def summary(job: Job) -> str:
     """Describe in one line how an answer was made."""
     # The time is from the first token to the last: one interval less than tokens.
     rate = f", {1000 * (job.tokens_sampled - 1) / job.decode_time_ms:.1f} tokens/s" if job.decode_time_ms else ""
-    return f"[{job.tokens_sampled} tokens{rate}, seed {job.submit.sampling.seed}]"
+    return f"[{job.tokens_sampled} tokens{rate}, seed {job.submit.sampling.drawn_seed}]"
 
 
 async def _model(settings: Settings, reference: str) -> ModelInfo:

@@ -55,9 +55,9 @@ class Constraints:
         if submit.tools is not None:
             return self._of_calls(submit, submit.tools)
         asked: dict[Field, str | None] = {
-            "grammar": submit.grammar,
-            "json_schema": submit.json_schema,
-            "regex": submit.regex,
+            "grammar": submit.sampling.grammar,
+            "json_schema": submit.sampling.json_schema,
+            "regex": submit.sampling.regex,
         }
         for field, text in asked.items():
             if text is not None:
@@ -86,8 +86,8 @@ class Constraints:
 
     def _of_calls(self, submit: Submit, tools: Tools) -> AnyConstraint | Violation | None:
         try:
-            if tools.is_required or submit.json_schema is not None:
-                schema = None if tools.is_required else submit.json_schema
+            if tools.is_required or submit.sampling.json_schema is not None:
+                schema = None if tools.is_required else submit.sampling.json_schema
                 return self._answer(submit, whole=[self._calls.whole(tools, schema)])
             calls, unenforced_tools = self._calls.in_free_answer(tools)
         except BadTool as error:

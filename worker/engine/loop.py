@@ -132,15 +132,15 @@ class Engine:
         sequence = Sequence(
             submit.job,
             salted(prompt, submit.salt),
-            min(submit.max_tokens, room),
+            min(submit.sampling.max_tokens, room),
             submit.sampling,
             ChannelText(
-                *(submit.stop, self._marks, submit.marks, place),
+                *(submit.sampling.stop, self._marks, submit.marks, place),
                 reads_calls=submit.tools is not None,
                 stops_anywhere=submit.stops_anywhere,
             ),
             constraint=constraint,
-            is_cut=submit.max_tokens > room,
+            is_cut=submit.sampling.max_tokens > room,
             n_top=submit.prompt_logprobs,
             watches_names=submit.tools is not None and not submit.tools.is_required,
         )

@@ -371,7 +371,7 @@ class Job:
             job_id=self.request.job_id,
             model=self.admission.model,
             started_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            seed=self.submit.sampling.seed,
+            seed=self.submit.sampling.drawn_seed,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=n_cached,
         )

@@ -13,7 +13,6 @@ from worker.openai.answers import Allowance, Choice, Heading
 from worker.openai.chat_message import ChatAnswer, MessageTerms
 from worker.openai.chat_tools import ChatTool, Offered, read_tools
 from worker.openai.fields import (
-    MAX_TOP_LOGPROBS,
     GeneratingRequest,
     Generation,
     Terms,
@@ -32,7 +31,7 @@ from worker.protocol.payloads import Places
 from worker.protocol.rules import int_range
 from worker.wire.chat_format import ChatFormat
 from worker.wire.encoding import doc
-from worker.wire.jobs import MarkUse
+from worker.wire.jobs import MAX_LOGPROBS, MarkUse
 from worker.wire.prompts import Conversation
 
 _MEDIA = ("image_url", "image_url.url", "file.file_data", "input_audio.data", "video_url.url")
@@ -212,7 +211,7 @@ def _contradictions(request: ChatRequest) -> Iterator[FieldError]:
         yield FieldError(field="max_tokens", constraint="exclusive(max_completion_tokens)", message=text)
     if request.top_logprobs is not None and not request.logprobs:
         # With logprobs the rule that /execute has too reads the number.
-        yield from int_range("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
+        yield from int_range("top_logprobs", request.top_logprobs, 0, MAX_LOGPROBS)
         text = "top_logprobs needs logprobs to be true"
         yield FieldError(field="top_logprobs", constraint="needs(logprobs)", message=text)
     if request.prompt_logprobs is not None:

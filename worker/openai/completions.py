@@ -22,7 +22,6 @@ from worker.openai.answers import (
     json_array,
 )
 from worker.openai.fields import (
-    MAX_TOP_LOGPROBS,
     GeneratingRequest,
     Generation,
     Terms,
@@ -34,7 +33,7 @@ from worker.protocol.bodies import FieldError
 from worker.protocol.events import EndEvent, Piece
 from worker.protocol.rules import int_range
 from worker.wire.encoding import Count, doc, encode_json
-from worker.wire.jobs import Finished, Logprob, MarkUse, Prompt, TokenId
+from worker.wire.jobs import MAX_LOGPROBS, Finished, Logprob, MarkUse, Prompt, TokenId
 from worker.wire.prompts import Infill
 
 DEFAULT_MAX_TOKENS = 16
@@ -207,8 +206,8 @@ def _rules(request: CompletionRequest, n_prompts: int) -> Iterator[FieldError]:
     if request.best_of is not None and request.best_of != n:
         yield _wrong("best_of", "unsupported", "must equal n: the worker does not rank completions")
     if request.logprobs is True:
-        yield _wrong("logprobs", "type", f"must be a number of tokens, 0 to {MAX_TOP_LOGPROBS}")
-    yield from int_range("prompt_logprobs", request.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
+        yield _wrong("logprobs", "type", f"must be a number of tokens, 0 to {MAX_LOGPROBS}")
+    yield from int_range("prompt_logprobs", request.prompt_logprobs, 0, MAX_LOGPROBS)
     if request.prompt_logprobs is not None and request.stream:
         yield _wrong("prompt_logprobs", "exclusive(stream)", "cannot go with stream; send one of them")
 

@@ -13,8 +13,9 @@ import msgspec
 
 from worker.openai.errors import NotAnObject
 from worker.protocol.bodies import MAX_ERRORS, FieldError
-from worker.protocol.constraints import SchemaText, schema_text
+from worker.protocol.constraints import schema_text
 from worker.wire.encoding import doc, encode_json
+from worker.wire.jobs import SchemaText
 
 FORMATS = ("text", "json_object", "json_schema")
 _ANY_OBJECT = {"type": "object"}

@@ -18,12 +18,12 @@ from worker.openai.reading import PLAIN, Reading
 from worker.openai.tools import ToolUse
 from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, shaped
 from worker.protocol.conversation import Part, conversation, part_errors
-from worker.protocol.execute import GenerationFields, narrow
 from worker.protocol.json_bytes import fault_of, without_mark
 from worker.protocol.rules import int_range, sampling_violations
 from worker.protocol.unread import unread
 from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.encoding import doc
+from worker.wire.jobs import Sampling, narrow
 from worker.wire.prompts import Conversation
 
 Members = dict[str, Any]
@@ -32,7 +32,6 @@ Members = dict[str, Any]
 MAX_CHOICES = 16
 """The largest `n`."""
 MAX_STOPS = 16
-MAX_TOP_LOGPROBS = 20
 
 MAX_PREDICTION_CHARS = 131_072
 """A prediction costs the engine as much work as a prompt, and it only serves speed."""
@@ -60,9 +59,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 """The fields that the worker does not support, and their values that ask for nothing, which are ignored."""
 
 _OWN_READING = frozenset({"max_tokens", "seed", "stop", "logprobs", "json_schema"})
-SHARED = {
-    field.name: field.type for field in msgspec.structs.fields(GenerationFields) if field.name not in _OWN_READING
-}
+SHARED = {field.name: field.type for field in msgspec.structs.fields(Sampling) if field.name not in _OWN_READING}
 """The fields that have the same name, type and meaning in `/execute`, with their types."""
 
 ROUTED_FIELDS = (
@@ -158,7 +155,7 @@ class Terms:
 class Generation:
     """The fields of a request that do not depend on its prompt."""
 
-    fields: GenerationFields
+    fields: Sampling
     """The fields of the first choice."""
     model: str | None
     """The client's name for the model."""
@@ -190,7 +187,7 @@ class Generation:
         limit = min(self.fields.max_tokens, room)
         return limit if self.asked_tokens is not None and self.asked_tokens > limit else None
 
-    def choice(self, index: int) -> GenerationFields:
+    def choice(self, index: int) -> Sampling:
         """The fields of one of n answers to a prompt."""
         seed = self.fields.seed
         return msgspec.structs.replace(self.fields, seed=None if seed is None else (seed + index) % _U64)
@@ -335,7 +332,7 @@ def read_generation(
     values |= {"logprobs": logprobs, **wanted.fields}
     max_tokens_out = terms.max_tokens_out
     values["max_tokens"] = (default_tokens or max_tokens_out) if max_tokens is None else max_tokens
-    fields = GenerationFields(**values)
+    fields = Sampling(**values)
     broken = [
         *int_range("max_tokens", max_tokens, min_max_tokens),
         *int_range("n", request.n, 1, MAX_CHOICES),

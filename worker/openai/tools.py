@@ -13,8 +13,8 @@ import msgspec
 
 from worker.protocol.bodies import FieldError
 from worker.protocol.constraints import MAX_DEPTH
-from worker.protocol.execute import GenerationFields
 from worker.wire.encoding import encode_json
+from worker.wire.jobs import Sampling
 from worker.wire.tools import OfferedTool, Tools
 
 MAX_TOOLS = 512
@@ -254,7 +254,7 @@ def choice_errors(place: str, use: ToolUse) -> Iterator[FieldError]:
         yield FieldError(field=place, constraint="known_tool", message=text)
 
 
-def constraint_errors(use: ToolUse, fields: GenerationFields, names: Mapping[str, str]) -> Iterator[FieldError]:
+def constraint_errors(use: ToolUse, fields: Sampling, names: Mapping[str, str]) -> Iterator[FieldError]:
     """The error of a constraint on the whole answer of a request that offers tools. A schema is none: an answer that
     may be a call is a call or an instance of the schema. `names` has the client's names of the fields."""
     for name in ("grammar", "regex"):
@@ -264,7 +264,7 @@ def constraint_errors(use: ToolUse, fields: GenerationFields, names: Mapping[str
             yield FieldError(field=field, constraint="exclusive(tools)", message=text)
 
 
-def without_schema(fields: GenerationFields, use: ToolUse) -> GenerationFields:
+def without_schema(fields: Sampling, use: ToolUse) -> Sampling:
     """The fields without the schema of the text, if the answer is a call and so has no text."""
     return msgspec.structs.replace(fields, json_schema=None) if use.choice == "required" else fields
 

@@ -166,7 +166,7 @@ class Intake:
             len(read.tokens),
             context_length=self._model.facts.context_length,
             max_tokens_in=self._max_tokens_in,
-            is_answered=submit.max_tokens > 0,
+            is_answered=submit.sampling.max_tokens > 0,
         )
         return too_long or read.tokens
 

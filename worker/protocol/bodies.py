@@ -13,6 +13,7 @@ import msgspec
 
 from worker.errors import InvalidRequest, WorkerError
 from worker.wire.encoding import Count, doc, encode_json
+from worker.wire.jobs import U64_MAX
 from worker.wire.load import Amx, BatchInvariance, DraftModelFacts, Drafts, Tried
 from worker.wire.refusals import Overflow, Violation
 
@@ -29,7 +30,6 @@ ReadyState = Literal["loading", "idle", "busy", "draining", "error"]
 ParityVerdict = Literal["pass", "fail", "not run"]
 
 
-U64_MAX = 2**64 - 1
 U64 = Annotated[int, msgspec.Meta(ge=0, extra_json_schema={"maximum": U64_MAX})]
 """msgspec does not accept bounds above 2**63 - 1, so this bound is only part of the document."""
 Moment = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]

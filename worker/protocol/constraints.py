@@ -5,15 +5,13 @@ Owns: the text of a schema that is sent to the engine, and the limits that the f
 
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any, NewType
+from typing import Any
 
 import msgspec
 
 from worker.protocol.bodies import FieldError
 from worker.wire.encoding import encode_json
-
-SchemaText = NewType("SchemaText", str)
-"""A JSON schema as compact JSON: an object, `true` or `false`, its properties in the order of the request."""
+from worker.wire.jobs import SchemaText
 
 MAX_BYTES = 65_536
 """The most bytes of a constraint in UTF-8, and of a schema as compact JSON."""

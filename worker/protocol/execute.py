@@ -4,7 +4,6 @@ Owns: the fields of docs/protocol.md#post-execute, then those of our own, their 
 and what as a wrong shape. Pure.
 """
 
-import struct
 from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -13,17 +12,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from worker.errors import WorkerError
-from worker.protocol.bodies import U64_MAX
-from worker.protocol.constraints import SchemaText, schema_text
+from worker.protocol.constraints import schema_text
 from worker.protocol.conversation import MAX_MESSAGES, conversation
 from worker.protocol.json_bytes import fault_of, without_mark
 from worker.wire.encoding import doc
+from worker.wire.jobs import U32, Sampling, SchemaText, narrow
 from worker.wire.prompts import Conversation
-
-U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
-I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-
-_ZERO_TO_ONE = {"minimum": 0, "maximum": 1}
 
 _NUMBER_STARTS = b"-0123456789"
 
@@ -45,116 +39,7 @@ class WrongShape(BodyRejected):
     wording = "Failed to deserialize the JSON body into the target type: {}"
 
 
-def narrow(value: float) -> float:
-    """The nearest f32, as Rust's `as f32` gives it: a number that is too large becomes an infinity."""
-    try:
-        return float(struct.unpack("<f", struct.pack("<f", value))[0])
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
-
-
-class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that say how an answer is made, whatever its prompt: `/execute` and `/v1` have them in common. Floats
-    hold f32 values, possibly infinite; ranges are the rules' business."""
-
-    max_tokens: Annotated[
-        U32, doc("Most tokens to generate; the upper limit is --max-tokens-out. Cut to the context's room.", minimum=1)
-    ]
-    temperature: Annotated[
-        float,
-        doc("Divides the logits; 0 takes the most probable token.", minimum=0, maximum=2),
-    ] = 1.0
-    seed: Annotated[
-        Annotated[int, msgspec.Meta(ge=0)] | None,
-        doc("Repeats an answer; null draws one, which `started` reports.", maximum=U64_MAX),
-    ] = None
-    top_p: Annotated[float, doc("Keep the fewest tokens with this much probability; 1 is off.", **_ZERO_TO_ONE)] = 1.0
-    top_k: Annotated[U32, doc("Keep this many of the most probable tokens; 0 is off.")] = 0
-    repetition_penalty: Annotated[
-        float, doc("Above 1 makes tokens generated before less probable; 1 is off.", minimum=0, maximum=2)
-    ] = 1.0
-    stop: Annotated[
-        tuple[Annotated[str, doc("1 to 100 bytes of UTF-8.", minLength=1, maxLength=100)], ...],
-        doc("Texts that end the answer and are not shown; each 1 to 100 bytes.", maxItems=4),
-    ] = ()
-    min_p: Annotated[
-        float, doc("Keep tokens with at least this share of the best one's probability; 0 is off.", **_ZERO_TO_ONE)
-    ] = 0.0
-    logprobs: Annotated[
-        U32 | None,
-        doc("Report each token's log-probability and this many of the most probable tokens; null is off.", maximum=20),
-    ] = None
-    frequency_penalty: Annotated[
-        float, doc("Taken off a token's logit for each time it was generated; 0 is off.", minimum=-2, maximum=2)
-    ] = 0.0
-    presence_penalty: Annotated[
-        float, doc("Taken off the logit of every token generated before; 0 is off.", minimum=-2, maximum=2)
-    ] = 0.0
-    repeat_last_n: Annotated[
-        I32, doc("How many generated tokens all penalties look at; -1 is all of them, 0 none.", minimum=-1)
-    ] = -1
-    typical_p: Annotated[
-        float, doc("Keep the most typical tokens with this much probability; 1 is off.", **_ZERO_TO_ONE)
-    ] = 1.0
-    top_n_sigma: Annotated[
-        float,
-        doc("Keep logits within this many standard deviations of the best; 0 is off.", minimum=0, maximum=100),
-    ] = 0.0
-    xtc_probability: Annotated[
-        float, doc("How often the most probable tokens are left out (XTC); 0 is off.", **_ZERO_TO_ONE)
-    ] = 0.0
-    xtc_threshold: Annotated[
-        float, doc("XTC leaves out all tokens at least so probable but the last; above 0.5 none.", **_ZERO_TO_ONE)
-    ] = narrow(0.1)
-    dry_multiplier: Annotated[
-        float, doc("Strength of the penalty on repeated sequences (DRY); 0 is off.", minimum=0, maximum=100)
-    ] = 0.0
-    dry_base: Annotated[
-        float, doc("DRY grows by this factor for each token a sequence is longer.", minimum=1, maximum=16)
-    ] = 1.75
-    dry_allowed_length: Annotated[
-        U32, doc("The longest repeated sequence that DRY leaves alone, in tokens.", minimum=1, maximum=2048)
-    ] = 2
-    logit_bias: Annotated[
-        dict[str, float],
-        doc("Token ids in decimal, and what is added to their logits: -100 to 100; -100 is a ban.", maxProperties=1024),
-    ] = {}
-    ignore_eos: Annotated[
-        bool, doc("Go on to max_tokens: end tokens are never drawn. Not with grammar, json_schema or regex.")
-    ] = False
-    min_tokens: Annotated[
-        U32, doc("Draw no end token and none of stop_token_ids before this many tokens; at most max_tokens.")
-    ] = 0
-    stop_token_ids: Annotated[
-        tuple[U32, ...], doc("Tokens that end the answer as a stop does and are not shown.", maxItems=64)
-    ] = ()
-    grammar: Annotated[
-        str | None,
-        doc("What the text follows: GBNF with a `root`, or Lark that begins with `%llguidance`; at most 65536 bytes."),
-    ] = None
-    json_schema: Annotated[
-        SchemaText | None,
-        doc(
-            "The text is JSON that this schema allows; at most 65536 bytes, 64 levels deep. Not with grammar.",
-            anyOf=[{"type": "object"}, {"const": True}, {"type": "null"}],
-        ),
-    ] = None
-    regex: Annotated[
-        str | None,
-        doc("The whole text matches this expression; at most 65536 bytes. Not with grammar or json_schema."),
-    ] = None
-    cache_salt: Annotated[
-        str | None,
-        doc("Cached work is shared only with requests that send the same secret text.", minLength=1, maxLength=256),
-    ] = None
-
-    def __post_init__(self) -> None:
-        # msgspec's own bounds end at 2**63 - 1.
-        if self.seed is not None and self.seed > U64_MAX:
-            raise ValueError(f"seed: Expected `int` <= {U64_MAX}")
-
-
-class _Prompted(GenerationFields, frozen=True):
+class _Prompted(Sampling, frozen=True):
     """A job's name and its prompt. They are not keyword-only, so that they stand before the fields of the base."""
 
     job_id: Annotated[str, doc("The client's name for the job; unique among those in flight.", minLength=1)]
@@ -167,6 +52,9 @@ class _Prompted(GenerationFields, frozen=True):
 class ExecuteRequest(_Prompted, frozen=True, kw_only=True):
     """The body of `POST /execute`."""
 
+    max_tokens: Annotated[
+        U32, doc("Most tokens to generate; the upper limit is --max-tokens-out. Cut to the context's room.", minimum=1)
+    ]
     messages: Annotated[
         Any,
         doc(

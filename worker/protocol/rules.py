@@ -5,31 +5,36 @@ texts, which clients compare byte for byte. Pure.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import ROUND_HALF_EVEN, ROUND_UP, Context
 from itertools import islice
 from math import isinf
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused
 from worker.protocol.constraints import constraint_errors
-from worker.protocol.execute import ExecuteRequest, GenerationFields, narrow
-from worker.wire.jobs import Prompt
+from worker.protocol.execute import ExecuteRequest
+from worker.wire.encoding import bounds_of
+from worker.wire.jobs import MAX_BIAS, Prompt, Sampling, narrow
 
 MAX_STOPS = 4
 MAX_STOP_BYTES = 100
 """Bytes of UTF-8; the message says characters, as it always did."""
-MAX_LOGPROBS = 20
 MAX_DRY_ALLOWED_LENGTH = 2048
 MAX_BIASES = 1024
-MAX_BIAS = 100
-"""The largest bias; its negative bans the token."""
 MAX_STOP_TOKEN_IDS = 64
 MAX_SALT_CHARS = 256
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 """One spelling for each id, so that no id can be named twice."""
+
+_RULED_ELSEWHERE = frozenset({"max_tokens", "seed", "json_schema", "regex"})
+_BOUNDS = {
+    field.name: bounds_of(field) for field in msgspec.structs.fields(Sampling) if field.name not in _RULED_ELSEWHERE
+}
+"""The fields in their order, each with its least and its largest value, if it is a number with bounds."""
 
 _F32_DIGITS = 9
 """The number of significant decimal digits that distinguish any two f32."""
@@ -75,33 +80,36 @@ def checked_prompt(
 
 
 def sampling_violations(
-    request: GenerationFields, max_tokens_out: int, vocab_size: int | None, *, max_stops: int = MAX_STOPS
-) -> list[FieldError]:
-    """The broken rules about how tokens are drawn and where the answer ends; there may be `max_stops` stops."""
-    return [
-        *float_range("temperature", request.temperature, 0, 2),
-        *float_range("top_p", request.top_p, 0, 1),
-        *float_range("repetition_penalty", request.repetition_penalty, 0, 2),
-        *_stop(request.stop, max_stops),
-        *float_range("min_p", request.min_p, 0, 1),
-        *int_range("logprobs", request.logprobs, 0, MAX_LOGPROBS),
-        *float_range("frequency_penalty", request.frequency_penalty, -2, 2),
-        *float_range("presence_penalty", request.presence_penalty, -2, 2),
-        *int_range("repeat_last_n", request.repeat_last_n, -1),
-        *float_range("typical_p", request.typical_p, 0, 1),
-        *float_range("top_n_sigma", request.top_n_sigma, 0, 100),
-        *float_range("xtc_probability", request.xtc_probability, 0, 1),
-        *float_range("xtc_threshold", request.xtc_threshold, 0, 1),
-        *float_range("dry_multiplier", request.dry_multiplier, 0, 100),
-        *float_range("dry_base", request.dry_base, 1, 16),
-        *int_range("dry_allowed_length", request.dry_allowed_length, 1, MAX_DRY_ALLOWED_LENGTH),
-        *_logit_bias(request.logit_bias, vocab_size),
-        *_ignore_eos(request),
-        *_min_tokens(request, max_tokens_out),
-        *_stop_token_ids(request.stop_token_ids, vocab_size),
-        *constraint_errors(request.grammar, request.json_schema, request.regex),
-        *_cache_salt(request.cache_salt),
-    ]
+    request: Sampling, max_tokens_out: int, vocab_size: int | None, *, max_stops: int = MAX_STOPS
+) -> Iterator[FieldError]:
+    """Yield the broken rules about how tokens are drawn and where the answer ends, in the order of the fields; there
+    may be `max_stops` stops. A number has the bounds of its field's description."""
+    for name, bounds in _BOUNDS.items():
+        match name:
+            case "stop":
+                yield from _stop(request.stop, max_stops)
+            case "logit_bias":
+                yield from _logit_bias(request.logit_bias, vocab_size)
+            case "ignore_eos":
+                yield from _ignore_eos(request)
+            case "min_tokens":
+                yield from _min_tokens(request, max_tokens_out)
+            case "stop_token_ids":
+                yield from _stop_token_ids(request.stop_token_ids, vocab_size)
+            case "grammar":
+                yield from constraint_errors(request.grammar, request.json_schema, request.regex)
+            case "cache_salt":
+                yield from _cache_salt(request.cache_salt)
+            case _ if bounds:
+                yield from _out_of_bounds(name, getattr(request, name), bounds)
+
+
+def _out_of_bounds(name: str, value: float | None, bounds: Mapping[str, int]) -> Iterator[FieldError]:
+    least, most = bounds.get("minimum", 0), bounds.get("maximum")
+    if isinstance(value, float) and most is not None:
+        yield from float_range(name, value, least, most)
+    elif isinstance(value, int):
+        yield from int_range(name, value, least, most)
 
 
 def float_range(field: str, value: float, least: int, most: int, *, subject: str = "") -> Iterator[FieldError]:
@@ -201,7 +209,7 @@ def _bias(index: int, token: str, bias: float, vocab_size: int | None) -> Iterat
     yield from float_range("logit_bias", bias, -MAX_BIAS, MAX_BIAS, subject=subject)
 
 
-def _ignore_eos(request: GenerationFields) -> Iterator[FieldError]:
+def _ignore_eos(request: Sampling) -> Iterator[FieldError]:
     if not request.ignore_eos:
         return
     for other in ("grammar", "json_schema", "regex"):
@@ -210,7 +218,7 @@ def _ignore_eos(request: GenerationFields) -> Iterator[FieldError]:
             yield FieldError(field="ignore_eos", constraint=f"exclusive({other})", message=message)
 
 
-def _min_tokens(request: GenerationFields, max_tokens_out: int) -> Iterator[FieldError]:
+def _min_tokens(request: Sampling, max_tokens_out: int) -> Iterator[FieldError]:
     """A max_tokens out of range is reported once, and does not make a min_tokens wrong."""
     is_limit = 1 <= request.max_tokens <= max_tokens_out
     yield from int_range("min_tokens", request.min_tokens, 0, request.max_tokens if is_limit else max_tokens_out)

@@ -13,7 +13,7 @@ import numpy as np
 from worker.sampling import penalties
 from worker.sampling.arrays import NO_IDS, Ids, Logits, Reals
 from worker.sampling.estimate import Estimate, numpy_estimate
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import MAX_BIAS, Sampling
 
 
 class NoToken(ValueError):
@@ -90,7 +90,7 @@ def row_of(
         return Row(logits, temperature, touched, np.full(touched.size, -np.inf), estimate)
     tokens = penalties.window(sampling, generated)
     counts = Counter(tokens)
-    biased = np.array([token for token, _ in sampling.logit_bias], dtype=np.intp)
+    biased = np.fromiter(map(int, sampling.logit_bias), dtype=np.intp)
     touched = np.unique(np.concatenate([biased, bans, np.fromiter(counts, dtype=np.intp)]))
     scores = logits[touched].astype(np.float64)
     _add_bias(scores, np.searchsorted(touched, biased), sampling)
@@ -103,14 +103,14 @@ def row_of(
 
 
 def banned(sampling: Sampling, n_generated: int, ends: Ids) -> Ids:
-    """Tokens that cannot be drawn now, besides those with a bias of -inf."""
+    """Tokens that cannot be drawn now, besides those with a bias of -MAX_BIAS."""
     if n_generated < sampling.min_tokens:
         return np.concatenate([ends, np.array(sampling.stop_token_ids, dtype=np.intp)])
     return ends if sampling.ignore_eos else NO_IDS
 
 
 def _add_bias(scores: Reals, places: Ids, sampling: Sampling) -> None:
-    bias = np.array([value for _, value in sampling.logit_bias], dtype=np.float64)
-    is_ban = bias == -np.inf
+    bias = np.fromiter(sampling.logit_bias.values(), dtype=np.float64)
+    is_ban = bias <= -MAX_BIAS
     scores[places[~is_ban]] += bias[~is_ban]
     scores[places[is_ban]] = -np.inf

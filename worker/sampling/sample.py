@@ -10,10 +10,10 @@ Scores are float64, so that neither a temperature of 1e-6 nor a penalty of 1e-6 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from dataclasses import replace
 from math import isfinite
 
 import numpy as np
+from msgspec.structs import replace
 
 from worker.sampling import unsorted
 from worker.sampling.arrays import NO_IDS, Ids, Logits, Mask, Reals
@@ -81,7 +81,7 @@ def _drawn(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, e
     if sampling.temperature < GREEDY_BELOW:
         return _most_likely(logits, sampling, generated, ends)
     row = row_of(logits, sampling, generated, ends, sampling.temperature, estimate=estimate)
-    number = uniform(sampling.seed, len(generated), TOKEN_LANE)
+    number = uniform(sampling.drawn_seed, len(generated), TOKEN_LANE)
     is_xtc = _xtc_acts(sampling, len(generated))
     # XTC takes from the front: what is drawn then lies further back.
     reach = 1.0 - (1.0 - number) * _LEFT_BY_XTC if is_xtc else number
@@ -110,7 +110,9 @@ def _most_likely(logits: Logits, sampling: Sampling, generated: Seq[int], ends: 
 
 
 def _xtc_acts(sampling: Sampling, position: int) -> bool:
-    return sampling.xtc_probability > 0.0 and uniform(sampling.seed, position, XTC_LANE) < sampling.xtc_probability
+    return (
+        sampling.xtc_probability > 0.0 and uniform(sampling.drawn_seed, position, XTC_LANE) < sampling.xtc_probability
+    )
 
 
 def _shortlists(row: Row, sampling: Sampling, number: float) -> Iterator[Shortlist]:

@@ -5,7 +5,7 @@ MemoryError.
 """
 
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import msgspec
 
@@ -40,3 +40,9 @@ def doc(description: str, **bounds: Any) -> msgspec.Meta:
     """A field's description for the OpenAPI document. The bounds are only part of the document: a
     request that breaks one is answered with 400, not 422."""
     return msgspec.Meta(description=description, extra_json_schema=bounds or None)
+
+
+def bounds_of(field: msgspec.structs.FieldInfo) -> dict[str, Any]:
+    """The bounds in the description of a struct's field, as `doc` got them."""
+    metas = (meta for meta in get_args(field.type)[1:] if isinstance(meta, msgspec.Meta))
+    return {name: bound for meta in metas for name, bound in (meta.extra_json_schema or {}).items()}

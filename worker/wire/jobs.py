@@ -3,11 +3,12 @@
 front  ── Submit, Cancel ──▶  engine  ── Accepted or Refused, StepBegun, StepDone ──▶  front
 """
 
-from dataclasses import dataclass
-from typing import Literal, NewType
+import struct
+from typing import Annotated, Literal, NewType
 
 import msgspec
 
+from worker.wire.encoding import doc
 from worker.wire.prompts import Conversation, Infill
 from worker.wire.tools import Tools
 
@@ -18,6 +19,16 @@ finished jobs' cells."""
 JobKey = NewType("JobKey", int)
 """The front's internal number for a job, never reused; the client's job_id stays in the front."""
 
+U64_MAX = 2**64 - 1
+U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+SchemaText = NewType("SchemaText", str)
+"""A JSON schema as compact JSON: an object, `true` or `false`, its properties in the order of the request."""
+
+MAX_LOGPROBS = 20
+MAX_BIAS = 100
+"""The largest bias; its negative bans the token."""
+
 StopReason = Literal["MAX_TOKENS", "EOS", "STOP_SEQUENCE"]
 FailureCode = Literal["VRAM_OOM", "INVALID_REQUEST", "INFERENCE_FAILED"]
 StepKind = Literal["prefill", "decode"]
@@ -27,12 +38,24 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True
     """Base of every frame but StepDone; the tag is the class name."""
 
 
+def narrow(value: float) -> float:
+    """The nearest f32, as Rust's `as f32` gives it: a number that is too large becomes an infinity."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+
+
 # ── front → engine ───────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """The parameters of the draw; docs/sampling.md has every formula.
+_ZERO_TO_ONE = {"minimum": 0, "maximum": 1}
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The parameters of an answer, as `/execute` and `/v1` have them in common and as the engine gets them;
+    docs/sampling.md has every formula. Floats hold f32 values, before the rules possibly infinite; the bounds are the
+    rules' business (protocol/rules.py).
 
     With its defaults only the temperature changes a row: fields that tune a method have no effect while it is off.
 
@@ -40,36 +63,112 @@ class Sampling:
     top_p, min_p, xtc, draw. Penalties look at the last `repeat_last_n` generated tokens, never at the prompt.
     """
 
-    seed: int
-    """u64; the draw at position i depends on (seed, i) only."""
-    temperature: float = 1.0
+    max_tokens: U32 = 16
+    """The longest answer in tokens. If it is 0, only the prompt's log-probabilities are wanted."""
+    temperature: Annotated[
+        float,
+        doc("Divides the logits; 0 takes the most probable token.", minimum=0, maximum=2),
+    ] = 1.0
     """If it is below 1e-6, the token with the highest score after the penalties is taken."""
-    top_p: float = 1.0
-    top_k: int = 0
-    repetition_penalty: float = 1.0
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repeat_last_n: int = -1
-    """-1 means all generated tokens, 0 means none."""
-    typical_p: float = 1.0
-    top_n_sigma: float = 0.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    logit_bias: tuple[tuple[TokenId, float], ...] = ()
-    """Numbers that are added to the raw logits; -inf is a ban. Ids are distinct and in the vocabulary."""
-    ignore_eos: bool = False
-    """Ban the vocabulary's end-of-generation tokens."""
-    min_tokens: int = 0
-    """End-of-generation tokens and `stop_token_ids` are banned until this many tokens were generated."""
-    stop_token_ids: tuple[TokenId, ...] = ()
-    """Each ends the job when it is drawn, as STOP_SEQUENCE; its text is not shown."""
-    logprobs: int | None = None
-    """The number of most probable tokens to report with each sampled one, with their log-probabilities; None reports no
-    log-probabilities at all."""
+    seed: Annotated[
+        Annotated[int, msgspec.Meta(ge=0)] | None,
+        doc("Repeats an answer; null draws one, which `started` reports.", maximum=U64_MAX),
+    ] = None
+    """The engine always has one: the draw at position i depends on (seed, i) only."""
+    top_p: Annotated[float, doc("Keep the fewest tokens with this much probability; 1 is off.", **_ZERO_TO_ONE)] = 1.0
+    top_k: Annotated[U32, doc("Keep this many of the most probable tokens; 0 is off.")] = 0
+    repetition_penalty: Annotated[
+        float, doc("Above 1 makes tokens generated before less probable; 1 is off.", minimum=0, maximum=2)
+    ] = 1.0
+    stop: Annotated[
+        tuple[Annotated[str, doc("1 to 100 bytes of UTF-8.", minLength=1, maxLength=100)], ...],
+        doc("Texts that end the answer and are not shown; each 1 to 100 bytes.", maxItems=4),
+    ] = ()
+    min_p: Annotated[
+        float, doc("Keep tokens with at least this share of the best one's probability; 0 is off.", **_ZERO_TO_ONE)
+    ] = 0.0
+    logprobs: Annotated[
+        U32 | None,
+        doc(
+            "Report each token's log-probability and this many of the most probable tokens; null is off.",
+            maximum=MAX_LOGPROBS,
+        ),
+    ] = None
+    frequency_penalty: Annotated[
+        float, doc("Taken off a token's logit for each time it was generated; 0 is off.", minimum=-2, maximum=2)
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, doc("Taken off the logit of every token generated before; 0 is off.", minimum=-2, maximum=2)
+    ] = 0.0
+    repeat_last_n: Annotated[
+        I32, doc("How many generated tokens all penalties look at; -1 is all of them, 0 none.", minimum=-1)
+    ] = -1
+    typical_p: Annotated[
+        float, doc("Keep the most typical tokens with this much probability; 1 is off.", **_ZERO_TO_ONE)
+    ] = 1.0
+    top_n_sigma: Annotated[
+        float,
+        doc("Keep logits within this many standard deviations of the best; 0 is off.", minimum=0, maximum=100),
+    ] = 0.0
+    xtc_probability: Annotated[
+        float, doc("How often the most probable tokens are left out (XTC); 0 is off.", **_ZERO_TO_ONE)
+    ] = 0.0
+    xtc_threshold: Annotated[
+        float, doc("XTC leaves out all tokens at least so probable but the last; above 0.5 none.", **_ZERO_TO_ONE)
+    ] = narrow(0.1)
+    dry_multiplier: Annotated[
+        float, doc("Strength of the penalty on repeated sequences (DRY); 0 is off.", minimum=0, maximum=100)
+    ] = 0.0
+    dry_base: Annotated[
+        float, doc("DRY grows by this factor for each token a sequence is longer.", minimum=1, maximum=16)
+    ] = 1.75
+    dry_allowed_length: Annotated[
+        U32, doc("The longest repeated sequence that DRY leaves alone, in tokens.", minimum=1, maximum=2048)
+    ] = 2
+    logit_bias: Annotated[
+        dict[str, float],
+        doc("Token ids in decimal, and what is added to their logits: -100 to 100; -100 is a ban.", maxProperties=1024),
+    ] = {}
+    ignore_eos: Annotated[
+        bool, doc("Go on to max_tokens: end tokens are never drawn. Not with grammar, json_schema or regex.")
+    ] = False
+    min_tokens: Annotated[
+        U32, doc("Draw no end token and none of stop_token_ids before this many tokens; at most max_tokens.")
+    ] = 0
+    stop_token_ids: Annotated[
+        tuple[U32, ...], doc("Tokens that end the answer as a stop does and are not shown.", maxItems=64)
+    ] = ()
+    grammar: Annotated[
+        str | None,
+        doc("What the text follows: GBNF with a `root`, or Lark that begins with `%llguidance`; at most 65536 bytes."),
+    ] = None
+    json_schema: Annotated[
+        SchemaText | None,
+        doc(
+            "The text is JSON that this schema allows; at most 65536 bytes, 64 levels deep. Not with grammar.",
+            anyOf=[{"type": "object"}, {"const": True}, {"type": "null"}],
+        ),
+    ] = None
+    regex: Annotated[
+        str | None,
+        doc("The whole text matches this expression; at most 65536 bytes. Not with grammar or json_schema."),
+    ] = None
+    cache_salt: Annotated[
+        str | None,
+        doc("Cached work is shared only with requests that send the same secret text.", minLength=1, maxLength=256),
+    ] = None
+    """The engine does not get it, but Submit.salt."""
+
+    def __post_init__(self) -> None:
+        # msgspec's own bounds end at 2**63 - 1.
+        if self.seed is not None and self.seed > U64_MAX:
+            raise ValueError(f"seed: Expected `int` <= {U64_MAX}")
+
+    @property
+    def drawn_seed(self) -> int:
+        """The seed of a job, which has one."""
+        assert self.seed is not None
+        return self.seed
 
 
 Prompt = str | tuple[TokenId, ...] | Conversation | Infill
@@ -84,16 +183,8 @@ divide reasoning from content."""
 class Submit(Frame, frozen=True, kw_only=True):
     job: JobKey
     prompt: Prompt
-    max_tokens: int
-    """The longest answer in tokens. If it is 0, only the prompt's log-probabilities are wanted."""
     sampling: Sampling
-    stop: tuple[str, ...] = ()
-    grammar: str | None = None
-    """A grammar in GBNF with a `root`, or in Lark, which begins with `%llguidance`. At most one of `grammar`,
-    `json_schema` and `regex` is set."""
-    json_schema: str | None = None
-    """A JSON schema as JSON text, nested at most 64 deep; its keywords are not checked yet."""
-    regex: str | None = None
+    """It has a seed. At most one of `grammar`, `json_schema` and `regex` is set; their contents are not checked yet."""
     prompt_logprobs: int | None = None
     """The number of Sampling.logprobs, for the prompt's own tokens."""
     prediction: str = ""
@@ -112,7 +203,8 @@ class Submit(Frame, frozen=True, kw_only=True):
 
     @property
     def is_constrained(self) -> bool:
-        asked = (self.grammar, self.json_schema, self.regex, self.tools, self.reasoning_budget)
+        of_text = self.sampling
+        asked = (of_text.grammar, of_text.json_schema, of_text.regex, self.tools, self.reasoning_budget)
         return any(one is not None for one in asked)
 
 
