@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.openai.responses.events import TextArgument
-from worker.openai.tools import TEXT_ARGUMENT, ToolUse, arguments_schema, canonical, function_tool
-from worker.protocol.bodies import FieldError
+from worker.openai.tools import TEXT_ARGUMENT, Tool, ToolUse, arguments_schema, canonical
 
 KEYWORDS = st.sampled_from(["type", "description", "minimum", "x-own", "title", "default"])
 DATA = st.one_of(
@@ -62,10 +61,7 @@ def test_arguments_are_an_object_also_if_the_schema_does_not_say_so() -> None:
 
 
 def test_a_choice_limits_what_is_read_and_not_what_the_prompt_has() -> None:
-    errors: list[FieldError] = []
-    tools = tuple(
-        function_tool("", errors, name=name, description=None, schema=None, schema_field="parameters") for name in "ab"
-    )
+    tools = tuple(Tool(name=name, given_name=name, schema={}) for name in "ab")
     every, one = ToolUse(tools=tools), ToolUse(tools=tools, choice="required", only=frozenset("a"))
     assert every.for_template() == one.for_template()
     assert set(every.schemas()) == {"a", "b"}

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.protocol.constraints import MAX_BYTES, MAX_DEPTH, constraint_errors, schema_text
+from worker.protocol.bodies import Problems
+from worker.protocol.constraints import MAX_BYTES, MAX_DEPTH, check_constraints, schema_text
 
 NAMES = ("grammar", "json_schema", "regex")
 
@@ -17,8 +18,9 @@ NAMES = ("grammar", "json_schema", "regex")
 def told(**given: str) -> list[tuple[str, str]]:
     """(field, constraint) of every error; a schema is given as JSON in any spelling."""
     schema = schema_text(given["json_schema"].encode()) if "json_schema" in given else None
-    found = constraint_errors(given.get("grammar"), schema, given.get("regex"))
-    return [(error.field, error.constraint) for error in found]
+    problems = Problems()
+    check_constraints(problems, given.get("grammar"), schema, given.get("regex"))
+    return [(error.field, error.constraint) for error in problems.found]
 
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 
-from tests.protocol.vectors import R0
+from tests.protocol.vectors import R0, violations
 from worker.config.settings import Settings
 from worker.front.state import Front
 from worker.observe.metrics import Metrics
@@ -27,7 +27,6 @@ from worker.protocol.events import (
     choose_dialect,
 )
 from worker.protocol.execute import ExecuteRequest, WrongShape, parse_execute
-from worker.protocol.rules import violations
 from worker.web.app import described_routes, places
 from worker.web.middleware import OPEN_PATHS
 from worker.web.pages import document_of

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.test_rules import MAX_TOKENS_OUT, entry, errors
-from tests.protocol.vectors import R0, body_of, without
+from tests.protocol.vectors import R0, body_of, violations, without
 from tools.reference.openapi import document
 from worker.protocol.bodies import MAX_ERRORS, FieldError, encode_violations
 from worker.protocol.execute import ExecuteRequest, WrongShape, parse_execute
-from worker.protocol.rules import MAX_BIASES, violations
+from worker.protocol.rules import MAX_BIASES
 from worker.wire.jobs import narrow
 
 VOCAB = 49_152

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from worker.protocol.bodies import Problems
 from worker.protocol.rules import f32_text, float_range, int_range
 from worker.wire.jobs import narrow
 
@@ -19,12 +20,16 @@ from worker.wire.jobs import narrow
     ],
 )
 def test_a_float_out_of_range(value: float, constraint: str, message: str) -> None:
-    (error,) = float_range("x", value, -2, 2)
+    problems = Problems()
+    float_range(problems, "x", value, -2, 2)
+    (error,) = problems.found
     assert (error.constraint, error.message, error.value) == (constraint, message, f32_text(value))
 
 
 def test_one_of_many_numbers_of_a_field_is_named_by_its_subject() -> None:
-    (error,) = float_range("x", 3.0, -2, 2, subject="x entry 7")
+    problems = Problems()
+    float_range(problems, "x", 3.0, -2, 2, subject="x entry 7")
+    (error,) = problems.found
     assert (error.field, error.message) == ("x", "x entry 7 must be at most 2.0 (got 3)")
 
 
@@ -37,13 +42,17 @@ def test_one_of_many_numbers_of_a_field_is_named_by_its_subject() -> None:
     ],
 )
 def test_a_whole_number_out_of_range(value: int, most: int | None, constraint: str, message: str) -> None:
-    (error,) = int_range("x", value, 1, most)
+    problems = Problems()
+    int_range(problems, "x", value, 1, most)
+    (error,) = problems.found
     assert (error.constraint, error.message, error.value) == (constraint, message, str(value))
 
 
 @pytest.mark.parametrize("value", [None, 1, 9, 10**9])
 def test_a_whole_number_in_range_or_off_is_no_error(value: int | None) -> None:
-    assert list(int_range("x", value, 1)) == []
+    problems = Problems()
+    int_range(problems, "x", value, 1)
+    assert problems.found == []
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.protocol.vectors import R0, body_of, without
+from tests.protocol.vectors import R0, body_of, violations, without
 from worker.protocol.bodies import MAX_ERRORS, FieldError, encode_violations
 from worker.protocol.execute import ExecuteRequest, parse_execute
-from worker.protocol.rules import checked_prompt, violations
+from worker.protocol.rules import checked_prompt
 from worker.wire.prompts import Conversation
 
 MAX_TOKENS_OUT = 2048

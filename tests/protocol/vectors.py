@@ -5,6 +5,9 @@ from typing import Any
 
 import msgspec
 
+from worker.protocol.bodies import FieldError, FieldsRefused
+from worker.protocol.execute import ExecuteRequest
+from worker.protocol.rules import checked_prompt
 from worker.wire.encoding import bounds_of
 from worker.wire.jobs import Sampling
 
@@ -51,3 +54,14 @@ OTHER_THAN_DEFAULTS: dict[str, Any] = {
 
 def body_of(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+def violations(
+    request: ExecuteRequest, max_tokens_out: int, vocab_size: int | None, *, max_prompt_chars: int
+) -> list[FieldError]:
+    """All rules that the request breaks."""
+    try:
+        checked_prompt(request, max_tokens_out, vocab_size, max_prompt_chars=max_prompt_chars)
+    except FieldsRefused as refused:
+        return refused.errors
+    return []

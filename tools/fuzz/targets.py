@@ -38,7 +38,7 @@ from worker.openai.tokens import read_detokenize, read_tokenize
 from worker.protocol.bodies import FieldsRefused
 from worker.protocol.execute import BodyRejected, parse_cancel, parse_execute
 from worker.protocol.headers import correlation_id, is_json_content_type, parse_deadline, request_id, trace_context
-from worker.protocol.rules import violations
+from worker.protocol.rules import checked_prompt
 from worker.saved.copies import Layout, joined, parse_checkpoint, parse_seq_state, passing
 from worker.saved.records import CELLS, CHECKPOINT, Untrusted, read_record, record_of
 from worker.upstream.numbers import STATE_MAGIC
@@ -185,12 +185,12 @@ def request(data: bytes) -> None:
     for parse in (parse_cancel, _parsed_execute):
         try:
             parse(data)
-        except BodyRejected as error:
+        except (BodyRejected, FieldsRefused) as error:
             _check(str(error))
 
 
 def _parsed_execute(body: bytes) -> object:
-    return violations(parse_execute(body), 64, 100, max_prompt_chars=1000)
+    return checked_prompt(parse_execute(body), 64, 100, max_prompt_chars=1000)
 
 
 def headers(data: bytes) -> None:

@@ -10,10 +10,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from worker.openai.fields import read_field
 from worker.openai.thinking import decoded_thoughts
 from worker.openai.turns import LEFT_OUT, Turns, joined
-from worker.protocol.bodies import MAX_ERRORS, FieldError
+from worker.protocol.bodies import Problems
 from worker.protocol.conversation import entries
 from worker.protocol.payloads import Places
 from worker.protocol.unread import unread
@@ -76,14 +75,11 @@ class GivenMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: Annotated[str | list[Block], doc("A text, or blocks.")]
 
 
-def read_system(value: object, turns: Turns, errors: list[FieldError], *, keeps_bill: bool) -> list[str]:
-    """Add the system message. The errors gain an entry for each broken rule. Return the names of what is left out."""
-    values: dict[str, Any] = {}
-    if value is not None:
-        read_field("system", value, str | list[Block], values, errors)
-    content = values.get("system", "")
+def read_system(problems: Problems, value: object, turns: Turns, *, keeps_bill: bool) -> list[str]:
+    """Add the system message. Return the names of what is left out."""
+    content = "" if value is None else problems.shaped("system", value, str | list[Block]) or ""
     left_out = list(unread("system", value, list[Block]))
-    reader = _Reader(errors, left_out, turns)
+    reader = _Reader(problems, left_out, turns)
     texts = [content] if isinstance(content, str) else reader.texts("system", content)
     kept = (
         texts
@@ -97,26 +93,25 @@ def read_system(value: object, turns: Turns, errors: list[FieldError], *, keeps_
     return left_out
 
 
-def read_turns(value: object, turns: Turns, errors: list[FieldError]) -> list[str]:
-    """Add the messages. The errors gain an entry for each broken rule. Return the names of what is left out."""
-    value = entries("messages", value, errors)
+def read_turns(problems: Problems, value: object, turns: Turns) -> list[str]:
+    """Add the messages. Return the names of what is left out."""
+    value = entries(problems, "messages", value)
     left_out = list(unread("messages", value, list[GivenMessage]))
-    reader = _Reader(errors, left_out, turns)
+    reader = _Reader(problems, left_out, turns)
     for at, raw in enumerate(value):
-        if len(errors) >= MAX_ERRORS:
+        if problems.is_full:
             return []
-        values: dict[str, Any] = {}
-        read_field(f"messages[{at}]", raw, GivenMessage, values, errors)
-        for place, message in values.items():
-            reader.message(place, message)
+        message = problems.shaped(f"messages[{at}]", raw, GivenMessage)
+        if message is not None:
+            reader.message(f"messages[{at}]", message)
     return left_out
 
 
 class _Reader:
     """Reads messages."""
 
-    def __init__(self, errors: list[FieldError], left_out: list[str], turns: Turns) -> None:
-        self._errors = errors
+    def __init__(self, problems: Problems, left_out: list[str], turns: Turns) -> None:
+        self._problems = problems
         self._left_out = left_out
         self._turns = turns
 
@@ -222,8 +217,8 @@ class _Reader:
         self._refuse(f"{where}.type", "text_only", text)
 
     def _refuse(self, field: str, constraint: str, text: str) -> None:
-        if len(self._errors) < MAX_ERRORS:
-            self._errors.append(FieldError(field=field, constraint=constraint, message=f"{field} {text}"))
+        if not self._problems.is_full:
+            self._problems.add(field, constraint, text)
 
 
 def _is_result(kind: str) -> bool:

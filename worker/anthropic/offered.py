@@ -5,15 +5,12 @@ loading is deferred. Pure.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
 
-from worker.openai.fields import read_field
-from worker.openai.tools import Choice, Tool, ToolUse, choice_errors, count_errors, function_tool, twin_errors
-from worker.protocol.bodies import MAX_ERRORS, FieldError
+from worker.openai.tools import Choice, Offered, Tool, check_count, check_twins, checked_use, function_tool, listed
+from worker.protocol.bodies import Problems
 from worker.protocol.unread import unread
 from worker.wire.encoding import doc
 
@@ -39,73 +36,29 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     disable_parallel_tool_use: Annotated[bool | None, doc("true: the answer has one call at most.")] = None
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """The tools of a request."""
-
-    use: ToolUse
-    skipped: tuple[str, ...]
-    """The names of tools that the worker does not have."""
-    unread: tuple[str, ...]
-    """The places of members without effect."""
-
-
-def read_tools(tools: object, choice: ToolChoice | None, errors: list[FieldError]) -> Offered:
-    """The tools. The errors gain an entry for each broken rule."""
-    places: dict[str, Tool] = {}
-    skipped: list[str] = []
-    members: list[str] = []
-    if tools is not None and not isinstance(tools, list):
-        errors.append(FieldError(field="tools", constraint="type", message="tools: Expected `array`"))
-    for at, raw in enumerate(tools if isinstance(tools, list) else ()):
-        if len(errors) >= MAX_ERRORS:
-            break
-        values: dict[str, Any] = {}
-        read_field(f"tools[{at}]", raw, MessageTool, values, errors)
-        for place, tool in values.items():
-            if tool.type not in (None, "custom") or tool.defer_loading:
-                skipped.append(tool.name or tool.type or place)
-            elif (read := _tool(place, tool, errors)) is not None:
-                members += unread("tools", raw, MessageTool)
-                places[place] = read
-    errors += count_errors("tools", len(places))
-    errors += islice(twin_errors(places), MAX_ERRORS)
-    use = _use(tuple(places.values()), choice or ToolChoice(type="auto"), errors)
-    return Offered(use, tuple(skipped), tuple(members))
-
-
-def _tool(place: str, tool: MessageTool, errors: list[FieldError]) -> Tool | None:
-    if tool.name is None:
-        where = f"{place}.name"
-        errors.append(FieldError(field=where, constraint="required", message=f"{where} is missing"))
-        return None
-    return function_tool(
-        place,
-        errors,
-        name=tool.name,
-        description=tool.description,
-        schema=tool.input_schema,
-        schema_field="input_schema",
-        is_strict=bool(tool.strict),
-    )
-
-
-def _use(tools: tuple[Tool, ...], choice: ToolChoice, errors: list[FieldError]) -> ToolUse:
+def read_tools(problems: Problems, tools: object, choice: ToolChoice | None) -> Offered:
+    """The tools."""
+    offered = Offered()
+    found: list[Tool] = []
+    for place, tool, raw in listed(problems, "tools", tools, MessageTool):
+        if tool.type not in (None, "custom") or tool.defer_loading:
+            offered.skipped.append(tool.name or tool.type or place)
+        elif (read := function_tool(problems, place, tool, "input_schema")) is not None:
+            offered.unread += unread("tools", raw, MessageTool)
+            found.append(read)
+    check_count(problems, "tools", len(found))
+    check_twins(problems, found)
+    choice = choice or ToolChoice(type="auto")
     if choice.type not in _CHOICES:
-        text = f"tool_choice.type must be one of {', '.join(_CHOICES)}"
-        errors.append(FieldError(field="tool_choice.type", constraint="one_of", message=text))
-    only = None
-    if choice.type == "tool":
-        if choice.name is None:
-            text = "tool_choice.name is missing"
-            errors.append(FieldError(field="tool_choice.name", constraint="required", message=text))
-        else:
-            only = frozenset({choice.name})
-    use = ToolUse(
-        tools=tools,
-        choice=_CHOICES.get(choice.type, "auto"),
-        only=only,
-        is_parallel=not choice.disable_parallel_tool_use and choice.type != "tool",
+        problems.add("tool_choice.type", "one_of", f"must be one of {', '.join(_CHOICES)}")
+    is_one = choice.type == "tool"
+    if is_one and choice.name is None:
+        problems.add("tool_choice.name", "required", "is missing")
+    offered.use = checked_use(
+        problems,
+        found,
+        _CHOICES.get(choice.type, "auto"),
+        frozenset({choice.name}) if is_one and choice.name is not None else None,
+        is_parallel=not choice.disable_parallel_tool_use and not is_one,
     )
-    errors += choice_errors("tool_choice", use)
-    return use
+    return offered

@@ -3,7 +3,6 @@
 Owns: the route's own fields. Pure.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -11,10 +10,10 @@ import msgspec
 
 from worker.anthropic.answer import MessageAnswer, TokenCount
 from worker.anthropic.blocks import read_system, read_turns
-from worker.anthropic.offered import Offered, ToolChoice, read_tools
+from worker.anthropic.offered import ToolChoice, read_tools
 from worker.openai.answers import Choice, Heading
 from worker.openai.constraints import NamedSchema, ResponseFormat
-from worker.openai.errors import refused_as_spelled
+from worker.openai.errors import replaced
 from worker.openai.fields import (
     SHARED,
     GeneratingRequest,
@@ -28,9 +27,9 @@ from worker.openai.fields import (
 )
 from worker.openai.foreign import read_foreign
 from worker.openai.thinking import EFFORTS, Thinking, thinking_of, turned_off, turned_on, with_idle_named
-from worker.openai.tools import constraint_errors, without_schema
+from worker.openai.tools import Offered, check_constraint, without_schema
 from worker.openai.turns import Turns
-from worker.protocol.bodies import FieldError, FieldsRefused
+from worker.protocol.bodies import Problems
 from worker.protocol.rules import int_range
 from worker.wire.encoding import doc
 from worker.wire.jobs import MarkUse
@@ -107,36 +106,34 @@ def read_counted(body: bytes | bytearray, terms: Terms) -> MessageAsked:
 
 def _read(body: bytes | bytearray, terms: Terms, *, needs_max_tokens: bool) -> MessageAsked:
     members = read_object(body)
-    errors: list[FieldError] = []
-    request = read_struct(MessagesRequest, members, errors)
+    problems = Problems()
+    request = read_struct(problems, MessagesRequest, members)
     if needs_max_tokens and members.get("max_tokens") is None:
-        text = "max_tokens is missing; send the most tokens that the answer may have"
-        errors.append(FieldError(field="max_tokens", constraint="required", message=text))
+        problems.add("max_tokens", "required", "is missing; send the most tokens that the answer may have")
     turns = Turns()
-    left_out = read_system(request.system, turns, errors, keeps_bill=terms.keeps_billing_block)
-    left_out += read_turns(request.messages, turns, errors)
-    offered = read_tools(request.tools, request.tool_choice, errors)
-    thinking = _thinking(request, terms, errors)
-    prompt = _prompt(turns, thinking, offered, terms, errors)
+    left_out = read_system(problems, request.system, turns, keeps_bill=terms.keeps_billing_block)
+    left_out += read_turns(problems, request.messages, turns)
+    offered = read_tools(problems, request.tools, request.tool_choice)
+    thinking = _thinking(problems, request, terms)
+    prompt = _prompt(problems, turns, thinking, offered, terms)
     is_older = request.output_config is None or request.output_config.format is None
     place = "output_format" if is_older else "output_config.format"
     names = {"stop": "stop_sequences", "json_schema": place, "response_format": place}
     generation = read_foreign(
+        problems,
         members,
         GeneratingRequest(
             model=request.model,
             seed=request.seed,
             stream=request.stream,
             stop=request.stop_sequences,
-            response_format=_response_format(request, place, errors),
+            response_format=_response_format(problems, request, place),
         ),
         terms,
-        errors,
         max_tokens=request.max_tokens,
         names=names,
     )
-    if both := list(constraint_errors(offered.use, generation.fields, names)):
-        raise FieldsRefused(both)
+    check_constraint(offered.use, generation.fields, names)
     assert prompt is not None  # or there were errors
     further = [*left_out, *offered.unread, *thinking.ignored]
     servers = [str(one.get("name") or "mcp") for one in request.mcp_servers or () if isinstance(one, dict)]
@@ -155,62 +152,56 @@ def _read(body: bytes | bytearray, terms: Terms, *, needs_max_tokens: bool) -> M
 
 
 def _prompt(
-    turns: Turns, thinking: Thinking, offered: Offered, terms: Terms, errors: list[FieldError]
+    problems: Problems, turns: Turns, thinking: Thinking, offered: Offered, terms: Terms
 ) -> Conversation | None:
-    """The conversation. If a rule is broken, add the errors and return None. If the last message is the assistant's,
-    the answer continues it."""
-    errors += _last_errors(turns)
-    if errors:
+    """The conversation; None if a rule is broken. If the last message is the assistant's, the answer continues it."""
+    _check_last(problems, turns)
+    if problems.found:
         return None
-    is_continued = turns.messages[-1]["role"] == "assistant"
-    try:
-        return conversation_of(
-            turns.messages,
-            thinking.variables,
-            terms,
-            add_generation_prompt=not is_continued,
-            continue_final_message=is_continued,
-            tools=offered.use.for_template(),
-        )
-    except FieldsRefused as refused:
-        errors += refused_as_spelled(refused, {}, turns.places).errors
-        return None
+    own, is_continued = Problems(), turns.messages[-1]["role"] == "assistant"
+    made = conversation_of(
+        own,
+        turns.messages,
+        thinking.variables,
+        terms,
+        add_generation_prompt=not is_continued,
+        continue_final_message=is_continued,
+        tools=offered.use.for_template(),
+    )
+    problems.found += replaced(own.found, turns.places)
+    return made
 
 
-def _last_errors(turns: Turns) -> Iterator[FieldError]:
-    """The error of a last message that no answer can follow."""
+def _check_last(problems: Problems, turns: Turns) -> None:
+    """An answer must be able to follow the last message."""
     if not turns.messages or turns.messages[-1]["role"] != "assistant":
         return
     last, place = turns.messages[-1], turns.places[-1]
     if last.get("tool_calls"):
-        text = f"{place} has a tool_use without a tool_result; send the result in a user's message"
-        yield FieldError(field=place, constraint="needs(tool_result)", message=text)
+        text = "has a tool_use without a tool_result; send the result in a user's message"
+        problems.add(place, "needs(tool_result)", text)
     elif not last["content"]:
-        text = f"{place} is the last message and has no text to continue; remove it"
-        yield FieldError(field=place, constraint="non_empty", message=text)
+        problems.add(place, "non_empty", "is the last message and has no text to continue; remove it")
 
 
-def _thinking(request: MessagesRequest, terms: Terms, errors: list[FieldError]) -> Thinking:
+def _thinking(problems: Problems, request: MessagesRequest, terms: Terms) -> Thinking:
     settings = request.thinking
     effort = None if request.output_config is None else request.output_config.effort
     budget = None
     if settings is not None:
         if settings.type not in _KINDS:
-            text = f"thinking.type must be one of {', '.join(_KINDS)}"
-            errors.append(FieldError(field="thinking.type", constraint="one_of", message=text))
+            problems.add("thinking.type", "one_of", f"must be one of {', '.join(_KINDS)}")
         if settings.display not in (None, *_DISPLAYS):
-            text = f"thinking.display must be one of {', '.join(_DISPLAYS)}"
-            errors.append(FieldError(field="thinking.display", constraint="one_of", message=text))
-        errors += int_range("thinking.budget_tokens", settings.budget_tokens, 1)
+            problems.add("thinking.display", "one_of", f"must be one of {', '.join(_DISPLAYS)}")
+        int_range(problems, "thinking.budget_tokens", settings.budget_tokens, 1)
         if settings.type == "enabled":
             budget = settings.budget_tokens
             if budget is None:
-                text = "thinking.budget_tokens is missing; send the most tokens of reasoning, or type adaptive"
-                errors.append(FieldError(field="thinking.budget_tokens", constraint="required", message=text))
+                text = "is missing; send the most tokens of reasoning, or type adaptive"
+                problems.add("thinking.budget_tokens", "required", text)
         elif settings.budget_tokens is not None:
-            text = "thinking.budget_tokens needs type enabled; remove it"
-            errors.append(FieldError(field="thinking.budget_tokens", constraint="needs(enabled)", message=text))
-    wanted = thinking_of("output_config.effort", effort, terms.template_keys, errors, budget=budget)
+            problems.add("thinking.budget_tokens", "needs(enabled)", "needs type enabled; remove it")
+    wanted = thinking_of(problems, "output_config.effort", effort, terms.template_keys, budget=budget)
     if settings is not None:
         is_off = settings.type == "disabled"
         wanted = turned_off(terms.template_keys) if is_off else turned_on(wanted, terms.template_keys)
@@ -223,18 +214,16 @@ def _thinking(request: MessagesRequest, terms: Terms, errors: list[FieldError]) 
     )
 
 
-def _response_format(request: MessagesRequest, place: str, errors: list[FieldError]) -> ResponseFormat | None:
+def _response_format(problems: Problems, request: MessagesRequest, place: str) -> ResponseFormat | None:
     """The form of the answer in the spelling of chats. `place`: its place in the request."""
     own = None if request.output_config is None else request.output_config.format
     form = request.output_format if own is None else own
     if form is None:
         return None
     if form.get("type") != "json_schema":
-        text = f"{place}.type must be json_schema"
-        errors.append(FieldError(field=f"{place}.type", constraint="one_of", message=text))
+        problems.add(f"{place}.type", "one_of", "must be json_schema")
     if not isinstance(form.get("schema"), dict):
-        text = f"{place}.schema is missing; send the schema of the answer"
-        errors.append(FieldError(field=f"{place}.schema", constraint="required", message=text))
+        problems.add(f"{place}.schema", "required", "is missing; send the schema of the answer")
         return None
     return ResponseFormat(type="json_schema", json_schema=NamedSchema(schema=form["schema"]))
 

@@ -3,15 +3,18 @@
 Owns: the route's own fields. Pure.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from worker.openai.answers import Allowance, Choice, Heading
-from worker.openai.chat_message import ChatAnswer, MessageTerms
-from worker.openai.chat_tools import ChatTool, Offered, read_tools
+from worker.openai.chat_message import (
+    ChatAnswer,
+    MessageTerms,
+)
+from worker.openai.chat_tools import ChatTool, read_tools
 from worker.openai.fields import (
     GeneratingRequest,
     Generation,
@@ -24,8 +27,8 @@ from worker.openai.fields import (
     read_struct,
 )
 from worker.openai.thinking import EFFORTS, Thinking, thinking_of, turned_off, with_idle_named
-from worker.openai.tools import constraint_errors, without_schema
-from worker.protocol.bodies import FieldError, FieldsRefused
+from worker.openai.tools import check_constraint, without_schema
+from worker.protocol.bodies import Problems
 from worker.protocol.conversation import unread_members
 from worker.protocol.payloads import Places
 from worker.protocol.rules import int_range
@@ -105,24 +108,32 @@ class ChatAsked:
 def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
     """Raises: NotAnObject, UnknownModel, FieldsRefused."""
     members = read_object(body)
-    errors: list[FieldError] = []
-    request = read_struct(ChatRequest, members, errors)
-    errors += _contradictions(request)
+    problems = Problems()
+    request = read_struct(problems, ChatRequest, members)
+    _check_contradictions(problems, request)
     offered = read_tools(
+        problems,
         request.tools or (),
         members.get("tools"),
         request.tool_choice,
         is_parallel=request.parallel_tool_calls is not False,
-        errors=errors,
     )
-    thinking = _thinking(request, terms, errors)
-    prompt = _prompt(request, thinking, offered, terms, errors)
+    thinking = _thinking(problems, request, terms)
+    prompt = conversation_of(
+        problems,
+        request.messages,
+        thinking.variables | (request.chat_template_kwargs or {}),
+        terms,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        tools=offered.use.for_template(),
+    )
     tokens_field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     generation = read_generation(
+        problems,
         members,
         request,
         terms,
-        errors,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         max_tokens=request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens,
         names={
@@ -136,8 +147,7 @@ def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
             *thinking.ignored,
         ),
     )
-    if both := list(constraint_errors(offered.use, generation.fields, generation.names)):
-        raise FieldsRefused(both)
+    check_constraint(offered.use, generation.fields, generation.names)
     assert prompt is not None  # or there were errors
     reading = replace(terms.reading(offered.use), keeps_thoughts=request.reasoning_format == "none")
     if generation.shows_marks:
@@ -161,35 +171,17 @@ def _unmarked(form: ChatFormat) -> ChatFormat:
     return ChatFormat(name=form.name, source=form.source, calls=form.calls, opening=form.opening)
 
 
-def _prompt(
-    request: ChatRequest, thinking: Thinking, offered: Offered, terms: Terms, errors: list[FieldError]
-) -> Conversation | None:
-    """The conversation. If it breaks a rule, add the errors and return None."""
-    try:
-        return conversation_of(
-            request.messages,
-            thinking.variables | (request.chat_template_kwargs or {}),
-            terms,
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-            tools=offered.use.for_template(),
-        )
-    except FieldsRefused as refused:
-        errors += refused.errors
-        return None
-
-
-def _thinking(request: ChatRequest, terms: Terms, errors: list[FieldError]) -> Thinking:
+def _thinking(problems: Problems, request: ChatRequest, terms: Terms) -> Thinking:
     """The wishes about reasoning; chat_template_kwargs overrides their variables. Names the fields that have no effect:
     agents send reasoning_effort to every model."""
     settings = request.thinking or ChatThinking()
     budgets = {name: getattr(request, name) for name in _BUDGETS} | {"thinking.budget_tokens": settings.budget_tokens}
     given = {name: budget for name, budget in budgets.items() if budget is not None}
     for name, budget in given.items():
-        errors += int_range(name, budget, 0)
+        int_range(problems, name, budget, 0)
     effort, keys = request.reasoning_effort, terms.template_keys
     if effort in EFFORTS:
-        found = thinking_of(_EFFORT, effort, keys, errors, budget=_smallest(given))
+        found = thinking_of(problems, _EFFORT, effort, keys, budget=_smallest(given))
     else:
         own = {_EFFORT: effort} if effort is not None and _EFFORT in keys else {}
         found = Thinking(variables=own, budget=_smallest(given))
@@ -203,17 +195,15 @@ def _smallest(budgets: Mapping[str, int]) -> int | None:
     return min(budgets.values(), default=None)
 
 
-def _contradictions(request: ChatRequest) -> Iterator[FieldError]:
+def _check_contradictions(problems: Problems, request: ChatRequest) -> None:
     if None not in (request.max_tokens, request.max_completion_tokens) and (
         request.max_tokens != request.max_completion_tokens
     ):
-        text = "max_tokens and max_completion_tokens set the same limit but differ; send one of them"
-        yield FieldError(field="max_tokens", constraint="exclusive(max_completion_tokens)", message=text)
+        text = "and max_completion_tokens set the same limit but differ; send one of them"
+        problems.add("max_tokens", "exclusive(max_completion_tokens)", text)
     if request.top_logprobs is not None and not request.logprobs:
         # With logprobs the rule that /execute has too reads the number.
-        yield from int_range("top_logprobs", request.top_logprobs, 0, MAX_LOGPROBS)
-        text = "top_logprobs needs logprobs to be true"
-        yield FieldError(field="top_logprobs", constraint="needs(logprobs)", message=text)
+        int_range(problems, "top_logprobs", request.top_logprobs, 0, MAX_LOGPROBS)
+        problems.add("top_logprobs", "needs(logprobs)", "needs logprobs to be true")
     if request.prompt_logprobs is not None:
-        text = "prompt_logprobs is supported by /v1/completions only; remove it"
-        yield FieldError(field="prompt_logprobs", constraint="unsupported", message=text)
+        problems.add("prompt_logprobs", "unsupported", "is supported by /v1/completions only; remove it")

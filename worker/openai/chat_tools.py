@@ -4,27 +4,23 @@ Owns: the kinds of tools. Functions are offered; other kinds are left out and na
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
 
-from worker.openai.fields import read_field
 from worker.openai.tools import (
-    NO_TOOLS,
     Choice,
+    Offered,
     Tool,
-    ToolUse,
-    choice_errors,
+    check_count,
+    check_twins,
+    checked_use,
     chosen_word,
-    count_errors,
     function_tool,
     mode_of,
     names_one,
-    twin_errors,
 )
-from worker.protocol.bodies import MAX_ERRORS, FieldError
+from worker.protocol.bodies import Problems
 from worker.wire.encoding import doc
 
 
@@ -59,50 +55,28 @@ class _AllowedTools(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[_ChosenTool]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
-    """The tools of a request."""
-
-    use: ToolUse = NO_TOOLS
-    skipped: tuple[str, ...] = ()
-    """The names of tools that the worker does not have."""
-
-
 def read_tools(
-    tools: Sequence[ChatTool], raw: object, choice: object, *, is_parallel: bool, errors: list[FieldError]
+    problems: Problems, tools: Sequence[ChatTool], raw: object, choice: object, *, is_parallel: bool
 ) -> Offered:
-    """The tools. `raw` are the same as the client sent them. The errors gain an entry for each broken rule."""
-    errors += count_errors("tools", len(tools))
-    places: dict[str, Tool] = {}
-    skipped: list[str] = []
+    """The tools. `raw` are the same as the client sent them."""
+    check_count(problems, "tools", len(tools))
+    found: list[Tool] = []
+    offered = Offered()
     for at, tool in enumerate(tools):
-        if len(errors) >= MAX_ERRORS:
+        if problems.is_full:
             return Offered()
+        place = f"tools[{at}].function"
         if tool.type != "function":
-            skipped.append(_name_of(raw[at] if isinstance(raw, list) else None, tool.type))
+            offered.skipped.append(_name_of(raw[at] if isinstance(raw, list) else None, tool.type))
         elif tool.function is None:
-            place = f"tools[{at}].function"
-            errors.append(FieldError(field=place, constraint="required", message=f"{place} is missing"))
-        else:
-            places[f"tools[{at}].function"] = _tool(f"tools[{at}].function", tool.function, errors)
-    errors += islice(twin_errors(places), MAX_ERRORS)
-    word, only = _choice(choice, errors)
+            problems.add(place, "required", "is missing")
+        elif (read := function_tool(problems, place, tool.function)) is not None:
+            found.append(read)
+    check_twins(problems, found)
+    word, only = _choice(problems, choice)
     is_parallel = is_parallel and not names_one(choice)
-    use = ToolUse(tools=tuple(places.values()), choice=word, only=only, is_parallel=is_parallel)
-    errors += choice_errors("tool_choice", use)
-    return Offered(use=use, skipped=tuple(skipped))
-
-
-def _tool(place: str, function: FunctionDefinition, errors: list[FieldError]) -> Tool:
-    return function_tool(
-        place,
-        errors,
-        name=function.name,
-        description=function.description,
-        schema=function.parameters,
-        schema_field="parameters",
-        is_strict=bool(function.strict),
-    )
+    offered.use = checked_use(problems, found, word, only, is_parallel=is_parallel)
+    return offered
 
 
 def _name_of(raw: object, kind: str) -> str:
@@ -118,40 +92,33 @@ def _name_of(raw: object, kind: str) -> str:
 # ── the choice ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _choice(choice: object, errors: list[FieldError]) -> tuple[Choice, frozenset[str] | None]:
+def _choice(problems: Problems, choice: object) -> tuple[Choice, frozenset[str] | None]:
     """The choice, and the names of the tools that it allows, if they are not all."""
-    word = chosen_word(choice, errors)
+    word = chosen_word(problems, choice)
     if word is not None:
         return word, None
-    values: dict[str, Any] = {}
-    read_field("tool_choice", choice, _ChosenTool, values, errors)
-    for chosen in values.values():
-        if chosen.type == "function":
-            return "required", frozenset(_names("tool_choice", [chosen], errors))
-        if chosen.type == "allowed_tools":
-            return _allowed(chosen, errors)
-        text = "tool_choice.type must be function or allowed_tools; this worker has no tools of its own"
-        errors.append(FieldError(field="tool_choice.type", constraint="one_of", message=text))
-    return "auto", None
-
-
-def _allowed(chosen: _ChosenTool, errors: list[FieldError]) -> tuple[Choice, frozenset[str] | None]:
+    chosen = problems.shaped("tool_choice", choice, _ChosenTool)
+    if chosen is None:
+        return "auto", None
+    if chosen.type == "function":
+        return "required", _names(problems, "tool_choice", [chosen])
     place = "tool_choice.allowed_tools"
-    values: dict[str, Any] = {}
-    read_field(place, chosen.allowed_tools, _AllowedTools, values, errors)
-    for allowed in values.values():
-        word = mode_of(place, allowed.mode, errors)
-        if not allowed.tools:
-            text = f"{place}.tools must not be empty"
-            errors.append(FieldError(field=f"{place}.tools", constraint="non_empty", message=text))
-        return word, frozenset(_names(f"{place}.tools", allowed.tools, errors))
-    return "auto", None
+    if chosen.type != "allowed_tools":
+        text = "must be function or allowed_tools; this worker has no tools of its own"
+        problems.add("tool_choice.type", "one_of", text)
+        return "auto", None
+    allowed = problems.shaped(place, chosen.allowed_tools, _AllowedTools)
+    if allowed is None:
+        return "auto", None
+    word = mode_of(problems, place, allowed.mode)
+    if not allowed.tools:
+        problems.add(f"{place}.tools", "non_empty", "must not be empty")
+    return word, _names(problems, f"{place}.tools", allowed.tools)
 
 
-def _names(place: str, chosen: Sequence[_ChosenTool], errors: list[FieldError]) -> list[str]:
+def _names(problems: Problems, place: str, chosen: Sequence[_ChosenTool]) -> frozenset[str]:
     """The names of chosen functions."""
     names = [one.function.name for one in chosen if one.function is not None]
     if len(names) < len(chosen):
-        text = f"{place}.function is missing"
-        errors.append(FieldError(field=f"{place}.function", constraint="required", message=text))
-    return names
+        problems.add(f"{place}.function", "required", "is missing")
+    return frozenset(names)

@@ -29,7 +29,7 @@ from worker.openai.fields import (
     read_object,
     read_struct,
 )
-from worker.protocol.bodies import FieldError
+from worker.protocol.bodies import Problems
 from worker.protocol.events import EndEvent, Piece
 from worker.protocol.rules import int_range
 from worker.wire.encoding import Count, doc, encode_json
@@ -117,18 +117,18 @@ class CompletionAsked:
 def read_completion(body: bytes | bytearray, terms: Terms) -> CompletionAsked:
     """Raises: NotAnObject, UnknownModel, FieldsRefused."""
     members = read_object(body)
-    errors: list[FieldError] = []
-    request = read_struct(CompletionRequest, members, errors)
-    prompts = tuple(_prompts(request.prompt, terms, errors))
-    errors += _rules(request, len(prompts))
-    errors += _suffix_errors(request, prompts, terms)
+    problems = Problems()
+    request = read_struct(problems, CompletionRequest, members)
+    prompts = tuple(_prompts(problems, request.prompt, terms))
+    _check_rules(problems, request, len(prompts))
+    _check_suffix(problems, request, prompts, terms)
     # vllm-router sends false, and true is no number of tokens.
     logprobs = None if request.logprobs is False else request.logprobs
     generation = read_generation(
+        problems,
         members,
         request,
         terms,
-        errors,
         logprobs=logprobs,
         max_tokens=request.max_tokens,
         default_tokens=DEFAULT_MAX_TOKENS,
@@ -146,87 +146,80 @@ def read_completion(body: bytes | bytearray, terms: Terms) -> CompletionAsked:
     )
 
 
-def _prompts(value: Any, terms: Terms, errors: list[FieldError]) -> Iterator[PlainPrompt]:
-    """The prompts in any of their four forms; the errors gain an entry for each broken rule."""
+def _prompts(problems: Problems, value: Any, terms: Terms) -> Iterator[PlainPrompt]:
+    """Yield the prompts in any of their four forms."""
     if value is None:
-        errors.append(FieldError(field="prompt", constraint="required", message="prompt is missing"))
+        problems.add("prompt", "required", "is missing")
         return
     is_one = isinstance(value, str) or (isinstance(value, list) and bool(value) and _is_id(value[0]))
     is_mixed = isinstance(value, list) and not is_one and len(set(map(type, value))) > 1
     if is_mixed or not isinstance(value, str | list):
-        errors.append(_wrong("prompt", "type", "must be a text, token ids, or a list of either"))
-        return
-    if not value:
-        errors.append(_wrong("prompt", "non_empty", "must not be empty"))
-        return
-    if not is_one and len(value) > MAX_CHOICES:
-        errors.append(_wrong("prompt", f"max_count({MAX_CHOICES})", f"must be at most {MAX_CHOICES} prompts"))
-        return
-    for place, one in [("prompt", value)] if is_one else [(f"prompt[{at}]", one) for at, one in enumerate(value)]:
-        found = _prompt(place, one, terms)
-        if isinstance(found, FieldError):
-            errors.append(found)
-            return
-        yield found
+        problems.add("prompt", "type", "must be a text, token ids, or a list of either")
+    elif not value:
+        problems.add("prompt", "non_empty", "must not be empty")
+    elif not is_one and len(value) > MAX_CHOICES:
+        problems.add("prompt", f"max_count({MAX_CHOICES})", f"must be at most {MAX_CHOICES} prompts")
+    else:
+        for at, one in enumerate([value] if is_one else value):
+            found = _prompt(problems, "prompt" if is_one else f"prompt[{at}]", one, terms)
+            if found is None:
+                return
+            yield found
 
 
-def _prompt(place: str, value: Any, terms: Terms) -> PlainPrompt | FieldError:
-    max_length = terms.max_text_chars
+def _prompt(problems: Problems, place: str, value: Any, terms: Terms) -> PlainPrompt | None:
+    most, n_vocab = terms.max_text_chars, terms.vocab_size
     if not isinstance(value, str | list):
-        return _wrong(place, "type", "must be a text or token ids")
-    if not value:
-        return _wrong(place, "non_empty", "must not be empty")
-    if len(value) > max_length:
+        problems.add(place, "type", "must be a text or token ids")
+    elif not value:
+        problems.add(place, "non_empty", "must not be empty")
+    elif len(value) > most:
         unit = "characters" if isinstance(value, str) else "tokens"
-        return _wrong(place, f"length(1..={max_length})", f"must be at most {max_length} {unit} (got {len(value)})")
-    return value if isinstance(value, str) else _tokens(place, value, terms.vocab_size)
-
-
-def _tokens(place: str, value: list[Any], n_vocab: int) -> PlainPrompt | FieldError:
-    if not all(map(_is_id, value)):
-        return _wrong(place, "type", "must be token ids, which are whole numbers")
-    if not all(0 <= token < n_vocab for token in value):
-        return _wrong(place, f"vocabulary({n_vocab})", f"must be token ids below {n_vocab}")
-    return tuple(value)
+        problems.add(place, f"length(1..={most})", f"must be at most {most} {unit} (got {len(value)})")
+    elif isinstance(value, str):
+        return value
+    elif not all(map(_is_id, value)):
+        problems.add(place, "type", "must be token ids, which are whole numbers")
+    elif not all(0 <= token < n_vocab for token in value):
+        problems.add(place, f"vocabulary({n_vocab})", f"must be token ids below {n_vocab}")
+    else:
+        return tuple(value)
+    return None
 
 
 def _is_id(value: object) -> bool:
     return type(value) is int  # not a bool
 
 
-def _wrong(field: str, constraint: str, what: str) -> FieldError:
-    return FieldError(field=field, constraint=constraint, message=f"{field} {what}")
-
-
-def _rules(request: CompletionRequest, n_prompts: int) -> Iterator[FieldError]:
+def _check_rules(problems: Problems, request: CompletionRequest, n_prompts: int) -> None:
     n = request.n or 1
     if n_prompts * n > MAX_CHOICES >= n:
-        what = f"times the number of prompts must be at most {MAX_CHOICES} (got {n_prompts * n})"
-        yield _wrong("n", f"max_count({MAX_CHOICES})", what)
+        text = f"times the number of prompts must be at most {MAX_CHOICES} (got {n_prompts * n})"
+        problems.add("n", f"max_count({MAX_CHOICES})", text)
     if request.best_of is not None and request.best_of != n:
-        yield _wrong("best_of", "unsupported", "must equal n: the worker does not rank completions")
+        problems.add("best_of", "unsupported", "must equal n: the worker does not rank completions")
     if request.logprobs is True:
-        yield _wrong("logprobs", "type", f"must be a number of tokens, 0 to {MAX_LOGPROBS}")
-    yield from int_range("prompt_logprobs", request.prompt_logprobs, 0, MAX_LOGPROBS)
+        problems.add("logprobs", "type", f"must be a number of tokens, 0 to {MAX_LOGPROBS}")
+    int_range(problems, "prompt_logprobs", request.prompt_logprobs, 0, MAX_LOGPROBS)
     if request.prompt_logprobs is not None and request.stream:
-        yield _wrong("prompt_logprobs", "exclusive(stream)", "cannot go with stream; send one of them")
+        problems.add("prompt_logprobs", "exclusive(stream)", "cannot go with stream; send one of them")
 
 
-def _suffix_errors(request: CompletionRequest, prompts: Sequence[PlainPrompt], terms: Terms) -> Iterator[FieldError]:
+def _check_suffix(problems: Problems, request: CompletionRequest, prompts: Sequence[PlainPrompt], terms: Terms) -> None:
     if not request.suffix:
         return
     if not terms.can_infill:
-        yield _wrong("suffix", "unsupported", "needs a model with fill-in-the-middle tokens, and this one has none")
+        problems.add("suffix", "unsupported", "needs a model with fill-in-the-middle tokens, and this one has none")
     if not all(isinstance(prompt, str) for prompt in prompts):
-        yield _wrong("suffix", "exclusive(prompt)", "needs a prompt that is a text, not token ids")
+        problems.add("suffix", "exclusive(prompt)", "needs a prompt that is a text, not token ids")
     if request.echo:
-        yield _wrong("suffix", "exclusive(echo)", "cannot go with echo; send one of them")
+        problems.add("suffix", "exclusive(echo)", "cannot go with echo; send one of them")
     if request.prompt_logprobs is not None:
-        yield _wrong("suffix", "exclusive(prompt_logprobs)", "cannot go with prompt_logprobs; send one of them")
+        problems.add("suffix", "exclusive(prompt_logprobs)", "cannot go with prompt_logprobs; send one of them")
     if len(request.suffix) > terms.max_text_chars:
         limit = terms.max_text_chars
-        what = f"must be at most {limit} characters (got {len(request.suffix)})"
-        yield _wrong("suffix", f"length(..={limit})", what)
+        text = f"must be at most {limit} characters (got {len(request.suffix)})"
+        problems.add("suffix", f"length(..={limit})", text)
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from worker.openai.errors import NotAnObject
-from worker.protocol.bodies import MAX_ERRORS, FieldError
+from worker.protocol.bodies import MAX_ERRORS, Problems
 from worker.protocol.constraints import schema_text
 from worker.wire.encoding import doc, encode_json
 from worker.wire.jobs import SchemaText
@@ -85,28 +85,30 @@ class Wanted:
     names: Mapping[str, str]
 
 
-def constraint_of(request: ConstrainedRequest, own: Mapping[str, Any], errors: list[FieldError]) -> Wanted:
-    """The constraint that the request asks for. `own` has the fields of `/execute` that were sent. The errors gain an
-    entry for each broken rule.
+def constraint_of(problems: Problems, request: ConstrainedRequest, own: Mapping[str, Any]) -> Wanted:
+    """The constraint that the request asks for. `own` has the fields of `/execute` that were sent.
 
     Raises: NotAnObject.
     """
-    errors += _option_errors(request.structured_outputs)
+    for name in _OPTIONS:
+        if getattr(request.structured_outputs, name, None) not in (None, False):
+            text = "is not supported by this worker; remove it"
+            problems.add(f"structured_outputs.{name}", "unsupported", text)
     asked = list(_asked(request, own))
     fields: dict[str, str | None] = dict.fromkeys(_OWN)
     if not asked:
         return Wanted(fields, {})
     if len(asked) > 1:
         *others, last = (one.place for one in asked)
-        text = f"{last} cannot go with {' and '.join(others)}; send one of them"
-        errors.append(FieldError(field=last, constraint=f"exclusive({','.join(others)})", message=text))
+        text = f"cannot go with {' and '.join(others)}; send one of them"
+        problems.add(last, f"exclusive({','.join(others)})", text)
     first = asked[0]
-    fields[first.field] = first.read(first.place, first.value, errors)
+    fields[first.field] = first.read(problems, first.place, first.value)
     return Wanted(fields, {first.field: first.place})
 
 
-Read = Callable[[str, Any, list[FieldError]], str | None]
-"""(field, its value, errors) → the constraint's text; None if it asks for nothing or has an error."""
+Read = Callable[[Problems, str, Any], str | None]
+"""(problems, field, its value) → the constraint's text; None if it asks for nothing or has an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,22 +148,14 @@ def _asked(request: ConstrainedRequest, own: Mapping[str, Any]) -> Iterator[_Ask
             yield _Asked(place, field, read, value)
 
 
-def _option_errors(outputs: StructuredOutputs | None) -> Iterator[FieldError]:
-    for name in _OPTIONS:
-        if getattr(outputs, name, None) not in (None, False):
-            place = f"structured_outputs.{name}"
-            text = f"{place} is not supported by this worker; remove it"
-            yield FieldError(field=place, constraint="unsupported", message=text)
-
-
 # ── each spelling ────────────────────────────────────────────────────────────────────────────────
 
 
-def _text(place: str, value: str, errors: list[FieldError]) -> str:  # noqa: ARG001 - a Read
+def _text(problems: Problems, place: str, value: str) -> str:  # noqa: ARG001 - a Read
     return value
 
 
-def _schema(place: str, value: object, errors: list[FieldError]) -> SchemaText:  # noqa: ARG001 - a Read
+def _schema(problems: Problems, place: str, value: object) -> SchemaText:  # noqa: ARG001 - a Read
     """Raises: NotAnObject if the schema is nested so deeply that it cannot be encoded again."""
     try:
         return SchemaText(encode_json(value).decode())
@@ -169,10 +163,10 @@ def _schema(place: str, value: object, errors: list[FieldError]) -> SchemaText: 
         raise NotAnObject("the body is nested too deeply") from None
 
 
-def _json(place: str, value: dict[str, Any] | str, errors: list[FieldError]) -> SchemaText | None:
+def _json(problems: Problems, place: str, value: dict[str, Any] | str) -> SchemaText | None:
     """A schema, or the text of one."""
     if not isinstance(value, str):
-        return _schema(place, value, errors)
+        return _schema(problems, place, value)
     try:
         msgspec.json.decode(value)
         schema = schema_text(value.encode())
@@ -182,33 +176,32 @@ def _json(place: str, value: dict[str, Any] | str, errors: list[FieldError]) -> 
     except (msgspec.DecodeError, RecursionError):
         schema, fault = None, "is text but not JSON; send a schema as an object or as JSON text"
     if fault:
-        errors.append(FieldError(field=place, constraint="json_schema", message=f"{place} {fault}"))
+        problems.add(place, "json_schema", fault)
     return schema
 
 
-def _any_object(place: str, value: bool, errors: list[FieldError]) -> SchemaText:  # noqa: ARG001, FBT001 - a Read
-    return _schema(place, _ANY_OBJECT, errors)
+def _any_object(problems: Problems, place: str, value: bool) -> SchemaText:  # noqa: ARG001, FBT001 - a Read
+    return _schema(problems, place, _ANY_OBJECT)
 
 
-def _choice(place: str, value: list[str], errors: list[FieldError]) -> str | None:
+def _choice(problems: Problems, place: str, value: list[str]) -> str | None:
     """The regular expression that matches exactly these texts."""
     if not value:
-        errors.append(FieldError(field=place, constraint="non_empty", message=f"{place} must not be empty"))
+        problems.add(place, "non_empty", "must not be empty")
     for at, text in islice(enumerate(value), MAX_ERRORS):
         if not text:
-            where = f"{place}[{at}]"
-            errors.append(FieldError(field=where, constraint="non_empty", message=f"{where} must not be empty"))
+            problems.add(f"{place}[{at}]", "non_empty", "must not be empty")
     return "|".join(map(re.escape, value)) if value and all(value) else None
 
 
-def _grammar(place: str, value: str, errors: list[FieldError]) -> str:  # noqa: ARG001 - a Read
+def _grammar(problems: Problems, place: str, value: str) -> str:  # noqa: ARG001 - a Read
     """A grammar in the notation of `/execute`. vLLM's clients send Lark without a header; a text without `::=` is
     Lark."""
     is_lark = "::=" not in value and value.strip() and not value.lstrip().startswith(_LARK_HEADER)
     return f"{_LARK_HEADER} {{}}\n{value}" if is_lark else value
 
 
-def _format(place: str, value: ResponseFormat, errors: list[FieldError]) -> SchemaText | None:
+def _format(problems: Problems, place: str, value: ResponseFormat) -> SchemaText | None:
     schema: object = None
     match value.type:
         case "json_object":
@@ -216,11 +209,7 @@ def _format(place: str, value: ResponseFormat, errors: list[FieldError]) -> Sche
         case "json_schema":
             schema = None if value.json_schema is None else value.json_schema.schema
             if schema is None:
-                field = f"{place}.json_schema.schema"
-                text = f"{field} is missing; send the schema of the answer"
-                errors.append(FieldError(field=field, constraint="required", message=text))
+                problems.add(f"{place}.json_schema.schema", "required", "is missing; send the schema of the answer")
         case _:
-            field = f"{place}.type"
-            text = f"{field} must be one of {', '.join(FORMATS)}"
-            errors.append(FieldError(field=field, constraint="one_of", message=text))
-    return None if schema is None else _schema(place, schema, errors)
+            problems.add(f"{place}.type", "one_of", f"must be one of {', '.join(FORMATS)}")
+    return None if schema is None else _schema(problems, place, schema)

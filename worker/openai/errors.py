@@ -155,10 +155,12 @@ def refused_as_spelled(
 ) -> FieldsRefused:
     """The same refusal with the client's names of the fields. `messages` and `tools`: the places of these in the
     request, if it has them in another form."""
-    return FieldsRefused(respelled(_replaced(refused.errors, messages, tools), names), refused.overflow)
+    return FieldsRefused(respelled(replaced(refused.errors, messages, tools), names), refused.overflow)
 
 
-def _replaced(errors: Iterable[FieldError], messages: Sequence[str], tools: Sequence[str]) -> Iterator[FieldError]:
+def replaced(errors: Iterable[FieldError], messages: Sequence[str], tools: Sequence[str] = ()) -> Iterator[FieldError]:
+    """Yield the same errors with the places of messages and tools in the request."""
+
     def place(found: re.Match[str]) -> str:
         places, at = tools if found[1] == "tools" else messages, int(found[2])
         return places[at] if at < len(places) else found[0]

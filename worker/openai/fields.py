@@ -16,10 +16,10 @@ from worker.openai.constraints import ConstrainedRequest, constraint_of
 from worker.openai.errors import NotAnObject, UnknownModel, respelled
 from worker.openai.reading import PLAIN, Reading
 from worker.openai.tools import ToolUse
-from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, shaped
-from worker.protocol.conversation import Part, conversation, part_errors
+from worker.protocol.bodies import Problems
+from worker.protocol.conversation import Part, check_parts, read_conversation
 from worker.protocol.json_bytes import fault_of, without_mark
-from worker.protocol.rules import int_range, sampling_violations
+from worker.protocol.rules import check_sampling, int_range
 from worker.protocol.unread import unread
 from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.encoding import doc
@@ -61,6 +61,8 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 _OWN_READING = frozenset({"max_tokens", "seed", "stop", "logprobs", "json_schema"})
 SHARED = {field.name: field.type for field in msgspec.structs.fields(Sampling) if field.name not in _OWN_READING}
 """The fields that have the same name, type and meaning in `/execute`, with their types."""
+
+UNSUPPORTED = "is not supported by this worker; remove it"
 
 ROUTED_FIELDS = (
     "no_stop_trim",
@@ -210,24 +212,15 @@ def read_object(body: bytes | bytearray) -> Members:
     return value
 
 
-def read_struct(shape: type[Shape], members: Members, errors: list[FieldError]) -> Shape:
-    """The fields of `shape`, all of which have defaults. Fields of another type are added to the errors."""
-    values: Members = {}
-    for field in msgspec.structs.fields(shape):
-        value = members.get(field.name)
-        if value is not None:
-            read_field(field.name, value, field.type, values, errors)
-    return shape(**values)
-
-
-def read_field(name: str, value: object, kind: Any, values: Members, errors: list[FieldError]) -> None:
-    """Put the value into `values` under its name. If it is not of the type `kind`, add an error."""
-    found = shaped(name, value, kind, errors)
-    if found is not None:
-        values[name] = found
+def read_struct(problems: Problems, shape: type[Shape], members: Members) -> Shape:
+    """The fields of `shape`, all of which have defaults. Fields of another type are problems."""
+    given = ((field.name, members.get(field.name), field.type) for field in msgspec.structs.fields(shape))
+    found = {name: problems.shaped(name, value, kind) for name, value, kind in given if value is not None}
+    return shape(**{name: value for name, value in found.items() if value is not None})
 
 
 def conversation_of(
+    problems: Problems,
     messages: object,
     template_kwargs: Mapping[str, Any] | None,
     terms: Terms,
@@ -235,9 +228,10 @@ def conversation_of(
     add_generation_prompt: bool | None,
     continue_final_message: bool | None,
     tools: list[dict[str, Any]] | None = None,
-) -> Conversation:
-    """The conversation. Raises: FieldsRefused."""
-    return conversation(
+) -> Conversation | None:
+    """The conversation; None if it breaks a rule."""
+    return read_conversation(
+        problems,
         messages,
         tools=tools,
         template_kwargs=template_kwargs,
@@ -258,14 +252,12 @@ def check_model(model: str | None, terms: Terms) -> None:
         raise UnknownModel(model, terms.model)
 
 
-def unsupported(members: Members, shape: type[msgspec.Struct]) -> Iterator[FieldError]:
-    """The errors for fields that have an effect which this worker does not support at a route of this shape."""
-    own = {field.name for field in msgspec.structs.fields(shape)}
+def _check_supported(problems: Problems, members: Members, shape: type[msgspec.Struct]) -> None:
+    """No field may have an effect that this worker does not support at a route of this shape."""
     for name, idle in _UNSUPPORTED.items():
         value = members.get(name)
-        if value is not None and value not in idle and name not in own:
-            text = f"{name} is not supported by this worker; remove it"
-            yield FieldError(field=name, constraint="unsupported", message=text)
+        if value is not None and value not in idle and name not in shape.__struct_fields__:
+            problems.add(name, "unsupported", UNSUPPORTED)
 
 
 def ignored_fields(
@@ -300,10 +292,10 @@ def _shown(name: str) -> str:
 
 
 def read_generation(
+    problems: Problems,
     members: Members,
     request: GeneratingRequest,
     terms: Terms,
-    errors: list[FieldError],
     *,
     logprobs: int | None,
     max_tokens: int | None,
@@ -316,15 +308,19 @@ def read_generation(
     `max_tokens` is None, `default_tokens` or else the limit applies. `min_max_tokens` is the smallest max_tokens that
     is accepted. `ignored` are further names that the route has found.
 
-    Raises: UnknownModel; FieldsRefused with the errors found so far and here.
+    Raises: UnknownModel; FieldsRefused with the problems found so far and here.
     """
     check_model(request.model, terms)
-    errors += unsupported(members, type(request))
-    values = _shared(members, errors) | {"seed": _seed(request.seed, errors), "stop": _stops(request.stop)}
-    wanted = constraint_of(request, values, errors)
+    _check_supported(problems, members, type(request))
+    values = _shared(problems, members)
+    int_range(problems, "seed", request.seed, -_I64_MAX - 1, _I64_MAX)
+    # The u64 with the same bits.
+    values["seed"] = None if request.seed is None else request.seed % _U64
+    values["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    wanted = constraint_of(problems, request, values)
     spelled = {**names, **wanted.names}
     is_routed = _is_routed(members)
-    prediction = _predicted_text(request.prediction, errors)
+    prediction = _predicted_text(problems, request.prediction)
     if prediction and not terms.takes_predictions:
         prediction, ignored = "", chain(("prediction",), ignored)
     if request.stream_options is not None and not request.stream:
@@ -333,14 +329,12 @@ def read_generation(
     max_tokens_out = terms.max_tokens_out
     values["max_tokens"] = (default_tokens or max_tokens_out) if max_tokens is None else max_tokens
     fields = Sampling(**values)
-    broken = [
-        *int_range("max_tokens", max_tokens, min_max_tokens),
-        *int_range("n", request.n, 1, MAX_CHOICES),
-        *sampling_violations(fields, max(max_tokens_out, fields.max_tokens), terms.vocab_size, max_stops=MAX_STOPS),
-    ]
-    errors += respelled(broken, spelled)
-    if errors:
-        raise FieldsRefused(errors)
+    broken = Problems()
+    int_range(broken, "max_tokens", max_tokens, min_max_tokens)
+    int_range(broken, "n", request.n, 1, MAX_CHOICES)
+    check_sampling(broken, fields, max(max_tokens_out, fields.max_tokens), terms.vocab_size, max_stops=MAX_STOPS)
+    problems.found += respelled(broken.found, spelled)
+    problems.check()
     return Generation(
         fields=msgspec.structs.replace(
             fields,
@@ -366,15 +360,15 @@ def _is_routed(members: Members) -> bool:
     return all(members.get(name) is False for name in ROUTED_FIELDS)
 
 
-def _shared(members: Members, errors: list[FieldError]) -> Members:
+def _shared(problems: Problems, members: Members) -> Members:
     """The fields that are the same in `/execute`, with floats rounded to f32."""
     values: Members = {}
     for name, kind in SHARED.items():
         value = members.get(name)
         if name == "top_k" and value == -1:
             value = 0  # vLLM's off
-        if value is not None:
-            read_field(name, value, kind, values, errors)
+        if value is not None and (found := problems.shaped(name, value, kind)) is not None:
+            values[name] = found
     for name, value in values.items():
         if isinstance(value, float):
             values[name] = narrow(value)
@@ -383,37 +377,19 @@ def _shared(members: Members, errors: list[FieldError]) -> Members:
     return values
 
 
-def _seed(seed: int | None, errors: list[FieldError]) -> int | None:
-    """The u64 with the same bits as the signed seed."""
-    errors += int_range("seed", seed, -_I64_MAX - 1, _I64_MAX)
-    return None if seed is None else seed % _U64
-
-
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop or ())
-
-
-def _predicted_text(prediction: Prediction | None, errors: list[FieldError]) -> str:
+def _predicted_text(problems: Problems, prediction: Prediction | None) -> str:
     """The predicted text; empty if there is none or if it breaks a rule."""
     if prediction is None:
         return ""
-    content = prediction.content
-    found = list(islice(_prediction_errors(prediction), MAX_ERRORS))
-    errors += found
-    if found or isinstance(content, str):
-        return "" if found else str(content)
-    return "".join(part.text for part in content if isinstance(part.text, str))
-
-
-def _prediction_errors(prediction: Prediction) -> Iterator[FieldError]:
-    content = prediction.content
+    own, content = Problems(), prediction.content
     if prediction.type != "content":
-        text = "prediction.type must be content, the only supported type"
-        yield FieldError(field="prediction.type", constraint="one_of", message=text)
+        own.add("prediction.type", "one_of", "must be content, the only supported type")
     if isinstance(content, list):
-        yield from part_errors("prediction.content", content)
-    texts = (content,) if isinstance(content, str) else (part.text for part in content)
-    n_chars = sum(len(text) for text in texts if isinstance(text, str))
+        check_parts(own, "prediction.content", content)
+    texts = [content] if isinstance(content, str) else [part.text for part in content if isinstance(part.text, str)]
+    n_chars = sum(map(len, texts))
     if n_chars > MAX_PREDICTION_CHARS:
-        text = f"prediction.content must be at most {MAX_PREDICTION_CHARS} characters (got {n_chars})"
-        yield FieldError(field="prediction.content", constraint=f"length(..={MAX_PREDICTION_CHARS})", message=text)
+        text = f"must be at most {MAX_PREDICTION_CHARS} characters (got {n_chars})"
+        own.add("prediction.content", f"length(..={MAX_PREDICTION_CHARS})", text)
+    problems.take(own)
+    return "" if own.found else "".join(texts)

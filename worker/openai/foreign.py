@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from worker.openai.errors import refused_as_spelled
 from worker.openai.fields import SHARED, GeneratingRequest, Generation, Members, Terms, read_generation
-from worker.protocol.bodies import FieldError, FieldsRefused
+from worker.protocol.bodies import FieldsRefused, Problems
 
 
 def read_foreign(
+    problems: Problems,
     members: Members,
     request: GeneratingRequest,
     terms: Terms,
-    errors: list[FieldError],
     *,
     max_tokens: int | None,
     names: Mapping[str, str],
@@ -27,7 +27,7 @@ def read_foreign(
     """
     own = {name: value for name, value in members.items() if name in SHARED}
     try:
-        read = read_generation(own, request, terms, errors, logprobs=None, max_tokens=max_tokens, names=names)
+        read = read_generation(problems, own, request, terms, logprobs=None, max_tokens=max_tokens, names=names)
     except FieldsRefused as refused:
         raise refused_as_spelled(refused, names) from None
     return replace(read, names={**read.names, **names})

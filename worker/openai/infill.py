@@ -19,7 +19,7 @@ from worker.openai.fields import (
     read_object,
     read_struct,
 )
-from worker.protocol.bodies import FieldError
+from worker.protocol.bodies import Problems
 from worker.protocol.events import EndEvent, Piece
 from worker.wire.encoding import Count, doc, encode_json
 from worker.wire.jobs import Logprob, MarkUse, StopReason
@@ -83,14 +83,14 @@ class InfillAsked:
 def read_infill(body: bytes | bytearray, terms: Terms) -> InfillAsked:
     """Raises: NotAnObject, UnknownModel, FieldsRefused."""
     members = _as_v1(read_object(body))
-    errors: list[FieldError] = []
-    request = read_struct(InfillRequest, members, errors)
-    errors += _rules(request, members, terms)
+    problems = Problems()
+    request = read_struct(problems, InfillRequest, members)
+    _check_rules(problems, request, members, terms)
     generation = read_generation(
+        problems,
         members,
         request,
         terms,
-        errors,
         logprobs=None,
         max_tokens=request.max_tokens,
         min_max_tokens=0,
@@ -123,28 +123,28 @@ def _as_v1(members: Members) -> Members:
     return made
 
 
-def _rules(request: InfillRequest, members: Members, terms: Terms) -> Iterator[FieldError]:
+def _check_rules(problems: Problems, request: InfillRequest, members: Members, terms: Terms) -> None:
     if not terms.can_infill:
-        text = "the model has no fill-in-the-middle tokens; use a model that has them, such as Qwen2.5-Coder"
-        yield FieldError(field="input_prefix", constraint="supported", message=text)
+        text = "has no fill-in-the-middle tokens; use a model that has them, such as Qwen2.5-Coder"
+        problems.add("input_prefix", "supported", text, subject="the model")
     for name in ("input_prefix", "input_suffix"):
         if members.get(name) is None:
-            yield FieldError(field=name, constraint="required", message=f"{name} is missing")
-    if len(request.input_extra or ()) > MAX_FILES:
-        text = f"input_extra must have at most {MAX_FILES} entries (got {len(request.input_extra or ())})"
-        yield FieldError(field="input_extra", constraint=f"max_count({MAX_FILES})", message=text)
+            problems.add(name, "required", "is missing")
+    files = request.input_extra or ()
+    if len(files) > MAX_FILES:
+        problems.add(
+            "input_extra", f"max_count({MAX_FILES})", f"must have at most {MAX_FILES} entries (got {len(files)})"
+        )
     if request.n is not None and request.n != 1:
-        yield FieldError(field="n", constraint="one_of", message="n must be 1: this route has one answer")
+        problems.add("n", "one_of", "must be 1: this route has one answer")
     if request.n_probs:
-        text = "n_probs is not supported here; use logprobs of /v1/completions"
-        yield FieldError(field="n_probs", constraint="unsupported", message=text)
+        problems.add("n_probs", "unsupported", "is not supported here; use logprobs of /v1/completions")
     texts = [request.input_prefix, request.input_suffix, request.prompt]
-    texts += [text for file in request.input_extra or () for text in (file.filename, file.text)]
-    n_chars = sum(map(len, filter(None, texts)))
-    if n_chars > terms.max_text_chars:
-        limit = terms.max_text_chars
-        text = f"input_prefix, input_suffix, prompt and input_extra must be at most {limit} characters (got {n_chars})"
-        yield FieldError(field="input_prefix", constraint=f"length(..={limit})", message=text)
+    texts += [text for file in files for text in (file.filename, file.text)]
+    n_chars, most = sum(map(len, filter(None, texts))), terms.max_text_chars
+    if n_chars > most:
+        text = f"input_suffix, prompt and input_extra must be at most {most} characters (got {n_chars})"
+        problems.add("input_prefix", f"length(..={most})", text, subject="input_prefix,")
 
 
 def _ignored(request: InfillRequest) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from worker.protocol.bodies import FieldError
+from worker.protocol.bodies import Problems
 
 EFFORTS: Mapping[str, int | None] = {
     "none": 0,
@@ -42,15 +42,14 @@ class Thinking:
 
 
 def thinking_of(
-    place: str, effort: str | None, keys: frozenset[str], errors: list[FieldError], *, budget: int | None = None
+    problems: Problems, place: str, effort: str | None, keys: frozenset[str], *, budget: int | None = None
 ) -> Thinking:
     """The effort as variables that the template has, and as a limit. `budget`: the client's own limit, which counts
-    instead of the effort's. The errors gain an entry for an unknown word."""
+    instead of the effort's."""
     if effort is None:
         return Thinking(budget=budget)
     if effort not in EFFORTS:
-        text = f"{place} must be one of {', '.join(EFFORTS)}"
-        errors.append(FieldError(field=place, constraint="one_of", message=text))
+        problems.add(place, "one_of", f"must be one of {', '.join(EFFORTS)}")
         return Thinking()
     if effort == "none":
         return turned_off(keys)

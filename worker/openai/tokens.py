@@ -8,8 +8,16 @@ from typing import Annotated, Any
 
 import msgspec
 
-from worker.openai.fields import Terms, conversation_of, idle_variables, ignored_fields, read_object, read_struct
-from worker.protocol.bodies import FieldError, FieldsRefused
+from worker.openai.fields import (
+    UNSUPPORTED,
+    Terms,
+    conversation_of,
+    idle_variables,
+    ignored_fields,
+    read_object,
+    read_struct,
+)
+from worker.protocol.bodies import FieldError, FieldsRefused, Problems
 from worker.protocol.conversation import unread_members
 from worker.wire.encoding import Count, doc
 from worker.wire.jobs import Prompt, TokenId
@@ -94,26 +102,26 @@ class TokensAsked:
 def read_tokenize(body: bytes | bytearray, terms: Terms) -> TextAsked:
     """Raises: NotAnObject, FieldsRefused."""
     members = read_object(body)
-    errors: list[FieldError] = []
-    request = read_struct(TokenizeRequest, members, errors)
+    problems = Problems()
+    request = read_struct(problems, TokenizeRequest, members)
     given = [name for name in ("prompt", "content", "messages") if members.get(name) is not None]
-    if len(given) != 1 and not errors:
-        text = "send exactly one of prompt, content and messages"
-        errors.append(FieldError(field="prompt", constraint="required", message=text))
+    if len(given) != 1 and not problems.found:
+        problems.add("prompt", "required", "exactly one of prompt, content and messages", subject="send")
     for name in ("return_token_strs", "with_pieces"):
         if getattr(request, name):
-            text = f"{name} is not supported by this worker; remove it"
-            errors.append(FieldError(field=name, constraint="unsupported", message=text))
-    if errors:
-        raise FieldsRefused(errors)
+            problems.add(name, "unsupported", UNSUPPORTED)
+    problems.check()
     if given[0] == "messages":
         prompt = conversation_of(
+            problems,
             members["messages"],
             request.chat_template_kwargs,
             terms,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
         )
+        problems.check()
+        assert prompt is not None  # or there were problems
         idle = (*unread_members(members["messages"]), *idle_variables(request.chat_template_kwargs, terms))
         ignored = ignored_fields(members, TokenizeRequest, further=idle)
         return TextAsked(prompt=prompt, field="messages", ignored=ignored)
@@ -142,21 +150,17 @@ def _text_asked(request: TokenizeRequest, field: str, terms: Terms, ignored: tup
 def read_detokenize(body: bytes | bytearray, terms: Terms) -> TokensAsked:
     """Raises: NotAnObject, FieldsRefused."""
     members = read_object(body)
-    errors: list[FieldError] = []
-    request = read_struct(DetokenizeRequest, members, errors)
+    problems = Problems()
+    request = read_struct(problems, DetokenizeRequest, members)
     most, n_vocab = terms.max_text_chars, terms.vocab_size
-    if errors:
-        raise FieldsRefused(errors)
+    problems.check()
     if request.tokens is None:
-        errors.append(FieldError(field="tokens", constraint="required", message="tokens is missing"))
+        problems.add("tokens", "required", "is missing")
     elif len(request.tokens) > most:
-        text = f"tokens must be at most {most} (got {len(request.tokens)})"
-        errors.append(FieldError(field="tokens", constraint=f"max_count({most})", message=text))
+        problems.add("tokens", f"max_count({most})", f"must be at most {most} (got {len(request.tokens)})")
     elif not all(0 <= token < n_vocab for token in request.tokens):
-        text = f"tokens must be token ids below {n_vocab}"
-        errors.append(FieldError(field="tokens", constraint=f"vocabulary({n_vocab})", message=text))
-    if errors:
-        raise FieldsRefused(errors)
+        problems.add("tokens", f"vocabulary({n_vocab})", f"must be token ids below {n_vocab}")
+    problems.check()
     tokens = tuple(map(TokenId, request.tokens or ()))
     return TokensAsked(tokens=tokens, ignored=ignored_fields(members, DetokenizeRequest))
 

@@ -5,14 +5,14 @@ among them. Pure.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import msgspec
 
-from worker.protocol.bodies import FieldError
-from worker.protocol.constraints import MAX_DEPTH
+from worker.protocol.bodies import Problems
+from worker.protocol.conversation import check_depth
 from worker.wire.encoding import encode_json
 from worker.wire.jobs import Sampling
 from worker.wire.tools import OfferedTool, Tools
@@ -121,7 +121,47 @@ class ToolUse:
 NO_TOOLS = ToolUse(choice="none")
 
 
+@dataclass(slots=True)
+class Offered:
+    """The tools of a request, as its protocol's reader finds them."""
+
+    use: ToolUse = NO_TOOLS
+    skipped: list[str] = field(default_factory=list)
+    """The names of tools that the worker does not have."""
+    unread: list[str] = field(default_factory=list)
+    """The places of members without effect."""
+    echoed: list[dict[str, Any]] = field(default_factory=list)
+    """The tools for the answer's own `tools`, with all the members that its type requires."""
+
+
+class Spelled(Protocol):
+    """A tool as a client sends it. The name of the schema's field differs between protocols."""
+
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def description(self) -> str | None: ...
+    @property
+    def strict(self) -> bool | None: ...
+
+
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────
+
+Shape = TypeVar("Shape", bound=msgspec.Struct)
+
+
+def listed(
+    problems: Problems, place: str, tools: object, shape: type[Shape]
+) -> Iterator[tuple[str, Shape, dict[str, Any]]]:
+    """Yield the tools of a list with their places, in their shape and as they were sent."""
+    if tools is not None and not isinstance(tools, list):
+        problems.add(place, "type", "Expected `array`", subject=f"{place}:")
+    for at, raw in enumerate(tools if isinstance(tools, list) else ()):
+        if problems.is_full:
+            return
+        tool = problems.shaped(f"{place}[{at}]", raw, shape)
+        if tool is not None:
+            yield f"{place}[{at}]", tool, raw
 
 
 def names_one(choice: object) -> bool:
@@ -135,45 +175,37 @@ def flattened(namespace: str | None, name: str) -> str:
 
 
 def function_tool(
-    place: str,
-    errors: list[FieldError],
-    *,
-    name: str,
-    description: str | None,
-    schema: Mapping[str, Any] | None,
-    schema_field: str,
-    is_strict: bool = False,
-    namespace: str | None = None,
-) -> Tool:
-    """The tool. `place` is its place in the request, `schema_field` the name of the schema's field in it. The errors
-    gain an entry for each broken rule."""
-    errors += name_errors(f"{place}.name", flattened(namespace, name))
-    where = f"{place}.{schema_field}"
-    found = list(_schema_errors(where, schema or {}))
-    errors += found
+    problems: Problems, place: str, spelled: Spelled, schema_field: str = "parameters", *, namespace: str | None = None
+) -> Tool | None:
+    """The tool; None if it has no name. `place` is its place in the request."""
+    if not _has_name(problems, place, spelled, namespace):
+        return None
+    schema: Mapping[str, Any] = getattr(spelled, schema_field) or {}
+    is_valid = _check_schema(problems, f"{place}.{schema_field}", schema)
     return Tool(
-        name=flattened(namespace, name),
-        given_name=name,
+        name=flattened(namespace, spelled.name or ""),
+        given_name=spelled.name or "",
         namespace=namespace,
-        description=description or "",
-        schema={} if found else arguments_schema(schema or {}),
-        is_strict=is_strict,
+        description=spelled.description or "",
+        schema=arguments_schema(schema) if is_valid else {},
+        is_strict=bool(spelled.strict),
         place=place,
     )
 
 
 def custom_tool(
+    problems: Problems,
     place: str,
-    errors: list[FieldError],
+    spelled: Spelled,
     *,
-    name: str,
-    description: str | None,
     grammar: str | None = None,
     regex: str | None = None,
     namespace: str | None = None,
-) -> Tool:
-    """A tool whose call is one text. The model gets the text's form in the description of the argument."""
-    errors += name_errors(f"{place}.name", flattened(namespace, name))
+) -> Tool | None:
+    """A tool whose call is one text; None if it has no name. The model gets the text's form in the description of the
+    argument."""
+    if not _has_name(problems, place, spelled, namespace):
+        return None
     about = "The text for the tool."
     if grammar is not None:
         about = f"The text for the tool. It follows this Lark grammar:\n{grammar}"
@@ -181,10 +213,10 @@ def custom_tool(
         about = f"The text for the tool. It matches this regular expression:\n{regex}"
     text = {"type": "string", "description": about}
     return Tool(
-        name=flattened(namespace, name),
-        given_name=name,
+        name=flattened(namespace, spelled.name or ""),
+        given_name=spelled.name or "",
         namespace=namespace,
-        description=description or "",
+        description=spelled.description or "",
         schema={"type": "object", "properties": {TEXT_ARGUMENT: text}, "required": [TEXT_ARGUMENT]},
         kind="custom",
         place=place,
@@ -193,32 +225,33 @@ def custom_tool(
     )
 
 
-def name_errors(place: str, name: str) -> Iterator[FieldError]:
-    """The error of a name that no tool may have."""
-    if not _NAME.fullmatch(name):
-        yield FieldError(field=place, constraint="tool_name", message=f"{place} {_NAME_RULE}")
+def _has_name(problems: Problems, place: str, spelled: Spelled, namespace: str | None) -> bool:
+    if spelled.name is None:
+        problems.add(f"{place}.name", "required", "is missing")
+    elif not _NAME.fullmatch(flattened(namespace, spelled.name)):
+        problems.add(f"{place}.name", "tool_name", _NAME_RULE)
+    return spelled.name is not None
 
 
-def count_errors(place: str, n_tools: int) -> Iterator[FieldError]:
-    """The error of too many tools."""
+def check_count(problems: Problems, place: str, n_tools: int) -> None:
     if n_tools > MAX_TOOLS:
-        text = f"{place} must have at most {MAX_TOOLS} entries (got {n_tools})"
-        yield FieldError(field=place, constraint=f"max_count({MAX_TOOLS})", message=text)
+        text = f"must have at most {MAX_TOOLS} entries (got {n_tools})"
+        problems.add(place, f"max_count({MAX_TOOLS})", text)
 
 
-def twin_errors(places: Mapping[str, Tool]) -> Iterator[FieldError]:
-    """The errors of tools that have the same name. `places` has the tools by their places in the request."""
-    taken: dict[str, str] = {}
-    for place, tool in places.items():
-        other = taken.setdefault(tool.name, place)
-        if other != place:
-            text = f"{place}.name is the name of {other}, too; give each tool a name of its own"
-            yield FieldError(field=f"{place}.name", constraint="unique", message=text)
+def check_twins(problems: Problems, tools: Iterable[Tool]) -> None:
+    """No two tools may have the same name."""
+    own, taken = Problems(), dict[str, str]()
+    for tool in tools:
+        other = taken.setdefault(tool.name, tool.place)
+        if other != tool.place:
+            text = f"is the name of {other}, too; give each tool a name of its own"
+            own.add(f"{tool.place}.name", "unique", text)
+    problems.take(own)
 
 
-def chosen_word(choice: object, errors: list[FieldError]) -> Choice | None:
-    """The choice if it is a word or absent; None if it is an object, which each protocol reads itself. The errors
-    gain an entry for an unknown word."""
+def chosen_word(problems: Problems, choice: object) -> Choice | None:
+    """The choice if it is a word or absent; None if it is an object, which each protocol reads itself."""
     if choice is None:
         return "auto"
     for word in CHOICES:
@@ -226,42 +259,42 @@ def chosen_word(choice: object, errors: list[FieldError]) -> Choice | None:
             return word
     if not isinstance(choice, str):
         return None
-    text = f"tool_choice must be one of {', '.join(CHOICES)}, or name a tool"
-    errors.append(FieldError(field="tool_choice", constraint="one_of", message=text))
+    problems.add("tool_choice", "one_of", f"must be one of {', '.join(CHOICES)}, or name a tool")
     return "auto"
 
 
-def mode_of(place: str, mode: str, errors: list[FieldError]) -> Choice:
-    """The choice among allowed tools. The errors gain an entry if it is none."""
+def mode_of(problems: Problems, place: str, mode: str) -> Choice:
+    """The choice among allowed tools."""
     for word in CHOICES:
         if word == mode and word != "none":
             return word
-    text = f"{place}.mode must be auto or required"
-    errors.append(FieldError(field=f"{place}.mode", constraint="one_of", message=text))
+    problems.add(f"{place}.mode", "one_of", "must be auto or required")
     return "auto"
 
 
-def choice_errors(place: str, use: ToolUse) -> Iterator[FieldError]:
-    """The errors of a choice that the tools cannot satisfy."""
+def checked_use(
+    problems: Problems, tools: Iterable[Tool], choice: Choice, only: frozenset[str] | None, *, is_parallel: bool
+) -> ToolUse:
+    """The tools and the choice among them, which they must be able to satisfy."""
+    use = ToolUse(tools=tuple(tools), choice=choice, only=only, is_parallel=is_parallel)
+    missing = (use.only or frozenset()) - {tool.name for tool in use.tools}
     if use.choice == "required" and not use.tools:
-        yield FieldError(field=place, constraint="needs(tools)", message=f"{place} needs tools; remove it")
-        return
-    known = {tool.name for tool in use.tools}
-    if missing := sorted((use.only or frozenset()) - known):
-        text = f"{place} names {len(missing)} tools that tools does not have; choose one of those"
-        if len(missing) == 1:
-            text = f"{place} names a tool that tools does not have; choose one of those"
-        yield FieldError(field=place, constraint="known_tool", message=text)
+        problems.add("tool_choice", "needs(tools)", "needs tools; remove it")
+    elif missing:
+        named = "a tool" if len(missing) == 1 else f"{len(missing)} tools"
+        problems.add("tool_choice", "known_tool", f"names {named} that tools does not have; choose one of those")
+    return use
 
 
-def constraint_errors(use: ToolUse, fields: Sampling, names: Mapping[str, str]) -> Iterator[FieldError]:
-    """The error of a constraint on the whole answer of a request that offers tools. A schema is none: an answer that
-    may be a call is a call or an instance of the schema. `names` has the client's names of the fields."""
+def check_constraint(use: ToolUse, fields: Sampling, names: Mapping[str, str]) -> None:
+    """A request that offers tools has no constraint on the whole answer. A schema is none: an answer that may be a call
+    is a call or an instance of the schema. `names` has the client's names of the fields. Raises: FieldsRefused."""
+    problems = Problems()
     for name in ("grammar", "regex"):
         if use.callable and getattr(fields, name) is not None:
-            field = names.get(name, name)
-            text = f"{field} cannot go with tools; remove one of them, or send tool_choice none"
-            yield FieldError(field=field, constraint="exclusive(tools)", message=text)
+            text = "cannot go with tools; remove one of them, or send tool_choice none"
+            problems.add(names.get(name, name), "exclusive(tools)", text)
+    problems.check()
 
 
 def without_schema(fields: Sampling, use: ToolUse) -> Sampling:
@@ -310,25 +343,12 @@ def _canonical_value(name: str, value: Any) -> Any:
     return _canonical_inside(value) if name in _SCHEMA else value
 
 
-def _schema_errors(place: str, schema: Mapping[str, Any]) -> Iterator[FieldError]:
-    if _depth(schema) > MAX_DEPTH:
-        text = f"{place} must be nested at most {MAX_DEPTH} deep"
-        yield FieldError(field=place, constraint=f"max_depth({MAX_DEPTH})", message=text)
-        return
+def _check_schema(problems: Problems, place: str, schema: Mapping[str, Any]) -> bool:
+    n_before = len(problems.found)
+    if check_depth(problems, place, schema):
+        return False
     if schema.get("type") not in (None, "object"):
-        text = f"{place}.type must be object, because a call's arguments are one"
-        yield FieldError(field=f"{place}.type", constraint="object_only", message=text)
+        problems.add(f"{place}.type", "object_only", "must be object, because a call's arguments are one")
     if not isinstance(schema.get("properties"), dict | None):
-        text = f"{place}.properties must be an object"
-        yield FieldError(field=f"{place}.properties", constraint="type", message=text)
-
-
-def _depth(value: object) -> int:
-    """The number of levels of a value, or more than MAX_DEPTH; an encoder of JSON recurses once for each level."""
-    level: list[object] = [value]
-    depth = 0
-    while level and depth <= MAX_DEPTH:
-        inside = (one.values() if isinstance(one, dict) else one if isinstance(one, list) else () for one in level)
-        level = [inner for some in inside for inner in some if isinstance(inner, dict | list)]
-        depth += 1
-    return depth
+        problems.add(f"{place}.properties", "type", "must be an object")
+    return len(problems.found) == n_before

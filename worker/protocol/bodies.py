@@ -73,22 +73,6 @@ value."""
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
-def shaped(place: str, value: object, kind: Any, errors: list[FieldError]) -> Any:
-    """The value as its type. If it has another type, add an error with the place and return None."""
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        found = _SHAPE_ERROR.fullmatch(str(error))
-        assert found is not None
-        where = place + (found["inside"] or "")
-        if missing := _MISSING.fullmatch(found["what"]):
-            where += f".{missing[1]}"
-            errors.append(FieldError(field=where, constraint="required", message=f"{where} is missing"))
-        else:
-            errors.append(FieldError(field=where, constraint="type", message=f"{where}: {found['what']}"))
-    return None
-
-
 class FieldsRefused(InvalidRequest):
     """Fields of a request break rules. The answer is a 400 with all of them at once (`encode_violations`)."""
 
@@ -105,6 +89,48 @@ class FieldsRefused(InvalidRequest):
         """Fields and kinds of rules: `max_tokens: range, stop: max_count`. A rule's number may be the client's."""
         broken = (f"{error.field}: {error.constraint.partition('(')[0]}" for error in self.errors)
         return ", ".join(dict.fromkeys(broken))
+
+
+class Problems:
+    """Collects the broken rules of one request, in the order in which they are found."""
+
+    def __init__(self) -> None:
+        self.found: list[FieldError] = []
+
+    @property
+    def is_full(self) -> bool:
+        """True if no more need be looked for."""
+        return len(self.found) >= MAX_ERRORS
+
+    def add(
+        self, place: str, rule: str, text: str, *, subject: str = "", value: str | msgspec.UnsetType = msgspec.UNSET
+    ) -> None:
+        """Add a rule that the field breaks. The message is `text` after the field's place, or after `subject`."""
+        message = f"{subject or place} {text}"
+        self.found.append(FieldError(field=place, constraint=rule, message=message, value=value))
+
+    def take(self, others: "Problems") -> None:
+        """Add the first of the others, at most MAX_ERRORS."""
+        self.found += others.found[:MAX_ERRORS]
+
+    def shaped(self, place: str, value: object, kind: Any) -> Any:
+        """The value as its type. If it has another type, add that and return None."""
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            found = _SHAPE_ERROR.fullmatch(str(error))
+            assert found is not None
+            where = place + (found["inside"] or "")
+            if missing := _MISSING.fullmatch(found["what"]):
+                self.add(f"{where}.{missing[1]}", "required", "is missing")
+            else:
+                self.add(where, "type", found["what"], subject=f"{where}:")
+        return None
+
+    def check(self) -> None:
+        """Raises: FieldsRefused if a rule is broken."""
+        if self.found:
+            raise FieldsRefused(self.found)
 
 
 class FieldErrors(msgspec.Struct, frozen=True):

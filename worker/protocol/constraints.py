@@ -3,13 +3,12 @@
 Owns: the text of a schema that is sent to the engine, and the limits that the front checks. Pure.
 """
 
-from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
 import msgspec
 
-from worker.protocol.bodies import FieldError
+from worker.protocol.bodies import Problems
 from worker.wire.encoding import encode_json
 from worker.wire.jobs import SchemaText
 
@@ -39,8 +38,10 @@ def schema_text(raw: bytes) -> SchemaText | None:
     return SchemaText(text.decode())
 
 
-def constraint_errors(grammar: str | None, json_schema: SchemaText | None, regex: str | None) -> Iterator[FieldError]:
-    """The first limit that each constraint breaks, in the order of the fields. Their texts are never echoed."""
+def check_constraints(
+    problems: Problems, grammar: str | None, json_schema: SchemaText | None, regex: str | None
+) -> None:
+    """Add the first limit that each constraint breaks, in the order of the fields. Their texts are never echoed."""
     given = {"grammar": grammar, "json_schema": json_schema, "regex": regex}
     names = [name for name, text in given.items() if text is not None]
     for name, text in given.items():
@@ -48,30 +49,31 @@ def constraint_errors(grammar: str | None, json_schema: SchemaText | None, regex
             continue
         if name == names[-1] and len(names) > 1:
             others = names[:-1]
-            message = f"{name} cannot go with {' and '.join(others)}; send one of them"
-            yield FieldError(field=name, constraint=f"exclusive({','.join(others)})", message=message)
-        yield from _schema_errors(text) if name == "json_schema" else _text_errors(name, text)
+            what = f"cannot go with {' and '.join(others)}; send one of them"
+            problems.add(name, f"exclusive({','.join(others)})", what)
+        if name == "json_schema":
+            _check_schema(problems, text.encode())
+        else:
+            _check_text(problems, name, text)
 
 
-def _text_errors(field: str, text: str) -> Iterator[FieldError]:
+def _check_text(problems: Problems, field: str, text: str) -> None:
     n_bytes = len(text.encode())
     if not text.strip():
-        yield FieldError(field=field, constraint="non_empty", message=f"{field} must not be blank")
+        problems.add(field, "non_empty", "must not be blank")
     elif n_bytes > MAX_BYTES:
-        message = f"{field} must be at most {MAX_BYTES} bytes (got {n_bytes})"
-        yield FieldError(field=field, constraint=f"max_length({MAX_BYTES})", message=message)
+        problems.add(field, f"max_length({MAX_BYTES})", f"must be at most {MAX_BYTES} bytes (got {n_bytes})")
     elif "\0" in text:
-        yield FieldError(field=field, constraint="no_nul", message=f"{field} must not contain NUL characters")
+        problems.add(field, "no_nul", "must not contain NUL characters")
 
 
-def _schema_errors(schema: str) -> Iterator[FieldError]:
-    text = schema.encode()
+def _check_schema(problems: Problems, text: bytes) -> None:
     if len(text) > MAX_BYTES:
-        message = f"json_schema must be at most {MAX_BYTES} bytes as compact JSON (got {len(text)})"
-        yield FieldError(field="json_schema", constraint=f"max_length({MAX_BYTES})", message=message)
+        what = f"must be at most {MAX_BYTES} bytes as compact JSON (got {len(text)})"
+        problems.add("json_schema", f"max_length({MAX_BYTES})", what)
     elif (depth := _depth(text)) > MAX_DEPTH:
-        message = f"json_schema must be nested at most {MAX_DEPTH} deep (got {depth})"
-        yield FieldError(field="json_schema", constraint=f"max_depth({MAX_DEPTH})", message=message)
+        what = f"must be nested at most {MAX_DEPTH} deep (got {depth})"
+        problems.add("json_schema", f"max_depth({MAX_DEPTH})", what)
 
 
 def _depth(text: bytes) -> int:

@@ -6,14 +6,13 @@ arguments as an object), the limits, and the error texts. Both APIs use it, `/ex
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, shaped
+from worker.protocol.bodies import Problems
 from worker.protocol.constraints import MAX_BYTES, MAX_DEPTH
 from worker.protocol.unread import unread
 from worker.wire.encoding import doc, encode_json
@@ -81,42 +80,67 @@ def conversation(
     continue_final_message: bool = False,
     max_chars: int,
 ) -> Conversation:
+    """The conversation, as `read_conversation` reads it. Raises: FieldsRefused."""
+    problems = Problems()
+    made = read_conversation(
+        problems,
+        messages,
+        tools=tools,
+        template_kwargs=template_kwargs,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        max_chars=max_chars,
+    )
+    problems.check()
+    assert made is not None  # or there were problems
+    return made
+
+
+def read_conversation(
+    problems: Problems,
+    messages: object,
+    *,
+    tools: object = None,
+    template_kwargs: object = None,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool = False,
+    max_chars: int,
+) -> Conversation | None:
     """The conversation from values that msgspec.json.decode returned. None for add_generation_prompt means true unless
     the answer continues the final message.
 
     `max_chars` limits the Unicode scalar values in the texts of all messages together, and in the JSON of `tools`.
-    Raises: FieldsRefused with at most MAX_ERRORS broken rules, which quote no text.
+    Returns None if rules are broken; at most MAX_ERRORS are added, which quote no text.
     """
-    errors: list[FieldError] = []
-    read = _messages(messages, max_chars, errors)
+    own = Problems()
+    read = _messages(own, messages, max_chars)
     kwargs = {} if template_kwargs is None else template_kwargs
     goes_on = "continue_final_message" if continue_final_message else _prefix_field(messages)
     is_open = goes_on is None if add_generation_prompt is None else add_generation_prompt
     made = Conversation(
         messages=_json(read),
-        tools=None if tools is None else _limited("tools", tools, list[dict[str, Any]], max_chars, errors),
-        template_kwargs=_limited("chat_template_kwargs", kwargs, dict[str, Any], MAX_BYTES, errors),
+        tools=None if tools is None else _limited(own, "tools", tools, list[dict[str, Any]], max_chars),
+        template_kwargs=_limited(own, "chat_template_kwargs", kwargs, dict[str, Any], MAX_BYTES),
         add_generation_prompt=is_open,
         continue_final_message=goes_on is not None,
     )
     if goes_on is not None:
-        errors += _continuation_errors(goes_on, read, add_generation_prompt=is_open)
-    if errors:
-        raise FieldsRefused(errors[:MAX_ERRORS])
-    return made
+        _check_continuation(own, goes_on, read, add_generation_prompt=is_open)
+    problems.take(own)
+    return None if own.found else made
 
 
-def entries(field: str, raw: object, errors: list[FieldError]) -> list[Any]:
-    """The entries of a conversation. The errors gain one if there are none or too many; then none is returned."""
+def entries(problems: Problems, field: str, raw: object) -> list[Any]:
+    """The entries of a conversation. If there are none or too many, that is added and none is returned."""
     if raw is None:
-        errors.append(_error(field, "required", f"{field} is missing"))
+        problems.add(field, "required", "is missing")
         return []
-    found: list[Any] = shaped(field, raw, list[Any], errors) or []
+    found: list[Any] = problems.shaped(field, raw, list[Any]) or []
     if raw == []:
-        errors.append(_error(field, "non_empty", f"{field} must not be empty"))
+        problems.add(field, "non_empty", "must not be empty")
     if len(found) > MAX_MESSAGES:
-        text = f"{field} must have at most {MAX_MESSAGES} entries (got {len(found)})"
-        errors.append(_error(field, f"max_count({MAX_MESSAGES})", text))
+        text = f"must have at most {MAX_MESSAGES} entries (got {len(found)})"
+        problems.add(field, f"max_count({MAX_MESSAGES})", text)
         return []
     return found
 
@@ -132,64 +156,67 @@ def unread_members(messages: object) -> Iterator[str]:
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _messages(raw: object, max_chars: int, errors: list[FieldError]) -> list[Message]:
-    """The valid messages in the form that templates expect. The errors gain an entry for each broken rule."""
+def _messages(problems: Problems, raw: object, max_chars: int) -> list[Message]:
+    """The valid messages in the form that templates expect."""
     read = []
-    for at, one in enumerate(entries("messages", raw, errors)):
-        if len(errors) >= MAX_ERRORS:
+    for at, one in enumerate(entries(problems, "messages", raw)):
+        if problems.is_full:
             return []
-        message = shaped(f"messages[{at}]", one, Message, errors)
+        message = problems.shaped(f"messages[{at}]", one, Message)
         if message is None:
             continue
-        broken = list(islice(_message_errors(f"messages[{at}]", message), MAX_ERRORS))
-        errors += broken
-        if not broken:
+        broken = Problems()
+        _check_message(broken, f"messages[{at}]", message)
+        problems.take(broken)
+        if not broken.found:
             read.append(_as_templates_expect(message))
     n_chars = sum(len(text) for message in read for text in _texts(message))
     if n_chars > max_chars:
-        text = f"messages must be at most {max_chars} characters together (got {n_chars})"
-        errors.append(_error("messages", f"length(1..={max_chars})", text))
+        text = f"must be at most {max_chars} characters together (got {n_chars})"
+        problems.add("messages", f"length(1..={max_chars})", text)
     return read
 
 
-def _message_errors(place: str, message: Message) -> Iterator[FieldError]:
+def _check_message(problems: Problems, place: str, message: Message) -> None:
     if message.role not in ROLES:
-        yield _error(f"{place}.role", "role", f"{place}.role must be one of {', '.join(ROLES)}")
+        problems.add(f"{place}.role", "role", f"must be one of {', '.join(ROLES)}")
     if isinstance(message.content, list):
-        yield from part_errors(f"{place}.content", message.content)
+        check_parts(problems, f"{place}.content", message.content)
     elif not isinstance(message.content, str) and message.role != "assistant":
-        text = f"{place}.content is missing; send a text, which may be empty"
-        yield _error(f"{place}.content", "required", text)
+        problems.add(f"{place}.content", "required", "is missing; send a text, which may be empty")
     for field in ("tool_calls", "function_call"):
         if getattr(message, field) and message.role != "assistant":
-            text = f"{place}.{field} is allowed in an assistant's message only; remove it, or change the role"
-            yield _error(f"{place}.{field}", "role(assistant)", text)
+            text = "is allowed in an assistant's message only; remove it, or change the role"
+            problems.add(f"{place}.{field}", "role(assistant)", text)
     if message.tool_calls and message.function_call:
-        text = f"{place}.function_call cannot go with tool_calls; send one of them"
-        yield _error(f"{place}.function_call", "exclusive(tool_calls)", text)
+        text = "cannot go with tool_calls; send one of them"
+        problems.add(f"{place}.function_call", "exclusive(tool_calls)", text)
     if (n_calls := len(message.tool_calls or ())) > MAX_CALLS:
-        text = f"{place}.tool_calls must have at most {MAX_CALLS} entries (got {n_calls})"
-        yield _error(f"{place}.tool_calls", f"max_count({MAX_CALLS})", text)
+        text = f"must have at most {MAX_CALLS} entries (got {n_calls})"
+        problems.add(f"{place}.tool_calls", f"max_count({MAX_CALLS})", text)
     for at, call in enumerate(message.tool_calls or ()):
+        if problems.is_full:
+            return
         where = f"{place}.tool_calls[{at}]"
         if call.type != "function":
-            text = f"{where}.type must be function, the only supported type"
-            yield _error(f"{where}.type", "function_only", text)
-        yield from _depth_errors(f"{where}.function.arguments", call.function.arguments)
+            problems.add(f"{where}.type", "function_only", "must be function, the only supported type")
+        check_depth(problems, f"{where}.function.arguments", call.function.arguments)
     if message.function_call:
-        yield from _depth_errors(f"{place}.function_call.arguments", message.function_call.arguments)
+        check_depth(problems, f"{place}.function_call.arguments", message.function_call.arguments)
 
 
-def part_errors(place: str, parts: list[Part]) -> Iterator[FieldError]:
-    """Yield an error for each part that is not a text."""
+def check_parts(problems: Problems, place: str, parts: list[Part]) -> None:
+    """Each part must be a text."""
     for at, part in enumerate(parts):
+        if problems.is_full:
+            return
         where = f"{place}[{at}]"
         if part.type != "text":
             named = f" (got {part.type})" if _KIND_OF_PART.fullmatch(part.type) else ""
-            text = f"{where}.type must be text, the only type that this worker reads{named}; remove the part"
-            yield _error(f"{where}.type", "text_only", text)
+            text = f"must be text, the only type that this worker reads{named}; remove the part"
+            problems.add(f"{where}.type", "text_only", text)
         elif part.text is UNSET:
-            yield _error(f"{where}.text", "required", f"{where}.text is missing; send a text, which may be empty")
+            problems.add(f"{where}.text", "required", "is missing; send a text, which may be empty")
 
 
 def _prefix_field(messages: object) -> str | None:
@@ -201,14 +228,15 @@ def _prefix_field(messages: object) -> str | None:
             return None
 
 
-def _continuation_errors(field: str, read: list[Message], *, add_generation_prompt: bool) -> Iterator[FieldError]:
-    """Yield the reasons why the answer cannot continue the last message, as `field` asks."""
+def _check_continuation(problems: Problems, field: str, read: list[Message], *, add_generation_prompt: bool) -> None:
+    """The answer must be able to continue the last message, as `field` asks."""
     if add_generation_prompt:
-        text = f"{field} cannot go with add_generation_prompt; send one of them"
-        yield _error(field, "exclusive(add_generation_prompt)", text)
+        problems.add(
+            field, "exclusive(add_generation_prompt)", "cannot go with add_generation_prompt; send one of them"
+        )
     if read and (read[-1].role != "assistant" or not isinstance(read[-1].content, str)):
-        text = f"{field} needs a last message by the assistant with a text to continue"
-        yield _error(field, "last_message(assistant)", text)
+        text = "needs a last message by the assistant with a text to continue"
+        problems.add(field, "last_message(assistant)", text)
 
 
 def _calls(message: Message) -> list[ToolCall]:
@@ -261,7 +289,7 @@ def _with_object(called: Called) -> Called:
         read = msgspec.json.decode(called.arguments or "{}")
     except (msgspec.DecodeError, RecursionError):
         return called
-    if not isinstance(read, dict) or any(_depth_errors("", read)):
+    if not isinstance(read, dict) or is_too_deep(read):
         return called
     return replace(called, arguments=read)
 
@@ -269,29 +297,32 @@ def _with_object(called: Called) -> Called:
 # ── any JSON ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _limited(field: str, raw: object, shape: type[Any], max_chars: int, errors: list[FieldError]) -> str:
-    """The value as JSON. Add an error if it has another type, is nested too deeply, or is longer than `max_chars`."""
-    if shaped(field, raw, shape, errors) is None:
-        return ""
-    if deep := list(_depth_errors(field, raw)):
-        errors += deep
+def _limited(problems: Problems, field: str, raw: object, shape: type[Any], max_chars: int) -> str:
+    """The value as JSON. It must be of the type, not nested too deeply, and not longer than `max_chars`."""
+    if problems.shaped(field, raw, shape) is None or check_depth(problems, field, raw):
         return ""
     text = _json(raw)
     if len(text) > max_chars:
-        message = f"{field} must be at most {max_chars} characters as compact JSON (got {len(text)})"
-        errors.append(_error(field, f"length(..={max_chars})", message))
+        what = f"must be at most {max_chars} characters as compact JSON (got {len(text)})"
+        problems.add(field, f"length(..={max_chars})", what)
     return text
 
 
-def _depth_errors(field: str, value: object) -> Iterator[FieldError]:
-    """The error for a value that is nested deeper than MAX_DEPTH. An encoder or decoder of JSON recurses once for each
-    level."""
+def check_depth(problems: Problems, field: str, value: object) -> bool:
+    """A value must not be nested deeper than MAX_DEPTH. Returns True if it is."""
+    is_deep = is_too_deep(value)
+    if is_deep:
+        problems.add(field, f"max_depth({MAX_DEPTH})", f"must be nested at most {MAX_DEPTH} deep")
+    return is_deep
+
+
+def is_too_deep(value: object) -> bool:
+    """True if a value is nested deeper than MAX_DEPTH. An encoder or decoder of JSON recurses once for each level."""
     level, depth = [value], 0
     while level and depth < MAX_DEPTH:
         level = [inner for outer in level for inner in _inside(outer) if isinstance(inner, dict | list)]
         depth += 1
-    if level:
-        yield _error(field, f"max_depth({MAX_DEPTH})", f"{field} must be nested at most {MAX_DEPTH} deep")
+    return bool(level)
 
 
 def _inside(value: object) -> Iterable[object]:
@@ -306,7 +337,3 @@ def _inside(value: object) -> Iterable[object]:
 
 def _json(value: object) -> str:
     return encode_json(value).decode()
-
-
-def _error(field: str, constraint: str, message: str) -> FieldError:
-    return FieldError(field=field, constraint=constraint, message=message)

@@ -13,11 +13,10 @@ from msgspec import UNSET, UnsetType
 
 from worker.errors import WorkerError
 from worker.protocol.constraints import schema_text
-from worker.protocol.conversation import MAX_MESSAGES, conversation
+from worker.protocol.conversation import MAX_MESSAGES
 from worker.protocol.json_bytes import fault_of, without_mark
 from worker.wire.encoding import doc
 from worker.wire.jobs import U32, Sampling, SchemaText, narrow
-from worker.wire.prompts import Conversation
 
 _NUMBER_STARTS = b"-0123456789"
 
@@ -69,10 +68,6 @@ class ExecuteRequest(_Prompted, frozen=True, kw_only=True):
         Any,
         doc("Variables for the chat template; they override --chat-template-kwargs.", type=["object", "null"]),
     ] = None
-
-    def conversation(self, *, max_chars: int) -> Conversation:
-        """The messages, which are there, as the engine gets them. Raises: FieldsRefused."""
-        return conversation(self.messages, template_kwargs=self.chat_template_kwargs, max_chars=max_chars)
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):

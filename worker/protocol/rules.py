@@ -5,7 +5,6 @@ texts, which clients compare byte for byte. Pure.
 """
 
 import re
-from collections.abc import Iterator, Mapping
 from decimal import ROUND_HALF_EVEN, ROUND_UP, Context
 from itertools import islice
 from math import isinf
@@ -13,8 +12,9 @@ from math import isinf
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused
-from worker.protocol.constraints import constraint_errors
+from worker.protocol.bodies import MAX_ERRORS, Problems
+from worker.protocol.constraints import check_constraints
+from worker.protocol.conversation import read_conversation
 from worker.protocol.execute import ExecuteRequest
 from worker.wire.encoding import bounds_of
 from worker.wire.jobs import MAX_BIAS, Prompt, Sampling, narrow
@@ -40,17 +40,6 @@ _F32_DIGITS = 9
 """The number of significant decimal digits that distinguish any two f32."""
 
 
-def violations(
-    request: ExecuteRequest, max_tokens_out: int, vocab_size: int | None, *, max_prompt_chars: int
-) -> list[FieldError]:
-    """Return all broken rules, as `checked_prompt` raises them."""
-    try:
-        checked_prompt(request, max_tokens_out, vocab_size, max_prompt_chars=max_prompt_chars)
-    except FieldsRefused as refused:
-        return refused.errors
-    return []
-
-
 def checked_prompt(
     request: ExecuteRequest, max_tokens_out: int, vocab_size: int | None, *, max_prompt_chars: int
 ) -> Prompt:
@@ -60,83 +49,69 @@ def checked_prompt(
     `max_prompt_chars` counts Unicode scalar values. Raises: FieldsRefused with all broken rules, in the order of the
     fields.
     """
-    errors = [
-        *_job_id(request.job_id),
-        *_prompt(request.prompt, max_prompt_chars),
-        *_max_tokens(request.max_tokens, max_tokens_out),
-        *sampling_violations(request, max_tokens_out, vocab_size),
-        *_beside_a_prompt(request),
-    ]
-    prompt: Prompt | UnsetType = request.prompt
+    problems = Problems()
+    if not request.job_id:
+        problems.add("job_id", "non_empty", "must not be empty", value="")
+    _prompt(problems, request.prompt, max_prompt_chars)
+    _max_tokens(problems, request.max_tokens, max_tokens_out)
+    check_sampling(problems, request, max_tokens_out, vocab_size)
+    for field in ("messages", "chat_template_kwargs"):
+        if request.prompt is not UNSET and getattr(request, field) is not None:
+            text = "cannot go with prompt, which no template is applied to; send one of them"
+            problems.add(field, "exclusive(prompt)", text)
+    prompt: Prompt | UnsetType | None = request.prompt
     if request.messages is not None:
-        try:
-            prompt = request.conversation(max_chars=max_prompt_chars)
-        except FieldsRefused as refused:
-            errors += refused.errors
-    if errors:
-        raise FieldsRefused(errors)
-    assert prompt is not UNSET  # parse_execute has refused a request without either
+        prompt = read_conversation(
+            problems, request.messages, template_kwargs=request.chat_template_kwargs, max_chars=max_prompt_chars
+        )
+    problems.check()
+    assert not isinstance(prompt, UnsetType)  # parse_execute has refused a request without either
+    assert prompt is not None  # or there were problems
     return prompt
 
 
-def sampling_violations(
-    request: Sampling, max_tokens_out: int, vocab_size: int | None, *, max_stops: int = MAX_STOPS
-) -> Iterator[FieldError]:
-    """Yield the broken rules about how tokens are drawn and where the answer ends, in the order of the fields; there
-    may be `max_stops` stops. A number has the bounds of its field's description."""
+def check_sampling(
+    problems: Problems, request: Sampling, max_tokens_out: int, vocab_size: int | None, *, max_stops: int = MAX_STOPS
+) -> None:
+    """Check how tokens are drawn and where the answer ends, in the order of the fields; there may be `max_stops` stops.
+    A number has the bounds of its field's description."""
     for name, bounds in _BOUNDS.items():
         match name:
             case "stop":
-                yield from _stop(request.stop, max_stops)
+                _stop(problems, request.stop, max_stops)
             case "logit_bias":
-                yield from _logit_bias(request.logit_bias, vocab_size)
+                _logit_bias(problems, request.logit_bias, vocab_size)
             case "ignore_eos":
-                yield from _ignore_eos(request)
+                _ignore_eos(problems, request)
             case "min_tokens":
-                yield from _min_tokens(request, max_tokens_out)
+                # A max_tokens out of range is reported once, and does not make a min_tokens wrong.
+                is_limit = 1 <= request.max_tokens <= max_tokens_out
+                int_range(problems, name, request.min_tokens, 0, request.max_tokens if is_limit else max_tokens_out)
             case "stop_token_ids":
-                yield from _stop_token_ids(request.stop_token_ids, vocab_size)
+                _stop_token_ids(problems, request.stop_token_ids, vocab_size)
             case "grammar":
-                yield from constraint_errors(request.grammar, request.json_schema, request.regex)
+                check_constraints(problems, request.grammar, request.json_schema, request.regex)
             case "cache_salt":
-                yield from _cache_salt(request.cache_salt)
+                _cache_salt(problems, request.cache_salt)
             case _ if bounds:
-                yield from _out_of_bounds(name, getattr(request, name), bounds)
+                value, least, most = getattr(request, name), bounds.get("minimum", 0), bounds.get("maximum")
+                (float_range if isinstance(value, float) else int_range)(problems, name, value, least, most)
 
 
-def _out_of_bounds(name: str, value: float | None, bounds: Mapping[str, int]) -> Iterator[FieldError]:
-    least, most = bounds.get("minimum", 0), bounds.get("maximum")
-    if isinstance(value, float) and most is not None:
-        yield from float_range(name, value, least, most)
-    elif isinstance(value, int):
-        yield from int_range(name, value, least, most)
+def float_range(problems: Problems, field: str, value: float, least: int, most: int, *, subject: str = "") -> None:
+    """An f32 must be in [least, most]. `subject` names the value where the field has many."""
+    if not least <= value <= most:
+        bound = f"at least {least}.0" if value < least else f"at most {most}.0"
+        shown, rule = f32_text(value), f"range({least}.0..={most}.0)"
+        problems.add(field, rule, f"must be {bound} (got {shown})", subject=subject, value=shown)
 
 
-def float_range(field: str, value: float, least: int, most: int, *, subject: str = "") -> Iterator[FieldError]:
-    """The error of an f32 that is outside [least, most]. `subject` names the value where the field has many."""
-    if least <= value <= most:
-        return
-    bound = f"at least {least}.0" if value < least else f"at most {most}.0"
-    shown = f32_text(value)
-    yield FieldError(
-        field=field,
-        constraint=f"range({least}.0..={most}.0)",
-        message=f"{subject or field} must be {bound} (got {shown})",
-        value=shown,
-    )
-
-
-def int_range(field: str, value: int | None, least: int, most: int | None = None) -> Iterator[FieldError]:
-    """The error of a whole number that is outside [least, most]. No `most` is no upper limit, and None is off."""
-    if value is None or (least <= value and (most is None or value <= most)):
-        return
-    bound = f"at least {least}" if value < least else f"at most {most}"
-    yield FieldError(
-        field=field,
-        constraint=f"range({least}..)" if most is None else f"range({least}..={most})",
-        message=f"{field} must be {bound} (got {value})",
-        value=str(value),
-    )
+def int_range(problems: Problems, field: str, value: int | None, least: int, most: int | None = None) -> None:
+    """A whole number must be in [least, most]. No `most` is no upper limit, and None is off."""
+    if value is not None and (value < least or (most is not None and value > most)):
+        bound = f"at least {least}" if value < least else f"at most {most}"
+        rule = f"range({least}..)" if most is None else f"range({least}..={most})"
+        problems.add(field, rule, f"must be {bound} (got {value})", value=str(value))
 
 
 def f32_text(value: float) -> str:
@@ -152,105 +127,74 @@ def f32_text(value: float) -> str:
     return f"{Context(prec=_F32_DIGITS).create_decimal_from_float(value):f}"
 
 
-def _job_id(job_id: str) -> Iterator[FieldError]:
-    if not job_id:
-        yield FieldError(field="job_id", constraint="non_empty", message="job_id must not be empty", value="")
-
-
-def _prompt(prompt: str | UnsetType, most: int) -> Iterator[FieldError]:
+def _prompt(problems: Problems, prompt: str | UnsetType, most: int) -> None:
     if prompt is UNSET:
         return
-    constraint = f"length(1..={most})"
     if not prompt:
-        yield FieldError(field="prompt", constraint=constraint, message="prompt must not be empty")
+        problems.add("prompt", f"length(1..={most})", "must not be empty")
     elif len(prompt) > most:
-        text = f"prompt must be at most {most} characters (got {len(prompt)})"
-        yield FieldError(field="prompt", constraint=constraint, message=text)
+        problems.add("prompt", f"length(1..={most})", f"must be at most {most} characters (got {len(prompt)})")
 
 
-def _max_tokens(max_tokens: int, most: int) -> Iterator[FieldError]:
-    if max_tokens < 1:
-        message = "max_tokens must be at least 1"
-    elif max_tokens > most:
-        message = f"max_tokens must be at most {most} (got {max_tokens})"
-    else:
-        return
-    yield FieldError(field="max_tokens", constraint=f"range(1..={most})", message=message, value=str(max_tokens))
+def _max_tokens(problems: Problems, max_tokens: int, most: int) -> None:
+    if not 1 <= max_tokens <= most:
+        text = "must be at least 1" if max_tokens < 1 else f"must be at most {most} (got {max_tokens})"
+        problems.add("max_tokens", f"range(1..={most})", text, value=str(max_tokens))
 
 
-def _stop(stop: tuple[str, ...], most: int) -> Iterator[FieldError]:
+def _stop(problems: Problems, stop: tuple[str, ...], most: int) -> None:
     if len(stop) > most:
-        message = f"stop must have at most {most} sequences (got {len(stop)})"
-        yield FieldError(field="stop", constraint=f"max_count({most})", message=message, value=str(len(stop)))
-    for index, text in enumerate(stop[:MAX_ERRORS]):
-        n_bytes = len(text.encode())
+        text = f"must have at most {most} sequences (got {len(stop)})"
+        problems.add("stop", f"max_count({most})", text, value=str(len(stop)))
+    for index, one in enumerate(stop[:MAX_ERRORS]):
+        n_bytes, subject = len(one.encode()), f"stop sequence {index}"
         if not n_bytes:
-            message = f"stop sequence {index} must not be empty"
-            yield FieldError(field="stop", constraint="non_empty", message=message)
+            problems.add("stop", "non_empty", "must not be empty", subject=subject)
         elif n_bytes > MAX_STOP_BYTES:
-            message = f"stop sequence {index} must be at most {MAX_STOP_BYTES} characters (got {n_bytes})"
-            yield FieldError(field="stop", constraint=f"max_length({MAX_STOP_BYTES})", message=message)
+            text = f"must be at most {MAX_STOP_BYTES} characters (got {n_bytes})"
+            problems.add("stop", f"max_length({MAX_STOP_BYTES})", text, subject=subject)
 
 
-def _logit_bias(biases: dict[str, float], vocab_size: int | None) -> Iterator[FieldError]:
-    yield from _max_count("logit_bias", len(biases), MAX_BIASES)
-    entries = enumerate(islice(biases.items(), MAX_BIASES))
-    errors = (error for index, (token, bias) in entries for error in _bias(index, token, bias, vocab_size))
-    yield from islice(errors, MAX_ERRORS)
+def _logit_bias(problems: Problems, biases: dict[str, float], vocab_size: int | None) -> None:
+    _max_count(problems, "logit_bias", len(biases), MAX_BIASES)
+    of_entries = Problems()
+    for index, (token, bias) in enumerate(islice(biases.items(), MAX_BIASES)):
+        subject = f"logit_bias entry {index}"
+        if _TOKEN_ID.fullmatch(token):
+            _in_vocabulary(of_entries, "logit_bias", subject, int(token), vocab_size)
+        else:
+            of_entries.add("logit_bias", "token_id", "must be named by a token id in decimal", subject=subject)
+        float_range(of_entries, "logit_bias", bias, -MAX_BIAS, MAX_BIAS, subject=subject)
+    problems.take(of_entries)
 
 
-def _bias(index: int, token: str, bias: float, vocab_size: int | None) -> Iterator[FieldError]:
-    subject = f"logit_bias entry {index}"
-    if _TOKEN_ID.fullmatch(token):
-        yield from _in_vocabulary("logit_bias", subject, int(token), vocab_size)
-    else:
-        message = f"{subject} must be named by a token id in decimal"
-        yield FieldError(field="logit_bias", constraint="token_id", message=message)
-    yield from float_range("logit_bias", bias, -MAX_BIAS, MAX_BIAS, subject=subject)
-
-
-def _ignore_eos(request: Sampling) -> Iterator[FieldError]:
-    if not request.ignore_eos:
-        return
+def _ignore_eos(problems: Problems, request: Sampling) -> None:
     for other in ("grammar", "json_schema", "regex"):
-        if getattr(request, other) is not None:
-            message = f"ignore_eos cannot go with {other}, which says where the text ends; send one of them"
-            yield FieldError(field="ignore_eos", constraint=f"exclusive({other})", message=message)
+        if request.ignore_eos and getattr(request, other) is not None:
+            text = f"cannot go with {other}, which says where the text ends; send one of them"
+            problems.add("ignore_eos", f"exclusive({other})", text)
 
 
-def _min_tokens(request: Sampling, max_tokens_out: int) -> Iterator[FieldError]:
-    """A max_tokens out of range is reported once, and does not make a min_tokens wrong."""
-    is_limit = 1 <= request.max_tokens <= max_tokens_out
-    yield from int_range("min_tokens", request.min_tokens, 0, request.max_tokens if is_limit else max_tokens_out)
-
-
-def _stop_token_ids(tokens: tuple[int, ...], vocab_size: int | None) -> Iterator[FieldError]:
-    yield from _max_count("stop_token_ids", len(tokens), MAX_STOP_TOKEN_IDS)
+def _stop_token_ids(problems: Problems, tokens: tuple[int, ...], vocab_size: int | None) -> None:
+    _max_count(problems, "stop_token_ids", len(tokens), MAX_STOP_TOKEN_IDS)
     for index, token in enumerate(tokens[:MAX_ERRORS]):
-        yield from _in_vocabulary("stop_token_ids", f"stop_token_ids entry {index}", token, vocab_size)
+        _in_vocabulary(problems, "stop_token_ids", f"stop_token_ids entry {index}", token, vocab_size)
 
 
-def _cache_salt(salt: str | None) -> Iterator[FieldError]:
+def _cache_salt(problems: Problems, salt: str | None) -> None:
     """The error does not quote the salt, which is a secret."""
     if salt is not None and not 1 <= len(salt) <= MAX_SALT_CHARS:
-        message = f"cache_salt must have 1 to {MAX_SALT_CHARS} characters (got {len(salt)})"
-        yield FieldError(field="cache_salt", constraint=f"length(1..={MAX_SALT_CHARS})", message=message)
+        text = f"must have 1 to {MAX_SALT_CHARS} characters (got {len(salt)})"
+        problems.add("cache_salt", f"length(1..={MAX_SALT_CHARS})", text)
 
 
-def _max_count(field: str, n_entries: int, most: int) -> Iterator[FieldError]:
+def _max_count(problems: Problems, field: str, n_entries: int, most: int) -> None:
     if n_entries > most:
-        message = f"{field} must have at most {most} entries (got {n_entries})"
-        yield FieldError(field=field, constraint=f"max_count({most})", message=message, value=str(n_entries))
+        text = f"must have at most {most} entries (got {n_entries})"
+        problems.add(field, f"max_count({most})", text, value=str(n_entries))
 
 
-def _beside_a_prompt(request: ExecuteRequest) -> Iterator[FieldError]:
-    for field in ("messages", "chat_template_kwargs"):
-        if request.prompt is not UNSET and getattr(request, field) is not None:
-            message = f"{field} cannot go with prompt, which no template is applied to; send one of them"
-            yield FieldError(field=field, constraint="exclusive(prompt)", message=message)
-
-
-def _in_vocabulary(field: str, subject: str, token: int, vocab_size: int | None) -> Iterator[FieldError]:
+def _in_vocabulary(problems: Problems, field: str, subject: str, token: int, vocab_size: int | None) -> None:
     if vocab_size is not None and token >= vocab_size:
-        message = f"{subject} must be a token id below {vocab_size} (got {token})"
-        yield FieldError(field=field, constraint=f"vocabulary({vocab_size})", message=message, value=str(token))
+        text = f"must be a token id below {vocab_size} (got {token})"
+        problems.add(field, f"vocabulary({vocab_size})", text, subject=subject, value=str(token))

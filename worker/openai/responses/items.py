@@ -9,12 +9,11 @@ from typing import Annotated, Any
 
 import msgspec
 
-from worker.openai.fields import read_field
 from worker.openai.responses.hosted import SILENT, TOOLS, is_hosted, read_hosted
 from worker.openai.thinking import decoded_thoughts
 from worker.openai.tools import TEXT_ARGUMENT, flattened
 from worker.openai.turns import LEFT_OUT, Turns, joined
-from worker.protocol.bodies import MAX_ERRORS, FieldError
+from worker.protocol.bodies import Problems
 from worker.protocol.conversation import entries
 from worker.protocol.payloads import Places
 from worker.protocol.unread import unread
@@ -71,23 +70,22 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True):
     encrypted_content: Annotated[str | None, doc("As this worker has sent it; another's is ignored and named.")] = None
 
 
-def read_input(value: object, turns: Turns, errors: list[FieldError]) -> list[str]:
-    """Add the input's messages. The errors gain an entry for each broken rule. Return the names of what is left out."""
+def read_input(problems: Problems, value: object, turns: Turns) -> list[str]:
+    """Add the input's messages. Return the names of what is left out."""
     if isinstance(value, str):
         turns.say("user", value, "input")
         return []
-    value = entries("input", value, errors)
+    value = entries(problems, "input", value)
     left_out = list(unread("input", [raw for raw in value if not is_hosted(raw)], list[InputItem]))
     for at, raw in enumerate(value):
-        if len(errors) >= MAX_ERRORS:
+        if problems.is_full:
             return []
         if is_hosted(raw):
             left_out += read_hosted(raw, turns, f"input[{at}]")
             continue
-        values: dict[str, Any] = {}
-        read_field(f"input[{at}]", raw, InputItem, values, errors)
-        for place, item in values.items():
-            _ItemReader(place, item, turns, errors, left_out).read()
+        item = problems.shaped(f"input[{at}]", raw, InputItem)
+        if item is not None:
+            _ItemReader(f"input[{at}]", item, turns, problems, left_out).read()
     return left_out
 
 
@@ -100,13 +98,11 @@ def tools_in(value: object) -> dict[str, object]:
 class _ItemReader:
     """Reads one item."""
 
-    def __init__(
-        self, place: str, item: InputItem, turns: Turns, errors: list[FieldError], left_out: list[str]
-    ) -> None:
+    def __init__(self, place: str, item: InputItem, turns: Turns, problems: Problems, left_out: list[str]) -> None:
         self._place = place
         self._item = item
         self._turns = turns
-        self._errors = errors
+        self._problems = problems
         self._left_out = left_out
 
     def read(self) -> None:
@@ -192,6 +188,5 @@ class _ItemReader:
             self._refuse(f"{where}.type", "text_only", text)
 
     def _refuse(self, field: str, constraint: str, text: str) -> None:
-        if len(self._errors) < MAX_ERRORS:
-            where = f"{self._place}.{field}"
-            self._errors.append(FieldError(field=where, constraint=constraint, message=f"{where} {text}"))
+        if not self._problems.is_full:
+            self._problems.add(f"{self._place}.{field}", constraint, text)

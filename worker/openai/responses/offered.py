@@ -4,31 +4,28 @@ Owns: the kinds of tools. Functions, custom tools and namespaces of both are off
 are left out and named. Pure.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
-from worker.openai.fields import read_field
 from worker.openai.tools import (
     MAX_TOOLS,
-    NO_TOOLS,
     Choice,
+    Offered,
     Tool,
-    ToolUse,
-    choice_errors,
+    check_count,
+    check_twins,
+    checked_use,
     chosen_word,
-    count_errors,
     custom_tool,
     flattened,
     function_tool,
+    listed,
     mode_of,
     names_one,
-    twin_errors,
 )
-from worker.protocol.bodies import MAX_ERRORS, FieldError
+from worker.protocol.bodies import Problems
 from worker.protocol.unread import unread
 from worker.wire.encoding import doc
 
@@ -63,120 +60,72 @@ class ChosenTool(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[Any] | None = None
 
 
-@dataclass(slots=True)
-class Offered:
-    """The tools of a request."""
-
-    use: ToolUse = NO_TOOLS
-    echoed: list[dict[str, Any]] = field(default_factory=list)
-    """The tools for the answer's own `tools`, with all the members that its type requires."""
-    skipped: list[str] = field(default_factory=list)
-    """The names of tools that the worker does not have."""
-    unread: list[str] = field(default_factory=list)
-    """The places of members without effect."""
-
-
 def read_tools(
-    tools: object, choice: object, further: Mapping[str, object], *, is_parallel: bool, errors: list[FieldError]
+    problems: Problems, tools: object, choice: object, further: Mapping[str, object], *, is_parallel: bool
 ) -> Offered:
-    """The tools. `further`: lists of tools in the input, by their places; a tool whose name is taken counts once. The
-    errors gain an entry for each broken rule."""
+    """The tools. `further`: lists of tools in the input, by their places; a tool whose name is taken counts once."""
     offered = Offered()
-    reader = _Reader(offered, errors)
-    places = dict(reader.all_in("tools", tools))
+    reader = _Reader(problems, offered)
+    found = list(reader.all_in("tools", tools))
     for place, more in further.items():
-        taken = {tool.name for tool in places.values()}
-        places |= {where: tool for where, tool in reader.all_in(place, more) if tool.name not in taken}
-    errors += count_errors("tools", len(places))
-    errors += islice(twin_errors(places), MAX_ERRORS)
-    known = tuple(places.values())
-    chosen, only = _choice(choice, known, errors)
+        taken = {tool.name for tool in found}
+        found += [tool for tool in reader.all_in(place, more) if tool.name not in taken]
+    check_count(problems, "tools", len(found))
+    check_twins(problems, found)
+    chosen, only = _choice(problems, choice, found)
     is_parallel = is_parallel and not names_one(choice)
-    offered.use = ToolUse(tools=known, choice=chosen, only=only, is_parallel=is_parallel)
-    errors += choice_errors("tool_choice", offered.use)
+    offered.use = checked_use(problems, found, chosen, only, is_parallel=is_parallel)
     return offered
 
 
 class _Reader:
     """Reads the tools of one request, those of namespaces too."""
 
-    def __init__(self, offered: Offered, errors: list[FieldError]) -> None:
+    def __init__(self, problems: Problems, offered: Offered) -> None:
+        self._problems = problems
         self._offered = offered
-        self._errors = errors
         self._namespace: str | None = None
 
-    def all_in(self, place: str, tools: object) -> Iterator[tuple[str, Tool]]:
-        """Yield the tools with their places."""
-        if tools is None:
-            return
-        if not isinstance(tools, list):
-            self._refuse(place, "type", f"{place}: Expected `array`")
-            return
-        for at, raw in enumerate(tools):
-            if len(self._errors) >= MAX_ERRORS:
-                return
-            values: dict[str, Any] = {}
-            read_field(f"{place}[{at}]", raw, ResponseTool, values, self._errors)
-            for where, tool in values.items():
-                yield from self._one(where, tool, raw)
+    def all_in(self, place: str, tools: object) -> Iterator[Tool]:
+        """Yield the tools."""
+        for where, tool, raw in listed(self._problems, place, tools, ResponseTool):
+            yield from self._one(where, tool, raw)
 
-    def _one(self, place: str, tool: ResponseTool, raw: dict[str, Any]) -> Iterator[tuple[str, Tool]]:
+    def _one(self, place: str, tool: ResponseTool, raw: dict[str, Any]) -> Iterator[Tool]:
         is_inside = self._namespace is not None
         if tool.type not in ("function", "custom", "namespace") or (is_inside and tool.type == "namespace"):
             self._offered.skipped.append(str(raw.get("server_label") or tool.name or tool.type))
             return
         if tool.name is None:
-            self._refuse(f"{place}.name", "required", f"{place}.name is missing")
+            self._problems.add(f"{place}.name", "required", "is missing")
             return
         self._offered.unread += unread("tools", raw, ResponseTool)
         if not is_inside:
             self._offered.echoed.append(_echoed(tool, raw))
-        match tool.type:
-            case "namespace":
-                self._namespace = tool.name
-                yield from self.all_in(f"{place}.tools", tool.tools)
-                self._namespace = None
-            case "function":
-                yield place, self._function(place, tool, tool.name)
-            case _:
-                yield place, self._custom(place, tool, tool.name)
+        if tool.type == "namespace":
+            self._namespace = tool.name
+            yield from self.all_in(f"{place}.tools", tool.tools)
+            self._namespace = None
+            return
+        if tool.type == "function":
+            found = function_tool(self._problems, place, tool, namespace=self._namespace)
+        else:
+            found = self._custom(self._problems, place, tool)
+        if found is not None:
+            yield found
 
-    def _function(self, place: str, tool: ResponseTool, name: str) -> Tool:
-        return function_tool(
-            place,
-            self._errors,
-            name=name,
-            description=tool.description,
-            schema=tool.parameters,
-            schema_field="parameters",
-            is_strict=bool(tool.strict),
-            namespace=self._namespace,
-        )
-
-    def _custom(self, place: str, tool: ResponseTool, name: str) -> Tool:
+    def _custom(self, problems: Problems, place: str, tool: ResponseTool) -> Tool | None:
         form = tool.format or TextFormat()
-        grammar = regex = None
+        texts = dict[str, str | None]()
         if form.type not in ("text", "grammar"):
-            self._refuse(f"{place}.format.type", "one_of", f"{place}.format.type must be text or grammar")
+            problems.add(f"{place}.format.type", "one_of", "must be text or grammar")
         if form.type == "grammar":
             if form.definition is None:
-                self._refuse(f"{place}.format.definition", "required", f"{place}.format.definition is missing")
+                problems.add(f"{place}.format.definition", "required", "is missing")
             if form.syntax not in ("lark", "regex"):
-                self._refuse(f"{place}.format.syntax", "one_of", f"{place}.format.syntax must be lark or regex")
-            grammar = form.definition if form.syntax == "lark" else None
-            regex = form.definition if form.syntax == "regex" else None
-        return custom_tool(
-            place,
-            self._errors,
-            name=name,
-            description=tool.description,
-            grammar=grammar,
-            regex=regex,
-            namespace=self._namespace,
-        )
-
-    def _refuse(self, field: str, constraint: str, text: str) -> None:
-        self._errors.append(FieldError(field=field, constraint=constraint, message=text))
+                problems.add(f"{place}.format.syntax", "one_of", "must be lark or regex")
+            texts = {"regex" if form.syntax == "regex" else "grammar": form.definition}
+        return custom_tool(problems, place, tool, **texts, namespace=self._namespace)
 
 
 def _echoed(tool: ResponseTool, raw: dict[str, Any]) -> dict[str, Any]:
@@ -194,46 +143,38 @@ def _echoed(tool: ResponseTool, raw: dict[str, Any]) -> dict[str, Any]:
 # ── the choice ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _choice(choice: object, tools: tuple[Tool, ...], errors: list[FieldError]) -> tuple[Choice, frozenset[str] | None]:
+def _choice(problems: Problems, choice: object, tools: Sequence[Tool]) -> tuple[Choice, frozenset[str] | None]:
     """The choice, and the model's names of the tools that it allows, if they are not all."""
-    word = chosen_word(choice, errors)
+    word = chosen_word(problems, choice)
     if word is not None:
         return word, None
-    values: dict[str, Any] = {}
-    read_field("tool_choice", choice, ChosenTool, values, errors)
-    for chosen in values.values():
-        if chosen.type == "allowed_tools":
-            return _allowed(chosen, tools, errors)
-        if chosen.type in ("function", "custom"):
-            return "required", frozenset(_names("tool_choice", [chosen], tools, errors))
-        text = "tool_choice.type must be function, custom or allowed_tools; this worker has no tools of its own"
-        errors.append(FieldError(field="tool_choice.type", constraint="one_of", message=text))
+    chosen = problems.shaped("tool_choice", choice, ChosenTool)
+    if chosen is None:
+        return "auto", None
+    if chosen.type == "allowed_tools":
+        return _allowed(problems, chosen, tools)
+    if chosen.type in ("function", "custom"):
+        return "required", frozenset(_names(problems, "tool_choice", [chosen], tools))
+    text = "must be function, custom or allowed_tools; this worker has no tools of its own"
+    problems.add("tool_choice.type", "one_of", text)
     return "auto", None
 
 
-def _allowed(
-    chosen: ChosenTool, tools: tuple[Tool, ...], errors: list[FieldError]
-) -> tuple[Choice, frozenset[str] | None]:
-    mode = mode_of("tool_choice", chosen.mode or "auto", errors)
+def _allowed(problems: Problems, chosen: ChosenTool, tools: Sequence[Tool]) -> tuple[Choice, frozenset[str] | None]:
+    mode = mode_of(problems, "tool_choice", chosen.mode or "auto")
     given = chosen.tools or []
     if not given:
-        text = "tool_choice.tools must not be empty"
-        errors.append(FieldError(field="tool_choice.tools", constraint="non_empty", message=text))
-    errors += count_errors("tool_choice.tools", len(given))
-    read: dict[str, Any] = {}
-    for at, raw in enumerate(given[:MAX_TOOLS]):
-        read_field(f"tool_choice.tools[{at}]", raw, ChosenTool, read, errors)
-    return mode, frozenset(_names("tool_choice.tools", read.values(), tools, errors))
+        problems.add("tool_choice.tools", "non_empty", "must not be empty")
+    check_count(problems, "tool_choice.tools", len(given))
+    read = [problems.shaped(f"tool_choice.tools[{at}]", raw, ChosenTool) for at, raw in enumerate(given[:MAX_TOOLS])]
+    return mode, frozenset(_names(problems, "tool_choice.tools", filter(None, read), tools))
 
 
-def _names(
-    place: str, chosen: Iterable[ChosenTool], tools: tuple[Tool, ...], errors: list[FieldError]
-) -> Iterator[str]:
+def _names(problems: Problems, place: str, chosen: Iterable[ChosenTool], tools: Sequence[Tool]) -> Iterator[str]:
     """Yield the model's names of the chosen tools. A name that no tool has is yielded as it is."""
     for one in chosen:
         if one.name is None:
-            where = f"{place}.name"
-            errors.append(FieldError(field=where, constraint="required", message=f"{where} is missing"))
+            problems.add(f"{place}.name", "required", "is missing")
             continue
         name = flattened(one.namespace, one.name)
         known = (

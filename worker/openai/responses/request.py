@@ -3,7 +3,7 @@
 Owns: the route's own fields, and which of them are refused because the worker keeps nothing between requests. Pure.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -11,7 +11,7 @@ import msgspec
 
 from worker.openai.answers import Choice, Heading
 from worker.openai.constraints import NamedSchema, ResponseFormat
-from worker.openai.errors import refused_as_spelled
+from worker.openai.errors import replaced, respelled
 from worker.openai.fields import (
     SHARED,
     GeneratingRequest,
@@ -27,12 +27,12 @@ from worker.openai.fields import (
 from worker.openai.foreign import read_foreign
 from worker.openai.responses.events import ResponseAnswer, Shown
 from worker.openai.responses.items import read_input, tools_in
-from worker.openai.responses.offered import Offered, read_tools
+from worker.openai.responses.offered import read_tools
 from worker.openai.responses.resource import EchoedReasoning, InputTokens, ResponseResource
 from worker.openai.thinking import EFFORTS, Thinking, thinking_of, with_idle_named
-from worker.openai.tools import constraint_errors, without_schema
+from worker.openai.tools import Offered, check_constraint, without_schema
 from worker.openai.turns import Turns
-from worker.protocol.bodies import FieldError, FieldsRefused
+from worker.protocol.bodies import Problems
 from worker.wire.encoding import doc
 from worker.wire.jobs import MarkUse
 from worker.wire.prompts import Conversation
@@ -43,19 +43,16 @@ _LOGPROBS = "message.output_text.logprobs"
 
 _KEEPS_NOTHING = "this worker keeps nothing between requests"
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "store": ((False,), f"store must be false, because {_KEEPS_NOTHING}"),
+    "store": ((False,), f"must be false, because {_KEEPS_NOTHING}"),
     "previous_response_id": (
         (),
-        f"previous_response_id is not supported, because {_KEEPS_NOTHING}; send the whole conversation as input",
+        f"is not supported, because {_KEEPS_NOTHING}; send the whole conversation as input",
     ),
-    "conversation": (
-        (),
-        f"conversation is not supported, because {_KEEPS_NOTHING}; send the whole conversation as input",
-    ),
-    "background": ((False,), f"background must be false, because {_KEEPS_NOTHING}"),
-    "prompt": ((), f"prompt is not supported, because {_KEEPS_NOTHING}; send its text as instructions"),
-    "truncation": (("disabled",), "truncation must be disabled: a conversation that does not fit is refused"),
-    "top_logprobs": ((0,), "top_logprobs is supported by /v1/chat/completions only; remove it"),
+    "conversation": ((), f"is not supported, because {_KEEPS_NOTHING}; send the whole conversation as input"),
+    "background": ((False,), f"must be false, because {_KEEPS_NOTHING}"),
+    "prompt": ((), f"is not supported, because {_KEEPS_NOTHING}; send its text as instructions"),
+    "truncation": (("disabled",), "must be disabled: a conversation that does not fit is refused"),
+    "top_logprobs": ((0,), "is supported by /v1/chat/completions only; remove it"),
 }
 """The fields that the worker does not support: the values that ask for nothing, and the error for all others."""
 
@@ -170,44 +167,43 @@ class ResponseAsked:
 def read_response(body: bytes | bytearray, terms: Terms) -> ResponseAsked:
     """Raises: NotAnObject, UnknownModel, FieldsRefused."""
     members = read_object(body)
-    errors: list[FieldError] = []
-    request = read_struct(ResponsesRequest, members, errors)
-    errors += _refusals(members, request)
+    problems = Problems()
+    request = read_struct(problems, ResponsesRequest, members)
+    _check_kept(problems, members, request)
     turns = Turns()
     if request.instructions:
         turns.say("system", request.instructions, "instructions")
-    left_out = read_input(request.input, turns, errors)
+    left_out = read_input(problems, request.input, turns)
     offered = read_tools(
+        problems,
         request.tools,
         request.tool_choice,
         tools_in(request.input),
         is_parallel=request.parallel_tool_calls is not False,
-        errors=errors,
     )
     effort = None if request.reasoning is None else request.reasoning.effort
     thinking = with_idle_named(
-        thinking_of("reasoning.effort", effort, terms.template_keys, errors),
+        thinking_of(problems, "reasoning.effort", effort, terms.template_keys),
         [] if effort is None else ["reasoning.effort"],
         can_limit=terms.can_limit_reasoning,
     )
     names = {"max_tokens": "max_output_tokens", "response_format": "text.format", "json_schema": "text.format"}
     names["messages"] = "input"
-    prompt = _prompt(turns, thinking, offered, terms, errors)
+    prompt = _prompt(problems, turns, thinking, offered, terms)
     generation = read_foreign(
+        problems,
         members,
         GeneratingRequest(
             model=request.model,
             seed=request.seed,
             stream=request.stream,
-            response_format=_response_format(request.text, errors),
+            response_format=_response_format(problems, request.text),
         ),
         terms,
-        errors,
         max_tokens=request.max_output_tokens,
         names=names,
     )
-    if both := list(constraint_errors(offered.use, generation.fields, names)):
-        raise FieldsRefused(both)
+    check_constraint(offered.use, generation.fields, names)
     assert prompt is not None  # or there were errors
     return ResponseAsked(
         prompt,
@@ -227,48 +223,46 @@ def read_response(body: bytes | bytearray, terms: Terms) -> ResponseAsked:
 
 
 def _prompt(
-    turns: Turns, thinking: Thinking, offered: Offered, terms: Terms, errors: list[FieldError]
+    problems: Problems, turns: Turns, thinking: Thinking, offered: Offered, terms: Terms
 ) -> Conversation | None:
-    """The conversation. If a rule is broken, add the errors and return None."""
-    if errors:
+    """The conversation; None if a rule is broken."""
+    if problems.found:
         return None
-    try:
-        return conversation_of(
-            turns.messages,
-            thinking.variables,
-            terms,
-            add_generation_prompt=True,
-            continue_final_message=None,
-            tools=offered.use.for_template(),
-        )
-    except FieldsRefused as refused:
-        errors += refused_as_spelled(refused, {"messages": "input"}, turns.places).errors
-        return None
+    own = Problems()
+    made = conversation_of(
+        own,
+        turns.messages,
+        thinking.variables,
+        terms,
+        add_generation_prompt=True,
+        continue_final_message=None,
+        tools=offered.use.for_template(),
+    )
+    problems.found += respelled(replaced(own.found, turns.places), {"messages": "input"})
+    return made
 
 
-def _refusals(members: Members, request: ResponsesRequest) -> Iterator[FieldError]:
+def _check_kept(problems: Problems, members: Members, request: ResponsesRequest) -> None:
     for name, (idle, text) in _REFUSED.items():
         value = members.get(name)
         if value is not None and value not in idle:
-            yield FieldError(field=name, constraint="unsupported", message=text)
+            problems.add(name, "unsupported", text)
     if _LOGPROBS in (request.include or ()):
-        text = f"include must not have {_LOGPROBS}, which /v1/chat/completions only supports; remove it"
-        yield FieldError(field="include", constraint="unsupported", message=text)
+        text = f"must not have {_LOGPROBS}, which /v1/chat/completions only supports; remove it"
+        problems.add("include", "unsupported", text)
 
 
-def _response_format(settings: TextSettings | None, errors: list[FieldError]) -> ResponseFormat | None:
+def _response_format(problems: Problems, settings: TextSettings | None) -> ResponseFormat | None:
     """The form of the answer in the spelling of chats."""
     form = None if settings is None else settings.format
     if form is None:
         return None
     kind, schema = form.get("type"), form.get("schema")
     if kind not in ("text", "json_object", "json_schema"):
-        text = "text.format.type must be one of text, json_object, json_schema"
-        errors.append(FieldError(field="text.format.type", constraint="one_of", message=text))
+        problems.add("text.format.type", "one_of", "must be one of text, json_object, json_schema")
         return None
     if kind == "json_schema" and not isinstance(schema, dict):
-        text = "text.format.schema is missing; send the schema of the answer"
-        errors.append(FieldError(field="text.format.schema", constraint="required", message=text))
+        problems.add("text.format.schema", "required", "is missing; send the schema of the answer")
         return None
     named = NamedSchema(schema=schema) if kind == "json_schema" else None
     return ResponseFormat(type=kind, json_schema=named)
