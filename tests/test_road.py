@@ -91,7 +91,6 @@ ROADS: dict[str, tuple[str, ...]] = {
         "worker.openai.answers",
         "worker.openai.chat",
         "worker.openai.chat_message",
-        "worker.openai.chat_tools",
         "worker.openai.constraints",
         "worker.openai.errors",
         "worker.openai.fields",

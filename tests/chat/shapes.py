@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from tests.protocol.vectors import conversation
 from worker.chat.escapes import Names
 from worker.chat.forms import Forms
 from worker.chat.sandbox import BrokenTemplate, Unrendered
 from worker.chat.template import ChatTemplates, Rendered
-from worker.protocol.conversation import conversation
 
 Message = dict[str, Any]
 Verdict = Literal["as it is", "in another way", "refused", "lost"]

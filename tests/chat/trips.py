@@ -11,13 +11,13 @@ from typing import Any, Literal
 import msgspec
 
 from tests.chat.shapes import TOKENS, call, calling, result, says
+from tests.protocol.vectors import conversation
 from worker.chat.escapes import Names
 from worker.chat.forms import Forms
 from worker.chat.parse import Reader, message_of
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates, Rendered
 from worker.chat.tool_format import chat_format
-from worker.protocol.conversation import conversation
 from worker.wire.chat_format import ChatFormat
 
 Message = dict[str, Any]

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.protocol.vectors import conversation
 from worker.protocol.bodies import MAX_ERRORS, FieldsRefused
 from worker.protocol.constraints import MAX_BYTES, MAX_DEPTH
-from worker.protocol.conversation import MAX_CALLS, MAX_MESSAGES, ROLES, conversation
+from worker.protocol.conversation import MAX_CALLS, MAX_MESSAGES, ROLES
 from worker.wire.prompts import Conversation
 
 MAX_CHARS = 1000

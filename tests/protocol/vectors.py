@@ -5,11 +5,13 @@ from typing import Any
 
 import msgspec
 
-from worker.protocol.bodies import FieldError, FieldsRefused
+from worker.protocol.bodies import FieldError, FieldsRefused, Problems
+from worker.protocol.conversation import read_conversation
 from worker.protocol.execute import ExecuteRequest
 from worker.protocol.rules import checked_prompt
 from worker.wire.encoding import bounds_of
 from worker.wire.jobs import Sampling
+from worker.wire.prompts import Conversation
 
 R0: dict[str, Any] = {
     "job_id": "test-job-123",
@@ -65,3 +67,12 @@ def violations(
     except FieldsRefused as refused:
         return refused.errors
     return []
+
+
+def conversation(messages: object, **more: Any) -> Conversation:
+    """The conversation as the engine gets it. Raises: FieldsRefused."""
+    problems = Problems()
+    made = read_conversation(problems, messages, **more)
+    problems.check()
+    assert made is not None
+    return made

@@ -14,8 +14,7 @@ from tools import CHECKOUT
 from worker.anthropic.answer import AnswerMessage, TokenCount
 from worker.anthropic.blocks import Block, GivenMessage
 from worker.anthropic.errors import MessagesErrorBody
-from worker.anthropic.offered import MessageTool
-from worker.anthropic.request import MessagesRequest
+from worker.anthropic.request import MessagesRequest, MessageTool
 from worker.openai.chat import ChatRequest
 from worker.openai.chat_message import ChatCompletion
 from worker.openai.completions import Completion, CompletionRequest

@@ -93,7 +93,7 @@ def read_system(problems: Problems, value: object, turns: Turns, *, keeps_bill: 
     return left_out
 
 
-def read_turns(problems: Problems, value: object, turns: Turns) -> list[str]:
+def read_message_blocks(problems: Problems, value: object, turns: Turns) -> list[str]:
     """Add the messages. Return the names of what is left out."""
     value = entries(problems, "messages", value)
     left_out = list(unread("messages", value, list[GivenMessage]))

@@ -1,36 +1,38 @@
 """The body of `POST /v1/messages` and `/v1/messages/count_tokens`: a conversation, tools and fields.
 
-Owns: the route's own fields. Pure.
+Owns: the route's own fields, and which tools are offered. The tools that Anthropic runs or defines are left out and
+named, and so are tools whose loading is deferred. Pure.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from worker.anthropic.answer import MessageAnswer, TokenCount
-from worker.anthropic.blocks import read_system, read_turns
-from worker.anthropic.offered import ToolChoice, read_tools
+from worker.anthropic.blocks import read_message_blocks, read_system
 from worker.openai.answers import Choice, Heading
 from worker.openai.constraints import NamedSchema, ResponseFormat
-from worker.openai.errors import replaced
 from worker.openai.fields import (
     SHARED,
     GeneratingRequest,
     Generation,
     Terms,
-    conversation_of,
+    conversing,
     ignored_fields,
     in_header,
+    read_foreign,
     read_object,
     read_struct,
+    read_turns,
 )
-from worker.openai.foreign import read_foreign
 from worker.openai.thinking import EFFORTS, Thinking, thinking_of, turned_off, turned_on, with_idle_named
-from worker.openai.tools import Offered, check_constraint, without_schema
+from worker.openai.tools import CallChoice, Offered, Tool, check_count, check_twins, checked_use, function_tool, listed
 from worker.openai.turns import Turns
 from worker.protocol.bodies import Problems
 from worker.protocol.rules import int_range
+from worker.protocol.unread import unread
 from worker.wire.encoding import doc
 from worker.wire.jobs import MarkUse
 from worker.wire.prompts import Conversation
@@ -39,6 +41,28 @@ from worker.wire.questions import Tokenized
 _KINDS = ("enabled", "adaptive", "disabled")
 _DISPLAYS = ("summarized", "omitted")
 _WITHOUT_EFFECT = frozenset({"metadata", "service_tier"})
+
+
+_TOOL_CHOICES: Mapping[str, CallChoice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+
+
+class MessageTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool of the client's."""
+
+    type: Annotated[str | None, doc("custom. Other types are left out and named in x-ignored-tools.")] = None
+    name: str | None = None
+    description: str | None = None
+    input_schema: Annotated[dict[str, Any] | None, doc("The JSON schema of the arguments.")] = None
+    strict: bool | None = None
+    defer_loading: Annotated[bool | None, doc("true: the tool is left out and named in x-ignored-tools.")] = None
+
+
+class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The choice among the tools."""
+
+    type: Annotated[str, doc("any: some call. tool: a call of the named tool.", enum=list(_TOOL_CHOICES))]
+    name: str | None = None
+    disable_parallel_tool_use: Annotated[bool | None, doc("true: the answer has one call at most.")] = None
 
 
 class ThinkingSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,10 +136,11 @@ def _read(body: bytes | bytearray, terms: Terms, *, needs_max_tokens: bool) -> M
         problems.add("max_tokens", "required", "is missing; send the most tokens that the answer may have")
     turns = Turns()
     left_out = read_system(problems, request.system, turns, keeps_bill=terms.keeps_billing_block)
-    left_out += read_turns(problems, request.messages, turns)
+    left_out += read_message_blocks(problems, request.messages, turns)
     offered = read_tools(problems, request.tools, request.tool_choice)
     thinking = _thinking(problems, request, terms)
-    prompt = _prompt(problems, turns, thinking, offered, terms)
+    is_continued = _check_last(problems, turns)
+    prompt = read_turns(problems, turns, thinking, offered, terms, names={}, is_continued=is_continued)
     is_older = request.output_config is None or request.output_config.format is None
     place = "output_format" if is_older else "output_config.format"
     names = {"stop": "stop_sequences", "json_schema": place, "response_format": place}
@@ -133,17 +158,14 @@ def _read(body: bytes | bytearray, terms: Terms, *, needs_max_tokens: bool) -> M
         max_tokens=request.max_tokens,
         names=names,
     )
-    check_constraint(offered.use, generation.fields, names)
-    assert prompt is not None  # or there were errors
+    generation = conversing(generation, offered, thinking, terms)
+    assert prompt is not None  # or there were problems
     further = [*left_out, *offered.unread, *thinking.ignored]
     servers = [str(one.get("name") or "mcp") for one in request.mcp_servers or () if isinstance(one, dict)]
     made = replace(
         generation,
         names={**generation.names, "prompt": "messages"},
         ignored=ignored_fields(members, MessagesRequest, known=SHARED, unheeded=_WITHOUT_EFFECT, further=further),
-        fields=without_schema(generation.fields, offered.use),
-        reasoning_budget=thinking.budget,
-        reading=terms.reading(offered.use),
         ignored_tools=in_header([*offered.skipped, *servers]),
         places=tuple(turns.places),
     )
@@ -151,37 +173,17 @@ def _read(body: bytes | bytearray, terms: Terms, *, needs_max_tokens: bool) -> M
     return MessageAsked(prompt, made, is_shown)
 
 
-def _prompt(
-    problems: Problems, turns: Turns, thinking: Thinking, offered: Offered, terms: Terms
-) -> Conversation | None:
-    """The conversation; None if a rule is broken. If the last message is the assistant's, the answer continues it."""
-    _check_last(problems, turns)
-    if problems.found:
-        return None
-    own, is_continued = Problems(), turns.messages[-1]["role"] == "assistant"
-    made = conversation_of(
-        own,
-        turns.messages,
-        thinking.variables,
-        terms,
-        add_generation_prompt=not is_continued,
-        continue_final_message=is_continued,
-        tools=offered.use.for_template(),
-    )
-    problems.found += replaced(own.found, turns.places)
-    return made
-
-
-def _check_last(problems: Problems, turns: Turns) -> None:
-    """An answer must be able to follow the last message."""
+def _check_last(problems: Problems, turns: Turns) -> bool:
+    """An answer must be able to follow the last message. Returns True if the answer continues it."""
     if not turns.messages or turns.messages[-1]["role"] != "assistant":
-        return
+        return False
     last, place = turns.messages[-1], turns.places[-1]
     if last.get("tool_calls"):
         text = "has a tool_use without a tool_result; send the result in a user's message"
         problems.add(place, "needs(tool_result)", text)
     elif not last["content"]:
         problems.add(place, "non_empty", "is the last message and has no text to continue; remove it")
+    return True
 
 
 def _thinking(problems: Problems, request: MessagesRequest, terms: Terms) -> Thinking:
@@ -226,6 +228,34 @@ def _response_format(problems: Problems, request: MessagesRequest, place: str) -
         problems.add(f"{place}.schema", "required", "is missing; send the schema of the answer")
         return None
     return ResponseFormat(type="json_schema", json_schema=NamedSchema(schema=form["schema"]))
+
+
+def read_tools(problems: Problems, tools: object, choice: ToolChoice | None) -> Offered:
+    """The tools."""
+    offered = Offered()
+    found: list[Tool] = []
+    for place, tool, raw in listed(problems, "tools", tools, MessageTool):
+        if tool.type not in (None, "custom") or tool.defer_loading:
+            offered.skipped.append(tool.name or tool.type or place)
+        elif (read := function_tool(problems, place, tool, "input_schema")) is not None:
+            offered.unread += unread("tools", raw, MessageTool)
+            found.append(read)
+    check_count(problems, "tools", len(found))
+    check_twins(problems, found)
+    choice = choice or ToolChoice(type="auto")
+    if choice.type not in _TOOL_CHOICES:
+        problems.add("tool_choice.type", "one_of", f"must be one of {', '.join(_TOOL_CHOICES)}")
+    is_one = choice.type == "tool"
+    if is_one and choice.name is None:
+        problems.add("tool_choice.name", "required", "is missing")
+    offered.use = checked_use(
+        problems,
+        found,
+        _TOOL_CHOICES.get(choice.type, "auto"),
+        frozenset({choice.name}) if is_one and choice.name is not None else None,
+        is_parallel=not choice.disable_parallel_tool_use and not is_one,
+    )
+    return offered
 
 
 def token_count(answer: Tokenized) -> TokenCount:

@@ -1,9 +1,9 @@
 """The body of `POST /v1/chat/completions`: a conversation, tools and fields.
 
-Owns: the route's own fields. Pure.
+Owns: the route's own fields, and the kinds of tools: functions are offered, others are left out and named. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -14,22 +14,31 @@ from worker.openai.chat_message import (
     ChatAnswer,
     MessageTerms,
 )
-from worker.openai.chat_tools import ChatTool, read_tools
 from worker.openai.fields import (
     GeneratingRequest,
     Generation,
     Terms,
-    conversation_of,
+    conversing,
     idle_variables,
-    in_header,
     read_generation,
     read_object,
     read_struct,
 )
 from worker.openai.thinking import EFFORTS, Thinking, thinking_of, turned_off, with_idle_named
-from worker.openai.tools import check_constraint, without_schema
+from worker.openai.tools import (
+    CallChoice,
+    Offered,
+    Tool,
+    check_count,
+    check_twins,
+    checked_use,
+    chosen_word,
+    function_tool,
+    mode_of,
+    names_one,
+)
 from worker.protocol.bodies import Problems
-from worker.protocol.conversation import unread_members
+from worker.protocol.conversation import read_conversation, unread_members
 from worker.protocol.payloads import Places
 from worker.protocol.rules import int_range
 from worker.wire.chat_format import ChatFormat
@@ -44,6 +53,22 @@ _BUDGETS = ("thinking_token_budget", "thinking_budget_tokens")
 """vLLM's name and llama-server's."""
 
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the model may call."""
+
+    name: Annotated[str, doc("1 to 128 ASCII letters, digits or characters of _.:/-")]
+    description: Annotated[str | None, doc("The model reads it.")] = None
+    parameters: Annotated[dict[str, Any] | None, doc("The JSON schema of the arguments, an object's.")] = None
+    strict: Annotated[bool | None, doc("Calls follow the schema in any case.")] = None
+
+
+class ChatTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool."""
+
+    type: Annotated[str, doc("Other types than function are left out and named in x-ignored-tools.")] = "function"
+    function: FunctionDefinition | None = None
 
 
 class ChatThinking(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,14 +144,14 @@ def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
         is_parallel=request.parallel_tool_calls is not False,
     )
     thinking = _thinking(problems, request, terms)
-    prompt = conversation_of(
+    prompt = read_conversation(
         problems,
         request.messages,
-        thinking.variables | (request.chat_template_kwargs or {}),
-        terms,
+        tools=offered.use.for_template(),
+        template_kwargs=thinking.variables | (request.chat_template_kwargs or {}),
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
-        tools=offered.use.for_template(),
+        max_chars=terms.max_text_chars,
     )
     tokens_field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     generation = read_generation(
@@ -147,23 +172,12 @@ def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
             *thinking.ignored,
         ),
     )
-    check_constraint(offered.use, generation.fields, generation.names)
-    assert prompt is not None  # or there were errors
-    reading = replace(terms.reading(offered.use), keeps_thoughts=request.reasoning_format == "none")
+    generation = conversing(generation, offered, thinking, terms)
+    assert prompt is not None  # or there were problems
+    reading = replace(generation.reading, keeps_thoughts=request.reasoning_format == "none")
     if generation.shows_marks:
         reading = replace(reading, form=_unmarked(reading.form), is_divided=True)
-    return ChatAsked(
-        prompt,
-        replace(
-            generation,
-            fields=without_schema(generation.fields, offered.use),
-            reasoning_budget=thinking.budget,
-            reading=reading,
-            ignored_tools=in_header(offered.skipped),
-        ),
-        bool(request.logprobs),
-        terms.reasoning_fields,
-    )
+    return ChatAsked(prompt, replace(generation, reading=reading), bool(request.logprobs), terms.reasoning_fields)
 
 
 def _unmarked(form: ChatFormat) -> ChatFormat:
@@ -207,3 +221,87 @@ def _check_contradictions(problems: Problems, request: ChatRequest) -> None:
         problems.add("top_logprobs", "needs(logprobs)", "needs logprobs to be true")
     if request.prompt_logprobs is not None:
         problems.add("prompt_logprobs", "unsupported", "is supported by /v1/completions only; remove it")
+
+
+# ── tools ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Named(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+
+
+class _ChosenTool(msgspec.Struct, frozen=True, kw_only=True):
+    type: str = "function"
+    function: _Named | None = None
+    allowed_tools: dict[str, Any] | None = None
+
+
+class _AllowedTools(msgspec.Struct, frozen=True, kw_only=True):
+    mode: str = "auto"
+    tools: list[_ChosenTool]
+
+
+def read_tools(
+    problems: Problems, tools: Sequence[ChatTool], raw: object, choice: object, *, is_parallel: bool
+) -> Offered:
+    """The tools. `raw` are the same as the client sent them."""
+    check_count(problems, "tools", len(tools))
+    found: list[Tool] = []
+    offered = Offered()
+    for at, tool in enumerate(tools):
+        if problems.is_full:
+            return Offered()
+        place = f"tools[{at}].function"
+        if tool.type != "function":
+            offered.skipped.append(_name_of(raw[at] if isinstance(raw, list) else None, tool.type))
+        elif tool.function is None:
+            problems.add(place, "required", "is missing")
+        elif (read := function_tool(problems, place, tool.function)) is not None:
+            found.append(read)
+    check_twins(problems, found)
+    word, only = _choice(problems, choice)
+    is_parallel = is_parallel and not names_one(choice)
+    offered.use = checked_use(problems, found, word, only, is_parallel=is_parallel)
+    return offered
+
+
+def _name_of(raw: object, kind: str) -> str:
+    """The name of a tool of another kind, as far as it has one."""
+    if isinstance(raw, dict):
+        inner = raw.get(kind)
+        for members in (raw, inner):
+            if isinstance(members, dict) and isinstance(members.get("name"), str):
+                return str(members["name"])
+    return kind
+
+
+def _choice(problems: Problems, choice: object) -> tuple[CallChoice, frozenset[str] | None]:
+    """The choice, and the names of the tools that it allows, if they are not all."""
+    word = chosen_word(problems, choice)
+    if word is not None:
+        return word, None
+    chosen = problems.shaped("tool_choice", choice, _ChosenTool)
+    if chosen is None:
+        return "auto", None
+    if chosen.type == "function":
+        return "required", _names(problems, "tool_choice", [chosen])
+    place = "tool_choice.allowed_tools"
+    if chosen.type != "allowed_tools":
+        text = "must be function or allowed_tools; this worker has no tools of its own"
+        problems.add("tool_choice.type", "one_of", text)
+        return "auto", None
+    allowed = problems.shaped(place, chosen.allowed_tools, _AllowedTools)
+    if allowed is None:
+        return "auto", None
+    word = mode_of(problems, place, allowed.mode)
+    if not allowed.tools:
+        problems.add(f"{place}.tools", "non_empty", "must not be empty")
+    return word, _names(problems, f"{place}.tools", allowed.tools)
+
+
+def _names(problems: Problems, place: str, chosen: Sequence[_ChosenTool]) -> frozenset[str]:
+    """The names of chosen functions."""
+    names = [one.function.name for one in chosen if one.function is not None]
+    if len(names) < len(chosen):
+        problems.add(f"{place}.function", "required", "is missing")
+    return frozenset(names)

@@ -5,7 +5,7 @@ are protocol/rules.py's. A field that is null counts as absent. Pure.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
@@ -13,10 +13,12 @@ from urllib.parse import quote
 import msgspec
 
 from worker.openai.constraints import ConstrainedRequest, constraint_of
-from worker.openai.errors import NotAnObject, UnknownModel, respelled
+from worker.openai.errors import NotAnObject, UnknownModel, refused_as_spelled, replaced, respelled
 from worker.openai.reading import PLAIN, Reading
-from worker.openai.tools import ToolUse
-from worker.protocol.bodies import Problems
+from worker.openai.thinking import Thinking
+from worker.openai.tools import Offered, ToolUse, check_constraint, without_schema
+from worker.openai.turns import Turns
+from worker.protocol.bodies import FieldsRefused, Problems
 from worker.protocol.conversation import Part, check_parts, read_conversation
 from worker.protocol.json_bytes import fault_of, without_mark
 from worker.protocol.rules import check_sampling, int_range
@@ -219,26 +221,32 @@ def read_struct(problems: Problems, shape: type[Shape], members: Members) -> Sha
     return shape(**{name: value for name, value in found.items() if value is not None})
 
 
-def conversation_of(
+def read_turns(
     problems: Problems,
-    messages: object,
-    template_kwargs: Mapping[str, Any] | None,
+    turns: Turns,
+    thinking: Thinking,
+    offered: Offered,
     terms: Terms,
     *,
-    add_generation_prompt: bool | None,
-    continue_final_message: bool | None,
-    tools: list[dict[str, Any]] | None = None,
+    names: Mapping[str, str],
+    is_continued: bool = False,
 ) -> Conversation | None:
-    """The conversation; None if it breaks a rule."""
-    return read_conversation(
-        problems,
-        messages,
-        tools=tools,
-        template_kwargs=template_kwargs,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=bool(continue_final_message),
+    """The conversation of another protocol; None if a rule is broken. If it is continued, the answer goes on with the
+    last message. `names`: the client's names of a chat's fields."""
+    if problems.found:
+        return None
+    own = Problems()
+    made = read_conversation(
+        own,
+        turns.messages,
+        tools=offered.use.for_template(),
+        template_kwargs=thinking.variables,
+        add_generation_prompt=not is_continued,
+        continue_final_message=is_continued,
         max_chars=terms.max_text_chars,
     )
+    problems.found += respelled(replaced(own.found, turns.places), names)
+    return made
 
 
 def idle_variables(kwargs: Mapping[str, Any] | None, terms: Terms) -> Iterator[str]:
@@ -352,6 +360,40 @@ def read_generation(
         prediction=prediction,
         asked_tokens=max_tokens,
         shows_marks=request.skip_special_tokens is False and not is_routed,
+    )
+
+
+def read_foreign(
+    problems: Problems,
+    members: Members,
+    request: GeneratingRequest,
+    terms: Terms,
+    *,
+    max_tokens: int | None,
+    names: Mapping[str, str],
+) -> Generation:
+    """Read the fields of a request in another protocol's form, of which `request` has those that a chat has, too. Of
+    the members only the sampling fields of `/execute` are read. `names`: the client's names of a chat's fields.
+
+    Raises: see read_generation.
+    """
+    own = {name: value for name, value in members.items() if name in SHARED}
+    try:
+        read = read_generation(problems, own, request, terms, logprobs=None, max_tokens=max_tokens, names=names)
+    except FieldsRefused as refused:
+        raise refused_as_spelled(refused, names) from None
+    return replace(read, names={**read.names, **names})
+
+
+def conversing(generation: Generation, offered: Offered, thinking: Thinking, terms: Terms) -> Generation:
+    """The same with the tools and the reasoning of a conversation. Raises: FieldsRefused."""
+    check_constraint(offered.use, generation.fields, generation.names)
+    return replace(
+        generation,
+        fields=without_schema(generation.fields, offered.use),
+        reasoning_budget=thinking.budget,
+        reading=terms.reading(offered.use),
+        ignored_tools=in_header(offered.skipped),
     )
 
 

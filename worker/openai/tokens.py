@@ -11,14 +11,13 @@ import msgspec
 from worker.openai.fields import (
     UNSUPPORTED,
     Terms,
-    conversation_of,
     idle_variables,
     ignored_fields,
     read_object,
     read_struct,
 )
 from worker.protocol.bodies import FieldError, FieldsRefused, Problems
-from worker.protocol.conversation import unread_members
+from worker.protocol.conversation import read_conversation, unread_members
 from worker.wire.encoding import Count, doc
 from worker.wire.jobs import Prompt, TokenId
 from worker.wire.load import Loaded
@@ -112,13 +111,13 @@ def read_tokenize(body: bytes | bytearray, terms: Terms) -> TextAsked:
             problems.add(name, "unsupported", UNSUPPORTED)
     problems.check()
     if given[0] == "messages":
-        prompt = conversation_of(
+        prompt = read_conversation(
             problems,
             members["messages"],
-            request.chat_template_kwargs,
-            terms,
+            template_kwargs=request.chat_template_kwargs,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
+            max_chars=terms.max_text_chars,
         )
         problems.check()
         assert prompt is not None  # or there were problems

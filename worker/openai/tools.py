@@ -22,8 +22,8 @@ MAX_TOOLS = 512
 
 ToolKind = Literal["function", "custom"]
 """A function's arguments are a JSON object that its schema allows. A custom tool's only argument is a text."""
-Choice = Literal["none", "auto", "required"]
-CHOICES: tuple[Choice, ...] = get_args(Choice)
+CallChoice = Literal["none", "auto", "required"]
+CHOICES: tuple[CallChoice, ...] = get_args(CallChoice)
 
 TEXT_ARGUMENT = "input"
 """The argument of a custom tool, which the model calls like a function with this one argument."""
@@ -70,7 +70,7 @@ class ToolUse:
     """The tools of one request, and what it allows to be done with them."""
 
     tools: tuple[Tool, ...] = ()
-    choice: Choice = "auto"
+    choice: CallChoice = "auto"
     """required: the answer is a call."""
     only: frozenset[str] | None = None
     """The model's names of the tools that may be called, if they are not all."""
@@ -250,7 +250,7 @@ def check_twins(problems: Problems, tools: Iterable[Tool]) -> None:
     problems.take(own)
 
 
-def chosen_word(problems: Problems, choice: object) -> Choice | None:
+def chosen_word(problems: Problems, choice: object) -> CallChoice | None:
     """The choice if it is a word or absent; None if it is an object, which each protocol reads itself."""
     if choice is None:
         return "auto"
@@ -263,7 +263,7 @@ def chosen_word(problems: Problems, choice: object) -> Choice | None:
     return "auto"
 
 
-def mode_of(problems: Problems, place: str, mode: str) -> Choice:
+def mode_of(problems: Problems, place: str, mode: str) -> CallChoice:
     """The choice among allowed tools."""
     for word in CHOICES:
         if word == mode and word != "none":
@@ -273,7 +273,7 @@ def mode_of(problems: Problems, place: str, mode: str) -> Choice:
 
 
 def checked_use(
-    problems: Problems, tools: Iterable[Tool], choice: Choice, only: frozenset[str] | None, *, is_parallel: bool
+    problems: Problems, tools: Iterable[Tool], choice: CallChoice, only: frozenset[str] | None, *, is_parallel: bool
 ) -> ToolUse:
     """The tools and the choice among them, which they must be able to satisfy."""
     use = ToolUse(tools=tuple(tools), choice=choice, only=only, is_parallel=is_parallel)

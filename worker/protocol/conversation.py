@@ -71,31 +71,6 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = None
 
 
-def conversation(
-    messages: object,
-    *,
-    tools: object = None,
-    template_kwargs: object = None,
-    add_generation_prompt: bool | None = None,
-    continue_final_message: bool = False,
-    max_chars: int,
-) -> Conversation:
-    """The conversation, as `read_conversation` reads it. Raises: FieldsRefused."""
-    problems = Problems()
-    made = read_conversation(
-        problems,
-        messages,
-        tools=tools,
-        template_kwargs=template_kwargs,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        max_chars=max_chars,
-    )
-    problems.check()
-    assert made is not None  # or there were problems
-    return made
-
-
 def read_conversation(
     problems: Problems,
     messages: object,
@@ -103,7 +78,7 @@ def read_conversation(
     tools: object = None,
     template_kwargs: object = None,
     add_generation_prompt: bool | None = None,
-    continue_final_message: bool = False,
+    continue_final_message: bool | None = None,
     max_chars: int,
 ) -> Conversation | None:
     """The conversation from values that msgspec.json.decode returned. None for add_generation_prompt means true unless

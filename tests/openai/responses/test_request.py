@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.openai.asking import TERMS, body
-from worker.openai.responses.hosted import SILENT
+from worker.openai.responses.items import SILENT
 from worker.openai.responses.request import ResponseAsked, read_response
 from worker.openai.tools import TEXT_ARGUMENT
 from worker.openai.turns import LEFT_OUT

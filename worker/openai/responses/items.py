@@ -1,23 +1,24 @@
 """The input of `POST /v1/responses`: items become messages in OpenAI's form of chats.
 
-Owns: the kinds of items and of their parts, which of them are read, left out and named, or refused. Pure.
+Owns: the kinds of items and of their parts, which of them are read, left out and named, or refused; and the text that
+calls of tools become which this worker does not know. Pure.
 """
 
 import re
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, TypeGuard
 
 import msgspec
 
-from worker.openai.responses.hosted import SILENT, TOOLS, is_hosted, read_hosted
 from worker.openai.thinking import decoded_thoughts
 from worker.openai.tools import TEXT_ARGUMENT, flattened
 from worker.openai.turns import LEFT_OUT, Turns, joined
 from worker.protocol.bodies import Problems
+from worker.protocol.constraints import MAX_DEPTH
 from worker.protocol.conversation import entries
 from worker.protocol.payloads import Places
 from worker.protocol.unread import unread
-from worker.wire.encoding import doc
+from worker.wire.encoding import doc, encode_json
 
 ROLES = ("user", "assistant", "system", "developer")
 ITEMS = (
@@ -25,6 +26,29 @@ ITEMS = (
 )  # fmt: skip
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 MEDIA_PARTS = ("input_image", "input_file", "input_audio", "input_video")
+
+TOOLS: Final = ("additional_tools", "tool_search_output")
+"""The types of items that offer tools."""
+SILENT: Final = (
+    *("web_search_call", "tool_search_call", "image_generation_call", "compaction", "compaction_summary"),
+    *("context_compaction", "compaction_trigger", "ghost_snapshot", "mcp_list_tools"),
+    *("mcp_approval_request", "mcp_approval_response"),
+)
+"""The types of items in which the model reads nothing: only the service that wrote one can, or the answer after it has
+its contents."""
+_CALL: Final = r"(?!(?:function|custom_tool)_call)[a-z_]{1,40}_call(_output)?"
+_HOSTED: Final = re.compile("|".join([_CALL, "program(_output)?", *TOOLS, *SILENT]))
+"""All types. Source: openai-python 3.57, ResponseInputItemParam; Codex's history."""
+
+_RESULTS: Final = ("output", "outputs", "result", "results", "error", "status")
+"""The members that have the result of a call; all others have the call."""
+_IDLE: Final = frozenset(
+    {
+        *("type", "id", "call_id", "caller", "container_id", "approval_request_id", "fingerprint", "environment"),
+        *("max_output_length", "pending_safety_checks", "acknowledged_safety_checks", "encrypted_content"),
+    }
+)
+_MEDIA: Final = ("image", "computer_screenshot", "input_image", "input_file")
 
 _MEDIA_PLACES = (
     f"{parts}.{name}" for parts in ("content[]", "output[]", "output") for name in ("image_url", "file_data")
@@ -76,12 +100,12 @@ def read_input(problems: Problems, value: object, turns: Turns) -> list[str]:
         turns.say("user", value, "input")
         return []
     value = entries(problems, "input", value)
-    left_out = list(unread("input", [raw for raw in value if not is_hosted(raw)], list[InputItem]))
+    left_out = list(unread("input", [raw for raw in value if not _is_hosted(raw)], list[InputItem]))
     for at, raw in enumerate(value):
         if problems.is_full:
             return []
-        if is_hosted(raw):
-            left_out += read_hosted(raw, turns, f"input[{at}]")
+        if _is_hosted(raw):
+            left_out += _read_hosted(raw, turns, f"input[{at}]")
             continue
         item = problems.shaped(f"input[{at}]", raw, InputItem)
         if item is not None:
@@ -92,7 +116,7 @@ def read_input(problems: Problems, value: object, turns: Turns) -> list[str]:
 def tools_in(value: object) -> dict[str, object]:
     """The lists of tools that items of the input offer, by their places."""
     places = enumerate(value if isinstance(value, list) else [])
-    return {f"input[{at}].tools": raw.get("tools") for at, raw in places if is_hosted(raw) and raw["type"] in TOOLS}
+    return {f"input[{at}].tools": raw.get("tools") for at, raw in places if _is_hosted(raw) and raw["type"] in TOOLS}
 
 
 class _ItemReader:
@@ -190,3 +214,53 @@ class _ItemReader:
     def _refuse(self, field: str, constraint: str, text: str) -> None:
         if not self._problems.is_full:
             self._problems.add(f"{self._place}.{field}", constraint, text)
+
+
+# ── items of hosted services ─────────────────────────────────────────────────────────────────────
+
+
+def _is_hosted(item: object) -> TypeGuard[Mapping[str, Any]]:
+    """True if the value is such an item."""
+    kind = item.get("type") if isinstance(item, dict) else None
+    return isinstance(kind, str) and _HOSTED.fullmatch(kind) is not None
+
+
+def _read_hosted(item: Mapping[str, Any], turns: Turns, place: str) -> list[str]:
+    """Add the item's call to the assistant's text, and its result as a user's text. Return the names of what is left
+    out; tools are not."""
+    kind, left_out = str(item["type"]), list[str]()
+    read = {
+        name: _texts_of(value, f"input.{kind}.{name}", left_out, MAX_DEPTH)
+        for name, value in item.items()
+        if value and value != "completed" and name not in _IDLE and kind not in SILENT
+    }
+    results: dict[str, object] = {name: read.pop(name) for name in _RESULTS if name in read}
+    if kind in TOOLS:
+        return []
+    if read:
+        turns.answer(_text(kind, read), place)
+    if results:
+        turns.say("user", _text(f"result of {kind}" if read else kind, results), place)
+    return left_out if read or results else [f"input.{kind}"]
+
+
+def _text(kind: str, members: Mapping[str, Any]) -> str:
+    only = next(iter(members.values())) if len(members) == 1 else members
+    return f"[{kind}: {only if isinstance(only, str) else encode_json(only).decode()}]"
+
+
+def _texts_of(value: object, place: str, left_out: list[str], n_levels: int) -> object:
+    """The value with a text in the place of each picture and file, and without what is deeper than `n_levels`."""
+    match value:
+        case {"type": str(kind)} if kind in _MEDIA:
+            left_out.append(f"{place}.{kind}")
+            return LEFT_OUT.format(kind=kind.removeprefix("input_"))
+        case dict() | list() if not n_levels:
+            left_out.append(place)
+            return None
+        case dict():
+            return {name: _texts_of(inner, place, left_out, n_levels - 1) for name, inner in value.items()}
+        case list():
+            return [_texts_of(inner, place, left_out, n_levels - 1) for inner in value]
+        case _:
+            return value

@@ -11,7 +11,7 @@ import msgspec
 
 from worker.openai.tools import (
     MAX_TOOLS,
-    Choice,
+    CallChoice,
     Offered,
     Tool,
     check_count,
@@ -143,7 +143,7 @@ def _echoed(tool: ResponseTool, raw: dict[str, Any]) -> dict[str, Any]:
 # ── the choice ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _choice(problems: Problems, choice: object, tools: Sequence[Tool]) -> tuple[Choice, frozenset[str] | None]:
+def _choice(problems: Problems, choice: object, tools: Sequence[Tool]) -> tuple[CallChoice, frozenset[str] | None]:
     """The choice, and the model's names of the tools that it allows, if they are not all."""
     word = chosen_word(problems, choice)
     if word is not None:
@@ -160,7 +160,7 @@ def _choice(problems: Problems, choice: object, tools: Sequence[Tool]) -> tuple[
     return "auto", None
 
 
-def _allowed(problems: Problems, chosen: ChosenTool, tools: Sequence[Tool]) -> tuple[Choice, frozenset[str] | None]:
+def _allowed(problems: Problems, chosen: ChosenTool, tools: Sequence[Tool]) -> tuple[CallChoice, frozenset[str] | None]:
     mode = mode_of(problems, "tool_choice", chosen.mode or "auto")
     given = chosen.tools or []
     if not given:

@@ -11,26 +11,24 @@ import msgspec
 
 from worker.openai.answers import Choice, Heading
 from worker.openai.constraints import NamedSchema, ResponseFormat
-from worker.openai.errors import replaced, respelled
 from worker.openai.fields import (
     SHARED,
     GeneratingRequest,
     Generation,
     Members,
     Terms,
-    conversation_of,
+    conversing,
     ignored_fields,
-    in_header,
+    read_foreign,
     read_object,
     read_struct,
+    read_turns,
 )
-from worker.openai.foreign import read_foreign
 from worker.openai.responses.events import ResponseAnswer, Shown
 from worker.openai.responses.items import read_input, tools_in
 from worker.openai.responses.offered import read_tools
 from worker.openai.responses.resource import EchoedReasoning, InputTokens, ResponseResource
-from worker.openai.thinking import EFFORTS, Thinking, thinking_of, with_idle_named
-from worker.openai.tools import Offered, check_constraint, without_schema
+from worker.openai.thinking import EFFORTS, thinking_of, with_idle_named
 from worker.openai.turns import Turns
 from worker.protocol.bodies import Problems
 from worker.wire.encoding import doc
@@ -189,7 +187,7 @@ def read_response(body: bytes | bytearray, terms: Terms) -> ResponseAsked:
     )
     names = {"max_tokens": "max_output_tokens", "response_format": "text.format", "json_schema": "text.format"}
     names["messages"] = "input"
-    prompt = _prompt(problems, turns, thinking, offered, terms)
+    prompt = read_turns(problems, turns, thinking, offered, terms, names=names)
     generation = read_foreign(
         problems,
         members,
@@ -203,43 +201,19 @@ def read_response(body: bytes | bytearray, terms: Terms) -> ResponseAsked:
         max_tokens=request.max_output_tokens,
         names=names,
     )
-    check_constraint(offered.use, generation.fields, names)
-    assert prompt is not None  # or there were errors
+    generation = conversing(generation, offered, thinking, terms)
+    assert prompt is not None  # or there were problems
     return ResponseAsked(
         prompt,
         replace(
             generation,
             names={**generation.names, "prompt": "input"},
             ignored=_ignored(members, request, [*left_out, *offered.unread, *thinking.ignored]),
-            fields=without_schema(generation.fields, offered.use),
-            reasoning_budget=thinking.budget,
-            reading=terms.reading(offered.use),
-            ignored_tools=in_header(offered.skipped),
             places=tuple(turns.places),
         ),
         request,
         offered.echoed,
     )
-
-
-def _prompt(
-    problems: Problems, turns: Turns, thinking: Thinking, offered: Offered, terms: Terms
-) -> Conversation | None:
-    """The conversation; None if a rule is broken."""
-    if problems.found:
-        return None
-    own = Problems()
-    made = conversation_of(
-        own,
-        turns.messages,
-        thinking.variables,
-        terms,
-        add_generation_prompt=True,
-        continue_final_message=None,
-        tools=offered.use.for_template(),
-    )
-    problems.found += respelled(replaced(own.found, turns.places), {"messages": "input"})
-    return made
 
 
 def _check_kept(problems: Problems, members: Members, request: ResponsesRequest) -> None:
