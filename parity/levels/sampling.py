@@ -121,9 +121,8 @@ def _against_formula(case: _RowCase, name: str, settings: Sampling, sampler: Sam
     ids, probs = sampler.candidates(case.row, settings, case.generated)
     n_other = 0
     for seed in range(N_SEEDS):
-        seeded = replace(settings, seed=seed)
         token = formula.drawn(*expected, uniform(seed, len(case.generated)))
-        n_other += sampler.sample(case.row, seeded, case.generated) != token
+        n_other += sampler.sample(case.row, replace(settings, seed=seed), case.generated) != token
     difference = _dense((ids, probs), len(case.row)) - _dense(expected, len(case.row))
     return _AgainstFormula(
         where=f"{name}, {case}",
