@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.protocol.vectors import conversation
 from worker.config.engine_settings import inbound_decoder
 from worker.config.settings import options
-from worker.protocol.conversation import conversation
 from worker.wire.frames import MAX_BODY_BYTES, FrameBuffer, encode_frame
 from worker.wire.jobs import Cancel, JobKey, Sampling, Submit, TokenId
 from worker.wire.questions import QuestionKey, Tokenized

@@ -21,8 +21,8 @@ from worker.chat.template import ChatTemplates
 from worker.chat.tool_format import chat_format
 from worker.commands.places import present, where
 from worker.model.info import Words, read_words
-from worker.protocol.bodies import FieldsRefused
-from worker.protocol.conversation import conversation
+from worker.protocol.bodies import Problems
+from worker.protocol.conversation import read_conversation
 from worker.wire.chat_format import ChatFormat
 from worker.wire.encoding import encode_json
 from worker.wire.jobs import TokenId
@@ -105,7 +105,7 @@ def _answer_lines(shape: type[Line], answer: Callable[[Line], dict[str, Any]]) -
             ignored = sorted(sent.keys() - {field.name for field in msgspec.structs.fields(shape)})
             if ignored := ignored + found.pop("ignored", []):
                 found["ignored"] = ignored
-        except (LineError, FieldsRefused, msgspec.ValidationError) as error:
+        except (LineError, msgspec.ValidationError) as error:
             found = {"error": str(error)}
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             found = {"error": f"the line is not JSON: {error}"}
@@ -141,17 +141,21 @@ class Lines:
         self._file = None if reference is None else _File.of(present(reference, models_dir, catalog))
 
     def rendered(self, line: RenderLine) -> dict[str, Any]:
-        """Return the answer to a line of `chat render`: the prompt. Raises: LineError, FieldsRefused."""
+        """Return the answer to a line of `chat render`: the prompt. Raises: LineError."""
         kwargs = dict(line.kwargs or {})
         names = tuple((name, str(kwargs.pop(name))) for name in _TOKENS if name in kwargs)
         chat, _ = self._templates(line.template, names)
-        asked = conversation(
+        problems = Problems()
+        asked = read_conversation(
+            problems,
             line.messages,
             tools=line.tools or None,
             template_kwargs=kwargs,
             add_generation_prompt=line.add_generation_prompt,
             max_chars=_MAX_CHARS,
         )
+        if asked is None:
+            raise LineError("; ".join(error.message for error in problems.found))
         found = chat.read(asked)
         if isinstance(found, Violation):
             raise LineError(found.message)

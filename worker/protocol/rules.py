@@ -94,8 +94,11 @@ def check_sampling(
             case "cache_salt":
                 _cache_salt(problems, request.cache_salt)
             case _ if bounds:
-                value, least, most = getattr(request, name), bounds.get("minimum", 0), bounds.get("maximum")
-                (float_range if isinstance(value, float) else int_range)(problems, name, value, least, most)
+                value, least = getattr(request, name), bounds.get("minimum", 0)
+                if isinstance(value, float):
+                    float_range(problems, name, value, least, bounds["maximum"])
+                else:
+                    int_range(problems, name, value, least, bounds.get("maximum"))
 
 
 def float_range(problems: Problems, field: str, value: float, least: int, most: int, *, subject: str = "") -> None:
