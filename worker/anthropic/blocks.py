@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from worker.openai.thinking import decoded_thoughts
-from worker.openai.turns import LEFT_OUT, Turns, joined
+from worker.openai.turns import KIND, LEFT_OUT, Turns, got, joined
 from worker.protocol.bodies import Problems
 from worker.protocol.conversation import entries
 from worker.protocol.payloads import Places
@@ -35,8 +35,6 @@ conversations and stands before everything else, so with it no two of them have 
 _BILL_NAME = "system.x-anthropic-billing-header"
 _BILL_LINE = re.compile(rf"{BILL}[^\n]*\n*")
 
-_KIND = re.compile(r"[a-z_]{1,40}")
-"""An answer may name a type of this form, but no text that was sent by mistake."""
 SIGNATURE = "llorch"
 """The signature of a thinking block that has its text. Clients give back a block with a signature only."""
 _FAILED = "Error: "
@@ -161,7 +159,7 @@ class _Reader:
                     self._refuse(f"{where}.input", "required", "is missing; send an object, which may be empty")
                 call_id, name = (self._needed(where, block, field) for field in ("id", "name"))
                 self._turns.call(call_id, name, block.input or {}, place)
-            case kind if _KIND.fullmatch(kind) and (
+            case kind if KIND.fullmatch(kind) and (
                 kind in ("redacted_thinking", "server_tool_use") or _is_result(kind)
             ):
                 # Another server's own: what it says is not for this model.
@@ -212,8 +210,7 @@ class _Reader:
         return value or ""
 
     def _refuse_kind(self, where: str, block: Block) -> None:
-        named = f" (got {block.type})" if _KIND.fullmatch(block.type) else ""
-        text = f"must be text or another type that this message may have{named}; this worker reads text only"
+        text = f"must be text or another type that this message may have{got(block.type)}; this worker reads text only"
         self._refuse(f"{where}.type", "text_only", text)
 
     def _refuse(self, field: str, constraint: str, text: str) -> None:

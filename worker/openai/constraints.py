@@ -4,10 +4,10 @@ Owns: the fields that carry a constraint, and the constraint of `/execute` that 
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -94,7 +94,7 @@ def constraint_of(problems: Problems, request: ConstrainedRequest, own: Mapping[
         if getattr(request.structured_outputs, name, None) not in (None, False):
             text = "is not supported by this worker; remove it"
             problems.add(f"structured_outputs.{name}", "unsupported", text)
-    asked = list(_asked(request, own))
+    asked = _asked(request, own)
     fields: dict[str, str | None] = dict.fromkeys(_OWN)
     if not asked:
         return Wanted(fields, {})
@@ -111,8 +111,7 @@ Read = Callable[[Problems, str, Any], str | None]
 """(problems, field, its value) → the constraint's text; None if it asks for nothing or has an error."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(NamedTuple):
     """A constraint as it was sent."""
 
     place: str
@@ -122,30 +121,25 @@ class _Asked:
     value: Any
 
 
-def _asked(request: ConstrainedRequest, own: Mapping[str, Any]) -> Iterator[_Asked]:
+def _asked(request: ConstrainedRequest, own: Mapping[str, Any]) -> list[_Asked]:
     """All constraints of a request, in an order that does not depend on the request's."""
-    spelled: list[tuple[str, Field, Read, Any]] = [
-        ("response_format", "json_schema", _format, request.response_format),
-        ("grammar", "grammar", _text, own.get("grammar")),
-        ("json_schema", "json_schema", _schema, request.json_schema),
-        ("regex", "regex", _text, own.get("regex")),
-        ("guided_json", "json_schema", _json, request.guided_json),
-        ("guided_regex", "regex", _text, request.guided_regex),
-        ("guided_choice", "regex", _choice, request.guided_choice),
-        ("guided_grammar", "grammar", _grammar, request.guided_grammar),
-    ]
-    if (outputs := request.structured_outputs) is not None:
-        spelled += [
-            ("structured_outputs.json", "json_schema", _json, outputs.json),
-            ("structured_outputs.regex", "regex", _text, outputs.regex),
-            ("structured_outputs.choice", "regex", _choice, outputs.choice),
-            ("structured_outputs.grammar", "grammar", _grammar, outputs.grammar),
-            ("structured_outputs.json_object", "json_schema", _any_object, outputs.json_object or None),
-        ]
-    for place, field, read, value in spelled:
-        asks_for_nothing = isinstance(value, ResponseFormat) and value.type == "text"
-        if value is not None and not asks_for_nothing:
-            yield _Asked(place, field, read, value)
+    form, outputs = request.response_format, request.structured_outputs or StructuredOutputs()
+    spelled = (
+        _Asked("response_format", "json_schema", _format, None if form is None or form.type == "text" else form),
+        _Asked("grammar", "grammar", _text, own.get("grammar")),
+        _Asked("json_schema", "json_schema", _schema, request.json_schema),
+        _Asked("regex", "regex", _text, own.get("regex")),
+        _Asked("guided_json", "json_schema", _json, request.guided_json),
+        _Asked("guided_regex", "regex", _text, request.guided_regex),
+        _Asked("guided_choice", "regex", _choice, request.guided_choice),
+        _Asked("guided_grammar", "grammar", _grammar, request.guided_grammar),
+        _Asked("structured_outputs.json", "json_schema", _json, outputs.json),
+        _Asked("structured_outputs.regex", "regex", _text, outputs.regex),
+        _Asked("structured_outputs.choice", "regex", _choice, outputs.choice),
+        _Asked("structured_outputs.grammar", "grammar", _grammar, outputs.grammar),
+        _Asked("structured_outputs.json_object", "json_schema", _any_object, outputs.json_object or None),
+    )
+    return [one for one in spelled if one.value is not None]
 
 
 # ── each spelling ────────────────────────────────────────────────────────────────────────────────

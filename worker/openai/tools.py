@@ -6,7 +6,7 @@ among them. Pure.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import msgspec
@@ -178,19 +178,11 @@ def function_tool(
     problems: Problems, place: str, spelled: Spelled, schema_field: str = "parameters", *, namespace: str | None = None
 ) -> Tool | None:
     """The tool; None if it has no name. `place` is its place in the request."""
-    if not _has_name(problems, place, spelled, namespace):
-        return None
+    tool = _named(problems, place, spelled, namespace)
     schema: Mapping[str, Any] = getattr(spelled, schema_field) or {}
-    is_valid = _check_schema(problems, f"{place}.{schema_field}", schema)
-    return Tool(
-        name=flattened(namespace, spelled.name or ""),
-        given_name=spelled.name or "",
-        namespace=namespace,
-        description=spelled.description or "",
-        schema=arguments_schema(schema) if is_valid else {},
-        is_strict=bool(spelled.strict),
-        place=place,
-    )
+    if tool is None or not _check_schema(problems, f"{place}.{schema_field}", schema):
+        return tool
+    return replace(tool, schema=arguments_schema(schema), is_strict=bool(spelled.strict))
 
 
 def custom_tool(
@@ -204,33 +196,38 @@ def custom_tool(
 ) -> Tool | None:
     """A tool whose call is one text; None if it has no name. The model gets the text's form in the description of the
     argument."""
-    if not _has_name(problems, place, spelled, namespace):
-        return None
     about = "The text for the tool."
     if grammar is not None:
         about = f"The text for the tool. It follows this Lark grammar:\n{grammar}"
     elif regex is not None:
         about = f"The text for the tool. It matches this regular expression:\n{regex}"
     text = {"type": "string", "description": about}
-    return Tool(
-        name=flattened(namespace, spelled.name or ""),
-        given_name=spelled.name or "",
-        namespace=namespace,
-        description=spelled.description or "",
+    tool = _named(problems, place, spelled, namespace)
+    return tool and replace(
+        tool,
         schema={"type": "object", "properties": {TEXT_ARGUMENT: text}, "required": [TEXT_ARGUMENT]},
         kind="custom",
-        place=place,
         grammar=grammar,
         regex=regex,
     )
 
 
-def _has_name(problems: Problems, place: str, spelled: Spelled, namespace: str | None) -> bool:
+def _named(problems: Problems, place: str, spelled: Spelled, namespace: str | None) -> Tool | None:
+    """The tool without its schema."""
     if spelled.name is None:
         problems.add(f"{place}.name", "required", "is missing")
-    elif not _NAME.fullmatch(flattened(namespace, spelled.name)):
+        return None
+    name = flattened(namespace, spelled.name)
+    if not _NAME.fullmatch(name):
         problems.add(f"{place}.name", "tool_name", _NAME_RULE)
-    return spelled.name is not None
+    return Tool(
+        name=name,
+        given_name=spelled.name,
+        namespace=namespace,
+        description=spelled.description or "",
+        schema={},
+        place=place,
+    )
 
 
 def check_count(problems: Problems, place: str, n_tools: int) -> None:

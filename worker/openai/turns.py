@@ -4,8 +4,11 @@ Owns: which parts become one message, and the place in the request of each messa
 become the same messages, so that their prompts have the same prefix. Pure.
 """
 
+import re
 from typing import Any
 
+KIND = re.compile(r"[a-z_]{1,40}")
+"""An answer may name a type of this form, but no text that was sent by mistake."""
 _BETWEEN_TEXTS = "\n"
 LEFT_OUT = "[{kind} left out: this model reads text only]"
 """The text that stands for a picture or a file in a tool's result."""
@@ -58,3 +61,8 @@ class Turns:
 def joined(texts: list[str]) -> str:
     """The text of a content's parts: a text is the same content as the list with this one part."""
     return _BETWEEN_TEXTS.join(texts)
+
+
+def got(kind: str) -> str:
+    """The type that was sent, for the end of an error, if it may be named."""
+    return f" (got {kind})" if KIND.fullmatch(kind) else ""

@@ -12,7 +12,7 @@ import msgspec
 
 from worker.openai.thinking import decoded_thoughts
 from worker.openai.tools import TEXT_ARGUMENT, flattened
-from worker.openai.turns import LEFT_OUT, Turns, joined
+from worker.openai.turns import LEFT_OUT, Turns, got, joined
 from worker.protocol.bodies import Problems
 from worker.protocol.constraints import MAX_DEPTH
 from worker.protocol.conversation import entries
@@ -57,9 +57,6 @@ PAYLOADS = Places(
     frozenset(f".input[].{where}" for where in (*_MEDIA_PLACES, "result")),
     frozenset({"input_image", "input_file", "computer_screenshot", "image_generation_call"}),
 )
-
-_KIND = re.compile(r"[a-z_]{1,40}")
-"""An answer may name a type of this form, but no text that was sent by mistake."""
 
 
 class InputPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,8 +139,7 @@ class _ItemReader:
             case "reasoning":
                 self._reasoning()
             case other:
-                named = f" (got {other})" if _KIND.fullmatch(other) else ""
-                text = f"must be one of {', '.join(ITEMS)}{named}; this worker keeps no items and runs no tools"
+                text = f"must be one of {', '.join(ITEMS)}{got(other)}; this worker keeps no items and runs no tools"
                 self._refuse("type", "one_of", text)
 
     def _message(self) -> None:
@@ -207,8 +203,7 @@ class _ItemReader:
             self._left_out.append(f"input.output.{part.type}")
             yield LEFT_OUT.format(kind=part.type.removeprefix("input_"))
         else:
-            named = f" (got {part.type})" if _KIND.fullmatch(part.type) else ""
-            text = f"must be a text, the only type that this worker reads{named}; remove the part"
+            text = f"must be a text, the only type that this worker reads{got(part.type)}; remove the part"
             self._refuse(f"{where}.type", "text_only", text)
 
     def _refuse(self, field: str, constraint: str, text: str) -> None:
