@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.sampling.sample import uniform
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import SamplingParams
 
 Ids = NDArray[np.intp]
 Reals = NDArray[np.float64]
@@ -19,12 +19,12 @@ _LEAST = 1e-6
 """A lower temperature means argmax, a lower repetition penalty acts as this."""
 
 
-def sample(logits: NDArray[np.float32], sampling: Sampling, generated: Sequence[int]) -> int:
+def sample(logits: NDArray[np.float32], sampling: SamplingParams, generated: Sequence[int]) -> int:
     """The token that the seed draws at position `len(generated)`."""
     return drawn(*candidates(logits, sampling, generated), uniform(sampling.drawn_seed, len(generated)))
 
 
-def candidates(logits: NDArray[np.float32], sampling: Sampling, generated: Sequence[int]) -> tuple[Ids, Reals]:
+def candidates(logits: NDArray[np.float32], sampling: SamplingParams, generated: Sequence[int]) -> tuple[Ids, Reals]:
     """The tokens that can be drawn and their probabilities, most probable first, ties by lower id."""
     is_greedy = sampling.temperature < _LEAST
     scores = logits.astype(np.float64) / (1.0 if is_greedy else sampling.temperature)

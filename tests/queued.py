@@ -6,14 +6,14 @@ from msgspec.structs import replace
 
 from worker.engine.sequence import Queued
 from worker.engine.step import Constraint
-from worker.wire.jobs import JobKey, MarkUse, Sampling, Submit, TokenId
+from worker.wire.jobs import JobKey, MarkUse, SamplingParams, Submit, TokenId
 
 
 def queued(
     job: JobKey,
     prompt: list[TokenId],
     max_tokens: int,
-    sampling: Sampling,
+    sampling: SamplingParams,
     stop: Seq[str] = (),
     *,
     constraint: Constraint | None = None,

@@ -26,7 +26,7 @@ from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.plan.devices import choose_device
 from worker.wire.chat_format import HERMES, CallFormat, ChatFormat
-from worker.wire.jobs import Failed, Finished, JobKey, Sampling, StepDone, Submit
+from worker.wire.jobs import Failed, Finished, JobKey, SamplingParams, StepDone, Submit
 from worker.wire.messages import Outbound
 from worker.wire.refusals import Violation
 from worker.wire.tools import OfferedTool, Tools
@@ -103,7 +103,7 @@ def _with_definitions(schema: Schema) -> Schema:
 
 
 def submit_of(seed: int, tools: Tools | None, max_tokens: int = MAX_TOKENS) -> Submit:
-    sampling = Sampling(seed=seed, temperature=0.7, max_tokens=max_tokens)
+    sampling = SamplingParams(seed=seed, temperature=0.7, max_tokens=max_tokens)
     return Submit(job=JobKey(seed), prompt="", sampling=sampling, marks="split", tools=tools)
 
 

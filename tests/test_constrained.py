@@ -24,7 +24,7 @@ from worker.engine.step import Slice, Step
 from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
 from worker.llama.runner import LlamaRunner
-from worker.wire.jobs import Failed, Finished, JobKey, Sampling, SchemaText, SlotId, StepDone, Submit
+from worker.wire.jobs import Failed, Finished, JobKey, SamplingParams, SchemaText, SlotId, StepDone, Submit
 from worker.wire.messages import Outbound
 from worker.wire.refusals import Violation
 
@@ -73,7 +73,7 @@ def constraint_of(constraints: Constraints, *, json_schema: str | None = None, r
     submit = Submit(
         job=JobKey(0),
         prompt=PROMPT,
-        sampling=Sampling(seed=0, max_tokens=MAX_TOKENS, json_schema=schema, regex=regex),
+        sampling=SamplingParams(seed=0, max_tokens=MAX_TOKENS, json_schema=schema, regex=regex),
     )
     constraint = constraints.constrain(submit)
     assert not isinstance(constraint, Violation), constraint.message
@@ -89,7 +89,7 @@ def answer_all(runner: LlamaRunner, constraints: Constraints, schemas: dict[int,
     prompt = runner.model.tokenize(PROMPT)
     for seed, schema in schemas.items():
         constraint = constraint_of(constraints, json_schema=json.dumps(schema))
-        sampling = Sampling(seed=seed, temperature=0.7)
+        sampling = SamplingParams(seed=seed, temperature=0.7)
         engine.submit(queued(JobKey(seed), prompt, MAX_TOKENS, sampling, constraint=constraint))
     while not engine.is_idle:
         engine.step()
@@ -124,7 +124,7 @@ def test_a_thousand_schemas_are_satisfied(runner: LlamaRunner, constraints: Cons
 
 def step_s(runner: LlamaRunner, n_steps: int, constraint: Constraint | None) -> list[float]:
     """Seconds of each whole decode step of one greedy answer: decode, draw, go on in the constraint."""
-    sampling = Sampling(seed=0, temperature=0.0)
+    sampling = SamplingParams(seed=0, temperature=0.0)
     prompt = runner.model.tokenize("Once upon a time")
     slot, took_s = SlotId(0), []
     generated = [runner.run(Step("prefill", (Slice(slot, 0, prompt, sampling, (), constraint),)))[0].token]

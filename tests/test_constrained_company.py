@@ -23,7 +23,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
-from worker.wire.jobs import Failed, Finished, JobKey, Sampling, StepDone, Submit, TokenId
+from worker.wire.jobs import Failed, Finished, JobKey, SamplingParams, StepDone, Submit, TokenId
 from worker.wire.messages import Outbound
 from worker.wire.refusals import Violation
 
@@ -63,7 +63,7 @@ class Asked:
     max_tokens: int = 64
     stop: tuple[str, ...] = ()
 
-    def submit(self, job: JobKey, sampling: Sampling) -> Submit:
+    def submit(self, job: JobKey, sampling: SamplingParams) -> Submit:
         constraint = {} if self.field is None else {self.field: self.text}
         return Submit(
             job=job, prompt="", sampling=msgspec.structs.replace(sampling, max_tokens=self.max_tokens, **constraint)
@@ -134,7 +134,7 @@ def answers(
     there = EngineConfig.of(replace(CONFIG, parallel=len(JOBS)), model)
     engine = Engine(model.runner, replace(there, **changes), emit=heard.take, clock=time.monotonic)
     for number, asked in enumerate(JOBS):
-        job, sampling = JobKey(number), Sampling(seed=number, temperature=asked.temperature, logprobs=logprobs)
+        job, sampling = JobKey(number), SamplingParams(seed=number, temperature=asked.temperature, logprobs=logprobs)
         constraint = model.constrain(asked.submit(job, sampling))
         assert not isinstance(constraint, Violation), constraint
         # No two prompts begin alike: what is shared leaves room that nobody was promised.
@@ -218,7 +218,7 @@ def test_text_that_is_forced_as_a_whole_takes_no_step(model: LoadedModel) -> Non
     engine = Engine(
         model.runner, EngineConfig.of(replace(CONFIG, parallel=1), model), emit=heard.take, clock=lambda: 0.0
     )
-    job, sampling = JobKey(6), Sampling(seed=0)
+    job, sampling = JobKey(6), SamplingParams(seed=0)
     constraint = model.constrain(JOBS[6].submit(job, sampling))
     assert not isinstance(constraint, Violation)
     engine.submit(queued(job, tokens_of(model, PROMPT), 64, sampling, constraint=constraint))

@@ -25,7 +25,7 @@ from worker.errors import ModelLoadFailed
 from worker.llama.invariance import has_own_products
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
-from worker.wire.jobs import JobKey, Logprob, Sampling, StepDone, TokenId
+from worker.wire.jobs import JobKey, Logprob, SamplingParams, StepDone, TokenId
 from worker.wire.messages import Outbound
 
 pytestmark = pytest.mark.model
@@ -63,7 +63,7 @@ class Worker:
             self._told[delta.job].append(delta.logprob)
 
     def ask(self, number: int) -> None:
-        sampling = Sampling(seed=number, temperature=1.0, logprobs=5, ignore_eos=True)
+        sampling = SamplingParams(seed=number, temperature=1.0, logprobs=5, ignore_eos=True)
         self._told[number] = []
         self._engine.submit(queued(JobKey(number), self._prompts[number], N_TOKENS + 3 * number, sampling))
 

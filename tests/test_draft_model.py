@@ -27,7 +27,7 @@ from worker.engine.step import Step
 from worker.errors import ModelLoadFailed
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
-from worker.wire.jobs import Finished, JobKey, Sampling, StepDone
+from worker.wire.jobs import Finished, JobKey, SamplingParams, StepDone
 from worker.wire.messages import Outbound
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("default_model")]
@@ -41,10 +41,10 @@ PROMPTS = (
     "Once upon a time there was a fisherman who",
 )
 SAMPLINGS = (
-    Sampling(seed=1, temperature=0.0),
-    Sampling(seed=2, temperature=0.7),
-    Sampling(seed=3, temperature=1.0, top_p=0.9, repetition_penalty=1.2),
-    Sampling(seed=4, temperature=0.0, logprobs=2),
+    SamplingParams(seed=1, temperature=0.0),
+    SamplingParams(seed=2, temperature=0.7),
+    SamplingParams(seed=3, temperature=1.0, top_p=0.9, repetition_penalty=1.2),
+    SamplingParams(seed=4, temperature=0.0, logprobs=2),
 )
 N_TOKENS = 40
 

@@ -18,7 +18,7 @@ from worker.engine.drafting.history import HISTORY_BYTES
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
-from worker.wire.jobs import JobKey, Sampling, StepDone
+from worker.wire.jobs import JobKey, SamplingParams, StepDone
 from worker.wire.messages import Outbound
 
 pytestmark = pytest.mark.model
@@ -52,7 +52,7 @@ def model(any_model: Path) -> Iterator[LoadedModel]:
     model.runner.close()
 
 
-def one_after_another(model: LoadedModel, sampling: Sampling, **changes: Any) -> list[Heard]:
+def one_after_another(model: LoadedModel, sampling: SamplingParams, **changes: Any) -> list[Heard]:
     """An answer for each person, on one engine. `changes`: fields of EngineConfig to change."""
     there = EngineConfig.of(replace(CONFIG, parallel=2), model)
     frames: list[Outbound] = []
@@ -79,7 +79,7 @@ def heard(frames: list[Outbound]) -> Heard:
 
 @pytest.mark.usefixtures("default_model")
 def test_answers_like_earlier_ones_take_fewer_steps_and_are_the_same(model: LoadedModel) -> None:
-    sampling = Sampling(seed=3, temperature=0.0)
+    sampling = SamplingParams(seed=3, temperature=0.0)
     plain = one_after_another(model, sampling)
     own = one_after_another(model, sampling, row_costs=CHEAP_ROWS, history_bytes=0)
     both = one_after_another(model, sampling, row_costs=CHEAP_ROWS, history_bytes=HISTORY_BYTES)

@@ -18,7 +18,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
-from worker.wire.jobs import JobKey, Sampling
+from worker.wire.jobs import JobKey, SamplingParams
 from worker.wire.messages import Outbound
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("default_model")]
@@ -41,7 +41,7 @@ def tokens_of(model: LoadedModel, text: str, *, is_prompt: bool) -> Read:
     return read
 
 
-def told(model: LoadedModel, sampling: Sampling, prediction: str) -> Heard:
+def told(model: LoadedModel, sampling: SamplingParams, prediction: str) -> Heard:
     frames: list[Outbound] = []
     there = EngineConfig.of(replace(CONFIG, parallel=2), model)
     config = replace(there, itl_target_s=SLOW_S, row_costs=CHEAP_ROWS, history_bytes=0)
@@ -57,7 +57,7 @@ def told(model: LoadedModel, sampling: Sampling, prediction: str) -> Heard:
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
 @pytest.mark.one_order
 def test_an_answer_that_was_predicted_takes_fewer_steps_and_is_the_same(model: LoadedModel, temperature: float) -> None:
-    sampling = Sampling(seed=3, temperature=temperature)
+    sampling = SamplingParams(seed=3, temperature=temperature)
     plain = told(model, sampling, "")
     assert len(plain.text) > 200
     words = plain.text.split(" ")

@@ -18,7 +18,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
-from worker.wire.jobs import JobKey, Sampling, StepDone
+from worker.wire.jobs import JobKey, SamplingParams, StepDone
 from worker.wire.messages import Outbound
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
@@ -120,7 +120,7 @@ def test_drafts_are_right_where_a_text_repeats_itself(any_model: Path, plain: Wo
         steps.clear()
         read = model.prompts.read(request["prompt"])
         assert isinstance(read, Read)
-        sampling = Sampling(temperature=request["temperature"], seed=request.get("seed", 0), ignore_eos=True)
+        sampling = SamplingParams(temperature=request["temperature"], seed=request.get("seed", 0), ignore_eos=True)
         engine.submit(queued(JobKey(number), read.tokens, request["max_tokens"], sampling))
         while not engine.is_idle:
             engine.step()

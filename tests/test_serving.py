@@ -15,7 +15,7 @@ from worker.config.engine_settings import Configure
 from worker.config.settings import Settings
 from worker.engine.step import Slice, Step
 from worker.loading.load import load_runner
-from worker.wire.jobs import Sampling, SlotId
+from worker.wire.jobs import SamplingParams, SlotId
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -58,7 +58,7 @@ def cold_greedy_text(config: Configure, prompt: str, n_tokens: int) -> str:
     loaded = load_runner(config, lambda _: None)
     try:
         tokens = loaded.model.tokenize(prompt)
-        greedy = Sampling(seed=0, temperature=0.0)
+        greedy = SamplingParams(seed=0, temperature=0.0)
         (sampled,) = loaded.runner.run(Step("prefill", (Slice(SlotId(1), 0, tokens, greedy),)))
         pieces = [sampled.piece]
         for position in range(len(tokens), len(tokens) + n_tokens - 1):

@@ -11,7 +11,7 @@ from tests.queued import queued
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
-from worker.wire.jobs import MAX_LOGPROBS, JobKey, Logprob, Sampling, StepDone
+from worker.wire.jobs import MAX_LOGPROBS, JobKey, Logprob, SamplingParams, StepDone
 from worker.wire.messages import Outbound
 
 NEAR = 1.0
@@ -53,7 +53,7 @@ def answers(runner: LlamaRunner, prompts: Sequence[str]) -> list[list[Logprob]]:
 
     config = EngineConfig(n_slots=len(PROMPTS), n_cells=N_CELLS, context_length=N_CELLS, chunk=32)
     engine = Engine(runner, config, emit=hear, clock=lambda: 0.0)
-    greedy = Sampling(seed=0, temperature=0.0, logprobs=MAX_LOGPROBS, ignore_eos=True)
+    greedy = SamplingParams(seed=0, temperature=0.0, logprobs=MAX_LOGPROBS, ignore_eos=True)
     for key, prompt in enumerate(prompts):
         engine.submit(queued(JobKey(key), runner.model.tokenize(prompt), N_TOKENS, greedy))
     while not engine.is_idle:

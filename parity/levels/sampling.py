@@ -16,13 +16,13 @@ from parity.bounds import Bounds
 from parity.evidence import Candidate, ReferenceLogits
 from parity.report import Check, Level, Table, judged
 from worker.sampling.sample import candidates, sample, uniform
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import SamplingParams
 
 Row = NDArray[np.float32]
 Distribution = tuple[NDArray[np.intp], NDArray[np.float64]]
 """Token ids, most probable first, and their probabilities."""
-Candidates = Callable[[Row, Sampling, Sequence[int]], Distribution]
-Draw = Callable[[Row, Sampling, Sequence[int]], int]
+Candidates = Callable[[Row, SamplingParams, Sequence[int]], Distribution]
+Draw = Callable[[Row, SamplingParams, Sequence[int]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +35,19 @@ class Sampler:
 
 WORKER = Sampler(candidates, sample)
 
-GRID: dict[str, Sampling] = {
-    "temperature 1": Sampling(seed=0),
-    "temperature 0.6": Sampling(seed=0, temperature=0.6),
-    "temperature 1.4": Sampling(seed=0, temperature=1.4),
-    "repetition_penalty 1.3": Sampling(seed=0, repetition_penalty=1.3),
-    "temperature 0.8, repetition_penalty 0.7": Sampling(seed=0, temperature=0.8, repetition_penalty=0.7),
-    "greedy": Sampling(seed=0, temperature=0.0),
-    "greedy, repetition_penalty 1.5": Sampling(seed=0, temperature=0.0, repetition_penalty=1.5),
-    "top_p 0.9": Sampling(seed=0, top_p=0.9),
-    "temperature 0.7, top_p 0.9": Sampling(seed=0, temperature=0.7, top_p=0.9),
-    "top_k 40": Sampling(seed=0, top_k=40),
-    "min_p 0.05": Sampling(seed=0, min_p=0.05),
-    "all": Sampling(seed=0, temperature=0.7, top_p=0.95, top_k=50, repetition_penalty=1.2, min_p=0.02),
+GRID: dict[str, SamplingParams] = {
+    "temperature 1": SamplingParams(seed=0),
+    "temperature 0.6": SamplingParams(seed=0, temperature=0.6),
+    "temperature 1.4": SamplingParams(seed=0, temperature=1.4),
+    "repetition_penalty 1.3": SamplingParams(seed=0, repetition_penalty=1.3),
+    "temperature 0.8, repetition_penalty 0.7": SamplingParams(seed=0, temperature=0.8, repetition_penalty=0.7),
+    "greedy": SamplingParams(seed=0, temperature=0.0),
+    "greedy, repetition_penalty 1.5": SamplingParams(seed=0, temperature=0.0, repetition_penalty=1.5),
+    "top_p 0.9": SamplingParams(seed=0, top_p=0.9),
+    "temperature 0.7, top_p 0.9": SamplingParams(seed=0, temperature=0.7, top_p=0.9),
+    "top_k 40": SamplingParams(seed=0, top_k=40),
+    "min_p 0.05": SamplingParams(seed=0, min_p=0.05),
+    "all": SamplingParams(seed=0, temperature=0.7, top_p=0.95, top_k=50, repetition_penalty=1.2, min_p=0.02),
 }
 N_SEEDS = 12
 """Draws for each row and setting."""
@@ -116,7 +116,7 @@ def _row_case(reference: ReferenceLogits, number: int, window: int, position: in
     return _RowCase(window, position, row, before[len(before) - n_generated :])
 
 
-def _against_formula(case: _RowCase, name: str, settings: Sampling, sampler: Sampler) -> _AgainstFormula:
+def _against_formula(case: _RowCase, name: str, settings: SamplingParams, sampler: Sampler) -> _AgainstFormula:
     expected = formula.candidates(case.row, settings, case.generated)
     ids, probs = sampler.candidates(case.row, settings, case.generated)
     n_other = 0
@@ -178,7 +178,7 @@ def _own_rows(reference: ReferenceLogits, cases: Sequence[_RowCase], candidate: 
     return [rows[case.window, case.position] for case in cases]
 
 
-def _distance(case: _RowCase, row: Row, settings: Sampling, sampler: Sampler) -> float:
+def _distance(case: _RowCase, row: Row, settings: SamplingParams, sampler: Sampler) -> float:
     if not np.isfinite(row).all():
         return 1.0
     own = _dense(sampler.candidates(row, settings, case.generated), len(row))
@@ -186,7 +186,7 @@ def _distance(case: _RowCase, row: Row, settings: Sampling, sampler: Sampler) ->
     return 0.5 * float(np.abs(own - expected).sum())
 
 
-def _is_smooth(settings: Sampling) -> bool:
+def _is_smooth(settings: SamplingParams) -> bool:
     """True if a small error of a logit causes only a small error of a probability. A cut drops or keeps a whole
     token."""
     return settings.temperature > 0.0 and settings.top_p == 1.0 and not settings.top_k and settings.min_p == 0.0

@@ -3,7 +3,7 @@
 from tests.llama.tiny import END
 from worker.constraints.constraint import Constraint
 from worker.constraints.jobs import Constraints
-from worker.wire.jobs import JobKey, Sampling, SchemaText, Submit, TokenId
+from worker.wire.jobs import JobKey, SamplingParams, SchemaText, Submit, TokenId
 
 
 def submit(*, grammar: str | None = None, json_schema: str | None = None, regex: str | None = None) -> Submit:
@@ -11,7 +11,7 @@ def submit(*, grammar: str | None = None, json_schema: str | None = None, regex:
     return Submit(
         job=JobKey(1),
         prompt="",
-        sampling=Sampling(seed=0, max_tokens=9, grammar=grammar, json_schema=schema, regex=regex),
+        sampling=SamplingParams(seed=0, max_tokens=9, grammar=grammar, json_schema=schema, regex=regex),
     )
 
 

@@ -27,7 +27,7 @@ from worker.wire.jobs import (
     JobKey,
     Logprob,
     PromptLogprobs,
-    Sampling,
+    SamplingParams,
     SlotId,
     StepBegun,
     StepDone,
@@ -150,7 +150,7 @@ class Rig:
         self.requests.append(request)
         self.stories.append(Story())
         prompt = [TokenId(token) for token in request.prompt]
-        sampling = Sampling(seed=request.seed, logprobs=0 if request.has_logprobs else None)
+        sampling = SamplingParams(seed=request.seed, logprobs=0 if request.has_logprobs else None)
         constraint = None if request.constraint is None else ToyConstraint(request.constraint)
         self.engine.submit(
             queued(

@@ -22,7 +22,7 @@ from worker.engine.dividers import marks_among
 from worker.engine.loop import Engine
 from worker.engine.sequence import Queued
 from worker.engine.step import Sampled, Slice
-from worker.wire.jobs import Finished, JobKey, Sampling, SlotId, StepDone, Submit, TokenId
+from worker.wire.jobs import Finished, JobKey, SamplingParams, SlotId, StepDone, Submit, TokenId
 from worker.wire.messages import Outbound
 from worker.wire.tools import OfferedTool, Tools
 
@@ -84,7 +84,7 @@ def submit_of(job: int, budget: int | None, tools: Tools | None) -> Submit:
     return Submit(
         job=JobKey(job),
         prompt="",
-        sampling=Sampling(seed=job % 5, max_tokens=N_TOKENS),
+        sampling=SamplingParams(seed=job % 5, max_tokens=N_TOKENS),
         marks="split",
         tools=tools,
         reasoning_budget=budget,

@@ -11,7 +11,7 @@ from tests.engine.rig import Rig
 from worker.engine.channels import ChannelText
 from worker.engine.checkpoints import GRAIN, LAST, MIN_APART, NEAR, Stops
 from worker.engine.sequence import Sequence
-from worker.wire.jobs import JobKey, Sampling, TokenId
+from worker.wire.jobs import JobKey, SamplingParams, TokenId
 
 PLENTY = 10**6
 END = TokenId(7)
@@ -233,4 +233,4 @@ def test_stops_are_few_and_within_the_prompt(
 
 
 def sequence_of(prompt: list[TokenId]) -> Sequence:
-    return Sequence(JobKey(0), prompt, 1, Sampling(seed=0), ChannelText(()))
+    return Sequence(JobKey(0), prompt, 1, SamplingParams(seed=0), ChannelText(()))

@@ -15,7 +15,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.shares import MAX_PAUSES
 from worker.engine.step import Step
-from worker.wire.jobs import JobKey, Sampling, SlotId, StepDone, TokenId
+from worker.wire.jobs import JobKey, SamplingParams, SlotId, StepDone, TokenId
 from worker.wire.messages import Outbound
 
 STEP_S, DECODED_S, READ_S, COPIED_S = 3.6e-3, 3.9e-3, 3.1e-3, 12e-6
@@ -81,7 +81,7 @@ class Run:
     def _submit(self, job: int) -> None:
         asked = self.asked[job]
         prompt = [TokenId(1000 * (job + 1) + i) for i in range(asked.n_prompt)]
-        self.engine.submit(queued(JobKey(job), prompt, asked.n_tokens, Sampling(seed=job)))
+        self.engine.submit(queued(JobKey(job), prompt, asked.n_tokens, SamplingParams(seed=job)))
         sequence = self.engine.scheduler.find(JobKey(job))
         assert sequence is not None
         sequence.n_pauses = self.n_pauses[job] = asked.n_pauses

@@ -12,7 +12,7 @@ from tests.queued import queued
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.step import Slice, Step
-from worker.wire.jobs import JobKey, Sampling, SlotId, StepDone, TokenId
+from worker.wire.jobs import JobKey, SamplingParams, SlotId, StepDone, TokenId
 from worker.wire.messages import Outbound
 
 TARGET_S = 0.150
@@ -107,12 +107,12 @@ def read_late(machine: Machine, n_streams: int, n_prompt: int, seed: int) -> Lat
     engine, runner = engine_for(machine, n_streams, clock=lambda: now_s, emit=hear)
     runner.before_run = take_time
     for job in range(n_streams):
-        engine.submit(queued(JobKey(job), [TokenId(2 + job)] * 30, 1_000, Sampling(seed=job)))
+        engine.submit(queued(JobKey(job), [TokenId(2 + job)] * 30, 1_000, SamplingParams(seed=job)))
     while len(decoded_at_s) < 5:
         engine.step()
     before, sent_s = len(decoded_at_s), now_s
     sizes.clear()
-    engine.submit(queued(JobKey(n_streams), [TokenId(50 + i % 40) for i in range(n_prompt)], 8, Sampling(seed=1)))
+    engine.submit(queued(JobKey(n_streams), [TokenId(50 + i % 40) for i in range(n_prompt)], 8, SamplingParams(seed=1)))
     late = engine.scheduler.find(JobKey(n_streams))
     assert late is not None
     while not late.generated:
@@ -188,10 +188,10 @@ def prefill_sizes(share_aborted: float, seed: int = 0) -> list[int]:
             sizes.append(step.n_tokens)
 
     runner.before_run = take_time
-    engine.submit(queued(JobKey(0), [TokenId(2)], 1_000, Sampling(seed=0)))
+    engine.submit(queued(JobKey(0), [TokenId(2)], 1_000, SamplingParams(seed=0)))
     for _ in range(3):
         engine.step()
-    engine.submit(queued(JobKey(1), [TokenId(50 + i % 40) for i in range(800)], 8, Sampling(seed=1)))
+    engine.submit(queued(JobKey(1), [TokenId(50 + i % 40) for i in range(800)], 8, SamplingParams(seed=1)))
     late = engine.scheduler.find(JobKey(1))
     assert late is not None
     while not late.generated:

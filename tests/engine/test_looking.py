@@ -12,13 +12,15 @@ from worker.engine.drafting.history import HISTORY_BYTES
 from worker.engine.drafting.ngram import NgramLookup
 from worker.engine.sequence import Sequence, State
 from worker.engine.step import Step
-from worker.wire.jobs import JobKey, Sampling, SlotId, TokenId
+from worker.wire.jobs import JobKey, SamplingParams, SlotId, TokenId
 
 CELLS = 10_000
 
 
 def decoding(slot: int, prompt: list[int], generated: int) -> Sequence:
-    sequence = Sequence(JobKey(slot), [TokenId(token) for token in prompt], 1000, Sampling(seed=0), ChannelText(()))
+    sequence = Sequence(
+        JobKey(slot), [TokenId(token) for token in prompt], 1000, SamplingParams(seed=0), ChannelText(())
+    )
     sequence.slot = SlotId(slot)
     for state in (State.FOLLOW, State.PREFILL):
         sequence.move(state)

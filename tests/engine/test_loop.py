@@ -20,7 +20,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.prefix_cache import MIN_KEPT
 from worker.engine.step import Step
-from worker.wire.jobs import Delta, Failed, Finished, JobKey, MarkUse, Sampling, StepBegun, StepDone, TokenId
+from worker.wire.jobs import Delta, Failed, Finished, JobKey, MarkUse, SamplingParams, StepBegun, StepDone, TokenId
 from worker.wire.messages import Outbound
 
 UNDRAWABLE, POISON = 2, 3
@@ -533,7 +533,7 @@ def deltas_behind(turn: Transition, use: MarkUse, constraint: ToyConstraint | No
     config = EngineConfig(n_slots=1, n_cells=100, context_length=100, chunk=8)
     runner = FakeRunner.of(ToyModel(), config)
     engine = Engine(runner, config, emit=frames.append, clock=lambda: 0.0, marks=MARKS[turn])
-    engine.submit(queued(JobKey(0), PROMPT, 8, Sampling(seed=1), constraint=constraint, marks=use))
+    engine.submit(queued(JobKey(0), PROMPT, 8, SamplingParams(seed=1), constraint=constraint, marks=use))
     while not engine.is_idle:
         engine.step()
     return [delta for frame in frames if isinstance(frame, StepDone) for delta in frame.deltas]
@@ -566,7 +566,7 @@ def test_a_stop_that_waited_because_a_marker_might_have_begun_ends_the_answer() 
         frames: list[Outbound] = []
         config = EngineConfig(n_slots=1, n_cells=100, context_length=100, chunk=8)
         engine = Engine(FakeRunner.of(ToyModel(), config), config, emit=frames.append, clock=lambda: 0.0, marks=marks)
-        engine.submit(queued(JobKey(0), [TokenId(7)], 8, Sampling(seed=1), marks="split", stop=stop))
+        engine.submit(queued(JobKey(0), [TokenId(7)], 8, SamplingParams(seed=1), marks="split", stop=stop))
         while not engine.is_idle:
             engine.step()
         steps = [frame for frame in frames if isinstance(frame, StepDone)]

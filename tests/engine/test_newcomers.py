@@ -15,7 +15,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.prefill_budget import EARNED_SHARE
 from worker.engine.step import Step
-from worker.wire.jobs import JobKey, Sampling, SlotId, TokenId
+from worker.wire.jobs import JobKey, SamplingParams, SlotId, TokenId
 
 LAW = settings(max_examples=60)
 N_CELLS = 20_000
@@ -97,7 +97,7 @@ class Site:
             while self.arrivals and self.arrivals[0][0] <= self.now_s:
                 self._here.append((JobKey(next(self._keys)), self.arrivals.pop(0)[1]))
             for job, prompt in self._here:
-                self.engine.submit(queued(job, prompt, max_tokens, Sampling(seed=job)))
+                self.engine.submit(queued(job, prompt, max_tokens, SamplingParams(seed=job)))
             self._here.clear()
             self.engine.step()
 

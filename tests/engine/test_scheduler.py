@@ -10,7 +10,7 @@ from worker.engine.scheduler import PASSES, Scheduler
 from worker.engine.sequence import Sequence, State
 from worker.engine.shares import FirstCome
 from worker.engine.step import Slice, Step
-from worker.wire.jobs import JobKey, Sampling, SlotId, StepKind, TokenId
+from worker.wire.jobs import JobKey, SamplingParams, SlotId, StepKind, TokenId
 
 LAW = settings(max_examples=300)
 TARGET_S = 0.15
@@ -20,7 +20,7 @@ STEP_S: dict[StepKind, float] = {"prefill": TARGET_S, "decode": TARGET_S / 9}
 
 def waiting(job: int, n_prompt: int = 4, max_tokens: int = 4) -> Sequence:
     prompt = [TokenId(token) for token in range(n_prompt)]
-    return Sequence(JobKey(job), prompt, max_tokens, Sampling(seed=0), ChannelText(()))
+    return Sequence(JobKey(job), prompt, max_tokens, SamplingParams(seed=0), ChannelText(()))
 
 
 def scheduler_of(

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from worker.engine.channels import ChannelText
 from worker.engine.sequence import LEGAL_MOVES, Sequence, State
 from worker.engine.step import Slice
-from worker.wire.jobs import JobKey, Sampling, SlotId, TokenId
+from worker.wire.jobs import JobKey, SamplingParams, SlotId, TokenId
 
 LAW = settings(max_examples=200)
-SAMPLING = Sampling(seed=7)
+SAMPLING = SamplingParams(seed=7)
 
 DRAWN = {
     (State.WAITING, State.FOLLOW),

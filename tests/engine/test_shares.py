@@ -4,7 +4,7 @@ from worker.engine.channels import ChannelText
 from worker.engine.sequence import Sequence
 from worker.engine.shares import CELLS_PER_ROW, MAX_PASSED, MAX_PAUSES, QUANTUM, FairShares, FirstCome
 from worker.limits import DECODE_MARGIN
-from worker.wire.jobs import JobKey, Sampling, TokenId
+from worker.wire.jobs import JobKey, SamplingParams, TokenId
 
 FAIR = FairShares()
 MUCH = 100 * QUANTUM
@@ -12,7 +12,7 @@ MUCH = 100 * QUANTUM
 
 def sequence(job: int, n_prompt: int = 10, max_tokens: int = 20, *, n_served: int = 0, n_pauses: int = 0) -> Sequence:
     """One that had all its service in its slot."""
-    made = Sequence(JobKey(job), [TokenId(1)] * n_prompt, max_tokens, Sampling(seed=0), ChannelText(()))
+    made = Sequence(JobKey(job), [TokenId(1)] * n_prompt, max_tokens, SamplingParams(seed=0), ChannelText(()))
     made.n_served = made.n_turn = n_served
     made.n_pauses = n_pauses
     return made

@@ -28,7 +28,7 @@ from worker.wire.jobs import (
     Delta,
     Finished,
     JobKey,
-    Sampling,
+    SamplingParams,
     Started,
     StepBegun,
     StepDone,
@@ -190,7 +190,7 @@ class Stage(Observer):
         key = JobKey(len(self.jobs) + 1)
         request = JobRequest(
             job_id=f"job-{key}",
-            fields=Sampling(max_tokens=100, seed=key),
+            fields=SamplingParams(max_tokens=100, seed=key),
             prompt="x",
             dialect=choose_dialect("application/jsonl", sse_event_names=False),
         )

@@ -19,9 +19,9 @@ from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.plan.devices import choose_device
-from worker.wire.jobs import Sampling, SlotId, TokenId
+from worker.wire.jobs import SamplingParams, SlotId, TokenId
 
-GREEDY = Sampling(seed=0, temperature=0.0)
+GREEDY = SamplingParams(seed=0, temperature=0.0)
 
 MakeContext = Callable[..., Context]
 LoadRandom = Callable[[Kind], Model]
@@ -130,5 +130,5 @@ def _each_once(folders: pytest.TempPathFactory, write: Callable[[Path, K], Path]
             model.close()
 
 
-def slice_of(slot: int, start: int, tokens: list[TokenId], sampling: Sampling | None = GREEDY) -> Slice:
+def slice_of(slot: int, start: int, tokens: list[TokenId], sampling: SamplingParams | None = GREEDY) -> Slice:
     return Slice(SlotId(slot), start, tokens, sampling)

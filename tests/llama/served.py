@@ -7,10 +7,10 @@ from tests.queued import queued
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
-from worker.wire.jobs import JobKey, Logprob, Sampling, StepDone, TokenId
+from worker.wire.jobs import JobKey, Logprob, SamplingParams, StepDone, TokenId
 from worker.wire.messages import Outbound
 
-GREEDY = Sampling(seed=0, temperature=0.0, ignore_eos=True, logprobs=0)
+GREEDY = SamplingParams(seed=0, temperature=0.0, ignore_eos=True, logprobs=0)
 
 
 class Served:
@@ -20,7 +20,7 @@ class Served:
         self,
         runner: LlamaRunner,
         config: EngineConfig,
-        sampling: Sampling = GREEDY,
+        sampling: SamplingParams = GREEDY,
         *,
         while_running: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:

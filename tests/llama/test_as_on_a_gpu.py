@@ -20,7 +20,7 @@ from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.seq_ids import n_retained_for
 from worker.llama.warm_up import Shapes, warm_up
-from worker.wire.jobs import JobKey, Sampling, SlotId, TokenId
+from worker.wire.jobs import JobKey, SamplingParams, SlotId, TokenId
 
 N_SLOTS = 4
 PADDED = RowGroups(padded={2: 4, 3: 4})
@@ -76,7 +76,7 @@ def test_the_time_of_a_step_is_the_devices_and_work_is_done_while_it_computes(
     monkeypatch.setattr(capi, "llama_synchronize", noted)
     runner = runner_on(model)
     events.clear()
-    for sampling in (None, Sampling(seed=0, temperature=0.0)):
+    for sampling in (None, SamplingParams(seed=0, temperature=0.0)):
         step = Slice(SlotId(0), runner.kv.n_cells(SlotId(0)), [TokenId(5)] * 3, sampling)
         runner.run(Step("prefill", (step,)), lambda: events.append("meanwhile"))
     assert events == (["meanwhile", "waited"] * 2 if model.device.is_gpu else [])
@@ -104,7 +104,7 @@ def _answers(model: Model, runner: LlamaRunner, prompts: list[list[TokenId]]) ->
         retained_slots=tuple(SlotId(slot) for slot in range(N_SLOTS, runner.context.n_slots)),
         max_dead_cells=512 if model.device.is_gpu else 0,
     )
-    served = Served(runner, config, Sampling(seed=0, temperature=0.0, ignore_eos=True))
+    served = Served(runner, config, SamplingParams(seed=0, temperature=0.0, ignore_eos=True))
     for prompt in prompts:
         served.submit(prompt, 24)
     served.run()

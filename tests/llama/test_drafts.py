@@ -13,7 +13,7 @@ from worker.engine.step import BadBatch, Sampled, Slice, Step
 from worker.limits import MAX_DRAFTS
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.wire.jobs import Sampling, SlotId, TokenId
+from worker.wire.jobs import SamplingParams, SlotId, TokenId
 
 pytestmark = pytest.mark.model
 
@@ -46,10 +46,10 @@ def at_random(right: list[TokenId], n: int) -> list[TokenId]:
 
 SAMPLINGS = {
     "greedy": GREEDY,
-    "seeded": Sampling(seed=5, temperature=1.0, top_p=0.95),
-    "penalties": Sampling(seed=6, temperature=0.9, repetition_penalty=1.3, frequency_penalty=0.4),
-    "log-probabilities": Sampling(seed=7, temperature=1.2, top_k=40, logprobs=3),
-    "late stop tokens": Sampling(seed=8, temperature=1.5, min_tokens=12, stop_token_ids=ENDS),
+    "seeded": SamplingParams(seed=5, temperature=1.0, top_p=0.95),
+    "penalties": SamplingParams(seed=6, temperature=0.9, repetition_penalty=1.3, frequency_penalty=0.4),
+    "log-probabilities": SamplingParams(seed=7, temperature=1.2, top_k=40, logprobs=3),
+    "late stop tokens": SamplingParams(seed=8, temperature=1.5, min_tokens=12, stop_token_ids=ENDS),
 }
 
 
@@ -59,16 +59,16 @@ def runner(load_random: LoadRandom, make_context: MakeContext) -> LlamaRunner:
     return LlamaRunner(model, make_context(model, type_k="bf16"))
 
 
-def is_over(drawn: list[Sampled], sampling: Sampling) -> bool:
+def is_over(drawn: list[Sampled], sampling: SamplingParams) -> bool:
     last = drawn[-1]
     return len(drawn) >= N_TOKENS or last.is_end or last.token in sampling.stop_token_ids
 
 
-def prefilled(runner: LlamaRunner, slot: int, sampling: Sampling) -> list[Sampled]:
+def prefilled(runner: LlamaRunner, slot: int, sampling: SamplingParams) -> list[Sampled]:
     return runner.run(Step("prefill", (Slice(SlotId(slot), 0, PROMPT, sampling),)))
 
 
-def one_at_a_time(runner: LlamaRunner, sampling: Sampling) -> list[Sampled]:
+def one_at_a_time(runner: LlamaRunner, sampling: SamplingParams) -> list[Sampled]:
     drawn = prefilled(runner, 0, sampling)
     while not is_over(drawn, sampling):
         tokens = [sampled.token for sampled in drawn]
@@ -79,7 +79,7 @@ def one_at_a_time(runner: LlamaRunner, sampling: Sampling) -> list[Sampled]:
 
 
 def guessing(
-    runner: LlamaRunner, sampling: Sampling, right: list[TokenId], guess: Guess, n_most: int = 7
+    runner: LlamaRunner, sampling: SamplingParams, right: list[TokenId], guess: Guess, n_most: int = 7
 ) -> tuple[list[Sampled], int]:
     """The drawn tokens, and the number of steps."""
     drawn, n_steps = prefilled(runner, 0, sampling), 0
@@ -166,7 +166,7 @@ def test_more_guesses_than_rows_of_logits_are_refused(runner: LlamaRunner) -> No
     ("n_tokens", "n_drafts", "sampling"), [(1, 1, GREEDY), (3, 3, GREEDY), (3, -1, GREEDY), (3, 1, None)]
 )
 def test_guesses_that_cannot_be_drawn_are_refused(
-    runner: LlamaRunner, n_tokens: int, n_drafts: int, sampling: Sampling | None
+    runner: LlamaRunner, n_tokens: int, n_drafts: int, sampling: SamplingParams | None
 ) -> None:
     slice_ = Slice(SlotId(0), 0, [TokenId(5)] * n_tokens, sampling, n_drafts=n_drafts)
     with pytest.raises(BadBatch, match="drafts among"):

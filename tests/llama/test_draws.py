@@ -18,7 +18,7 @@ from worker.llama.constrained import constraints_of
 from worker.llama.context import Logits
 from worker.llama.draws import MIN_ROWS, MIN_VOCABULARY, Draws, DrawThreads
 from worker.llama.model import Model
-from worker.wire.jobs import Sampling, SlotId, TokenId
+from worker.wire.jobs import SamplingParams, SlotId, TokenId
 
 LAW = settings(max_examples=40)
 ALONE, THREADS = DrawThreads(1), DrawThreads(3, min_rows=1, min_vocabulary=1)
@@ -46,7 +46,7 @@ def constraints(wide: Model) -> list[Constraint | None]:
 class Asked:
     """The wishes of one slice, and the shape of its rows."""
 
-    sampling: Sampling
+    sampling: SamplingParams
     scale: float
     n_drafts: int
     is_scored: bool
@@ -55,7 +55,7 @@ class Asked:
 
 
 samplings = st.builds(
-    Sampling,
+    SamplingParams,
     seed=st.integers(0, 2**64 - 1),
     temperature=st.sampled_from([0.0, 1e-3, 0.8, 1.0, 2.0]),
     top_p=st.sampled_from([0.5, 0.95, 1.0]),
@@ -138,7 +138,7 @@ def test_an_error_of_a_helper_is_raised() -> None:
 
 
 def test_a_row_that_is_no_number_is_the_error_of_its_job_alone(wide: Model) -> None:
-    want = Asked(Sampling(seed=1), 1.0, n_drafts=0, is_scored=False, is_nan=False, n_generated=0)
+    want = Asked(SamplingParams(seed=1), 1.0, n_drafts=0, is_scored=False, is_nan=False, n_generated=0)
     pairs = [made(slot, replace(want, is_nan=slot == 3), None, wide.n_vocab) for slot in range(12)]
     sampled = Draws(wide, ALONE).of([slice_ for slice_, _ in pairs], np.concatenate([own for _, own in pairs]))
     assert [each.slot for each in sampled] == list(range(12))
@@ -157,7 +157,7 @@ def test_the_log_probabilities_of_a_name_are_those_that_a_client_may_ask_for(wid
     rows[range(len(written)), written] = 9.0
 
     def draw(*, n_top: int | None, watches_names: bool) -> list[Sampled]:
-        sampling = Sampling(seed=1, temperature=0.0, logprobs=n_top)
+        sampling = SamplingParams(seed=1, temperature=0.0, logprobs=n_top)
         text, found = list(generated), list[Sampled]()
         while len(found) < len(written):
             drafts = written[len(found) : len(found) + n_drafts]

@@ -11,7 +11,7 @@ from worker.llama.library import LIBRARY_DIR
 from worker.sampling.arrays import Logits
 from worker.sampling.estimate import F32_SLACK, Estimate, numpy_estimate
 from worker.sampling.sample import sample
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import SamplingParams
 
 ESTIMATES = [numpy_estimate, fastest_estimate()]
 
@@ -49,6 +49,6 @@ def test_what_is_no_number_shows_wherever_it_stands(
 
 @LAW
 @given(cases())
-def test_no_token_depends_on_the_way(case: tuple[Logits, Sampling, list[int]]) -> None:
+def test_no_token_depends_on_the_way(case: tuple[Logits, SamplingParams, list[int]]) -> None:
     row, sampling, generated = case
     assert sample(row, sampling, generated, estimate=ESTIMATES[1]) == sample(row, sampling, generated)

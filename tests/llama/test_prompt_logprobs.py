@@ -14,14 +14,14 @@ from worker.engine.step import MAX_TOPS, BadBatch, Score, Scoring, Slice, Step
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.sampling.logprobs import log_probabilities
-from worker.wire.jobs import JobKey, Logprob, Sampling, SlotId, TokenId
+from worker.wire.jobs import JobKey, Logprob, SamplingParams, SlotId, TokenId
 
 pytestmark = pytest.mark.model
 
 STORY = "The fisherman mended his nets while the gulls cried over the harbour and the tide went out. " * 3
 N_CELLS = 1024
 SERVING = {"n_ctx": N_CELLS, "n_batch": 512, "n_ubatch": 512, "n_seq_max": 5, "type_k": "bf16", "flash_attn": "on"}
-LOGPROBS = Sampling(seed=0, temperature=0.0, logprobs=MAX_TOPS, ignore_eos=True)
+LOGPROBS = SamplingParams(seed=0, temperature=0.0, logprobs=MAX_TOPS, ignore_eos=True)
 
 
 @dataclass(frozen=True)

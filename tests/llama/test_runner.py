@@ -20,13 +20,13 @@ from worker.llama.batch import batches
 from worker.llama.constrained import constraints_of
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.wire.jobs import Sampling, SlotId, TokenId, TopToken
+from worker.wire.jobs import SamplingParams, SlotId, TokenId, TopToken
 
 CHAT = "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n"
 
 
 def generate(
-    runner: LlamaRunner, prompts: list[str], n_tokens: int, sampling: Sampling = GREEDY
+    runner: LlamaRunner, prompts: list[str], n_tokens: int, sampling: SamplingParams = GREEDY
 ) -> list[list[Sampled]]:
     """The prompts side by side, a slot each; greedy by default."""
     tokens = [runner.model.tokenize(prompt) for prompt in prompts]
@@ -99,7 +99,7 @@ def test_a_banned_logit_that_is_no_number_fails_a_job_that_asks_for_log_probabil
     path = write_tiny(tmp_path / "m.gguf", token_of_nan=END)
     with opened(path) as model:
         runner = LlamaRunner(model, make_context(model))
-        plain = Sampling(seed=1, temperature=0.0, ignore_eos=True)
+        plain = SamplingParams(seed=1, temperature=0.0, ignore_eos=True)
         asking = replace(plain, logprobs=1)
         [one, two] = runner.run(
             Step("prefill", (slice_of(0, 0, [TokenId(5)], asking), slice_of(1, 0, [TokenId(6)], plain)))
@@ -172,7 +172,7 @@ def test_a_token_that_is_forced_is_reported_with_the_log_probability_it_has(runn
 @pytest.mark.model
 @pytest.mark.parametrize("n_top", [0, 5])
 def test_log_probabilities_are_those_of_the_raw_logits(runner: LlamaRunner, n_top: int) -> None:
-    sampling = Sampling(seed=3, temperature=1.7, repetition_penalty=1.5, top_k=40, logprobs=n_top)
+    sampling = SamplingParams(seed=3, temperature=1.7, repetition_penalty=1.5, top_k=40, logprobs=n_top)
     tokens = runner.model.tokenize(CHAT)
     [sampled] = runner.run(Step("prefill", (slice_of(0, 0, tokens, sampling),)))
     logits = runner.context.logits(len(tokens) - 1).astype(np.float64)

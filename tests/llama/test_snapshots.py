@@ -20,7 +20,7 @@ from worker.llama.context import Context
 from worker.llama.invariance import has_own_products
 from worker.llama.runner import LlamaRunner
 from worker.upstream.architectures import HYBRIDS_OF_SEVERAL_PARTS, WITH_SNAPSHOTS
-from worker.wire.jobs import JobKey, Logprob, Sampling, SlotId, StepDone, TokenId, TopToken
+from worker.wire.jobs import JobKey, Logprob, SamplingParams, SlotId, StepDone, TokenId, TopToken
 from worker.wire.messages import Outbound
 
 pytestmark = pytest.mark.model
@@ -187,7 +187,7 @@ class Served:
         """All at once, with a seed each. Their clients predict what is expected, but every seventh token."""
         jobs = [JobKey(len(self.n_cached) + i) for i in range(len(prompts))]
         for job, prompt, answer in zip(jobs, prompts, expected or [()] * len(jobs), strict=True):
-            drawn = Sampling(seed=job, logprobs=0, ignore_eos=True, temperature=temperature)
+            drawn = SamplingParams(seed=job, logprobs=0, ignore_eos=True, temperature=temperature)
             guess = [TokenId(max(0, token - (i % 7 == 6))) for i, token in enumerate(answer)]
             self.engine.submit(queued(job, prompt, n_tokens, drawn, prediction=guess))
         while not self.engine.is_idle:

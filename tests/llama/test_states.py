@@ -18,7 +18,7 @@ from worker.llama.context import Context
 from worker.llama.invariance import has_own_products
 from worker.llama.runner import LlamaRunner
 from worker.saved.copies import SavedCheckpoint
-from worker.wire.jobs import JobKey, Logprob, Sampling, SlotId, StepDone, TokenId
+from worker.wire.jobs import JobKey, Logprob, SamplingParams, SlotId, StepDone, TokenId
 from worker.wire.messages import Outbound
 
 pytestmark = pytest.mark.model
@@ -180,7 +180,7 @@ class Served:
         """All at once, with a seed each."""
         jobs = [JobKey(len(self.n_cached) + i) for i in range(len(prompts))]
         for job, prompt in zip(jobs, prompts, strict=True):
-            drawn = Sampling(seed=job, logprobs=3, ignore_eos=True, temperature=temperature)
+            drawn = SamplingParams(seed=job, logprobs=3, ignore_eos=True, temperature=temperature)
             self.engine.submit(queued(job, prompt, n_tokens, drawn))
         while not self.engine.is_idle:
             self.engine.step()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tools.bench.llama.chain import Chain, Stage, temp, top_p
 from worker.sampling.sample import candidates
-from worker.wire.jobs import Sampling, TokenId
+from worker.wire.jobs import SamplingParams, TokenId
 
 N_VOCAB = 600
 RELATIVE = 1e-5
@@ -54,13 +54,13 @@ def theirs(logits: Logits, stages: list[Stage], generated: list[int] | None = No
     return dict(zip(found["id"].tolist(), (weights / weights.sum()).tolist(), strict=True))
 
 
-def ours(logits: Logits, sampling: Sampling, generated: list[int] | None = None) -> dict[int, float]:
+def ours(logits: Logits, sampling: SamplingParams, generated: list[int] | None = None) -> dict[int, float]:
     ids, probs = candidates(logits, sampling, generated or [])
     return dict(zip(ids.tolist(), probs.tolist(), strict=True))
 
 
 def assert_agree(
-    logits: Logits, sampling: Sampling, stages: list[Stage], generated: list[int] | None = None
+    logits: Logits, sampling: SamplingParams, stages: list[Stage], generated: list[int] | None = None
 ) -> dict[int, float]:
     """Our candidates are theirs; returned for a look at what they are."""
     found = ours(logits, sampling, generated)
@@ -78,14 +78,14 @@ def make(init: Callable[..., Any], *arguments: object) -> Stage:
 @pytest.mark.parametrize("temperature", [0.1, 0.8, 1.7])
 def test_temperature(temperature: float) -> None:
     for logits in rows(3.0):
-        assert_agree(logits, Sampling(seed=0, temperature=temperature), [temp(temperature)])
+        assert_agree(logits, SamplingParams(seed=0, temperature=temperature), [temp(temperature)])
 
 
 @pytest.mark.parametrize("k", [1, 2, 40, 200, N_VOCAB, 10_000])
 def test_top_k(k: int) -> None:
     """Beyond 128 llama.cpp sorts by buckets, below with a heap."""
     for logits in rows(3.0):
-        found = assert_agree(logits, Sampling(seed=0, top_k=k), [make(capi.llama_sampler_init_top_k, k)])
+        found = assert_agree(logits, SamplingParams(seed=0, top_k=k), [make(capi.llama_sampler_init_top_k, k)])
         assert len(found) == min(k, N_VOCAB)
 
 
@@ -93,14 +93,14 @@ def test_top_k(k: int) -> None:
 @pytest.mark.parametrize("standard_deviation", [0.5, 3.0])
 def test_top_p(standard_deviation: float, p: float) -> None:
     for logits in rows(standard_deviation):
-        found = assert_agree(logits, Sampling(seed=0, top_p=p), [top_p(p)])
+        found = assert_agree(logits, SamplingParams(seed=0, top_p=p), [top_p(p)])
         assert 1 <= len(found) < N_VOCAB
 
 
 @pytest.mark.parametrize("p", [0.01, 0.05, 0.3, 0.9])
 def test_min_p(p: float) -> None:
     for logits in rows(3.0):
-        assert_agree(logits, Sampling(seed=0, min_p=p), [make(capi.llama_sampler_init_min_p, p, 1)])
+        assert_agree(logits, SamplingParams(seed=0, min_p=p), [make(capi.llama_sampler_init_min_p, p, 1)])
 
 
 @pytest.mark.parametrize("p", [0.0, 0.2, 0.5, 0.9, 0.99])
@@ -108,25 +108,25 @@ def test_min_p(p: float) -> None:
 def test_typical_p(standard_deviation: float, p: float) -> None:
     """It goes on until the sum is above p, we until it reaches p: the same unless they are equal."""
     for logits in rows(standard_deviation):
-        assert_agree(logits, Sampling(seed=0, typical_p=p), [make(capi.llama_sampler_init_typical, p, 1)])
+        assert_agree(logits, SamplingParams(seed=0, typical_p=p), [make(capi.llama_sampler_init_typical, p, 1)])
 
 
 @pytest.mark.parametrize("n", [0.1, 1.0, 2.0, 5.0])
 def test_top_n_sigma(n: float) -> None:
     for logits in rows(3.0):
-        assert_agree(logits, Sampling(seed=0, top_n_sigma=n), [make(capi.llama_sampler_init_top_n_sigma, n)])
+        assert_agree(logits, SamplingParams(seed=0, top_n_sigma=n), [make(capi.llama_sampler_init_top_n_sigma, n)])
 
 
 def test_top_n_sigma_does_not_count_tokens_that_cannot_be_drawn() -> None:
     for logits in rows(3.0):
         logits[::2] = -np.inf
-        assert_agree(logits, Sampling(seed=0, top_n_sigma=1.0), [make(capi.llama_sampler_init_top_n_sigma, 1.0)])
+        assert_agree(logits, SamplingParams(seed=0, top_n_sigma=1.0), [make(capi.llama_sampler_init_top_n_sigma, 1.0)])
 
 
 @pytest.mark.parametrize("threshold", [0.02, 0.1, 0.3, 0.5])
 def test_xtc(threshold: float) -> None:
     """Its coin and ours both always fall for it with probability 1, whatever the seed."""
-    sampling = Sampling(seed=0, xtc_probability=1.0, xtc_threshold=threshold)
+    sampling = SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=threshold)
     n_removed = 0
     for logits in rows(1.0):
         logits[:40] += 8.0
@@ -136,7 +136,7 @@ def test_xtc(threshold: float) -> None:
 
 
 def test_xtc_above_one_half_is_off() -> None:
-    sampling = Sampling(seed=0, xtc_probability=1.0, xtc_threshold=0.51)
+    sampling = SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.51)
     for logits in rows(3.0):
         assert_agree(logits, sampling, [make(capi.llama_sampler_init_xtc, 1.0, 0.51, 1, 7)])
 
@@ -147,7 +147,7 @@ def test_logit_bias_and_bans() -> None:
     array = (capi.llama_logit_bias * len(bias))(*(capi.llama_logit_bias(token, value) for token, value in theirs))
     stage = make(capi.llama_sampler_init_logit_bias, N_VOCAB, len(bias), array)
     for logits in rows(3.0):
-        found = assert_agree(logits, Sampling(seed=0, logit_bias=bias), [stage])
+        found = assert_agree(logits, SamplingParams(seed=0, logit_bias=bias), [stage])
         assert 599 not in found
 
 
@@ -158,7 +158,7 @@ def test_logit_bias_and_bans() -> None:
 @pytest.mark.parametrize("window", [-1, 1, 10])
 def test_penalties(window: int, repetition: float, frequency: float, presence: float) -> None:
     """One sampler of llama.cpp's does all three, in our order. -1, all tokens, is their number there."""
-    sampling = Sampling(
+    sampling = SamplingParams(
         seed=0,
         repetition_penalty=repetition,
         frequency_penalty=frequency,
@@ -178,7 +178,7 @@ def test_penalties(window: int, repetition: float, frequency: float, presence: f
 @pytest.mark.parametrize("n_tokens", [2, 5, 60])
 def test_dry(n_tokens: int, window: int, multiplier: float, base: float, allowed: int) -> None:
     """There are no sequence breakers, which we have not, so llama.cpp needs no vocabulary. Three words repeat a lot."""
-    sampling = Sampling(
+    sampling = SamplingParams(
         seed=0, dry_multiplier=multiplier, dry_base=base, dry_allowed_length=allowed, repeat_last_n=window
     )
     for seed, logits in zip(SEEDS, rows(3.0), strict=True):
@@ -196,7 +196,7 @@ def test_the_whole_order_is_the_chain_built_in_that_order() -> None:
     bias = (capi.llama_logit_bias * 1)(capi.llama_logit_bias(3, 2.5))
     generated = [1, 2, 3, 1, 2, 3, 1, 2]
     n_generated = len(generated)
-    sampling = Sampling(
+    sampling = SamplingParams(
         seed=0,
         logit_bias={"3": 2.5},
         temperature=0.9,

@@ -11,7 +11,7 @@ from parity.answers import N_DRAWN, N_TOP, Parting, miss_at_parting, parting, pa
 from tests.parity.made_answers import answer, row
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import sample, uniform
-from worker.wire.jobs import Sampling, narrow
+from worker.wire.jobs import SamplingParams, narrow
 
 
 def test_answers_part_at_their_first_difference_by_what_either_row_says() -> None:
@@ -60,7 +60,7 @@ def test_text_that_was_never_shown_is_not_missed() -> None:
 # ── the draw ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def drawn(logits: np.ndarray, sampling: Sampling, generated: list[int]) -> Drawn:
+def drawn(logits: np.ndarray, sampling: SamplingParams, generated: list[int]) -> Drawn:
     """The worker's report of one draw."""
     token = sample(logits, sampling, generated)
     generated.append(token)
@@ -72,7 +72,7 @@ def drawn(logits: np.ndarray, sampling: Sampling, generated: list[int]) -> Drawn
 def test_the_reported_probabilities_and_the_seed_give_the_token(seed: int) -> None:
     """Against the sampler itself, on rows of every shape; another seed's number falls elsewhere."""
     rng = np.random.default_rng(seed)
-    sampling = Sampling(seed=seed, temperature=narrow(0.8), top_k=N_DRAWN)
+    sampling = SamplingParams(seed=seed, temperature=narrow(0.8), top_k=N_DRAWN)
     generated: list[int] = []
     rows = [drawn(rng.normal(0, 4, 300).astype(np.float32), sampling, generated) for _ in range(64)]
     served = answer(rows)

@@ -16,7 +16,7 @@ from parity.logits_file import LogitsFile, write_logits_file
 from parity.report import Level
 from tests.parity.made_logits import PROVENANCE, Rows, candidate, made_reference, noisy
 from worker.sampling.sample import candidates, sample, uniform
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_the_worker_samples_as_the_formula_says(reference: FullLogits, bounds: B
 
 
 def test_the_grid_turns_every_step_of_the_protocol() -> None:
-    off = Sampling(seed=0)
+    off = SamplingParams(seed=0)
     for field in ("temperature", "top_p", "top_k", "repetition_penalty", "min_p"):
         assert any(getattr(settings, field) != getattr(off, field) for settings in GRID.values())
     assert any(settings.temperature == 0.0 for settings in GRID.values())
@@ -62,19 +62,19 @@ def test_distances_are_those_of_the_candidates_own_rows(reference: FullLogits, b
 # ── negative controls ────────────────────────────────────────────────────────────────────────────
 
 
-def without_temperature(row: Rows, settings: Sampling, generated: Sequence[int]) -> Distribution:
+def without_temperature(row: Rows, settings: SamplingParams, generated: Sequence[int]) -> Distribution:
     is_greedy = settings.temperature < 1e-6
     return candidates(row, settings if is_greedy else replace(settings, temperature=1.0), generated)
 
 
-def penalised_first(row: Rows, settings: Sampling, generated: Sequence[int]) -> Distribution:
+def penalised_first(row: Rows, settings: SamplingParams, generated: Sequence[int]) -> Distribution:
     """The penalty before the temperature, which is another number wherever the sign decides; here: on divided logits
     that were moved below zero."""
     moved = row - row.max() if settings.repetition_penalty != 1.0 else row
     return candidates(moved, settings, generated)
 
 
-def top_p_before_top_k(row: Rows, settings: Sampling, generated: Sequence[int]) -> Distribution:
+def top_p_before_top_k(row: Rows, settings: SamplingParams, generated: Sequence[int]) -> Distribution:
     """Another order: the nucleus is of all tokens, not of the `top_k` that were kept."""
     ids, _ = candidates(row, replace(settings, top_k=0, min_p=0.0), generated)
     kept = np.full(len(row), -np.inf, dtype=np.float32)
@@ -82,15 +82,15 @@ def top_p_before_top_k(row: Rows, settings: Sampling, generated: Sequence[int]) 
     return candidates(kept, replace(settings, top_p=1.0), generated)
 
 
-def without_penalty(row: Rows, settings: Sampling, generated: Sequence[int]) -> Distribution:
+def without_penalty(row: Rows, settings: SamplingParams, generated: Sequence[int]) -> Distribution:
     return candidates(row, settings, ())
 
 
-def without_min_p(row: Rows, settings: Sampling, generated: Sequence[int]) -> Distribution:
+def without_min_p(row: Rows, settings: SamplingParams, generated: Sequence[int]) -> Distribution:
     return candidates(row, replace(settings, min_p=0.0), generated)
 
 
-def unscaled(row: Rows, settings: Sampling, generated: Sequence[int]) -> Distribution:
+def unscaled(row: Rows, settings: SamplingParams, generated: Sequence[int]) -> Distribution:
     ids, probs = candidates(row, settings, generated)
     return ids, probs * (1.0 - 2e-6)
 
@@ -115,11 +115,11 @@ def test_a_sampler_that_does_otherwise_fails_at_the_setting_that_it_gets_wrong(
     assert any(where in note for note in broken(level).values())
 
 
-def ignoring_the_seed(row: Rows, settings: Sampling, generated: Sequence[int]) -> int:
+def ignoring_the_seed(row: Rows, settings: SamplingParams, generated: Sequence[int]) -> int:
     return sample(row, replace(settings, seed=0), generated)
 
 
-def ignoring_the_position(row: Rows, settings: Sampling, generated: Sequence[int]) -> int:
+def ignoring_the_position(row: Rows, settings: SamplingParams, generated: Sequence[int]) -> int:
     ids, probs = candidates(row, settings, generated)
     return formula.drawn(ids, probs, uniform(settings.drawn_seed, 0))
 

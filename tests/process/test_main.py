@@ -38,7 +38,7 @@ from tests.toy_engine import (
 from worker.config.engine_settings import Configure
 from worker.process.outbox import MAX_OUTSTANDING_BYTES
 from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
-from worker.wire.jobs import Accepted, Cancel, Finished, JobKey, Sampling, Started, StepBegun, StepDone, Submit
+from worker.wire.jobs import Accepted, Cancel, Finished, JobKey, SamplingParams, Started, StepBegun, StepDone, Submit
 from worker.wire.load import AskResidency, Loaded, LoadFailed, PrefixCacheFound, Progress, Residency, Warned
 from worker.wire.messages import Inbound, Outbound
 from worker.wire.refusals import Refused
@@ -131,7 +131,7 @@ def loaded(kind: str) -> Iterator[EngineProcess]:
 
 
 def job(key: int, max_tokens: int = 4, prompt: str = "hello") -> Submit:
-    return Submit(job=JobKey(key), prompt=prompt, sampling=Sampling(seed=key, max_tokens=max_tokens))
+    return Submit(job=JobKey(key), prompt=prompt, sampling=SamplingParams(seed=key, max_tokens=max_tokens))
 
 
 # ── an ordinary life ─────────────────────────────────────────────────────────────────────────────

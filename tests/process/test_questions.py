@@ -7,7 +7,7 @@ from tests.engine.fake_runner import ToyModel
 from tests.engine.toy_constraint import N_VOCAB
 from tests.process.test_main import toy_engine
 from tests.toy_engine import TOY
-from worker.wire.jobs import Accepted, JobKey, Prompt, Sampling, SlotId, StepDone, Submit, TokenId
+from worker.wire.jobs import Accepted, JobKey, Prompt, SamplingParams, SlotId, StepDone, Submit, TokenId
 from worker.wire.load import Loaded
 from worker.wire.prompts import Conversation
 from worker.wire.questions import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized, Untokenized
@@ -25,7 +25,7 @@ NO_CHAT = Violation("messages", "chat_template", "the chat template refuses the 
 
 
 def job(prompt: Prompt, key: int = 1) -> Submit:
-    return Submit(job=JobKey(key), prompt=prompt, sampling=Sampling(seed=1, max_tokens=2))
+    return Submit(job=JobKey(key), prompt=prompt, sampling=SamplingParams(seed=1, max_tokens=2))
 
 
 def test_a_question_is_answered_with_the_tokens_and_the_text() -> None:
@@ -114,7 +114,9 @@ def test_the_limits_of_a_prompt_hold_for_conversations() -> None:
 def test_a_question_is_answered_while_a_job_runs() -> None:
     with toy_engine(TOY) as engine:
         engine.next(Loaded)
-        engine.send(Submit(job=JobKey(1), prompt="x", sampling=Sampling(seed=1, max_tokens=1000, ignore_eos=True)))
+        engine.send(
+            Submit(job=JobKey(1), prompt="x", sampling=SamplingParams(seed=1, max_tokens=1000, ignore_eos=True))
+        )
         engine.next(StepDone)
         engine.send(Tokenize(question=KEY, prompt="hello"))
         assert engine.next(Tokenized).text == "hello"

@@ -8,10 +8,10 @@ from tests.protocol.vectors import OTHER_THAN_DEFAULTS, R0, body_of
 from worker.protocol.events import TEXT_ONLY
 from worker.protocol.execute import parse_execute
 from worker.protocol.job_request import JobRequest
-from worker.wire.jobs import JobKey, Sampling, Submit
+from worker.wire.jobs import JobKey, SamplingParams, Submit
 
 
-def submit_of(fields: Sampling) -> Submit:
+def submit_of(fields: SamplingParams) -> Submit:
     return JobRequest(job_id="a", fields=fields, prompt="Hello", dialect=TEXT_ONLY).submit(JobKey(1))
 
 
@@ -22,7 +22,7 @@ def submitted(**sent: Any) -> Submit:
 def test_the_engine_gets_what_was_sent_without_the_rest_of_the_request() -> None:
     given = R0 | {"seed": 7, **OTHER_THAN_DEFAULTS, "logprobs": 0, "cache_salt": "a"}
     made = submitted(**given).sampling
-    assert type(made) is Sampling
+    assert type(made) is SamplingParams
     read = {"stop": (), "stop_token_ids": (8, 9), "cache_salt": None}
     assert {name: value for name, value in asdict(made).items() if name in given} == {
         name: value for name, value in (given | read).items() if name not in ("job_id", "prompt")

@@ -10,7 +10,7 @@ from worker.protocol.conversation import read_conversation
 from worker.protocol.execute import ExecuteRequest
 from worker.protocol.rules import checked_prompt
 from worker.wire.encoding import bounds_of
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import SamplingParams
 from worker.wire.prompts import Conversation
 
 R0: dict[str, Any] = {
@@ -45,7 +45,7 @@ def _other(field: msgspec.structs.FieldInfo) -> object:
 OTHER_THAN_DEFAULTS: dict[str, Any] = {
     **{
         field.name: _other(field)
-        for field in msgspec.structs.fields(Sampling)
+        for field in msgspec.structs.fields(SamplingParams)
         if isinstance(field.default, float | int) and field.name != "max_tokens"
     },
     "logit_bias": {"5": 1.5, "0": -100},

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from numpy.random import Philox
 
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import SamplingParams
 
 Scores = dict[int, float]
 Probs = dict[int, float]
@@ -32,7 +32,7 @@ class Borders:
 
 def expected_candidates(
     logits: Sequence[float],
-    sampling: Sampling,
+    sampling: SamplingParams,
     generated: Sequence[int],
     ends: Iterable[int] = (),
     borders: Borders | None = None,
@@ -85,7 +85,7 @@ def expected_uniform(seed: int, position: int, lane: int) -> float:
 # ── what changes scores ──────────────────────────────────────────────────────────────────────────
 
 
-def biased(scores: Scores, sampling: Sampling, n_generated: int, ends: Iterable[int]) -> Scores:
+def biased(scores: Scores, sampling: SamplingParams, n_generated: int, ends: Iterable[int]) -> Scores:
     scores = dict(scores)
     for name, bias in sampling.logit_bias.items():
         token = int(name)
@@ -97,7 +97,7 @@ def biased(scores: Scores, sampling: Sampling, n_generated: int, ends: Iterable[
     return scores
 
 
-def penalised_all(scores: Scores, sampling: Sampling, generated: Sequence[int]) -> Scores:
+def penalised_all(scores: Scores, sampling: SamplingParams, generated: Sequence[int]) -> Scores:
     n_looked_at = len(generated) if sampling.repeat_last_n == -1 else min(sampling.repeat_last_n, len(generated))
     looked_at = list(generated)[len(generated) - n_looked_at :]
     scores = dict(scores)
@@ -132,7 +132,7 @@ def match_lengths(tokens: Sequence[int]) -> dict[int, int]:
     return lengths
 
 
-def dry_penalty(length: int, sampling: Sampling) -> float:
+def dry_penalty(length: int, sampling: SamplingParams) -> float:
     try:
         penalty = sampling.dry_multiplier * sampling.dry_base ** (length - sampling.dry_allowed_length)
     except OverflowError:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from worker.sampling.arrays import NO_IDS
 from worker.sampling.sample import candidates
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import SamplingParams
 
 Row = NDArray[np.float32]
 
@@ -20,16 +20,16 @@ def row(*logits: float) -> Row:
 
 
 def ids_of(
-    logits: Row, sampling: Sampling, generated: Sequence[int] = (), ends: NDArray[np.intp] = NO_IDS
+    logits: Row, sampling: SamplingParams, generated: Sequence[int] = (), ends: NDArray[np.intp] = NO_IDS
 ) -> list[int]:
     return [int(token) for token in candidates(logits, sampling, generated, ends)[0]]
 
 
-def probs_of(logits: Row, sampling: Sampling, generated: Sequence[int] = ()) -> list[float]:
+def probs_of(logits: Row, sampling: SamplingParams, generated: Sequence[int] = ()) -> list[float]:
     return [float(prob) for prob in candidates(logits, sampling, generated)[1]]
 
 
-def log_ratio(logits: Row, sampling: Sampling, generated: Sequence[int]) -> float:
+def log_ratio(logits: Row, sampling: SamplingParams, generated: Sequence[int]) -> float:
     """ln of token 0's probability over token 1's: what the penalties did to two scores."""
     ids, probs = candidates(logits, sampling, generated)
     by_id = dict(zip(ids.tolist(), probs.tolist(), strict=True))

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from tests.sampling.reference import expected_candidates
 from worker.sampling.sample import sample
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import SamplingParams
 
-WORST = Sampling(seed=42, temperature=0.8, top_p=0.95)
+WORST = SamplingParams(seed=42, temperature=0.8, top_p=0.95)
 
 
-def draws(logits: NDArray[np.float32], sampling: Sampling, n_draws: int) -> Counter[int]:
+def draws(logits: NDArray[np.float32], sampling: SamplingParams, n_draws: int) -> Counter[int]:
     """`range(position)` stands for that many generated tokens: without penalties only their number matters."""
     return Counter(int(sample(logits, sampling, range(position))) for position in range(n_draws))
 
@@ -47,15 +47,15 @@ def test_a_hundred_thousand_draws_follow_the_probabilities() -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(seed=42),
-        Sampling(seed=0, temperature=0.7),
-        Sampling(seed=2**64 - 1, temperature=1.5, top_k=4),
-        Sampling(seed=7, top_p=0.9, min_p=0.05),
-        Sampling(seed=8, typical_p=0.8),
-        Sampling(seed=9, top_n_sigma=1.0),
+        SamplingParams(seed=42),
+        SamplingParams(seed=0, temperature=0.7),
+        SamplingParams(seed=2**64 - 1, temperature=1.5, top_k=4),
+        SamplingParams(seed=7, top_p=0.9, min_p=0.05),
+        SamplingParams(seed=8, typical_p=0.8),
+        SamplingParams(seed=9, top_n_sigma=1.0),
     ],
 )
-def test_a_few_thousand_draws_follow_the_probabilities(sampling: Sampling) -> None:
+def test_a_few_thousand_draws_follow_the_probabilities(sampling: SamplingParams) -> None:
     logits = np.array([0.5, -1.0, 2.0, 2.0, -math.inf, 1.0, -3.0, 0.0], dtype=np.float32)
     expected = expected_candidates(logits.tolist(), sampling, ())
     counts = draws(logits, sampling, 4000)
@@ -67,7 +67,7 @@ def test_a_few_thousand_draws_follow_the_probabilities(sampling: Sampling) -> No
 def test_xtc_acts_on_its_share_of_positions_whatever_the_token_drawn() -> None:
     """p = 1/2, 3/8, 1/8: XTC leaves the last two of them, and acts on three draws in ten."""
     logits = np.log(np.array([4.0, 3.0, 1.0])).astype(np.float32)
-    sampling = Sampling(seed=5, xtc_probability=0.3, xtc_threshold=0.3)
+    sampling = SamplingParams(seed=5, xtc_probability=0.3, xtc_threshold=0.3)
     plain, without = {0: 1 / 2, 1: 3 / 8, 2: 1 / 8}, {1: 3 / 4, 2: 1 / 4}
     mixed = {token: 0.7 * prob + 0.3 * without.get(token, 0.0) for token, prob in plain.items()}
     assert excess(draws(logits, sampling, 6000), mixed) < 3.0

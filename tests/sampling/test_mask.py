@@ -15,10 +15,10 @@ from tests.sampling.test_distribution import excess
 from tests.sampling.test_transforms import ENDS, SHARP, Case, cases
 from worker.sampling.arrays import NO_IDS, Ids, Mask
 from worker.sampling.sample import candidates, masked, sample, uniform
-from worker.wire.jobs import Sampling, TokenId
+from worker.wire.jobs import SamplingParams, TokenId
 
 LAW = settings(max_examples=250)
-GREEDY = Sampling(seed=0, temperature=0.0)
+GREEDY = SamplingParams(seed=0, temperature=0.0)
 N_DRAWS = 4000
 
 
@@ -109,7 +109,7 @@ def test_what_is_not_allowed_has_no_part_in_the_draw(drawn: tuple[Case, Mask], o
         )
 
 
-def drawn_or_none(logits: Row, sampling: Sampling, generated: list[int], allowed: Mask) -> TokenId | None:
+def drawn_or_none(logits: Row, sampling: SamplingParams, generated: list[int], allowed: Mask) -> TokenId | None:
     try:
         return sample(logits, sampling, generated, ENDS, allowed)
     except ValueError:
@@ -123,7 +123,7 @@ def drawn_or_none(logits: Row, sampling: Sampling, generated: list[int], allowed
 def test_without_cuts_the_probabilities_are_the_models_own_renormalised_over_what_is_allowed(tokens: set[int]) -> None:
     logits = np.random.default_rng(3).normal(size=12).astype(np.float32)
     weights = {token: math.exp(float(logits[token])) for token in tokens}
-    ids, probs = candidates(masked(logits, only(*tokens, n_vocab=12)), Sampling(seed=0), ())
+    ids, probs = candidates(masked(logits, only(*tokens, n_vocab=12)), SamplingParams(seed=0), ())
     assert dict(zip(ids.tolist(), probs.tolist(), strict=True)) == pytest.approx(renormalised(weights))
 
 
@@ -131,17 +131,17 @@ def test_without_cuts_the_probabilities_are_the_models_own_renormalised_over_wha
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(seed=0, temperature=0.9),
-        Sampling(seed=0, temperature=0.9, top_k=3),
-        Sampling(seed=0, temperature=1.2, top_p=0.8),
-        Sampling(seed=0, min_p=0.2),
-        Sampling(seed=0, typical_p=0.7),
-        Sampling(seed=0, top_n_sigma=1.0),
-        Sampling(seed=0, xtc_probability=1.0, xtc_threshold=0.1),
+        SamplingParams(seed=0, temperature=0.9),
+        SamplingParams(seed=0, temperature=0.9, top_k=3),
+        SamplingParams(seed=0, temperature=1.2, top_p=0.8),
+        SamplingParams(seed=0, min_p=0.2),
+        SamplingParams(seed=0, typical_p=0.7),
+        SamplingParams(seed=0, top_n_sigma=1.0),
+        SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.1),
     ],
     ids=["no cut", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc"],
 )
-def test_many_draws_have_the_references_distribution_over_what_is_allowed(sampling: Sampling) -> None:
+def test_many_draws_have_the_references_distribution_over_what_is_allowed(sampling: SamplingParams) -> None:
     """The model's five favourites are not allowed: a cut that saw them would leave little or nothing."""
     logits = np.random.default_rng(2).normal(size=40).astype(np.float32)
     allowed = only(*np.argsort(-logits)[5:15].tolist(), n_vocab=40)
@@ -162,26 +162,28 @@ LOGITS = row(*np.log([0.5, 0.2, 0.12, 0.08, 0.06, 0.04]))
 LAST_FOUR = only(2, 3, 4, 5, n_vocab=6)
 
 
-def left(sampling: Sampling, generated: tuple[int, ...]) -> list[int]:
+def left(sampling: SamplingParams, generated: tuple[int, ...]) -> list[int]:
     return [int(token) for token in candidates(masked(LOGITS, LAST_FOUR), sampling, generated)[0]]
 
 
-ENCOURAGED = Sampling(seed=0, frequency_penalty=-100.0, repetition_penalty=0.01, logit_bias={"1": 100.0})
+ENCOURAGED = SamplingParams(seed=0, frequency_penalty=-100.0, repetition_penalty=0.01, logit_bias={"1": 100.0})
 
 
 @pytest.mark.parametrize(
     ("sampling", "generated", "kept"),
     [
-        pytest.param(Sampling(seed=0, top_k=2), (), [2, 3], id="top_k counts them"),
+        pytest.param(SamplingParams(seed=0, top_k=2), (), [2, 3], id="top_k counts them"),
         # The sums are 6/15, 10/15, 13/15; in the whole row the first two tokens would be 0.7 of the probability.
-        pytest.param(Sampling(seed=0, top_p=0.6), (), [2, 3], id="top_p sums theirs"),
-        pytest.param(Sampling(seed=0, min_p=0.45), (), [2, 3, 4], id="min_p is relative to their best"),
+        pytest.param(SamplingParams(seed=0, top_p=0.6), (), [2, 3], id="top_p sums theirs"),
+        pytest.param(SamplingParams(seed=0, min_p=0.45), (), [2, 3, 4], id="min_p is relative to their best"),
         # The sigma of ln 6, ln 4, ln 3 and ln 2 is 0.40, and only ln 4 lies within 0.44 of the first.
-        pytest.param(Sampling(seed=0, top_n_sigma=1.1), (), [2, 3], id="top_n_sigma is theirs"),
-        pytest.param(Sampling(seed=0, xtc_probability=1.0, xtc_threshold=0.15), (), [4, 5], id="xtc takes their best"),
+        pytest.param(SamplingParams(seed=0, top_n_sigma=1.1), (), [2, 3], id="top_n_sigma is theirs"),
+        pytest.param(
+            SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.15), (), [4, 5], id="xtc takes their best"
+        ),
         pytest.param(ENCOURAGED, (0, 1, 3), [3, 2, 4, 5], id="penalty and bias bring no other back"),
         pytest.param(
-            Sampling(seed=0, temperature=0.0, dry_multiplier=50.0, dry_allowed_length=1),
+            SamplingParams(seed=0, temperature=0.0, dry_multiplier=50.0, dry_allowed_length=1),
             (3, 2, 3),
             [3],
             id="dry: another of them comes",
@@ -189,7 +191,7 @@ ENCOURAGED = Sampling(seed=0, frequency_penalty=-100.0, repetition_penalty=0.01,
     ],
 )
 def test_each_setting_sees_the_allowed_tokens_alone(
-    sampling: Sampling, generated: tuple[int, ...], kept: list[int]
+    sampling: SamplingParams, generated: tuple[int, ...], kept: list[int]
 ) -> None:
     assert left(sampling, generated) == kept
 
@@ -210,7 +212,7 @@ def test_the_row_is_only_read_and_masked_in_a_copy() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_min_tokens_has_no_effect_where_only_ends_are_allowed(temperature: float) -> None:
     """If an end and another token are allowed, the other one comes."""
-    sampling = Sampling(seed=1, temperature=temperature, min_tokens=9, stop_token_ids=(TokenId(5),))
+    sampling = SamplingParams(seed=1, temperature=temperature, min_tokens=9, stop_token_ids=(TokenId(5),))
     zeros = row(*[0.0] * 12)
     ends = np.array([0, 1], dtype=np.intp)
     assert drawn(zeros, sampling, 1, ends=ends) == 1
@@ -222,13 +224,13 @@ def test_min_tokens_has_no_effect_where_only_ends_are_allowed(temperature: float
 def test_ignore_eos_keeps_its_effect(temperature: float) -> None:
     ends = np.array([0], dtype=np.intp)
     with pytest.raises(ValueError, match="the constraint allows no token"):
-        drawn(row(0.0, 0.0), Sampling(seed=1, temperature=temperature, ignore_eos=True), 0, ends=ends)
+        drawn(row(0.0, 0.0), SamplingParams(seed=1, temperature=temperature, ignore_eos=True), 0, ends=ends)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_bans_and_a_mask_that_leave_no_token_are_an_error(temperature: float) -> None:
     logits = row(0.0, 1.0, -np.inf)
-    banning = Sampling(seed=0, temperature=temperature, logit_bias={"0": -100})
+    banning = SamplingParams(seed=0, temperature=temperature, logit_bias={"0": -100})
     with pytest.raises(ValueError, match="the constraint allows no token that is possible and not banned"):
         drawn(logits, banning, 0, 2)
     with pytest.raises(ValueError, match="the constraint allows no token"):
@@ -238,8 +240,8 @@ def test_bans_and_a_mask_that_leave_no_token_are_an_error(temperature: float) ->
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_allowed_logit_that_is_no_number_is_an_error(temperature: float) -> None:
     with pytest.raises(ValueError, match="NaN"):
-        drawn(row(0.0, math.nan, 1.0), Sampling(seed=0, temperature=temperature), 0, 1)
+        drawn(row(0.0, math.nan, 1.0), SamplingParams(seed=0, temperature=temperature), 0, 1)
 
 
-def drawn(logits: Row, sampling: Sampling, *tokens: int, ends: Ids = NO_IDS) -> TokenId:
+def drawn(logits: Row, sampling: SamplingParams, *tokens: int, ends: Ids = NO_IDS) -> TokenId:
     return sample(logits, sampling, (), ends, only(*tokens, n_vocab=len(logits)))

@@ -10,7 +10,7 @@ from tests.sampling.reference import match_lengths
 from tests.sampling.rows import log_ratio, probs_of, row
 from worker.sampling.penalties import dry, repetitions
 from worker.sampling.sample import candidates, sample
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import SamplingParams
 
 F32_MAX = float(np.finfo(np.float32).max)
 LAW = settings(max_examples=400)
@@ -22,45 +22,45 @@ repeating = st.builds(lambda word, times, end: word * times + end, few_letters, 
 
 
 def test_the_penalty_divides_positive_and_multiplies_negative_logits() -> None:
-    scores = np.log(probs_of(row(0.0, 2.0, -2.0), Sampling(seed=0, repetition_penalty=2.0), [1, 2]))
+    scores = np.log(probs_of(row(0.0, 2.0, -2.0), SamplingParams(seed=0, repetition_penalty=2.0), [1, 2]))
     assert (scores - scores[1]).tolist() == pytest.approx([1.0, 0.0, -4.0])
 
 
 def test_the_penalty_counts_each_distinct_token_once() -> None:
-    penalty = Sampling(seed=0, repetition_penalty=1.3)
+    penalty = SamplingParams(seed=0, repetition_penalty=1.3)
     assert probs_of(row(3.0, 1.0), penalty, [0, 0, 0, 0]) == probs_of(row(3.0, 1.0), penalty, [0])
 
 
 def test_greedy_takes_the_penalty_first() -> None:
-    assert sample(row(3.0, 2.0), Sampling(seed=0, temperature=0.0, repetition_penalty=2.0), [0]) == 1
-    assert sample(row(3.0, 2.0), Sampling(seed=0, temperature=0.0, repetition_penalty=2.0), []) == 0
-    assert sample(row(-3.0, -2.0), Sampling(seed=0, temperature=0.0, repetition_penalty=0.5), [0]) == 0
+    assert sample(row(3.0, 2.0), SamplingParams(seed=0, temperature=0.0, repetition_penalty=2.0), [0]) == 1
+    assert sample(row(3.0, 2.0), SamplingParams(seed=0, temperature=0.0, repetition_penalty=2.0), []) == 0
+    assert sample(row(-3.0, -2.0), SamplingParams(seed=0, temperature=0.0, repetition_penalty=0.5), [0]) == 0
 
 
 def test_a_penalty_of_zero_acts_as_one_millionth() -> None:
-    zero, tiny = (Sampling(seed=0, temperature=0.0, repetition_penalty=penalty) for penalty in (0.0, 1e-6))
+    zero, tiny = (SamplingParams(seed=0, temperature=0.0, repetition_penalty=penalty) for penalty in (0.0, 1e-6))
     for logits in (row(-5.0, -1e-5), row(-5.0, -1e-6), row(1e-6, 0.9), row(F32_MAX, F32_MAX)):
         assert sample(logits, zero, [0]) == sample(logits, tiny, [0])
     assert sample(row(1e-6, 0.9), zero, [0]) == 0
 
 
 def test_frequency_counts_each_time_and_presence_once() -> None:
-    frequent, present = Sampling(seed=0, frequency_penalty=0.5), Sampling(seed=0, presence_penalty=0.5)
+    frequent, present = SamplingParams(seed=0, frequency_penalty=0.5), SamplingParams(seed=0, presence_penalty=0.5)
     assert log_ratio(row(0.0, 0.0), frequent, [0, 0, 0, 1]) == pytest.approx(-1.0)
     assert log_ratio(row(0.0, 0.0), present, [0, 0, 0]) == pytest.approx(-0.5)
 
 
 def test_frequency_and_presence_come_after_temperature_and_repetition() -> None:
-    sampling = Sampling(seed=0, temperature=0.5, repetition_penalty=2.0, presence_penalty=0.25)
+    sampling = SamplingParams(seed=0, temperature=0.5, repetition_penalty=2.0, presence_penalty=0.25)
     assert log_ratio(row(1.0, 0.0), sampling, [0]) == pytest.approx(1.0 / 0.5 / 2.0 - 0.25)
 
 
 @pytest.mark.parametrize(("last_n", "times"), [(-1, 3), (0, 0), (1, 0), (2, 1), (4, 2), (99, 3)])
 def test_repeat_last_n_is_the_window_of_every_penalty(last_n: int, times: int) -> None:
     generated = [0, 2, 0, 2, 0, 2]
-    frequent = Sampling(seed=0, frequency_penalty=0.5, repeat_last_n=last_n)
+    frequent = SamplingParams(seed=0, frequency_penalty=0.5, repeat_last_n=last_n)
     assert log_ratio(row(0.0, 0.0, 0.0), frequent, generated) == pytest.approx(-0.5 * times)
-    repeated = Sampling(seed=0, repetition_penalty=2.0, repeat_last_n=last_n)
+    repeated = SamplingParams(seed=0, repetition_penalty=2.0, repeat_last_n=last_n)
     assert log_ratio(row(1.0, 0.0, 0.0), repeated, generated) == pytest.approx(0.5 if times else 1.0)
 
 
@@ -69,7 +69,7 @@ def test_repeat_last_n_is_the_window_of_every_penalty(last_n: int, times: int) -
 
 def test_dry_penalises_what_would_carry_on_a_repetition() -> None:
     """After 0 1 2 0 1 the token 2 would make it three: a match of 2, at the allowed length 2."""
-    sampling = Sampling(seed=0, dry_multiplier=0.8)
+    sampling = SamplingParams(seed=0, dry_multiplier=0.8)
     ids, probs = candidates(row(0.0, 0.0, 0.0), sampling, [0, 1, 2, 0, 1])
     assert ids.tolist() == [0, 1, 2]
     assert np.log(probs[2] / probs[0]) == pytest.approx(-0.8)
@@ -78,12 +78,12 @@ def test_dry_penalises_what_would_carry_on_a_repetition() -> None:
 
 
 def test_dry_looks_at_the_window_only() -> None:
-    sampling = Sampling(seed=0, dry_multiplier=0.8, repeat_last_n=4)
+    sampling = SamplingParams(seed=0, dry_multiplier=0.8, repeat_last_n=4)
     assert probs_of(row(0.0, 0.0, 0.0), sampling, [0, 1, 2, 0, 1]) == pytest.approx([1 / 3] * 3)
 
 
 def test_a_hopeless_token_can_still_be_drawn_when_it_is_the_only_one() -> None:
-    sampling = Sampling(seed=0, dry_multiplier=100.0, dry_base=16.0)
+    sampling = SamplingParams(seed=0, dry_multiplier=100.0, dry_base=16.0)
     assert sample(row(5.0), sampling, [0] * 1000) == 0
     assert sample(row(5.0), replace(sampling, temperature=0.0), [0] * 1000) == 0
 
@@ -108,6 +108,6 @@ def test_two_thousand_equal_tokens_are_one_long_repetition() -> None:
 
 
 def test_the_penalty_grows_with_the_length_and_never_becomes_infinite() -> None:
-    sizes = dry(np.array([2.0, 3.0, 5.0, 2000.0]), Sampling(seed=0, dry_multiplier=0.8))
+    sizes = dry(np.array([2.0, 3.0, 5.0, 2000.0]), SamplingParams(seed=0, dry_multiplier=0.8))
     assert sizes.tolist() == pytest.approx([0.8, 0.8 * 1.75, 0.8 * 1.75**3, 1e100])
-    assert dry(np.array([2000.0]), Sampling(seed=0, dry_multiplier=1.0, dry_base=1.0)).tolist() == [1.0]
+    assert dry(np.array([2000.0]), SamplingParams(seed=0, dry_multiplier=1.0, dry_base=1.0)).tolist() == [1.0]

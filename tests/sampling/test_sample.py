@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from tests.sampling.reference import expected_candidates, expected_token
 from tests.sampling.rows import ids_of, probs_of, row
 from worker.sampling.sample import candidates, sample, uniform
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import SamplingParams
 
 LAW = settings(max_examples=250)
-PLAIN = Sampling(seed=42)
-GREEDY = Sampling(seed=42, temperature=0.0)
+PLAIN = SamplingParams(seed=42)
+GREEDY = SamplingParams(seed=42, temperature=0.0)
 F32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -37,7 +37,7 @@ rows = (
     .map(lambda values: row(*values))
 )
 samplings = st.builds(
-    Sampling,
+    SamplingParams,
     seed=st.integers(0, 2**64 - 1),
     temperature=st.one_of(st.sampled_from([0.0, 9e-7, 1e-6, 0.7, 1.0, 2.0]), st.floats(2**-7, 2, width=32)),
     top_p=st.one_of(st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.floats(0, 1, width=32)),
@@ -48,7 +48,7 @@ samplings = st.builds(
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], Sampling, list[int]]:
+def cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], SamplingParams, list[int]]:
     logits = draw(rows)
     generated = draw(st.lists(st.integers(0, len(logits) - 1), max_size=12))
     return logits, draw(samplings), generated
@@ -61,7 +61,7 @@ def cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], Sampling, list[int]]:
 @LAW
 @given(cases())
 def test_candidates_and_draw_agree_with_the_plain_reference(
-    case: tuple[NDArray[np.float32], Sampling, list[int]],
+    case: tuple[NDArray[np.float32], SamplingParams, list[int]],
 ) -> None:
     logits, sampling, generated = case
     expected = expected_candidates(logits.tolist(), sampling, generated)
@@ -73,7 +73,7 @@ def test_candidates_and_draw_agree_with_the_plain_reference(
 @LAW
 @given(cases())
 def test_candidates_are_a_distribution_in_descending_order_with_ties_by_id(
-    case: tuple[NDArray[np.float32], Sampling, list[int]],
+    case: tuple[NDArray[np.float32], SamplingParams, list[int]],
 ) -> None:
     ids, probs = candidates(*case)
     assert len(set(ids.tolist())) == len(ids) == len(probs) >= 1
@@ -88,7 +88,8 @@ def test_candidates_are_a_distribution_in_descending_order_with_ties_by_id(
 @LAW
 @given(cases(), cases())
 def test_the_token_depends_on_its_own_row_settings_and_history_only(
-    case: tuple[NDArray[np.float32], Sampling, list[int]], other: tuple[NDArray[np.float32], Sampling, list[int]]
+    case: tuple[NDArray[np.float32], SamplingParams, list[int]],
+    other: tuple[NDArray[np.float32], SamplingParams, list[int]],
 ) -> None:
     before = case[0].copy()
     first = sample(*case)
@@ -109,7 +110,7 @@ def test_greedy_is_argmax_whatever_the_seed_and_history(
 @LAW
 @given(cases())
 def test_a_token_drawn_is_a_candidate_of_positive_probability(
-    case: tuple[NDArray[np.float32], Sampling, list[int]],
+    case: tuple[NDArray[np.float32], SamplingParams, list[int]],
 ) -> None:
     ids, probs = candidates(*case)
     assert probs[ids == sample(*case)] > 0
@@ -138,40 +139,47 @@ def test_off_values_leave_the_softmax_of_the_logits() -> None:
 @pytest.mark.parametrize(
     ("logits", "sampling", "kept"),
     [
-        pytest.param((1.0, 2.0, 1.0, 2.0, 1.0), Sampling(seed=0, top_k=3), [1, 3, 0], id="top_k cuts ties by lower id"),
-        pytest.param((0.0, 1.0), Sampling(seed=0, top_k=2**32 - 1), [1, 0], id="top_k beyond the vocabulary"),
-        pytest.param([3.0] * 8, Sampling(seed=0, top_k=4, top_p=0.5), [0, 1], id="top_p after top_k"),
-        pytest.param((math.log(4.0), 0.0, 0.0), Sampling(seed=0, top_p=0.7), [0, 1], id="top_p"),
         pytest.param(
-            (math.log(4.0), 0.0, 0.0), Sampling(seed=0, top_p=0.7, temperature=0.5), [0], id="top_p after temperature"
+            (1.0, 2.0, 1.0, 2.0, 1.0), SamplingParams(seed=0, top_k=3), [1, 3, 0], id="top_k cuts ties by lower id"
         ),
-        pytest.param((1.0, 5.0, 5.0), Sampling(seed=0, min_p=1.0), [1, 2], id="min_p 1 keeps all of the highest"),
-        pytest.param((1.0, 1.0), Sampling(seed=0, temperature=9e-7), [0], id="a temperature below 1e-6 is greedy"),
+        pytest.param((0.0, 1.0), SamplingParams(seed=0, top_k=2**32 - 1), [1, 0], id="top_k beyond the vocabulary"),
+        pytest.param([3.0] * 8, SamplingParams(seed=0, top_k=4, top_p=0.5), [0, 1], id="top_p after top_k"),
+        pytest.param((math.log(4.0), 0.0, 0.0), SamplingParams(seed=0, top_p=0.7), [0, 1], id="top_p"),
+        pytest.param(
+            (math.log(4.0), 0.0, 0.0),
+            SamplingParams(seed=0, top_p=0.7, temperature=0.5),
+            [0],
+            id="top_p after temperature",
+        ),
+        pytest.param((1.0, 5.0, 5.0), SamplingParams(seed=0, min_p=1.0), [1, 2], id="min_p 1 keeps all of the highest"),
+        pytest.param(
+            (1.0, 1.0), SamplingParams(seed=0, temperature=9e-7), [0], id="a temperature below 1e-6 is greedy"
+        ),
         pytest.param((0.0, 1e-20), PLAIN, [1, 0], id="logits closer than probabilities can show keep their order"),
     ],
 )
-def test_the_kept_tokens(logits: Sequence[float], sampling: Sampling, kept: list[int]) -> None:
+def test_the_kept_tokens(logits: Sequence[float], sampling: SamplingParams, kept: list[int]) -> None:
     assert ids_of(row(*logits), sampling) == kept
 
 
 @pytest.mark.parametrize(("top_p", "n_kept"), [(0.0, 1), (0.125, 1), (0.126, 2), (0.5, 4), (0.51, 5), (0.999, 8)])
 def test_the_nucleus_is_the_shortest_prefix_that_reaches_top_p(top_p: float, n_kept: int) -> None:
     """Eight tokens of 1/8: the sums are exact, so the border itself is tested."""
-    assert ids_of(row(*[3.0] * 8), Sampling(seed=0, top_p=top_p)) == list(range(n_kept))
+    assert ids_of(row(*[3.0] * 8), SamplingParams(seed=0, top_p=top_p)) == list(range(n_kept))
 
 
 @pytest.mark.parametrize(("min_p", "n_kept"), [(0.2, 3), (0.3, 2), (0.6, 1), (1.0, 1)])
 def test_min_p_is_relative_to_the_highest_probability(min_p: float, n_kept: int) -> None:
     logits = row(math.log(8.0), math.log(4.0), math.log(2.0))
-    assert ids_of(logits, Sampling(seed=0, min_p=min_p)) == [0, 1, 2][:n_kept]
+    assert ids_of(logits, SamplingParams(seed=0, min_p=min_p)) == [0, 1, 2][:n_kept]
 
 
 def test_what_remains_is_renormalised() -> None:
-    assert probs_of(row(*[3.0] * 8), Sampling(seed=0, top_k=5)) == pytest.approx([0.2] * 5)
+    assert probs_of(row(*[3.0] * 8), SamplingParams(seed=0, top_k=5)) == pytest.approx([0.2] * 5)
 
 
 def test_a_temperature_of_one_millionth_is_not_greedy() -> None:
-    assert probs_of(row(1.0, 1.0), Sampling(seed=0, temperature=1e-6)) == [0.5, 0.5]
+    assert probs_of(row(1.0, 1.0), SamplingParams(seed=0, temperature=1e-6)) == [0.5, 0.5]
 
 
 # ── edges ────────────────────────────────────────────────────────────────────────────────────────
@@ -184,7 +192,7 @@ def test_negative_zero_ties_with_zero() -> None:
 
 
 @pytest.mark.parametrize("sampling", [PLAIN, replace(PLAIN, temperature=1e-6, repetition_penalty=0.0)])
-def test_the_largest_floats_overflow_nothing(sampling: Sampling) -> None:
+def test_the_largest_floats_overflow_nothing(sampling: SamplingParams) -> None:
     assert ids_of(row(-F32_MAX, F32_MAX), sampling, [0, 1]) == [1, 0]
     assert sample(row(-F32_MAX, F32_MAX), sampling, [0, 1]) == 1
 
@@ -207,7 +215,9 @@ def test_a_vocabulary_of_one_always_gives_its_token() -> None:
         (row(-math.inf, -math.inf), "every logit is -inf"),
     ],
 )
-def test_a_row_without_a_distribution_is_refused(logits: NDArray[np.float32], message: str, sampling: Sampling) -> None:
+def test_a_row_without_a_distribution_is_refused(
+    logits: NDArray[np.float32], message: str, sampling: SamplingParams
+) -> None:
     with pytest.raises(ValueError, match=message):
         sample(logits, sampling, [0])
     with pytest.raises(ValueError, match=message):

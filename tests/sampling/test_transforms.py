@@ -1,4 +1,4 @@
-"""All fields of Sampling together against the slow reference, and what each truncation means by example."""
+"""All sampling parameters together against the slow reference, and what each truncation means by example."""
 
 import math
 
@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tests.sampling.reference import Borders, NothingLeft, expected_candidates, expected_token, expected_uniform
 from tests.sampling.rows import Row, ids_of, row
 from worker.sampling.sample import candidates, sample, uniform
-from worker.wire.jobs import Sampling, TokenId
+from worker.wire.jobs import SamplingParams, TokenId
 
 LAW = settings(max_examples=250)
 ENDS = np.array([0, 2], dtype=np.intp)
-Case = tuple[Row, Sampling, list[int]]
+Case = tuple[Row, SamplingParams, list[int]]
 SHARP = 1e-9
 """Nearer to a border, rounding decides, and two right programs may differ."""
 
@@ -31,7 +31,7 @@ def cases(draw: st.DrawFn) -> Case:
     bias = st.one_of(st.just(-100), st.floats(-100, 100, width=32))
     biased = draw(st.dictionaries(tokens, bias, max_size=3))
     stops = draw(st.lists(tokens, max_size=2))
-    sampling = Sampling(
+    sampling = SamplingParams(
         seed=draw(st.integers(0, 2**64 - 1)),
         temperature=draw(st.sampled_from([0.0, 0.5, 1.0, 1.7])),
         top_p=draw(st.sampled_from([1.0, 1.0, 0.9, 0.4, 0.0])),
@@ -100,32 +100,32 @@ def test_candidates_are_never_banned_and_probabilities_sum_to_one(case: Case) ->
 def test_top_n_sigma_measures_from_the_highest_score_down(n_sigma: float, kept: list[int]) -> None:
     """Scores 4, 1, 0, -1 and an impossible one: mean 1, sigma sqrt(14/4) = 1.87."""
     logits = row(4.0, 1.0, 0.0, -1.0, -math.inf)
-    assert ids_of(logits, Sampling(seed=0, top_n_sigma=n_sigma)) == kept
+    assert ids_of(logits, SamplingParams(seed=0, top_n_sigma=n_sigma)) == kept
 
 
 def test_top_n_sigma_does_not_depend_on_the_temperature() -> None:
     logits = np.random.default_rng(1).normal(size=200).astype(np.float32)
-    cold, hot = (ids_of(logits, Sampling(seed=0, top_n_sigma=1.0, temperature=t)) for t in (0.5, 2.0))
+    cold, hot = (ids_of(logits, SamplingParams(seed=0, top_n_sigma=1.0, temperature=t)) for t in (0.5, 2.0))
     assert cold == hot
 
 
 def test_top_n_sigma_comes_before_top_k() -> None:
     logits = row(4.0, 1.0, 0.0, -1.0)
-    assert ids_of(logits, Sampling(seed=0, top_n_sigma=2.0, top_k=3)) == [0, 1]
-    assert ids_of(logits, Sampling(seed=0, top_n_sigma=2.0, top_k=1)) == [0]
+    assert ids_of(logits, SamplingParams(seed=0, top_n_sigma=2.0, top_k=3)) == [0, 1]
+    assert ids_of(logits, SamplingParams(seed=0, top_n_sigma=2.0, top_k=1)) == [0]
 
 
 def test_typical_prefers_the_expected_information_to_the_highest_probability() -> None:
     """p = 0.3 and ten times 0.07: most tokens carry 2.66 nats, the entropy is 2.22, the likeliest carries 1.2."""
     logits = row(math.log(0.3), *[math.log(0.07)] * 10)
-    assert ids_of(logits, Sampling(seed=0, typical_p=0.2)) == [1, 2, 3]
-    assert ids_of(logits, Sampling(seed=0, typical_p=0.0)) == [1]
-    assert ids_of(logits, Sampling(seed=0, typical_p=0.75)) == list(range(11))
+    assert ids_of(logits, SamplingParams(seed=0, typical_p=0.2)) == [1, 2, 3]
+    assert ids_of(logits, SamplingParams(seed=0, typical_p=0.0)) == [1]
+    assert ids_of(logits, SamplingParams(seed=0, typical_p=0.75)) == list(range(11))
 
 
 def test_top_p_is_measured_on_what_typical_left() -> None:
     logits = row(math.log(0.3), *[math.log(0.07)] * 10)
-    assert ids_of(logits, Sampling(seed=0, typical_p=0.2, top_p=0.5)) == [1, 2]
+    assert ids_of(logits, SamplingParams(seed=0, typical_p=0.2, top_p=0.5)) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -134,26 +134,26 @@ def test_top_p_is_measured_on_what_typical_left() -> None:
 def test_xtc_leaves_of_the_top_choices_the_least_probable(threshold: float, kept: list[int]) -> None:
     """p = 0.48, 0.28, 0.16, 0.08: a single top choice stays."""
     logits = row(*np.log([0.48, 0.28, 0.16, 0.08]))
-    assert ids_of(logits, Sampling(seed=0, xtc_probability=1.0, xtc_threshold=threshold)) == kept
+    assert ids_of(logits, SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=threshold)) == kept
 
 
 def test_xtc_never_acts_above_one_half_and_is_measured_on_what_min_p_left() -> None:
     logits = row(*np.log([0.4, 0.4, 0.2]))
-    assert ids_of(logits, Sampling(seed=0, xtc_probability=1.0, xtc_threshold=0.45)) == [0, 1, 2]
-    assert ids_of(logits, Sampling(seed=0, xtc_probability=1.0, xtc_threshold=0.45, min_p=0.8)) == [1]
-    assert ids_of(logits, Sampling(seed=0, xtc_probability=1.0, xtc_threshold=0.51, min_p=0.8)) == [0, 1]
+    assert ids_of(logits, SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.45)) == [0, 1, 2]
+    assert ids_of(logits, SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.45, min_p=0.8)) == [1]
+    assert ids_of(logits, SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.51, min_p=0.8)) == [0, 1]
 
 
 def test_the_coin_of_xtc_is_the_third_lane() -> None:
     logits = row(math.log(2.0), 0.0)
-    sampling = Sampling(seed=3, xtc_probability=0.4, xtc_threshold=0.3)
+    sampling = SamplingParams(seed=3, xtc_probability=0.4, xtc_threshold=0.3)
     for position in range(60):
         acts = expected_uniform(3, position, lane=2) < 0.4
         assert ids_of(logits, sampling, range(position)) == ([1] if acts else [0, 1])
 
 
 def test_xtc_may_leave_a_token_of_next_to_no_probability() -> None:
-    everything = Sampling(seed=0, xtc_probability=1.0, xtc_threshold=0.0)
+    everything = SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.0)
     assert ids_of(row(900.0, 0.0, 1.0), everything) == [1]
     assert sample(row(900.0, 0.0, 1.0), everything, ()) == 1
 
@@ -175,7 +175,7 @@ def test_a_wide_row_agrees_with_the_plain_reference(
 ) -> None:
     rng = np.random.default_rng(seed)
     logits = (rng.normal(size=3000) * rng.choice([0.5, 2.5])).astype(np.float32)
-    sampling = Sampling(
+    sampling = SamplingParams(
         seed=seed,
         temperature=0.8,
         top_p=top_p,

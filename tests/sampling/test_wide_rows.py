@@ -16,14 +16,14 @@ from worker.sampling.sample import candidates, sample
 from worker.sampling.shortlist import covering, settled, some_highest, whole
 from worker.sampling.sorted import in_order
 from worker.sampling.unsorted import truncated
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import SamplingParams
 
 Row = NDArray[np.float32]
 Make = Callable[[np.random.Generator, int], Row]
 
 LAW = settings(max_examples=120)
 F32_MAX = float(np.finfo(np.float32).max)
-WORST = Sampling(seed=1, temperature=0.8, top_p=0.95)
+WORST = SamplingParams(seed=1, temperature=0.8, top_p=0.95)
 
 
 def normal(rng: np.random.Generator, size: int) -> Row:
@@ -72,7 +72,7 @@ def far_apart(rng: np.random.Generator, size: int) -> Row:
 makes: list[Make] = [normal, model_like, tied, flat, two_levels, dominated, mostly_impossible, far_apart]
 
 protocol_settings = st.builds(
-    Sampling,
+    SamplingParams,
     seed=st.integers(0, 2**64 - 1),
     temperature=st.one_of(st.sampled_from([1e-6, 1e-3, 0.8, 1.0, 2.0]), st.floats(2**-7, 2, width=32)),
     top_p=st.one_of(st.sampled_from([0.0, 0.5, 0.9, 0.95, 0.99, 1.0 - 2.0**-24, 1.0]), st.floats(0, 1, width=32)),
@@ -83,7 +83,7 @@ protocol_settings = st.builds(
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Row, Sampling, list[int]]:
+def cases(draw: st.DrawFn) -> tuple[Row, SamplingParams, list[int]]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     size = draw(st.sampled_from([1, 2, 300, 1025, 5000, 12_000]))
     row = draw(st.sampled_from(makes))(rng, size)
@@ -97,7 +97,7 @@ def cases(draw: st.DrawFn) -> tuple[Row, Sampling, list[int]]:
 
 @LAW
 @given(cases())
-def test_the_candidates_of_any_row_are_those_of_the_plain_way(case: tuple[Row, Sampling, list[int]]) -> None:
+def test_the_candidates_of_any_row_are_those_of_the_plain_way(case: tuple[Row, SamplingParams, list[int]]) -> None:
     ids, probs = candidates(*case)
     expected_ids, expected_probs = formula.candidates(*case)
     assert np.array_equal(ids, expected_ids)
@@ -106,7 +106,7 @@ def test_the_candidates_of_any_row_are_those_of_the_plain_way(case: tuple[Row, S
 
 @LAW
 @given(cases())
-def test_every_seed_draws_the_token_of_the_plain_way(case: tuple[Row, Sampling, list[int]]) -> None:
+def test_every_seed_draws_the_token_of_the_plain_way(case: tuple[Row, SamplingParams, list[int]]) -> None:
     row, sampling, generated = case
     for seed in range(3):
         reseeded = replace(sampling, seed=sampling.drawn_seed ^ seed)
@@ -117,7 +117,7 @@ def test_every_seed_draws_the_token_of_the_plain_way(case: tuple[Row, Sampling, 
 @pytest.mark.parametrize("size", [49_152, 152_064])
 def test_whole_vocabularies_agree_with_the_plain_way(make: Make, size: int) -> None:
     row = make(np.random.default_rng(size), size)
-    for sampling in (WORST, Sampling(seed=2), Sampling(seed=3, top_k=40, top_p=0.9)):
+    for sampling in (WORST, SamplingParams(seed=2), SamplingParams(seed=3, top_k=40, top_p=0.9)):
         assert sample(row, sampling, [5, 5, 9]) == formula.sample(row, sampling, [5, 5, 9])
 
 
@@ -125,7 +125,7 @@ def test_draws_over_the_whole_vocabulary_walk_it_from_the_most_probable_down() -
     row = model_like(np.random.default_rng(4), 5000)
     for position in range(300):
         generated = range(position)
-        assert sample(row, Sampling(seed=9), generated) == formula.sample(row, Sampling(seed=9), generated)
+        assert sample(row, SamplingParams(seed=9), generated) == formula.sample(row, SamplingParams(seed=9), generated)
 
 
 @pytest.mark.parametrize("size", [6, 1000, 3 * 2**14])
@@ -133,8 +133,8 @@ def test_draws_over_the_whole_vocabulary_walk_it_from_the_most_probable_down() -
 def test_a_border_that_rounding_leaves_open_is_decided_as_the_plain_way_does(size: int, top_p: float) -> None:
     """A flat row: the sum meets top_p exactly, but for the rounding of each addition."""
     row = flat(np.random.default_rng(0), size)
-    ids, _ = candidates(row, Sampling(seed=0, top_p=top_p), ())
-    assert np.array_equal(ids, formula.candidates(row, Sampling(seed=0, top_p=top_p), ())[0])
+    ids, _ = candidates(row, SamplingParams(seed=0, top_p=top_p), ())
+    assert np.array_equal(ids, formula.candidates(row, SamplingParams(seed=0, top_p=top_p), ())[0])
 
 
 # ── the cuts themselves ──────────────────────────────────────────────────────────────────────────
@@ -143,7 +143,7 @@ def test_a_border_that_rounding_leaves_open_is_decided_as_the_plain_way_does(siz
 @LAW
 @given(cases(), st.floats(0, 1))
 def test_a_cut_is_a_prefix_of_the_sorted_tokens_that_holds_the_wanted_share_or_all_that_min_p_keeps(
-    case: tuple[Row, Sampling, list[int]], share: float
+    case: tuple[Row, SamplingParams, list[int]], share: float
 ) -> None:
     row = row_of(*case, NO_IDS, case[1].temperature)
     shortlist, all_tokens = covering(row, case[1], share), whole(row, case[1])
@@ -156,7 +156,7 @@ def test_a_cut_is_a_prefix_of_the_sorted_tokens_that_holds_the_wanted_share_or_a
 
 @LAW
 @given(cases())
-def test_settling_a_cut_makes_its_total_exact(case: tuple[Row, Sampling, list[int]]) -> None:
+def test_settling_a_cut_makes_its_total_exact(case: tuple[Row, SamplingParams, list[int]]) -> None:
     row = row_of(case[0], case[1], case[2], NO_IDS, case[1].temperature)
     plain = replace(case[1], top_k=0)
     shortlist = settled(covering(row, plain, 0.5), row)
@@ -166,7 +166,7 @@ def test_settling_a_cut_makes_its_total_exact(case: tuple[Row, Sampling, list[in
 
 @LAW
 @given(cases(), st.integers(1, 3000))
-def test_a_cut_by_number_keeps_all_of_the_highest(case: tuple[Row, Sampling, list[int]], n_wanted: int) -> None:
+def test_a_cut_by_number_keeps_all_of_the_highest(case: tuple[Row, SamplingParams, list[int]], n_wanted: int) -> None:
     row = case[0]
     kept = some_highest(row, n_wanted)
     possible = row[row > -np.inf]

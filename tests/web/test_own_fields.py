@@ -8,7 +8,7 @@ import pytest
 
 from tests.web.wire import request_of
 from tests.worker_process import Event, WorkerProcess
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import SamplingParams
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -60,7 +60,7 @@ def test_without_logprobs_no_event_has_them(worker: WorkerProcess) -> None:
 
 def test_fields_at_their_defaults_have_no_effect(worker: WorkerProcess) -> None:
     plain: Event = {"max_tokens": 24, "temperature": 0.8, "seed": 5}
-    off = msgspec.structs.asdict(Sampling())
+    off = msgspec.structs.asdict(SamplingParams())
     texts = ["".join(event["t"] for event in tokens_of(events(worker, **fields))) for fields in (plain, off | plain)]
     assert texts[0] == texts[1]
 

@@ -11,14 +11,16 @@ from tests.protocol.vectors import conversation
 from worker.config.engine_settings import inbound_decoder
 from worker.config.settings import options
 from worker.wire.frames import MAX_BODY_BYTES, FrameBuffer, encode_frame
-from worker.wire.jobs import Cancel, JobKey, Sampling, Submit, TokenId
+from worker.wire.jobs import Cancel, JobKey, SamplingParams, Submit, TokenId
 from worker.wire.questions import QuestionKey, Tokenized
 
 LAW = settings(max_examples=200)
 
 MESSAGES = st.one_of(
     st.integers(0, 2**40).map(lambda job: Cancel(job=JobKey(job))),
-    st.text(max_size=200).map(lambda prompt: Submit(job=JobKey(1), prompt=prompt, sampling=Sampling(seed=2**64 - 1))),
+    st.text(max_size=200).map(
+        lambda prompt: Submit(job=JobKey(1), prompt=prompt, sampling=SamplingParams(seed=2**64 - 1))
+    ),
 )
 GENERATIONS = st.integers(0, 2**32 - 1)
 
@@ -81,7 +83,7 @@ def test_the_longest_prompt_a_request_may_have_fits_a_frame() -> None:
     other = {"x": "\U0001f600" * (int(most) - 10)}
     longest = conversation(told, tools=[other], max_chars=int(most))
     for prompt in ("\U0001f600" * int(most), longest):
-        submit = Submit(job=JobKey(1), prompt=prompt, sampling=Sampling(seed=0))
+        submit = Submit(job=JobKey(1), prompt=prompt, sampling=SamplingParams(seed=0))
         ((_, body),) = FrameBuffer().feed(encode_frame(1, submit))
         assert inbound_decoder.decode(body) == submit
 

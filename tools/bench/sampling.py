@@ -31,16 +31,16 @@ from worker.host import cpu_quota
 from worker.llama.draws import DrawThreads, fastest_estimate
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import candidates, sample
-from worker.wire.jobs import Sampling, TokenId
+from worker.wire.jobs import SamplingParams, TokenId
 
 Settings = Literal["greedy", "worst case"]
 Draw = Callable[[int], object]
 """Draws from the row of that number."""
 
-_GREEDY = Sampling(seed=0, temperature=0.0)
-_WORST_CASE = Sampling(seed=0, temperature=0.8, top_p=0.95)
+_GREEDY = SamplingParams(seed=0, temperature=0.0)
+_WORST_CASE = SamplingParams(seed=0, temperature=0.8, top_p=0.95)
 """top_k off: every token of the vocabulary may be in the nucleus."""
-_OURS: dict[Settings, Sampling] = {"greedy": _GREEDY, "worst case": _WORST_CASE}
+_OURS: dict[Settings, SamplingParams] = {"greedy": _GREEDY, "worst case": _WORST_CASE}
 _THEIRS: dict[Settings, dict[str, tuple[tuple[Stage, ...], Stage]]] = {
     "greedy": {"greedy": ((), chain.greedy)},
     "worst case": {
@@ -195,7 +195,7 @@ def field_costs(rows: Rows, n_rounds: int) -> dict[str, float]:
     fields = _fields(generated)
     estimate = fastest_estimate()
 
-    def drawing(asked: Sampling) -> Draw:
+    def drawing(asked: SamplingParams) -> Draw:
         seeded = _one_seed_a_row(asked, rows)
         n_top = asked.logprobs
 
@@ -215,7 +215,7 @@ def costs_by_threads(rows: Rows, n_rounds: int) -> dict[int, float]:
     estimate = fastest_estimate()
     turns = [(rows.logits[at % len(rows.logits)], replace(_WORST_CASE, seed=at)) for at in range(N_STEP_ROWS)]
 
-    def draw(turn: tuple[Logits, Sampling]) -> TokenId:
+    def draw(turn: tuple[Logits, SamplingParams]) -> TokenId:
         return sample(*turn, (), estimate=estimate)
 
     threads = {n: DrawThreads(n) for n in (1, 2, 4) if n <= cpu_quota()}
@@ -229,32 +229,32 @@ def costs_by_threads(rows: Rows, n_rounds: int) -> dict[int, float]:
     return {n: median(taken) for n, taken in taken_ms.items()}
 
 
-def _fields(tokens: Sequence[int]) -> dict[str, Sampling]:
-    """A typical value of each field; what `Sampling` leaves out is off. `tokens`: to be biased."""
+def _fields(tokens: Sequence[int]) -> dict[str, SamplingParams]:
+    """A typical value of each field; what `SamplingParams` leaves out is off. `tokens`: to be biased."""
     bias = {str(token): 1.5 for token in tokens[:_N_BIASED]}
     return {
-        "all off (temperature 1)": Sampling(seed=0),
+        "all off (temperature 1)": SamplingParams(seed=0),
         "temperature 0": _GREEDY,
-        "temperature 0.8": Sampling(seed=0, temperature=0.8),
+        "temperature 0.8": SamplingParams(seed=0, temperature=0.8),
         "temperature 0.8, top_p 0.95": _WORST_CASE,
-        "logit_bias, 16 tokens": Sampling(seed=0, logit_bias=bias),
-        "ignore_eos": Sampling(seed=0, ignore_eos=True),
-        "min_tokens 1000": Sampling(seed=0, min_tokens=1000),
-        "repetition_penalty 1.1": Sampling(seed=0, repetition_penalty=1.1),
-        "frequency_penalty 0.5": Sampling(seed=0, frequency_penalty=0.5),
-        "presence_penalty 0.5": Sampling(seed=0, presence_penalty=0.5),
-        "dry_multiplier 0.8": Sampling(seed=0, dry_multiplier=0.8),
-        "top_n_sigma 1": Sampling(seed=0, top_n_sigma=1.0),
-        "top_k 40": Sampling(seed=0, top_k=40),
-        "typical_p 0.9": Sampling(seed=0, typical_p=0.9),
-        "top_p 0.95": Sampling(seed=0, top_p=0.95),
-        "min_p 0.05": Sampling(seed=0, min_p=0.05),
-        "xtc_probability 1": Sampling(seed=0, xtc_probability=1.0),
-        "logprobs 20": Sampling(seed=0, logprobs=20),
+        "logit_bias, 16 tokens": SamplingParams(seed=0, logit_bias=bias),
+        "ignore_eos": SamplingParams(seed=0, ignore_eos=True),
+        "min_tokens 1000": SamplingParams(seed=0, min_tokens=1000),
+        "repetition_penalty 1.1": SamplingParams(seed=0, repetition_penalty=1.1),
+        "frequency_penalty 0.5": SamplingParams(seed=0, frequency_penalty=0.5),
+        "presence_penalty 0.5": SamplingParams(seed=0, presence_penalty=0.5),
+        "dry_multiplier 0.8": SamplingParams(seed=0, dry_multiplier=0.8),
+        "top_n_sigma 1": SamplingParams(seed=0, top_n_sigma=1.0),
+        "top_k 40": SamplingParams(seed=0, top_k=40),
+        "typical_p 0.9": SamplingParams(seed=0, typical_p=0.9),
+        "top_p 0.95": SamplingParams(seed=0, top_p=0.95),
+        "min_p 0.05": SamplingParams(seed=0, min_p=0.05),
+        "xtc_probability 1": SamplingParams(seed=0, xtc_probability=1.0),
+        "logprobs 20": SamplingParams(seed=0, logprobs=20),
     }
 
 
-def _one_seed_a_row(asked: Sampling, rows: Rows) -> list[Sampling]:
+def _one_seed_a_row(asked: SamplingParams, rows: Rows) -> list[SamplingParams]:
     """A likely token may be cheaper to find than an unlikely one."""
     return [replace(asked, seed=seed) for seed in range(len(rows.logits))]
 

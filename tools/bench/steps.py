@@ -26,7 +26,7 @@ from worker.engine.sequence import Queued, Sequence, State
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import load_model
 from worker.wire.frames import encode_frame
-from worker.wire.jobs import JobKey, Sampling, Submit, TokenId
+from worker.wire.jobs import JobKey, SamplingParams, Submit, TokenId
 from worker.wire.messages import Outbound
 
 BOUNDS = {1: 0.03, 16: 0.015}
@@ -114,7 +114,7 @@ def timed_round(rules: EngineConfig, runner: LlamaRunner, n_streams: int, seed: 
     """Seconds of a step, and of its llama_decode, on average of one round of streams of their own random tokens."""
     engine = Engine(runner, rules, emit=encode, clock=time.monotonic)
     chance = np.random.default_rng(seed)
-    sampling = Sampling(seed=0, temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(seed=0, temperature=0.0, ignore_eos=True)
     jobs = [JobKey(job) for job in range(n_streams)]
     for job in jobs:
         prompt = [TokenId(token) for token in chance.integers(0, runner.model.n_vocab, _N_PROMPT).tolist()]

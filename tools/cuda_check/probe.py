@@ -21,10 +21,10 @@ from worker.engine.step import Slice, Step
 from worker.llama.batch import RowGroups
 from worker.llama.runner import LlamaRunner
 from worker.loading.load import LoadedRunner, load_runner
-from worker.wire.jobs import Sampling, SlotId, StepKind, TokenId
+from worker.wire.jobs import SamplingParams, SlotId, StepKind, TokenId
 
 N_SLOTS = 32
-_GREEDY = Sampling(seed=0, temperature=0.0, ignore_eos=True)
+_GREEDY = SamplingParams(seed=0, temperature=0.0, ignore_eos=True)
 _N_FIRST = 8
 """The cells that each row has before its steps are timed."""
 _N_SETTLING = 3

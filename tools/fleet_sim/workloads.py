@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import exp, log
 
-from worker.wire.jobs import Sampling, TokenId
+from worker.wire.jobs import SamplingParams, TokenId
 
 BIAS = 100.0
 """The largest bias that OpenAI's API accepts: no other token is drawn."""
@@ -32,8 +32,8 @@ class Ask:
     n_tokens: int
 
     @property
-    def sampling(self) -> Sampling:
-        return Sampling(seed=0, temperature=0.0, logit_bias={str(self.answer): BIAS}, ignore_eos=True)
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(seed=0, temperature=0.0, logit_bias={str(self.answer): BIAS}, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)

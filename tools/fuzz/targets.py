@@ -43,7 +43,7 @@ from worker.saved.copies import Layout, joined, parse_checkpoint, parse_seq_stat
 from worker.saved.records import CELLS, CHECKPOINT, Untrusted, read_record, record_of
 from worker.upstream.numbers import STATE_MAGIC
 from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
-from worker.wire.jobs import Accepted, Cancel, JobKey, Sampling, Submit, TokenId
+from worker.wire.jobs import Accepted, Cancel, JobKey, SamplingParams, Submit, TokenId
 
 Target = Callable[[bytes], None]
 
@@ -287,7 +287,7 @@ def seeds(name: str) -> Iterator[bytes]:
                 yield b"".join(record_of([1, 2, 3], _cells(), key=_KEY, binding=_BINDING, kind=kind))
         case "frames":
             yield encode_frame(1, Cancel(job=JobKey(7)))
-            submit = Submit(job=JobKey(7), prompt="a", sampling=Sampling(seed=1, max_tokens=1), salt=b"s")
+            submit = Submit(job=JobKey(7), prompt="a", sampling=SamplingParams(seed=1, max_tokens=1), salt=b"s")
             yield encode_frame(2, submit) + encode_frame(3, Accepted(job=JobKey(7), prompt_tokens=1))
 
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from worker.engine.channels import ChannelText
 from worker.engine.drafting.acceptance import Account, Lookup
 from worker.engine.step import Constraint, Score, Scoring, Slice, Token
-from worker.wire.jobs import Delta, JobKey, Sampling, SlotId, StopReason, Submit, TokenId
+from worker.wire.jobs import Delta, JobKey, SamplingParams, SlotId, StopReason, Submit, TokenId
 
 NO_SCORE = Score(b"")
 """A placeholder for the score of a prompt's first token, which follows nothing."""
@@ -70,7 +70,7 @@ class Sequence:
     """Keys count up with the arrival of jobs: the lower one is the older."""
     prompt: list[TokenId]
     max_tokens: int
-    sampling: Sampling
+    sampling: SamplingParams
     text: ChannelText
     constraint: Constraint | None = None
     is_cut: bool = False

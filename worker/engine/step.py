@@ -9,7 +9,7 @@ from typing import NewType, Protocol
 import msgspec
 
 from worker.engine.channels import ChannelState
-from worker.wire.jobs import Logprob, Sampling, SlotId, StepKind, TokenId
+from worker.wire.jobs import Logprob, SamplingParams, SlotId, StepKind, TokenId
 
 MAX_TOPS = 20
 """The number of most probable tokens in each score, however many the job wants, because later jobs may want more."""
@@ -86,7 +86,7 @@ class Slice(msgspec.Struct, frozen=True):
     slot: SlotId
     start: int
     tokens: Seq[TokenId]
-    sampling: Sampling | None = None
+    sampling: SamplingParams | None = None
     generated: Seq[TokenId] = ()
     constraint: Constraint | None = None
     n_drafts: int = 0

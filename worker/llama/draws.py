@@ -24,7 +24,7 @@ from worker.sampling.arrays import Logits
 from worker.sampling.estimate import Estimate, numpy_estimate, scaled
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import GREEDY_BELOW, sample
-from worker.wire.jobs import Logprob, Sampling, TokenId, TopToken
+from worker.wire.jobs import Logprob, SamplingParams, TokenId, TopToken
 from worker.wire.names import N_TAIL, is_in_name
 
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class Draws:
             return self._draw_after_drafts(slice_, slice_.sampling, rows)
         return [self._draw(slice_, slice_.sampling, slice_.generated, rows[-1])]
 
-    def _draw_after_drafts(self, slice_: Slice, sampling: Sampling, rows: Seq[Logits]) -> list[Sampled]:
+    def _draw_after_drafts(self, slice_: Slice, sampling: SamplingParams, rows: Seq[Logits]) -> list[Sampled]:
         """A token from each row, until one is not the draft that the next row was computed from, or ends the job, or
         leaves no choice about the next. The constraint is left as it was.
         """
@@ -140,7 +140,7 @@ class Draws:
             constraint.take_back(n_ahead)
         return drawn
 
-    def _draw(self, slice_: Slice, sampling: Sampling, generated: Seq[TokenId], logits: Logits) -> Sampled:
+    def _draw(self, slice_: Slice, sampling: SamplingParams, generated: Seq[TokenId], logits: Logits) -> Sampled:
         constraint = _constraint_of(slice_)
         try:
             if slice_.forced is not None:

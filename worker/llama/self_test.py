@@ -22,7 +22,7 @@ from worker.errors import ModelLoadFailed
 from worker.llama.batch import RowGroups
 from worker.llama.context import Context, Logits
 from worker.llama.runner import LlamaRunner
-from worker.wire.jobs import Sampling, SlotId, TokenId
+from worker.wire.jobs import SamplingParams, SlotId, TokenId
 from worker.wire.load import Determinism, Tried
 
 MAX_OTHERS = 7
@@ -65,7 +65,7 @@ weights of floats one for two rows and more. With the last a row shares no produ
 bits everywhere."""
 
 _SUBJECT = SlotId(0)
-_DRAWN = Sampling(seed=0, temperature=0.0)
+_DRAWN = SamplingParams(seed=0, temperature=0.0)
 """Marks a slice whose logits are wanted; nothing is drawn."""
 
 Rows = list[Logits]

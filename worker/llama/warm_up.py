@@ -17,7 +17,7 @@ from worker.llama.held_width import HeldWidth
 from worker.llama.runner import LlamaRunner
 from worker.plan.memory import DEFAULT_UBATCH, DETERMINISTIC_CHUNK
 from worker.upstream.numbers import CELL_STEP
-from worker.wire.jobs import Sampling, SlotId, StepKind, TokenId
+from worker.wire.jobs import SamplingParams, SlotId, StepKind, TokenId
 from worker.wire.load import PaddedWidths, RowCosts
 
 _MAX_CHUNK = 512
@@ -62,7 +62,7 @@ are used. An H100 reads those of a 7B model at 0.17 µs each in a step of 3.2 ms
 _ROW_COSTS_S = 1.0
 """The seconds after which no wider step is tried: if steps take that long, no job is to wait for more of them."""
 
-_GREEDY = Sampling(seed=0, temperature=0.0)
+_GREEDY = SamplingParams(seed=0, temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)

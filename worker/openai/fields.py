@@ -25,7 +25,7 @@ from worker.protocol.rules import check_sampling, int_range
 from worker.protocol.unread import unread
 from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.encoding import doc
-from worker.wire.jobs import Sampling, narrow
+from worker.wire.jobs import SamplingParams, narrow
 from worker.wire.prompts import Conversation
 
 Members = dict[str, Any]
@@ -61,7 +61,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 """The fields that the worker does not support, and their values that ask for nothing, which are ignored."""
 
 _OWN_READING = frozenset({"max_tokens", "seed", "stop", "logprobs", "json_schema"})
-SHARED = {field.name: field.type for field in msgspec.structs.fields(Sampling) if field.name not in _OWN_READING}
+SHARED = {field.name: field.type for field in msgspec.structs.fields(SamplingParams) if field.name not in _OWN_READING}
 """The fields that have the same name, type and meaning in `/execute`, with their types."""
 
 UNSUPPORTED = "is not supported by this worker; remove it"
@@ -159,7 +159,7 @@ class Terms:
 class Generation:
     """The fields of a request that do not depend on its prompt."""
 
-    fields: Sampling
+    fields: SamplingParams
     """The fields of the first choice."""
     model: str | None
     """The client's name for the model."""
@@ -191,7 +191,7 @@ class Generation:
         limit = min(self.fields.max_tokens, room)
         return limit if self.asked_tokens is not None and self.asked_tokens > limit else None
 
-    def choice(self, index: int) -> Sampling:
+    def choice(self, index: int) -> SamplingParams:
         """The fields of one of n answers to a prompt."""
         seed = self.fields.seed
         return msgspec.structs.replace(self.fields, seed=None if seed is None else (seed + index) % _U64)
@@ -336,7 +336,7 @@ def read_generation(
     values |= {"logprobs": logprobs, **wanted.fields}
     max_tokens_out = terms.max_tokens_out
     values["max_tokens"] = (default_tokens or max_tokens_out) if max_tokens is None else max_tokens
-    fields = Sampling(**values)
+    fields = SamplingParams(**values)
     broken = Problems()
     int_range(broken, "max_tokens", max_tokens, min_max_tokens)
     int_range(broken, "n", request.n, 1, MAX_CHOICES)

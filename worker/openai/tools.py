@@ -14,7 +14,7 @@ import msgspec
 from worker.protocol.bodies import Problems
 from worker.protocol.conversation import check_depth
 from worker.wire.encoding import encode_json
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import SamplingParams
 from worker.wire.tools import OfferedTool, Tools
 
 MAX_TOOLS = 512
@@ -283,7 +283,7 @@ def checked_use(
     return use
 
 
-def check_constraint(use: ToolUse, fields: Sampling, names: Mapping[str, str]) -> None:
+def check_constraint(use: ToolUse, fields: SamplingParams, names: Mapping[str, str]) -> None:
     """A request that offers tools has no constraint on the whole answer. A schema is none: an answer that may be a call
     is a call or an instance of the schema. `names` has the client's names of the fields. Raises: FieldsRefused."""
     problems = Problems()
@@ -294,7 +294,7 @@ def check_constraint(use: ToolUse, fields: Sampling, names: Mapping[str, str]) -
     problems.check()
 
 
-def without_schema(fields: Sampling, use: ToolUse) -> Sampling:
+def without_schema(fields: SamplingParams, use: ToolUse) -> SamplingParams:
     """The fields without the schema of the text, if the answer is a call and so has no text."""
     return msgspec.structs.replace(fields, json_schema=None) if use.choice == "required" else fields
 

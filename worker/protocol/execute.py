@@ -16,7 +16,7 @@ from worker.protocol.constraints import schema_text
 from worker.protocol.conversation import MAX_MESSAGES
 from worker.protocol.json_bytes import fault_of, without_mark
 from worker.wire.encoding import doc
-from worker.wire.jobs import U32, Sampling, SchemaText, narrow
+from worker.wire.jobs import U32, SamplingParams, SchemaText, narrow
 
 _NUMBER_STARTS = b"-0123456789"
 
@@ -38,7 +38,7 @@ class WrongShape(BodyRejected):
     wording = "Failed to deserialize the JSON body into the target type: {}"
 
 
-class _Prompted(Sampling, frozen=True):
+class _Prompted(SamplingParams, frozen=True):
     """A job's name and its prompt. They are not keyword-only, so that they stand before the fields of the base."""
 
     job_id: Annotated[str, doc("The client's name for the job; unique among those in flight.", minLength=1)]

@@ -9,7 +9,7 @@ import secrets
 from dataclasses import dataclass
 
 from worker.protocol.events import Dialect
-from worker.wire.jobs import JobKey, MarkUse, Prompt, Sampling, Submit
+from worker.wire.jobs import JobKey, MarkUse, Prompt, SamplingParams, Submit
 from worker.wire.tools import Tools
 
 
@@ -19,7 +19,7 @@ class JobRequest:
 
     job_id: str
     """The client's name for it, or the name of the choice of an answer."""
-    fields: Sampling
+    fields: SamplingParams
     prompt: Prompt
     dialect: Dialect
     """The form of its events; this job's own."""
@@ -45,12 +45,12 @@ class JobRequest:
     def submit(self, key: JobKey) -> Submit:
         """The frame that gives the job to the engine. If the client sent no seed, one is drawn here, once, so that it
         can be reported and repeated."""
-        sent = {name: getattr(self.fields, name) for name in Sampling.__struct_fields__}
+        sent = {name: getattr(self.fields, name) for name in SamplingParams.__struct_fields__}
         seed = secrets.randbits(53) if self.fields.seed is None else self.fields.seed  # JavaScript reads it back
         return Submit(
             job=key,
             prompt=self.prompt,
-            sampling=Sampling(**sent | {"seed": seed, "cache_salt": None}),
+            sampling=SamplingParams(**sent | {"seed": seed, "cache_salt": None}),
             prompt_logprobs=self.prompt_logprobs,
             prediction=self.prediction,
             salt=_salt_of(self.fields.cache_salt),

@@ -17,7 +17,7 @@ from worker.protocol.constraints import check_constraints
 from worker.protocol.conversation import read_conversation
 from worker.protocol.execute import ExecuteRequest
 from worker.wire.encoding import bounds_of
-from worker.wire.jobs import MAX_BIAS, Prompt, Sampling, narrow
+from worker.wire.jobs import MAX_BIAS, Prompt, SamplingParams, narrow
 
 MAX_STOPS = 4
 MAX_STOP_BYTES = 100
@@ -32,7 +32,9 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 _RULED_ELSEWHERE = frozenset({"max_tokens", "seed", "json_schema", "regex"})
 _BOUNDS = {
-    field.name: bounds_of(field) for field in msgspec.structs.fields(Sampling) if field.name not in _RULED_ELSEWHERE
+    field.name: bounds_of(field)
+    for field in msgspec.structs.fields(SamplingParams)
+    if field.name not in _RULED_ELSEWHERE
 }
 """The fields in their order, each with its least and its largest value, if it is a number with bounds."""
 
@@ -71,7 +73,12 @@ def checked_prompt(
 
 
 def check_sampling(
-    problems: Problems, request: Sampling, max_tokens_out: int, vocab_size: int | None, *, max_stops: int = MAX_STOPS
+    problems: Problems,
+    request: SamplingParams,
+    max_tokens_out: int,
+    vocab_size: int | None,
+    *,
+    max_stops: int = MAX_STOPS,
 ) -> None:
     """Check how tokens are drawn and where the answer ends, in the order of the fields; there may be `max_stops` stops.
     A number has the bounds of its field's description."""
@@ -171,7 +178,7 @@ def _logit_bias(problems: Problems, biases: dict[str, float], vocab_size: int | 
     problems.take(of_entries)
 
 
-def _ignore_eos(problems: Problems, request: Sampling) -> None:
+def _ignore_eos(problems: Problems, request: SamplingParams) -> None:
     for other in ("grammar", "json_schema", "regex"):
         if request.ignore_eos and getattr(request, other) is not None:
             text = f"cannot go with {other}, which says where the text ends; send one of them"

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from worker.sampling.arrays import Ids, Reals
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import SamplingParams
 
 _MIN_PENALTY = 1e-6
 """docs/protocol.md#sampling: penalty 0 acts as this; it is a floor, so a smaller penalty is never a stronger one."""
@@ -19,7 +19,7 @@ _MAX_DRY = 1e100
 a token hopeless and not impossible."""
 
 
-def are_on(sampling: Sampling) -> bool:
+def are_on(sampling: SamplingParams) -> bool:
     """Return whether any penalty looks at any token."""
     is_off = (
         sampling.repetition_penalty == 1.0
@@ -30,14 +30,14 @@ def are_on(sampling: Sampling) -> bool:
     return not is_off and sampling.repeat_last_n != 0
 
 
-def window(sampling: Sampling, generated: Seq[int]) -> Seq[int]:
+def window(sampling: SamplingParams, generated: Seq[int]) -> Seq[int]:
     """The generated tokens that the penalties look at; none when every penalty is off."""
     if not are_on(sampling):
         return ()
     return generated if sampling.repeat_last_n < 0 else generated[-sampling.repeat_last_n :]
 
 
-def penalise(ids: Ids, scores: Reals, sampling: Sampling, tokens: Seq[int], counts: Counter[int]) -> None:
+def penalise(ids: Ids, scores: Reals, sampling: SamplingParams, tokens: Seq[int], counts: Counter[int]) -> None:
     """Change, in place, the scores of the tokens of a window.
 
     `ids`: distinct, ascending; all of `tokens` are among them. `scores`: of the ids, after the temperature.
@@ -65,7 +65,7 @@ def _repeated(scores: Reals, penalty: float) -> Reals:
     return np.where(scores > 0.0, scores / penalty, scores * penalty)
 
 
-def dry(lengths: Reals, sampling: Sampling) -> Reals:
+def dry(lengths: Reals, sampling: SamplingParams) -> Reals:
     """DRY's penalties for repetitions of these lengths: multiplier * base^(length - allowed_length), at most 1e100."""
     with np.errstate(over="ignore"):
         sizes: Reals = sampling.dry_multiplier * sampling.dry_base ** (lengths - sampling.dry_allowed_length)

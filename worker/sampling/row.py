@@ -13,7 +13,7 @@ import numpy as np
 from worker.sampling import penalties
 from worker.sampling.arrays import NO_IDS, Ids, Logits, Reals
 from worker.sampling.estimate import Estimate, numpy_estimate
-from worker.wire.jobs import MAX_BIAS, Sampling
+from worker.wire.jobs import MAX_BIAS, SamplingParams
 
 
 class NoToken(ValueError):
@@ -66,14 +66,14 @@ class Row:
         raise NoToken("cannot sample: logit_bias, ignore_eos and min_tokens together ban every possible token")
 
 
-def has_only_bans(sampling: Sampling, n_generated: int) -> bool:
+def has_only_bans(sampling: SamplingParams, n_generated: int) -> bool:
     """Return whether no score but a banned token's is changed."""
     return not sampling.logit_bias and (n_generated == 0 or not penalties.are_on(sampling))
 
 
 def row_of(
     logits: Logits,
-    sampling: Sampling,
+    sampling: SamplingParams,
     generated: Seq[int],
     ends: Ids,
     temperature: float,
@@ -102,14 +102,14 @@ def row_of(
     return Row(logits, temperature, touched, scores, estimate)
 
 
-def banned(sampling: Sampling, n_generated: int, ends: Ids) -> Ids:
+def banned(sampling: SamplingParams, n_generated: int, ends: Ids) -> Ids:
     """Tokens that cannot be drawn now, besides those with a bias of -MAX_BIAS."""
     if n_generated < sampling.min_tokens:
         return np.concatenate([ends, np.array(sampling.stop_token_ids, dtype=np.intp)])
     return ends if sampling.ignore_eos else NO_IDS
 
 
-def _add_bias(scores: Reals, places: Ids, sampling: Sampling) -> None:
+def _add_bias(scores: Reals, places: Ids, sampling: SamplingParams) -> None:
     bias = np.fromiter(sampling.logit_bias.values(), dtype=np.float64)
     is_ban = bias <= -MAX_BIAS
     scores[places[~is_ban]] += bias[~is_ban]

@@ -3,8 +3,8 @@
 Owns that order: bias and bans (row.py), temperature, penalties (penalties.py), top_n_sigma and top_k (shortlist.py),
 typical_p, top_p and min_p (sorted.py), xtc (here), the draw. Owns the way, too: the cheap one (shortlist.py,
 unsorted.py) wherever it gives the same answer as sorting all tokens (sorted.py). Knows nothing of slots, steps or
-llama.cpp: a row, a Sampling and the job's own tokens come in, a token goes out. Pure; runs on the engine's step thread.
-Scores are float64, so that neither a temperature of 1e-6 nor a penalty of 1e-6 can overflow a float32 logit.
+llama.cpp: a row, its parameters and the job's own tokens come in, a token goes out. Pure; runs on the engine's step
+thread. Scores are float64, so that neither a temperature of 1e-6 nor a penalty of 1e-6 can overflow a float32 logit.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from worker.sampling.row import NoToken, Row, banned, has_only_bans, row_of
 from worker.sampling.shortlist import Shortlist, covering, settled, whole
 from worker.sampling.sorted import in_order, softmax, truncated, without_top_choices
 from worker.sampling.unsorted import Undecided
-from worker.wire.jobs import Sampling, TokenId
+from worker.wire.jobs import SamplingParams, TokenId
 
 TOKEN_LANE, XTC_LANE = 0, 2
 """The lane of the number that decides the token, and of the one that decides whether XTC acts."""
@@ -36,7 +36,7 @@ _LEFT_BY_XTC = 0.25
 
 def sample(
     logits: Logits,
-    sampling: Sampling,
+    sampling: SamplingParams,
     generated: Seq[int],
     ends: Ids = NO_IDS,
     allowed: Mask | None = None,
@@ -65,7 +65,7 @@ def masked(logits: Logits, allowed: Mask) -> Logits:
     return np.where(allowed, logits, _NEVER)
 
 
-def candidates(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids = NO_IDS) -> tuple[Ids, Reals]:
+def candidates(logits: Logits, sampling: SamplingParams, generated: Seq[int], ends: Ids = NO_IDS) -> tuple[Ids, Reals]:
     """The tokens that can be drawn and their probabilities (sum 1), most probable first, ties by lower id.
 
     Arguments and errors as for `sample`. A logit of -inf is no candidate; at temperature 0 there is exactly one.
@@ -77,7 +77,7 @@ def candidates(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Id
     return _candidates(row, sampling, len(generated))
 
 
-def _drawn(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, estimate: Estimate) -> int:
+def _drawn(logits: Logits, sampling: SamplingParams, generated: Seq[int], ends: Ids, estimate: Estimate) -> int:
     if sampling.temperature < GREEDY_BELOW:
         return _most_likely(logits, sampling, generated, ends)
     row = row_of(logits, sampling, generated, ends, sampling.temperature, estimate=estimate)
@@ -94,7 +94,7 @@ def _drawn(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, e
     return int(ids[np.searchsorted(cumulative, number * cumulative[-1], side="right")])
 
 
-def _most_likely(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids) -> int:
+def _most_likely(logits: Logits, sampling: SamplingParams, generated: Seq[int], ends: Ids) -> int:
     """The token of the highest score after the penalties; numpy's argmax takes the lowest id of equals, and a NaN
     before all others.
     """
@@ -109,13 +109,13 @@ def _most_likely(logits: Logits, sampling: Sampling, generated: Seq[int], ends: 
     return best
 
 
-def _xtc_acts(sampling: Sampling, position: int) -> bool:
+def _xtc_acts(sampling: SamplingParams, position: int) -> bool:
     return (
         sampling.xtc_probability > 0.0 and uniform(sampling.drawn_seed, position, XTC_LANE) < sampling.xtc_probability
     )
 
 
-def _shortlists(row: Row, sampling: Sampling, number: float) -> Iterator[Shortlist]:
+def _shortlists(row: Row, sampling: SamplingParams, number: float) -> Iterator[Shortlist]:
     """The shortlist that a draw with `number` needs: first with a quick sum of all other tokens, then with an exact
     one.
     """
@@ -128,14 +128,14 @@ def _shortlists(row: Row, sampling: Sampling, number: float) -> Iterator[Shortli
         yield settled(shortlist, row)
 
 
-def _candidates(row: Row, sampling: Sampling, position: int) -> tuple[Ids, Reals]:
+def _candidates(row: Row, sampling: SamplingParams, position: int) -> tuple[Ids, Reals]:
     ids, scores = _before_xtc(row, sampling)
     if _xtc_acts(sampling, position):
         ids, scores = without_top_choices(ids, scores, sampling.xtc_threshold)
     return ids, softmax(scores)
 
 
-def _before_xtc(row: Row, sampling: Sampling) -> tuple[Ids, Reals]:
+def _before_xtc(row: Row, sampling: SamplingParams) -> tuple[Ids, Reals]:
     for shortlist in _shortlists(row, sampling, 1.0):
         with suppress(Undecided):
             return in_order(unsorted.truncated(shortlist, sampling))

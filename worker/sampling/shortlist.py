@@ -15,7 +15,7 @@ import numpy as np
 from worker.sampling.arrays import Ids, Logits, Mask, Reals
 from worker.sampling.estimate import F32_SLACK, F32_SUM
 from worker.sampling.row import Row
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import SamplingParams
 
 _ROUNDING = 2.0**-52
 """This times the number of terms bounds the relative difference of two float64 sums of the same weights."""
@@ -65,7 +65,7 @@ class Shortlist:
         return Shortlist(self.ids[chosen], self.scores[chosen], weights, float(weights.sum()), self.rounding)
 
 
-def covering(row: Row, sampling: Sampling, share: float) -> Shortlist:
+def covering(row: Row, sampling: SamplingParams, share: float) -> Shortlist:
     """Return, after top_n_sigma and top_k, at least the most probable tokens that together hold `share` of the
     probability.
 
@@ -94,7 +94,7 @@ def covering(row: Row, sampling: Sampling, share: float) -> Shortlist:
     return whole(row, sampling)
 
 
-def whole(row: Row, sampling: Sampling) -> Shortlist:
+def whole(row: Row, sampling: SamplingParams) -> Shortlist:
     """Return, after top_n_sigma and top_k, every token, with a total that is exact to float64.
 
     Raises: ValueError when there is no distribution.

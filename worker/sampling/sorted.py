@@ -9,7 +9,7 @@ import numpy as np
 
 from worker.sampling.arrays import Ids, Reals
 from worker.sampling.shortlist import Shortlist
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import SamplingParams
 
 
 def in_order(shortlist: Shortlist) -> tuple[Ids, Reals]:
@@ -25,7 +25,7 @@ def softmax(scores: Reals) -> Reals:
     return weights
 
 
-def truncated(ids: Ids, scores: Reals, sampling: Sampling) -> tuple[Ids, Reals]:
+def truncated(ids: Ids, scores: Reals, sampling: SamplingParams) -> tuple[Ids, Reals]:
     """Return what typical_p, top_p and min_p leave, in this order, each measured on what the one before left."""
     if sampling.typical_p < 1.0:
         kept = _typical(softmax(scores), sampling.typical_p)

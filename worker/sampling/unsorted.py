@@ -12,7 +12,7 @@ import numpy as np
 
 from worker.sampling.arrays import Ids, Mask, Reals
 from worker.sampling.shortlist import Shortlist
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import SamplingParams
 
 _SORTABLE = 1024
 """More tokens than these are first narrowed to those near the sum that is looked for."""
@@ -31,7 +31,7 @@ class Undecided(Exception):
     """A sum lies so close to a border that only the plain order of additions says on which side."""
 
 
-def truncated(shortlist: Shortlist, sampling: Sampling) -> Shortlist:
+def truncated(shortlist: Shortlist, sampling: SamplingParams) -> Shortlist:
     """The tokens that typical_p, top_p and min_p leave, in this order. Raises: Undecided."""
     if sampling.typical_p < 1.0:
         shortlist = _typical(shortlist, sampling.typical_p)
@@ -44,7 +44,7 @@ def truncated(shortlist: Shortlist, sampling: Sampling) -> Shortlist:
     return kept.keep(_up_to(kept, _reaching(kept, target, shortlist.error)))
 
 
-def drawn(shortlist: Shortlist, sampling: Sampling, number: float, *, is_xtc: bool) -> int:
+def drawn(shortlist: Shortlist, sampling: SamplingParams, number: float, *, is_xtc: bool) -> int:
     """The token at which the running sum of what is left passes `number` (0 <= number < 1) of it. Raises: Undecided."""
     if sampling.typical_p >= 1.0 and len(shortlist.ids) <= _SORTABLE:
         return _drawn_of_few(shortlist, sampling, number, is_xtc=is_xtc)
@@ -54,7 +54,7 @@ def drawn(shortlist: Shortlist, sampling: Sampling, number: float, *, is_xtc: bo
     return int(shortlist.ids[_reaching(shortlist, number * shortlist.total, shortlist.error)])
 
 
-def _drawn_of_few(shortlist: Shortlist, sampling: Sampling, number: float, *, is_xtc: bool) -> int:
+def _drawn_of_few(shortlist: Shortlist, sampling: SamplingParams, number: float, *, is_xtc: bool) -> int:
     """Does what `drawn` does, with one sort for the cuts and the draw."""
     order = (-shortlist.scores).argsort(kind="stable")
     weights = shortlist.weights.take(order)

@@ -52,7 +52,7 @@ def narrow(value: float) -> float:
 _ZERO_TO_ONE = {"minimum": 0, "maximum": 1}
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The parameters of an answer, as `/execute` and `/v1` have them in common and as the engine gets them;
     docs/sampling.md has every formula. Floats hold f32 values, before the rules possibly infinite; the bounds are the
     rules' business (protocol/rules.py).
@@ -183,10 +183,10 @@ divide reasoning from content."""
 class Submit(Frame, frozen=True, kw_only=True):
     job: JobKey
     prompt: Prompt
-    sampling: Sampling
+    sampling: SamplingParams
     """It has a seed. At most one of `grammar`, `json_schema` and `regex` is set; their contents are not checked yet."""
     prompt_logprobs: int | None = None
-    """The number of Sampling.logprobs, for the prompt's own tokens."""
+    """The number of SamplingParams.logprobs, for the prompt's own tokens."""
     prediction: str = ""
     """A text that the answer will probably repeat; empty means none."""
     salt: bytes = b""

@@ -15,7 +15,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.drafting.hidden_rows import HiddenRows
 from worker.engine.loop import Engine
 from worker.engine.step import Sampled, Step
-from worker.wire.jobs import Finished, JobKey, Logprob, Sampling, SlotId, StepDone, StepKind, TokenId, TopToken
+from worker.wire.jobs import Finished, JobKey, Logprob, SamplingParams, SlotId, StepDone, StepKind, TokenId, TopToken
 from worker.wire.messages import Outbound
 
 CONTEXT = 2_000
@@ -136,7 +136,9 @@ class DraftRig:
         prompt = [TokenId(token) for token in request.prompt]
         constraint = None if request.constraint is None else ToyConstraint(request.constraint)
         self.engine.submit(
-            queued(job, prompt, request.max_tokens, Sampling(seed=request.seed), request.stop, constraint=constraint)
+            queued(
+                job, prompt, request.max_tokens, SamplingParams(seed=request.seed), request.stop, constraint=constraint
+            )
         )
         return job
 

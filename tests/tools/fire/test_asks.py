@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tools.fire.asks import CHAT, COMPLETIONS, EXECUTE, MESSAGES, RESPONSES, SALTS, Ask, Asks
-from worker.wire.jobs import Sampling
+from worker.wire.jobs import SamplingParams
 
 N = 4000
 
@@ -33,7 +33,7 @@ def test_every_route_gets_requests_and_some_repeat(asks: list[Ask]) -> None:
 
 def test_every_sampling_field_is_asked_for_at_execute(asks: list[Ask]) -> None:
     fields = {name for ask in asks if ask.path == EXECUTE for name in ask.body}
-    assert fields >= set(Sampling.__struct_fields__)
+    assert fields >= set(SamplingParams.__struct_fields__)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.model.info import read_info
 from worker.plan.devices import choose_device
-from worker.wire.jobs import Sampling, SlotId
+from worker.wire.jobs import SamplingParams, SlotId
 
 N_SYNTHETIC = 8
 STANDARD_DEVIATION = 3.0
@@ -72,7 +72,7 @@ def model_rows(path: Path) -> Iterator[Rows]:
         tokens = model.tokenize(_TEXT)[:_MAX_TOKENS]
         beginnings = [tokens[:n_tokens] for n_tokens in range(2, len(tokens) + 1)]
         context = _context(model, n_slots=len(beginnings), n_tokens=sum(map(len, beginnings)))
-        wanted = Sampling(seed=0)
+        wanted = SamplingParams(seed=0)
         indexes = context.decode(
             [Slice(SlotId(slot), 0, beginning, wanted) for slot, beginning in enumerate(beginnings)]
         )

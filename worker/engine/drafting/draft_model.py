@@ -24,7 +24,7 @@ from worker.engine.drafting.speculation import Proposals, Running, Speculation, 
 from worker.engine.drafting.step_costs import StepCosts
 from worker.engine.sequence import Sequence
 from worker.engine.step import Sampled, Slice, Step, StepFailed
-from worker.wire.jobs import Sampling, SlotId, TokenId
+from worker.wire.jobs import SamplingParams, SlotId, TokenId
 
 MAX_LACKING = 8
 """The largest number of missing tokens that are computed with the first draft token. After a step it lacks one or two;
@@ -48,7 +48,7 @@ again some hundred tokens later."""
 HALF_LIFE_JOBS = 4
 """The number of new jobs after which observations of all jobs' drafts count half."""
 
-_GREEDY = Sampling(seed=0, temperature=0.0, logprobs=0)
+_GREEDY = SamplingParams(seed=0, temperature=0.0, logprobs=0)
 _NO_TOKEN = TokenId(-1)
 """This token is never drawn."""
 _BEGINNING = Acceptance([HOPE] * N_CLASSES, [1.0] * N_CLASSES)
