@@ -25,11 +25,10 @@ from worker.openai.fields import (
     read_foreign,
     read_object,
     read_struct,
-    read_turns,
 )
 from worker.openai.thinking import EFFORTS, Thinking, thinking_of, turned_off, turned_on, with_idle_named
 from worker.openai.tools import CallChoice, Offered, Tool, check_count, check_twins, checked_use, function_tool, listed
-from worker.openai.turns import Turns
+from worker.openai.turns import Turns, read_turns
 from worker.protocol.bodies import Problems
 from worker.protocol.rules import int_range
 from worker.protocol.unread import unread

@@ -13,20 +13,18 @@ from urllib.parse import quote
 import msgspec
 
 from worker.openai.constraints import ConstrainedRequest, constraint_of
-from worker.openai.errors import NotAnObject, UnknownModel, refused_as_spelled, replaced, respelled
+from worker.openai.errors import NotAnObject, UnknownModel, refused_as_spelled, respelled
 from worker.openai.reading import PLAIN, Reading
 from worker.openai.thinking import Thinking
 from worker.openai.tools import Offered, ToolUse, check_constraint, without_schema
-from worker.openai.turns import Turns
 from worker.protocol.bodies import FieldsRefused, Problems
-from worker.protocol.conversation import Part, check_parts, read_conversation
+from worker.protocol.conversation import Part, check_parts
 from worker.protocol.json_bytes import fault_of, without_mark
 from worker.protocol.rules import check_sampling, int_range
 from worker.protocol.unread import unread
 from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.encoding import doc
 from worker.wire.jobs import SamplingParams, narrow
-from worker.wire.prompts import Conversation
 
 Members = dict[str, Any]
 """The members of a JSON object, as msgspec.json.decode gives them."""
@@ -221,34 +219,6 @@ def read_struct(problems: Problems, shape: type[Shape], members: Members) -> Sha
     return shape(**{name: value for name, value in found.items() if value is not None})
 
 
-def read_turns(
-    problems: Problems,
-    turns: Turns,
-    thinking: Thinking,
-    offered: Offered,
-    terms: Terms,
-    *,
-    names: Mapping[str, str],
-    is_continued: bool = False,
-) -> Conversation | None:
-    """The conversation of another protocol; None if a rule is broken. If it is continued, the answer goes on with the
-    last message. `names`: the client's names of a chat's fields."""
-    if problems.found:
-        return None
-    own = Problems()
-    made = read_conversation(
-        own,
-        turns.messages,
-        tools=offered.use.for_template(),
-        template_kwargs=thinking.variables,
-        add_generation_prompt=not is_continued,
-        continue_final_message=is_continued,
-        max_chars=terms.max_text_chars,
-    )
-    problems.found += respelled(replaced(own.found, turns.places), names)
-    return made
-
-
 def idle_variables(kwargs: Mapping[str, Any] | None, terms: Terms) -> Iterator[str]:
     """Yield the places of the variables that the model's template does not read."""
     return (f"chat_template_kwargs.{name}" for name in kwargs or () if name not in terms.template_keys)
@@ -334,20 +304,18 @@ def read_generation(
     if request.stream_options is not None and not request.stream:
         ignored = chain(("stream_options",), ignored)
     values |= {"logprobs": logprobs, **wanted.fields}
-    max_tokens_out = terms.max_tokens_out
-    values["max_tokens"] = (default_tokens or max_tokens_out) if max_tokens is None else max_tokens
+    most = terms.max_tokens_out
+    values["max_tokens"] = (default_tokens or most) if max_tokens is None else max_tokens
     fields = SamplingParams(**values)
     broken = Problems()
     int_range(broken, "max_tokens", max_tokens, min_max_tokens)
     int_range(broken, "n", request.n, 1, MAX_CHOICES)
-    check_sampling(broken, fields, max(max_tokens_out, fields.max_tokens), terms.vocab_size, max_stops=MAX_STOPS)
+    check_sampling(broken, fields, max(most, fields.max_tokens), terms.vocab_size, max_stops=MAX_STOPS)
     problems.found += respelled(broken.found, spelled)
     problems.check()
     return Generation(
         fields=msgspec.structs.replace(
-            fields,
-            max_tokens=min(fields.max_tokens, max_tokens_out),
-            min_tokens=min(fields.min_tokens, max_tokens_out),
+            fields, max_tokens=min(fields.max_tokens, most), min_tokens=min(fields.min_tokens, most)
         ),
         model=request.model,
         n=request.n or 1,

@@ -5,7 +5,16 @@ become the same messages, so that their prompts have the same prefix. Pure.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any
+
+from worker.openai.errors import replaced, respelled
+from worker.openai.fields import Terms
+from worker.openai.thinking import Thinking
+from worker.openai.tools import Offered
+from worker.protocol.bodies import Problems
+from worker.protocol.conversation import read_conversation
+from worker.wire.prompts import Conversation
 
 KIND = re.compile(r"[a-z_]{1,40}")
 """An answer may name a type of this form, but no text that was sent by mistake."""
@@ -66,3 +75,31 @@ def joined(texts: list[str]) -> str:
 def got(kind: str) -> str:
     """The type that was sent, for the end of an error, if it may be named."""
     return f" (got {kind})" if KIND.fullmatch(kind) else ""
+
+
+def read_turns(
+    problems: Problems,
+    turns: Turns,
+    thinking: Thinking,
+    offered: Offered,
+    terms: Terms,
+    *,
+    names: Mapping[str, str],
+    is_continued: bool = False,
+) -> Conversation | None:
+    """The conversation of another protocol; None if a rule is broken. If it is continued, the answer goes on with the
+    last message. `names`: the client's names of a chat's fields."""
+    if problems.found:
+        return None
+    own = Problems()
+    made = read_conversation(
+        own,
+        turns.messages,
+        tools=offered.use.for_template(),
+        template_kwargs=thinking.variables,
+        add_generation_prompt=not is_continued,
+        continue_final_message=is_continued,
+        max_chars=terms.max_text_chars,
+    )
+    problems.found += respelled(replaced(own.found, turns.places), names)
+    return made

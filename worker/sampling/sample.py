@@ -110,9 +110,8 @@ def _most_likely(logits: Logits, sampling: SamplingParams, generated: Seq[int], 
 
 
 def _xtc_acts(sampling: SamplingParams, position: int) -> bool:
-    return (
-        sampling.xtc_probability > 0.0 and uniform(sampling.drawn_seed, position, XTC_LANE) < sampling.xtc_probability
-    )
+    chance = sampling.xtc_probability
+    return chance > 0.0 and uniform(sampling.drawn_seed, position, XTC_LANE) < chance
 
 
 def _shortlists(row: Row, sampling: SamplingParams, number: float) -> Iterator[Shortlist]:

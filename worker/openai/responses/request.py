@@ -22,14 +22,13 @@ from worker.openai.fields import (
     read_foreign,
     read_object,
     read_struct,
-    read_turns,
 )
 from worker.openai.responses.events import ResponseAnswer, Shown
 from worker.openai.responses.items import read_input, tools_in
 from worker.openai.responses.offered import read_tools
 from worker.openai.responses.resource import EchoedReasoning, InputTokens, ResponseResource
 from worker.openai.thinking import EFFORTS, thinking_of, with_idle_named
-from worker.openai.turns import Turns
+from worker.openai.turns import Turns, read_turns
 from worker.protocol.bodies import Problems
 from worker.wire.encoding import doc
 from worker.wire.jobs import MarkUse
