@@ -12,9 +12,9 @@ from worker.wire.jobs import Submit
 from worker.wire.refusals import Violation
 
 
-def submitted(**fields: Any) -> Submit:
+def submitted(*, json_schema: str | None = None, **fields: Any) -> Submit:
     """A job with a divided answer, and with these fields."""
-    return replace(submit(), marks="split", **fields)
+    return replace(submit(json_schema=json_schema), marks="split", **fields)
 
 
 def constrained(constraints: Constraints, **fields: Any) -> AnswerConstraint:

@@ -24,8 +24,8 @@ NO_TOKEN = Violation("tokens", f"vocabulary({N_VOCAB})", "an id is outside the v
 NO_CHAT = Violation("messages", "chat_template", "the chat template refuses the conversation")
 
 
-def job(prompt: Prompt, key: int = 1) -> Submit:
-    return Submit(job=JobKey(key), prompt=prompt, sampling=SamplingParams(seed=1, max_tokens=2))
+def job(prompt: Prompt, key: int = 1, max_tokens: int = 2) -> Submit:
+    return Submit(job=JobKey(key), prompt=prompt, sampling=SamplingParams(seed=1, max_tokens=max_tokens))
 
 
 def test_a_question_is_answered_with_the_tokens_and_the_text() -> None:
@@ -87,7 +87,7 @@ def test_a_prediction_is_drafted_from_and_changes_no_token() -> None:
     held = [TokenId(byte % N_VOCAB) for byte in b"hello"]
     for _ in range(60):
         held.append(ToyModel().draw(SlotId(0), held, 1).token)
-    plain = replace(job("hello"), max_tokens=60)
+    plain = job("hello", max_tokens=60)
     with toy_engine(TOY) as engine:
         engine.next(Loaded)
         ends, texts = [], []
