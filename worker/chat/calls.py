@@ -186,7 +186,7 @@ class CallReader:
         k = yield from self._scan.after_space(k)
         char = yield from self._scan.char_at(k)
         if char != "{":
-            end = yield from self._scan.after_token(k, self.end[0]) if self.end else nowhere()
+            end = (yield from self._scan.after_token(k, self.end[0])) if self.end else -1
             if end < 0 or name not in self._deltas.tools:
                 raise NotACallError
         self._scan.take(k)
@@ -280,8 +280,3 @@ def _object_text(text: str) -> str:
 def word(text: str, begin: str) -> str:
     """Return the name that stands behind a marker. In quotes it is an attribute, whose signs may be escaped."""
     return unescaped(text.strip()) if begin.endswith('"') else text.strip()
-
-
-def nowhere() -> Steps[int]:
-    return -1
-    yield

@@ -136,7 +136,9 @@ class MessageReader:
         if is_empty or char == "{":
             scan.take(k)
             self._deltas.begin(name)
-            yield from iter(()) if is_empty else self._calls.json()
-            self._deltas.argue("{}" if is_empty else "")
+            if is_empty:
+                self._deltas.argue("{}")
+            else:
+                yield from self._calls.json()
             self._deltas.end()
             scan.take((yield from scan.after_space(0)))

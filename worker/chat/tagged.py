@@ -5,7 +5,7 @@ A value ends at its own end marker, or where another shows that it is left out.
 
 from typing import Final
 
-from worker.chat.calls import CallReader, nowhere, word
+from worker.chat.calls import CallReader, word
 from worker.chat.deltas import Deltas
 from worker.chat.literals import python_json
 from worker.chat.plain_calls import MAX_HELD
@@ -62,7 +62,7 @@ class TaggedReader(CallReader):
             if k >= 0:
                 break
             k = yield from scan.after_space(0)
-            k = yield from scan.after_token(k, self._parameter_end) if self.form.form != "nested" else nowhere()
+            k = -1 if self.form.form == "nested" else (yield from scan.after_token(k, self._parameter_end))
             if k < 0:
                 return None
             scan.take(k)  # models write the end of a parameter twice

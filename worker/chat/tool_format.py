@@ -479,18 +479,17 @@ def _units(text: str) -> list[str]:
 
 def _common_prefix(one: str, other: str) -> str:
     """The units that both texts begin with."""
-    return one[: _n_common(_units(one), _units(other))]
+    return "".join(_common(_units(one), _units(other)))
 
 
 def _common_suffix(one: str, other: str) -> str:
     """The units that both texts end with."""
-    return one[len(one) - _n_common(_units(one)[::-1], _units(other)[::-1]) :]
+    return "".join(reversed(_common(_units(one)[::-1], _units(other)[::-1])))
 
 
-def _n_common(units: list[str], others: list[str]) -> int:
-    """The number of characters in the units that two lists begin with."""
-    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(units, others, strict=False))
-    return sum(len(unit) for unit, _ in pairs)
+def _common(units: list[str], others: list[str]) -> list[str]:
+    """The units that two lists begin with."""
+    return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(units, others, strict=False))]
 
 
 def _last_marker(text: str) -> str:

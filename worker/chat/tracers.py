@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import dropwhile
-from typing import cast
 
 from worker.chat.escapes import Json
 from worker.chat.forms import END_OF_THOUGHT, LEADING, RESULTS, Message, calls_of, function_of, object_of
@@ -121,14 +120,14 @@ class Tracers:
         """The value with a tracer in the last text that is in it."""
         if isinstance(value, str):
             return self._text(value, into)
-        entries = list(
-            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        )
-        for key, inner in reversed(entries):
-            if (made := self._inside(inner, into)) != inner:
-                if isinstance(value, dict):
-                    return value | {str(key): made}
-                return [made if at == key else item for at, item in enumerate(cast(list[Json], value))]
+        if isinstance(value, dict):
+            for key, inner in reversed(value.items()):
+                if (made := self._inside(inner, into)) != inner:
+                    return value | {key: made}
+        elif isinstance(value, list):
+            for at, inner in reversed([*enumerate(value)]):
+                if (made := self._inside(inner, into)) != inner:
+                    return [*value[:at], made, *value[at + 1 :]]
         return value
 
     def _text(self, text: str, into: list[str], *, is_thought: bool = False) -> str:

@@ -21,7 +21,7 @@ from worker.chat.tool_grammar import (
 from worker.chat.tool_schema import OPTIONS, Inexpressible, Schema
 from worker.chat.values import loaded, types_of
 from worker.constraints.answer import Calls
-from worker.constraints.constraint import Constraint, Unsupported, calls_matcher, enforceable, json_options
+from worker.constraints.constraint import Constraint, Unsupported, enforceable, json_options, matcher_of
 from worker.constraints.gbnf import BadGrammar, check_lark
 from worker.constraints.schema_gaps import plain
 from worker.constraints.text_markers import Begin
@@ -117,7 +117,8 @@ class CallCompiler:
 
     def _constraint(self, lark: str, in_words: Callable[[str], str] = str) -> Constraint:
         """Raises: Unsupported."""
-        return Constraint(calls_matcher(self.tokenizer, lark, in_words), self.tokens)
+        source = llguidance.LLMatcher.grammar_from_lark(lark)
+        return Constraint(matcher_of(self.tokenizer, "calls", source, in_words), self.tokens)
 
     def _compiled(self, tools: Seq[Tool], lark_of: LarkOf) -> Constraint:
         """Compile all tools together; if that fails, find the one to blame. Raises: BadTool."""

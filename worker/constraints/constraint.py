@@ -87,16 +87,17 @@ def compiled(tokenizer: llguidance.LLTokenizer, field: Field, text: str, token_o
     """A matcher at the beginning of its text. Raises: Unsupported."""
     make = llguidance.LLMatcher
     if field == "json_schema":
-        return _of_schema(tokenizer, text)
+        schema, _, source = enforceable(text)
+        return matcher_of(tokenizer, "json_schema", source, lambda error: plain(error, schema))
     if field == "regex":
-        return _matcher(tokenizer, "regex", make.grammar_from_regex(text), _plain)
+        return matcher_of(tokenizer, "regex", make.grammar_from_regex(text), _plain)
     try:
         if not is_lark(text):
-            return _matcher(tokenizer, "gbnf", make.grammar_from_lark(lark_of(text, token_of)), _plain)
+            return matcher_of(tokenizer, "gbnf", make.grammar_from_lark(lark_of(text, token_of)), _plain)
         check_lark(text)
     except BadGrammar as error:
         raise Unsupported(str(error)) from error
-    return _matcher(tokenizer, "lark", make.grammar_from_lark(text), _plain)
+    return matcher_of(tokenizer, "lark", make.grammar_from_lark(text), _plain)
 
 
 class Enforceable(NamedTuple):
@@ -129,19 +130,10 @@ def enforceable(text: str) -> Enforceable:
     return Enforceable(schema, found, source)
 
 
-def _of_schema(tokenizer: llguidance.LLTokenizer, text: str) -> llguidance.LLMatcher:
-    schema, _, source = enforceable(text)
-    return _matcher(tokenizer, "json_schema", source, lambda error: plain(error, schema))
-
-
-def calls_matcher(tokenizer: llguidance.LLTokenizer, lark: str, in_words: Callable[[str], str]) -> llguidance.LLMatcher:
-    """A matcher of calls, whose schemas are `enforceable`. Raises: Unsupported."""
-    return _matcher(tokenizer, "calls", llguidance.LLMatcher.grammar_from_lark(lark), in_words)
-
-
-def _matcher(
+def matcher_of(
     tokenizer: llguidance.LLTokenizer, notation: Notation, source: str, in_words: Callable[[str], str]
 ) -> llguidance.LLMatcher:
+    """A matcher of a grammar of the library's; `in_words` words its refusal. Raises: Unsupported."""
     matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=LIMITS_OF[notation])
     if matcher.is_error():
         raise Unsupported(in_words(matcher.get_error()))

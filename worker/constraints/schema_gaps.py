@@ -61,11 +61,9 @@ def gap(schema: object) -> str | None:
     if (endless := _endless(schema)) is not None:
         return f'at {endless} a "$ref" that leads back to itself is required, so that nothing can satisfy it'
     multiples = {Decimal(str(part["multipleOf"])) for part, _ in _parts(schema) if _is_number(part.get("multipleOf"))}
-    return (
-        None
-        if _are_small(multiples)
-        else '"multipleOf" has too large a number, or several numbers with too large a common multiple'
-    )
+    if not _are_small(multiples):
+        return '"multipleOf" has too large a number, or several numbers with too large a common multiple'
+    return None
 
 
 def has_open_names(schema: Schema) -> bool:
@@ -319,39 +317,36 @@ def _are_small(multiples: set[Decimal]) -> bool:
 
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────
 
-_REFUSALS = [
-    (re.compile(error, re.DOTALL), words)
-    for error, words in (
-        (r"Unimplemented keys: \[(.*?)\]", "{0} cannot be enforced"),
-        (r"Unknown format", 'this "format" is not supported'),
-        (r"oneOf constraints", '"oneOf" is supported only where its branches plainly exclude one another'),
-        (r"circular references", 'a "$ref" that leads back to itself may have no other keyword beside it'),
-        (r"retrieving it failed", 'a "$ref" or "$schema" names another document'),
-        (r"^Pointer|resolve|Invalid URI|[Aa]nchor", 'a "$ref" or "$id" cannot be resolved'),
-        (r"Invalid type", '"type" names no type of JSON'),
-        (r"Expected .* for '(\w+)'", '"{0}" has a value of the wrong kind'),
-        (r"^(\$?\w+) must be", '"{0}" has a value of the wrong kind'),
-        (r"regex parse error.*error: ([^\n]*)", "a pattern cannot be read: {0}"),
-        (r"lookarounds", "a pattern has an anchor or a word boundary where it cannot be enforced"),
-        (r"min/maxProperties", '"minProperties" and "maxProperties" are supported only without optional properties'),
-        (r"disjoint", 'a name could match two of the "patternProperties"'),
-        (r"Unsatisfiable schema.*Regex is empty", 'no text matches a "pattern" or "format" and what stands beside it'),
-        (r"Unsatisfiable schema.*((?:min|max)(?:Length|Items|Properties|imum))", 'no JSON satisfies "{0}"'),
-        (r"Unsatisfiable schema", "no JSON satisfies it"),
-        (r"range: min=", "a bound of a number is too large"),
-        (r"multiple ?[oO]f", '"multipleOf" must be above 0 and of at most nine digits'),
-        (r"(at line \d+ column \d+)$", "it is not JSON ({0})"),
-        (r"large|exceed|exhausted|limit|Unable to determine|fuel", "it is too large or too complex"),
-    )
-]
+_REFUSALS = {
+    r"Unimplemented keys: \[(.*?)\]": "{0} cannot be enforced",
+    r"Unknown format": 'this "format" is not supported',
+    r"oneOf constraints": '"oneOf" is supported only where its branches plainly exclude one another',
+    r"circular references": 'a "$ref" that leads back to itself may have no other keyword beside it',
+    r"retrieving it failed": 'a "$ref" or "$schema" names another document',
+    r"^Pointer|resolve|Invalid URI|[Aa]nchor": 'a "$ref" or "$id" cannot be resolved',
+    r"Invalid type": '"type" names no type of JSON',
+    r"Expected .* for '(\w+)'": '"{0}" has a value of the wrong kind',
+    r"^(\$?\w+) must be": '"{0}" has a value of the wrong kind',
+    r"regex parse error.*error: ([^\n]*)": "a pattern cannot be read: {0}",
+    r"lookarounds": "a pattern has an anchor or a word boundary where it cannot be enforced",
+    r"min/maxProperties": '"minProperties" and "maxProperties" are supported only without optional properties',
+    r"disjoint": 'a name could match two of the "patternProperties"',
+    r"Unsatisfiable schema.*Regex is empty": 'no text matches a "pattern" or "format" and what stands beside it',
+    r"Unsatisfiable schema.*((?:min|max)(?:Length|Items|Properties|imum))": 'no JSON satisfies "{0}"',
+    r"Unsatisfiable schema": "no JSON satisfies it",
+    r"range: min=": "a bound of a number is too large",
+    r"multiple ?[oO]f": '"multipleOf" must be above 0 and of at most nine digits',
+    r"(at line \d+ column \d+)$": "it is not JSON ({0})",
+    r"large|exceed|exhausted|limit|Unable to determine|fuel": "it is too large or too complex",
+}
 
 
 def plain(error: str, schema: object) -> str:
     """llguidance's refusal of a schema as the end of a sentence, with the place where it is known. Quotes no value."""
     # The library quotes; what it says itself stands at the beginning or at the end.
     ends = error if len(error) <= 2 * _MAX_QUOTED else f"{error[:_MAX_QUOTED]}\n{error[-_MAX_QUOTED:]}"
-    for pattern, words in _REFUSALS:
-        if found := pattern.search(ends):
+    for pattern, words in _REFUSALS.items():
+        if found := re.search(pattern, ends, re.DOTALL):
             return words.format(*found.groups()) + _place(error, schema)
     return "it cannot be compiled"
 
