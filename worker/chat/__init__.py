@@ -1,4 +1,4 @@
-"""How models write: a conversation becomes the text of a prompt, and an answer's text content, reasoning and calls.
+"""The formats in which models write: a conversation becomes a prompt, an answer content, reasoning and calls.
 
 A row of formats.toml has the notation of a family of models. Code stands here only for forms of notation, and for what
 a template shows that is of no known family. The intake thread renders conversations and writes grammars; the front
