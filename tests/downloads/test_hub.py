@@ -6,17 +6,7 @@ import sys
 
 import pytest
 
-from tests.downloads.puller import (
-    CONTENT,
-    DIGEST,
-    PATIENCE_S,
-    REFERENCE,
-    REPO,
-    Puller,
-    complaint,
-    files_in,
-    pulled,
-)
+from tests.downloads.puller import CONTENT, DIGEST, PATIENCE_S, REFERENCE, REPO, Puller, complaint, files_in, pulled
 from tests.hub_stand_in import COMMIT, HubStandIn, Refusal
 
 pytestmark = pytest.mark.process

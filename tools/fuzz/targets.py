@@ -42,6 +42,7 @@ from worker.protocol.rules import checked_prompt
 from worker.saved.copies import Layout, joined, parse_checkpoint, parse_seq_state, passing
 from worker.saved.records import CELLS, CHECKPOINT, Untrusted, read_record, record_of
 from worker.upstream.numbers import STATE_MAGIC
+from worker.wire.encoding import encode_messagepack
 from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
 from worker.wire.jobs import Accepted, Cancel, JobKey, SamplingParams, Submit, TokenId
 
@@ -105,8 +106,8 @@ def frames(data: bytes) -> None:
                 message = decoder.decode(body)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
-            again = msgspec.msgpack.encode(message)
-            assert msgspec.msgpack.encode(decoder.decode(again)) == again
+            again = encode_messagepack(message)
+            assert encode_messagepack(decoder.decode(again)) == again
 
 
 def answer(data: bytes) -> None:

@@ -49,14 +49,13 @@ def configuration_page() -> str:
 
 
 def _row(option: SettingOption) -> tuple[str, ...]:
-    is_in_file = option.name not in {"config", "hf_repo"}
     return (
         codes([*option.opts]) + (f" {option.metavar}" if option.metavar else ""),
         sentence(allowed(option)),
         sentence(default(option)),
         sentence(without_range(str(option.help))),
         codes(option.variables),
-        code(option.opts[0].removeprefix("--")) if is_in_file else "",
+        code(option.opts[0].removeprefix("--")) if option.name not in {"config", "hf_repo"} else "",
     )
 
 

@@ -36,10 +36,8 @@ def default(option: click.Option) -> str:
     """The value without the option, as its help shows it."""
     if isinstance(option.show_default, str):
         return option.show_default
-    if option.is_flag:
-        return "off"
-    if option.required:
-        return "required"
+    if option.is_flag or option.required:
+        return "off" if option.is_flag else "required"
     value = option.default
     if value is None or value == () or callable(value) or "UNSET" in str(value):
         return "none"

@@ -5,7 +5,6 @@ Owns: the JSON objects on stdin and stdout. It reads no weights; with --model, l
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
@@ -115,21 +114,12 @@ def _answer_lines(shape: type[Line], answer: Callable[[Line], dict[str, Any]]) -
         sys.stdout.buffer.flush()
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    """The model that `--model` names."""
+def _opened(path: Path) -> tuple[Path, Words, "Model"]:
+    """The file that `--model` names. Raises: ModelNotFound, BadModelFile, ModelLoadFailed."""
+    from worker.llama.model import Model  # noqa: PLC0415 - this loads llama.cpp
 
-    path: Path
-    words: Words
-    model: "Model"
-
-    @classmethod
-    def of(cls, path: Path) -> "_File":
-        """Raises: ModelNotFound, BadModelFile, ModelLoadFailed."""
-        from worker.llama.model import Model  # noqa: PLC0415 - this loads llama.cpp
-
-        words = read_words(path)
-        return cls(path, words, Model.load_vocabulary(path, words.gaps))
+    words = read_words(path)
+    return path, words, Model.load_vocabulary(path, words.gaps)
 
 
 class Lines:
@@ -138,7 +128,7 @@ class Lines:
     def __init__(self, reference: str | None, models_dir: Path, catalog: Path | None) -> None:
         """Raises: ModelNotFound, BadModelFile, ModelLoadFailed."""
         self._templates = lru_cache(_N_TEMPLATES)(self._compiled)
-        self._file = None if reference is None else _File.of(present(reference, models_dir, catalog))
+        self._file = None if reference is None else _opened(present(reference, models_dir, catalog))
 
     def rendered(self, line: RenderLine) -> dict[str, Any]:
         """Return the answer to a line of `chat render`: the prompt. Raises: LineError."""
@@ -181,27 +171,27 @@ class Lines:
             return [line.text] if line.text is not None else line.chunks or []
         if self._file is None:
             raise LineError("token_ids need a vocabulary; start the command with --model REF")
-        model, markers = self._file.model, form.markers
+        _, _, model = self._file
         for token in line.token_ids:
             if not 0 <= token < model.n_vocab:
                 raise LineError(f"token id {token} is outside the vocabulary, whose ids are 0 to {model.n_vocab - 1}")
-        hidden = {token for name, token in model.controls.items() if not any(name in marker for marker in markers)}
+        hidden = {token for name, token in model.controls.items() if not any(name in marker for marker in form.markers)}
         answer = takewhile(lambda token: not model.is_end(token), map(TokenId, line.token_ids))
         return [model.detokenize(token for token in answer if token not in hidden).decode(errors="replace")]
 
     def _compiled(self, source: str | None, names: tuple[tuple[str, str], ...]) -> tuple[ChatTemplates, ChatFormat]:
         """The template and its format. `names`: the tokens that templates read, in the line. Raises: LineError."""
-        file, for_tools, controls, ends = self._file, None, Names(()), frozenset[str]()
-        tokens = dict.fromkeys(_TOKENS, "")
-        if file is not None:
-            controls, ends = Names(file.model.controls), file.model.end_names
-            tokens = {f"{kind}_token": file.model.name_of(kind) or "" for kind in _KINDS}
-        if source is None and file is not None:
-            source, for_tools = file.words.chat_template, file.words.chat_template_for_tools
-        if source is None and file is not None:
-            raise LineError(f"{file.path} has no chat template; send one as template")
+        for_tools, controls, ends, tokens = None, Names(()), frozenset[str](), dict.fromkeys(_TOKENS, "")
+        why = "no template; send one as template, or start the command with --model REF"
+        if self._file is not None:
+            path, words, model = self._file
+            controls, ends = Names(model.controls), model.end_names
+            tokens = {f"{kind}_token": model.name_of(kind) or "" for kind in _KINDS}
+            why = f"{path} has no chat template; send one as template"
+            if source is None:
+                source, for_tools = words.chat_template, words.chat_template_for_tools
         if source is None:
-            raise LineError("no template; send one as template, or start the command with --model REF")
+            raise LineError(why)
         try:
             chat = ChatTemplates(source, for_tools, names=controls, tokens=tokens | dict(names), variables={})
         except BrokenTemplate as error:
@@ -213,10 +203,11 @@ def _offered(tools: list[dict[str, Any]]) -> dict[str, object]:
     """The schemas of the arguments, by the tools' names. Raises: LineError."""
     offered: dict[str, object] = {}
     for place, tool in enumerate(tools):
-        function = tool.get("function", tool)
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise LineError(f"tools[{place}] must be a function with a name")
-        offered[function["name"]] = function.get("parameters") or {}
+        match tool.get("function", tool):
+            case {"name": str(name), **rest}:
+                offered[name] = rest.get("parameters") or {}
+            case _:
+                raise LineError(f"tools[{place}] must be a function with a name")
     return offered
 
 

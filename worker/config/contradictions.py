@@ -39,16 +39,10 @@ def _of_jobs(settings: Settings, given: Collection[str]) -> dict[str, bool]:
         "use --flash-attn on or auto, or --cache-type-v f16": (
             type_v not in CACHE_TYPES[:3] and settings.flash_attn == "off"
         ),
-        "--draft-model conflicts with --deterministic, which drafts nothing: remove one of the two": (
-            has_draft_model and deterministic
-        ),
-        "--mtp conflicts with --draft-model, because one model drafts: remove one of the two": (
-            settings.mtp and has_draft_model
-        ),
-        "--mtp conflicts with --deterministic, which drafts nothing: remove one of the two": (
-            settings.mtp and deterministic
-        ),
-        "--batch-invariant off conflicts with --deterministic, which needs it: remove one of the two": (
+        _conflict("--draft-model", "--deterministic", "which drafts nothing"): has_draft_model and deterministic,
+        _conflict("--mtp", "--draft-model", "because one model drafts"): settings.mtp and has_draft_model,
+        _conflict("--mtp", "--deterministic", "which drafts nothing"): settings.mtp and deterministic,
+        _conflict("--batch-invariant off", "--deterministic", "which needs it"): (
             deterministic and settings.batch_invariant == "off"
         ),
         "--require-parity needs a report: add --parity-report FILE, or remove --require-parity": (
@@ -58,27 +52,25 @@ def _of_jobs(settings: Settings, given: Collection[str]) -> dict[str, bool]:
 
 
 def _of_devices(settings: Settings) -> dict[str, bool]:
-    device, layers = settings.device, settings.gpu_layers
-    split, main_gpu, is_split = settings.split_mode, settings.main_gpu, settings.split_mode != "none"
-    is_on_cpu, is_named = device == "cpu", re.search(r"[0-9]|cpu", device) is not None
-    has_no_layers = settings.wants_no_layers and not is_on_cpu
+    on_device, with_layers = f"--device {settings.device}", f"--gpu-layers {settings.gpu_layers}"
+    main_gpu, split_mode = f"--main-gpu {settings.main_gpu}", f"--split-mode {settings.split_mode}"
+    is_on_cpu, is_split = settings.device == "cpu", settings.split_mode != "none"
+    names_one = re.search(r"[0-9]|cpu", settings.device) is not None
+    has_main, has_no_layers = settings.main_gpu is not None, settings.wants_no_layers and not is_on_cpu
     return {
-        f"--gpu-layers {layers} conflicts with --device cpu: remove one of the two": (
-            is_on_cpu and settings.wants_layers
-        ),
-        f"--split-mode {split} conflicts with --gpu-layers {layers}: remove one of the two": has_no_layers and is_split,
-        f"--require-full-offload conflicts with --gpu-layers {layers}: remove one of the two": (
-            has_no_layers and settings.require_full_offload
-        ),
+        _conflict(with_layers, on_device): is_on_cpu and settings.wants_layers,
+        _conflict(split_mode, with_layers): has_no_layers and is_split,
+        _conflict("--require-full-offload", with_layers): has_no_layers and settings.require_full_offload,
         f"--tensor-split {settings.tensor_split} has no effect with --split-mode none, which uses one GPU: "
         "add --split-mode layer or row, or remove --tensor-split": not is_split and settings.tensor_split is not None,
-        f"--main-gpu {main_gpu} conflicts with --device {device}, because each chooses a device: remove one of the "
-        "two": not is_split and main_gpu is not None and is_named,
-        f"--split-mode {split} conflicts with --device cpu: remove one of the two": is_split and is_on_cpu,
-        f"--main-gpu {main_gpu} conflicts with --split-mode {split}, which uses all GPUs: remove one of the two": (
-            is_split and main_gpu is not None
-        ),
+        _conflict(main_gpu, on_device, "because each chooses a device"): not is_split and has_main and names_one,
+        _conflict(split_mode, on_device): is_split and is_on_cpu,
+        _conflict(main_gpu, split_mode, "which uses all GPUs"): is_split and has_main,
     }
+
+
+def _conflict(flag: str, other: str, why: str = "") -> str:
+    return f"{flag} conflicts with {other}{', ' * bool(why)}{why}: remove one of the two"
 
 
 def _exposed(settings: Settings) -> dict[str, bool]:

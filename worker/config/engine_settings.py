@@ -347,6 +347,11 @@ class EngineSettings:
         """True if the load fails unless numbers are the same whatever other jobs run."""
         return self.deterministic or self.batch_invariant == "on"
 
+    @property
+    def invariance_flag(self) -> str:
+        """The flag by which it must be, for errors."""
+        return "--deterministic" if self.deterministic else "--batch-invariant on"
+
 
 class DraftModelAsked(msgspec.Struct, frozen=True, array_like=True):
     """A small model that drafts tokens for the one that is served."""

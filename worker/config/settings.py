@@ -12,12 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from worker.config.engine_settings import (
-    DEFAULT_PROMPT_CHARS,
-    DEFAULT_TIMEOUT_SEC,
-    DEFAULT_TOKENS_OUT,
-    EngineSettings,
-)
+from worker.config.engine_settings import DEFAULT_PROMPT_CHARS, DEFAULT_TIMEOUT_SEC, DEFAULT_TOKENS_OUT, EngineSettings
 from worker.config.option import Origin, SettingOption, Token, Url, ZmqEndpoint, flag_name, option_of
 from worker.config.row import Form, Panel, of_network, of_operation
 from worker.observe.log_lines import Format, Level

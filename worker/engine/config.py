@@ -99,11 +99,5 @@ class EngineConfig:
 
 
 def _stops(asked: Configure, model: LoadedModel) -> Stops | None:
-    facts = model.facts
-    if not facts.checkpoint_stride:
-        return None
-    return Stops(
-        stride=facts.checkpoint_stride,
-        grain=facts.prefill_chunk if asked.deterministic else 1,
-        message_ends=model.message_ends,
-    )
+    stride, grain = model.facts.checkpoint_stride, model.facts.prefill_chunk if asked.deterministic else 1
+    return Stops(stride, grain, model.message_ends) if stride else None

@@ -10,12 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from worker.config.settings import Settings
-from worker.errors import (
-    CertificateRefused,
-    DeadlineExceeded,
-    WorkerBusy,
-    WorkerDraining,
-)
+from worker.errors import CertificateRefused, DeadlineExceeded, WorkerBusy, WorkerDraining
 from worker.front.admission import FrontJobs
 from worker.front.certificate import Examined, uncovered
 from worker.front.client import EngineClient, EngineState

@@ -40,9 +40,7 @@ def check_cache_types(config: Configure, device: Device, type_k: str) -> str | N
 
 
 def asked_flash(config: Configure, device: Device) -> FlashAttn:
-    """Return the flash attention to ask of the library: on a GPU it finds out by itself whether there is any, and says
-    so.
-    """
+    """Return the flash attention to ask of the library, which on a GPU finds out by itself whether there is any."""
     return "auto" if device.is_gpu and config.flash_attn == "on" else config.flash_attn
 
 

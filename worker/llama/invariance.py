@@ -142,7 +142,7 @@ def check_order(config: Configure, info: ModelInfo, *, has_order: bool, n_jobs: 
     """
     if has_order or n_jobs == 1 or not config.must_be_invariant:
         return
-    flag = "--deterministic" if config.deterministic else "--batch-invariant on"
+    flag = config.invariance_flag
     ways = "--swa-full on or --parallel 1" if info.windows and config.swa_full != "on" else "--parallel 1"
     raise ModelLoadFailed(
         f"{flag}: with {n_jobs} jobs at once the cells of this model's memory cannot be kept in the order of their "

@@ -42,8 +42,7 @@ def choose_kernels(config: Configure, info: ModelInfo) -> KernelsChosen:
         if config.kernels == "ours":
             raise ModelLoadFailed(f"--kernels ours: {_NONE}; ours need AVX-512 VNNI: use --kernels auto")
         return KernelsChosen(why=_NONE)
-    known = config.predecessor
-    chosen = known.kernels if known is not None else _chosen(config, _largest(info))
+    chosen = config.predecessor.kernels if config.predecessor else _chosen(config, _largest(info))
     use = own_function(b"ggml_rows16_use", None, ctypes.c_int, ctypes.c_bool)
     for name, _ in chosen.ours + chosen.stock:
         use(TYPE_IDS[name], name in dict(chosen.ours))

@@ -34,8 +34,7 @@ def numerics_of(
     `sizes`: the model's; `is_without_flash`: the context's, as Watch has it.
     """
     group = placement.group
-    type_k = type_k_of(config, is_on_gpu=group.is_gpu)
-    type_v = config.cache_type_v
+    type_k, type_v = type_k_of(config, is_on_gpu=group.is_gpu), config.cache_type_v
     flash_attn = config.flash_attn != "off" and not is_without_flash
     is_on_cpu = not (group.is_gpu and placement.is_complete)
     is_shared_out = flash_attn and type_k == type_v in _SHARED_OUT and is_on_cpu and not has_own_products()

@@ -92,7 +92,7 @@ def demanded(config: Configure, runner: LlamaRunner, serving: Serving, alive: Ca
 
     Raises: ModelLoadFailed if they do, or if that cannot be tested.
     """
-    flag = "--deterministic" if config.deterministic else "--batch-invariant on"
+    flag = config.invariance_flag
     found = self_test(runner, serving, alive)
     if found is None:
         raise ModelLoadFailed(

@@ -180,7 +180,8 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     placement, beside = _places(config, info, available_bytes)
     if beside is not None:
         available_bytes = left_in_main(beside.placement, available_bytes)
-    _check_cache_types(config, placement)
+    if warning := check_cache_types(config, placement.device, type_k_of(config, is_on_gpu=placement.group.is_gpu)):
+        log.warning(warning)
     prefix_bytes = prefix_cache_limit(config, placement, available_bytes)
     with paging(on_progress, info.file_bytes) as progress, ExitStack() as undo:
         model = undo.enter_context(load_weights(config, info, placement, progress.hear))
@@ -271,13 +272,6 @@ def _has_order(runner: LlamaRunner) -> bool:
     """Return whether cells are in order, or there are none on a CPU."""
     has_cells = not runner.model.device.is_gpu and runner.sizes.of_kind("KV") > 0
     return runner.kv.seq_ids.forgotten_seq_id is not None or not has_cells
-
-
-def _check_cache_types(config: Configure, placement: Placement) -> None:
-    """Raises: ModelLoadFailed."""
-    type_k = type_k_of(config, is_on_gpu=placement.group.is_gpu)
-    if warning := check_cache_types(config, placement.device, type_k):
-        log.warning(warning)
 
 
 def _kept(info: ModelInfo, placement: Placement, limit_bytes: int, kv: Kv, shapes: Shapes) -> Kept:
