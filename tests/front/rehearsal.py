@@ -13,12 +13,11 @@ from tests.loops import on_a_loop
 from worker.config.engine_settings import Configure
 from worker.config.settings import Settings
 from worker.errors import StartupError
-from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState
-from worker.front.job import Admission, Job
+from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState, Observer
+from worker.front.job import Admission, Job, next_chunk_of
 from worker.front.link import LinkOwner
-from worker.front.observer import Observer
-from worker.front.questions import Question
 from worker.front.state import Front
+from worker.front.work import Question
 from worker.observe.metrics import Metrics
 from worker.protocol.events import choose_dialect
 from worker.protocol.job_request import JobRequest
@@ -258,7 +257,7 @@ class Stage(Observer):
         job = self.jobs[key]
         assert job.is_ended
         lines = b""
-        while chunk := await job.next_chunk():
+        while chunk := await next_chunk_of([job]):
             lines += chunk
         return [msgspec.json.decode(line) for line in lines.splitlines()]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.front.rehearsal import FACTS, Stage, rehearsed
 from tests.worker_process import check_order
 from worker.config.engine_settings import Configure
-from worker.front.aftermath import DEATHS_OF_A_CULPRIT, Work
 from worker.front.client import EngineState
+from worker.front.work import DEATHS_OF_A_CULPRIT, Work
 from worker.wire.jobs import Failed, JobKey, StepDone, Submit
 from worker.wire.messages import Inbound
 from worker.wire.questions import QuestionKey, Tokenize

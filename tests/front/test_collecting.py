@@ -36,7 +36,7 @@ async def test_a_job_whose_answer_has_not_left_runs_again_though_it_had_drawn_to
     stage.finish(job.key)
     assert (job.outcome, job.tokens_sampled) == ("success", 2)
     assert message.made().message.content == "keptx"
-    assert await job.next_chunk() == b""
+    assert await next_chunk_of([job]) == b""
 
 
 @rehearsed

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.front.rehearsal import FACTS, Stage, rehearsed
-from worker.front.aftermath import judge
 from worker.front.client import EngineState
-from worker.front.deaths import DEATHS_WINDOW_S, MAX_DEATHS, Deaths
+from worker.front.watchdog import DEATHS_WINDOW_S, MAX_DEATHS, Deaths
+from worker.front.work import judge
 from worker.wire.load import LoadFailed
 
 # ── what becomes of a job ────────────────────────────────────────────────────────────────────────

@@ -12,9 +12,8 @@ import uvloop
 
 from worker.errors import InternalFailure, StartupError
 from worker.front.inheritance import engine_environment
-from worker.front.link import EngineLink
+from worker.front.link import LAST_WORDS_BYTES, EngineLink
 from worker.host import cpu_quota
-from worker.observe.stderr_tail import LAST_WORDS_BYTES
 from worker.wire.jobs import Cancel, JobKey
 from worker.wire.load import Progress
 from worker.wire.messages import Outbound

@@ -16,9 +16,9 @@ from worker.errors import (
     WorkerLoading,
     WorkerUnhealthy,
 )
-from worker.front.deaths import MAX_DEATHS
-from worker.front.questions import MAX_QUESTIONS
 from worker.front.state import Front
+from worker.front.watchdog import MAX_DEATHS
+from worker.front.work import MAX_QUESTIONS
 from worker.observe.metrics import Metrics
 from worker.protocol.bodies import FieldsRefused
 from worker.wire.jobs import TokenId

@@ -14,7 +14,7 @@ from worker.errors import EngineCrashed
 from worker.front import client, health, job
 from worker.front.client import EngineClient, EngineState
 from worker.front.health import READY_WORDS, STATES, Phase
-from worker.front.job import Job, JobState
+from worker.front.job import Job, JobState, next_chunk_of
 from worker.front.state import Front
 from worker.observe.metrics import Metrics
 from worker.protocol.events import TEXT_ONLY
@@ -137,12 +137,12 @@ async def test_an_event_that_the_dialect_leaves_out_is_not_the_end_of_the_stream
     found = stage.jobs[stage.submit()]
     found.dialect = TEXT_ONLY
     prepared(found, JobState.RUNNING)
-    reading = asyncio.create_task(found.next_chunk())
+    reading = asyncio.create_task(next_chunk_of([found]))
     await asyncio.sleep(0)
     found.delta("text", None, 1.0)
     assert await reading == b"text"
     found.finish(Finished(found.key, "EOS"))
-    assert await found.next_chunk() == b""
+    assert await next_chunk_of([found]) == b""
 
 
 # ── the engine client ────────────────────────────────────────────────────────────────────────────

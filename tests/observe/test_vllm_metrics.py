@@ -7,8 +7,8 @@ from prometheus_client import parser
 
 from tests.front.rehearsal import FACTS
 from tests.observe.ended import ended
-from worker.observe.buckets import FIRST_TOKEN_S, REQUEST_S, TOKEN_S, TOKENS
 from worker.observe.metrics import Metrics
+from worker.observe.vllm_metrics import FIRST_TOKEN_S, REQUEST_S, TOKEN_S, TOKENS
 from worker.wire.jobs import StepDone
 
 VLLM_SERIES = {

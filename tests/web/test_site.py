@@ -1,4 +1,4 @@
-"""The host and the page of a request, as laws: which names are a worker's, which pages may ask it, what they get."""
+"""The host and the page of a request, as laws: which names are a worker's, and which pages may ask it."""
 
 import asyncio
 import socket
@@ -308,7 +308,7 @@ OTHERS = (
 
 
 def asking(origin: str) -> Headers:
-    return Headers({"host": "w", "origin": origin, "access-control-request-method": "POST"})
+    return Headers({"origin": origin, "access-control-request-method": "POST"})
 
 
 @given(st.sampled_from(OURS), st.sampled_from([str, str.upper, str.lower]))

@@ -22,11 +22,10 @@ from worker.config.settings import Settings
 from worker.config.spellings import unread
 from worker.downloads.catalog import load_catalog, locate
 from worker.errors import StartupError, UsageError, WorkerError
-from worker.front.client import EngineClient
+from worker.front.client import EngineClient, Observer
 from worker.front.fetch_child import fetch_in_child
 from worker.front.inheritance import engine_environment
-from worker.front.job import Admission, Job
-from worker.front.observer import Observer
+from worker.front.job import Admission, Job, in_ms, next_chunk_of
 from worker.front.progress import LoadProgress
 from worker.front.supervision import first_of, running
 from worker.model.info import ModelInfo, read_info
@@ -207,7 +206,7 @@ class Session:
         job = Job(JobKey(self._n_jobs), asked, admission, self._client.jobs.release)
         self._client.jobs.submit(job)
         try:
-            while text := await job.next_chunk():
+            while text := await next_chunk_of([job]):
                 write(text)
         finally:
             job.fail("CANCELLED", "the answer has no reader")  # which changes nothing once it has ended
@@ -248,7 +247,8 @@ def unwinding_by_sigterm() -> Iterator[None]:
 def summary(job: Job) -> str:
     """Describe in one line how an answer was made."""
     # The time is from the first token to the last: one interval less than tokens.
-    rate = f", {1000 * (job.tokens_sampled - 1) / job.decode_time_ms:.1f} tokens/s" if job.decode_time_ms else ""
+    decode_ms = in_ms(job.decode_time_s)
+    rate = f", {1000 * (job.tokens_sampled - 1) / decode_ms:.1f} tokens/s" if decode_ms else ""
     return f"[{job.tokens_sampled} tokens{rate}, seed {job.submit.sampling.drawn_seed}]"
 
 

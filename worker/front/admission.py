@@ -21,11 +21,10 @@ from worker.errors import (
     WorkerLoading,
     WorkerUnhealthy,
 )
-from worker.front.client import EngineClient
+from worker.front.client import EngineClient, Observer
 from worker.front.health import LEGAL_MOVES, EngineStatus, Phase
 from worker.front.job import Admission, Job
 from worker.front.job_log import JobLog
-from worker.front.observer import Observer
 from worker.front.supervision import failures_to
 from worker.observe.log_lines import get_logger
 from worker.observe.metrics import Metrics

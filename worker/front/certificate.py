@@ -8,7 +8,7 @@ the report itself has both. It runs in the front; the file's digest is made in a
 import asyncio
 import hashlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,21 +35,34 @@ _MAX_REPORT_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """A report that passed; `read_certificate` makes it."""
+class _Model(msgspec.Struct, frozen=True):
+    file: str
+    sha256: Sha256
 
-    model_sha256: str
-    model_file: str
-    """The file's name without its folder."""
+
+class _Bounds(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _Level(msgspec.Struct, frozen=True):
+    name: str
+    verdict: ParityVerdict
+
+
+class Certificate(msgspec.Struct, frozen=True):
+    """A report that passed; `read_certificate` reads it. These are the keys of report.json that matter here;
+    parity/report.py has all of them."""
+
+    format: str
     run_id: str
-    date: str
+    created: str
     """The date in RFC 3339."""
     verdict: ParityVerdict
-    levels: Mapping[str, ParityVerdict]
-    bounds: str
+    model: _Model
+    bounds: _Bounds
     """The bounds that were used: `built in`, or the name of the user's file."""
-    numerics: Numerics | None
+    levels: tuple[_Level, ...]
+    numerics: Numerics | None = None
     """The numerics of the measured model; None in an older report, and if no level computed with it."""
 
     async def examined(self, info: ModelInfo) -> "Examined":
@@ -58,14 +71,12 @@ class Certificate:
 
         Raises: CertificateRefused for a file that cannot be read.
         """
-        stamp = _stamp(info.path)
+        stamp, difference = _stamp(info.path), ""
         if len(info.part_paths) > 1:
             difference = f"it is in {len(info.part_paths)} parts here, and a report is about a single file"
-            return Examined(self, info.path, stamp, difference)
-        digest = await _sha256_off_the_loop(info.path)
-        is_same = digest == self.model_sha256
-        theirs = f"{self.model_sha256[:16]}… ({self.model_file})"
-        difference = "" if is_same else f"sha256 {digest[:16]}… here, {theirs} in the report"
+        elif (digest := await _sha256_off_the_loop(info.path)) != self.model.sha256:
+            theirs = f"{self.model.sha256[:16]}… ({self.model.file})"
+            difference = f"sha256 {digest[:16]}… here, {theirs} in the report"
         return Examined(self, info.path, stamp, difference)
 
 
@@ -84,12 +95,12 @@ class Examined:
         """Make the certificate's part of `/health`, compared with the numerics of the engine."""
         said, differing = self.certificate, tuple(self._differences(here))
         return ParityBody(
-            model_sha256=said.model_sha256,
+            model_sha256=said.model.sha256,
             verdict=said.verdict,
-            levels=dict(said.levels),
-            date=said.date,
+            levels={level.name: level.verdict for level in said.levels},
+            date=said.created,
             run_id=said.run_id,
-            bounds=said.bounds,
+            bounds=said.bounds.name,
             covers="differs" if differing else "exact",
             differences=differing,
         )
@@ -127,33 +138,6 @@ def _stamp(path: Path) -> Stamp:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-class _Model(msgspec.Struct, frozen=True):
-    file: str
-    sha256: Sha256
-
-
-class _Bounds(msgspec.Struct, frozen=True):
-    name: str
-
-
-class _Level(msgspec.Struct, frozen=True):
-    name: str
-    verdict: ParityVerdict
-
-
-class _Report(msgspec.Struct, frozen=True):
-    """The keys of report.json that matter here; parity/report.py has all of them."""
-
-    format: str
-    run_id: str
-    created: str
-    verdict: ParityVerdict
-    model: _Model
-    bounds: _Bounds
-    levels: tuple[_Level, ...]
-    numerics: Numerics | None = None
-
-
 def read_certificate(path: Path) -> Certificate:
     """Read the certificate of the report at `path`, or of the report in a proof bundle's folder.
 
@@ -170,19 +154,10 @@ def read_certificate(path: Path) -> Certificate:
         )
     if passed <= _OF_OTHER_FILES:
         raise CertificateRefused(f"the parity report {path} compared nothing of the model file itself")
-    return Certificate(
-        model_sha256=report.model.sha256,
-        model_file=report.model.file,
-        run_id=report.run_id,
-        date=report.created,
-        verdict=report.verdict,
-        levels={level.name: level.verdict for level in report.levels},
-        bounds=report.bounds.name,
-        numerics=report.numerics,
-    )
+    return report
 
 
-def _read(path: Path) -> _Report:
+def _read(path: Path) -> Certificate:
     try:
         if path.is_dir():
             path /= REPORT_FILE
@@ -194,7 +169,7 @@ def _read(path: Path) -> _Report:
             raise CertificateRefused(
                 f"{path} has {n_bytes} bytes and a parity report at most {_MAX_REPORT_BYTES}: name its {REPORT_FILE}"
             )
-        report = msgspec.json.decode(path.read_bytes(), type=_Report)
+        report = msgspec.json.decode(path.read_bytes(), type=Certificate)
     except OSError as error:
         raise CertificateRefused(f"the parity report {path} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -20,13 +20,11 @@ from typing import Protocol
 from worker.config.engine import successor_of
 from worker.config.engine_settings import Configure
 from worker.errors import EngineCrashed, InsufficientMemory, ModelLoadFailed, StartupError, WorkerUnhealthy
-from worker.front.aftermath import Charge
-from worker.front.deaths import MAX_DEATHS, Deaths
 from worker.front.dispatch import Dispatch
 from worker.front.link import EngineLink, LinkOwner
-from worker.front.observer import Observer
 from worker.front.supervision import ended, every, supervised
-from worker.front.watchdog import Watchdog
+from worker.front.watchdog import MAX_DEATHS, Deaths, Watchdog
+from worker.front.work import Charge
 from worker.wire.blocks import BlocksChanged
 from worker.wire.jobs import Accepted, Cancel, StepBegun, StepDone, Submit
 from worker.wire.load import AskResidency, Loaded, LoadFailed, PrefixCacheFound, Progress, Residency, Warned
@@ -64,6 +62,40 @@ _OVER = (EngineState.FAILED, EngineState.CLOSED)
 
 _SIGNS_OF_LIFE = (StepDone, StepBegun, Progress, Loaded, LoadFailed)
 """Frames of the thread that loads and steps. The intake thread's answers do not show that this thread is alive."""
+
+
+class Observer:
+    """The events of the client's engines. An observer overrides the ones that it needs."""
+
+    def on_progress(self, percent: int) -> None:
+        """This percentage of the model is loaded."""
+
+    def on_step(self, step: StepDone) -> None:
+        """The engine has done a step; the jobs have its results already."""
+
+    def on_blocks_changed(self, message: BlocksChanged) -> None:
+        """The cached blocks have changed."""
+
+    def on_residency(self, residency: Residency) -> None:
+        """The engine has checked where its model is."""
+
+    def on_prefix_cache_found(self, found: PrefixCacheFound) -> None:
+        """The engine has looked for saved cells of earlier engines."""
+
+    def on_warned(self, warned: Warned) -> None:
+        """Something has failed in the engine that ends no job."""
+
+    def on_engine_line(self, line: str) -> None:
+        """The engine has written a line to its stderr."""
+
+    def on_restarting(self, cause: str, last_words: str) -> None:
+        """The engine has died, and a successor is being started."""
+
+    def on_restarted(self, facts: Loaded) -> None:
+        """The successor is ready. `EngineClient.on_fatal` refuses it."""
+
+    def on_fatal(self, error: StartupError) -> None:
+        """There will be no further engine. This is called before the jobs in flight are ended."""
 
 
 class Link(Protocol):

@@ -1,6 +1,6 @@
 """The bookkeeping of jobs: their order on the way to the engine, and what becomes of them when it dies.
 
-aftermath.py judges that (docs/protocol.md#life-of-a-job).
+work.py judges that (docs/protocol.md#life-of-a-job).
 
 It runs on the front's event loop: it gets the engine's messages and the clients' actions, and gives frames to `send`.
 It knows nothing of processes, sockets or time. Every job leaves exactly once: finished, failed, refused or released.
@@ -11,9 +11,8 @@ from collections import deque
 from collections.abc import Callable
 
 from worker.errors import InferenceFailed, WorkerError
-from worker.front.aftermath import Charge, Work, charge_sheet, judge
 from worker.front.job import Job
-from worker.front.questions import Question
+from worker.front.work import Charge, Question, Work, charge_sheet, judge
 from worker.protocol.events import StreamCode
 from worker.wire.jobs import Accepted, Cancel, JobKey, StepDone, Submit
 from worker.wire.questions import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized, Untokenized

@@ -1,7 +1,7 @@
 """One request in flight in the front: its state, its figures, and the events that its client has not taken yet.
 
 It lives on the front's event loop. The engine client feeds it (accept, start, delta, finish, fail, rewind), one
-response drains it (`next_chunk`); neither waits for the other. After its end every further message is ignored, so
+response drains it (`next_chunk_of`); neither waits for the other. After its end every further message is ignored, so
 exactly one terminal event leaves, whatever the order of messages.
 
     ARRIVED ──accepted──▶ ACCEPTED ◀──engine died── RUNNING
@@ -168,10 +168,6 @@ class Job:
         return time.monotonic() - self.admission.arrived_s
 
     @property
-    def queue_time_ms(self) -> int | None:
-        return None if self.queue_time_s is None else round(self.queue_time_s * 1000)
-
-    @property
     def prefill_time_s(self) -> float | None:
         """The time from its slot to its first token; None before that."""
         if self._first_sampled_s is None or self._slot_since_s is None:
@@ -184,17 +180,9 @@ class Job:
         return 0.0 if self._first_sampled_s is None else self._last_sampled_s - self._first_sampled_s
 
     @property
-    def decode_time_ms(self) -> int:
-        return round(self.decode_time_s * 1000)
-
-    @property
     def time_to_first_token_s(self) -> float | None:
         """The time from its arrival to its first token; None before that."""
         return None if self._first_sampled_s is None else self._first_sampled_s - self.admission.arrived_s
-
-    @property
-    def time_to_first_token_ms(self) -> int | None:
-        return None if self.time_to_first_token_s is None else round(self.time_to_first_token_s * 1000)
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -272,12 +260,12 @@ class Job:
             return
         event = EndEvent(
             tokens_out=self.tokens_out,
-            decode_time_ms=self.decode_time_ms,
+            decode_time_ms=round(self.decode_time_s * 1000),
             stop_reason=finished.reason,
             stop_sequence_matched=msgspec.UNSET if finished.stop is None else finished.stop,
             tokens_sampled=self.tokens_sampled,
             prompt_tokens=self.prompt_tokens,
-            time_to_first_token_ms=self.time_to_first_token_ms or 0,  # none if nothing was generated
+            time_to_first_token_ms=in_ms(self.time_to_first_token_s) or 0,  # none if nothing was generated
             context_full=finished.is_context_full,
         )
         self._stop_reason = finished.reason
@@ -323,17 +311,8 @@ class Job:
 
     # ── what the client takes ────────────────────────────────────────────────────────────────────
 
-    async def next_chunk(self) -> bytes:
-        """Return all events that are ready, at most MAX_CHUNK_BYTES (or one event); b"" after the terminal one."""
-        while not self._events:
-            if self.is_ended:
-                return b""
-            self.woken.clear()
-            await self.woken.wait()
-        return self.take_chunk()
-
     def take_chunk(self) -> bytes:
-        """Return the events that are ready, as `next_chunk` does; b"" if there is none now."""
+        """Return all events that are ready, at most MAX_CHUNK_BYTES (or one event); b"" if there is none now."""
         if not self._events:
             return b""
         chunk = [self._events.popleft()]
@@ -356,7 +335,7 @@ class Job:
         self._last_sampled_s = sampled_at_s
 
     def _metrics_event(self) -> bytes:
-        decode_ms = self.decode_time_ms
+        decode_ms = round(self.decode_time_s * 1000)
         event = MetricsEvent(
             tokens_per_sec=1000 * (self.tokens_sampled - 1) / decode_ms if decode_ms else 0.0,
             vram_bytes=self.admission.vram_bytes,
@@ -406,10 +385,13 @@ class Job:
         self._on_end(self)
 
 
+def in_ms(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
+
+
 async def next_chunk_of(jobs: Sequence[Job]) -> bytes:
-    """Return the ready events of jobs that share their `woken`, as `Job.next_chunk` does, at most one chunk more than
-    MAX_CHUNK_BYTES; b"" when all have ended. Once one has failed, only its events come.
-    """
+    """Return the ready events of jobs that share their `woken`, at most one chunk more than MAX_CHUNK_BYTES; b"" after
+    the terminal event of each. Once one has failed, only its events come."""
     while True:
         if failed := next((job for job in jobs if job.failure is not None), None):
             return failed.take_chunk()

@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from worker.config.settings import Settings
-from worker.front.job import Job
+from worker.front.job import Job, in_ms
 from worker.observe.counters import Counters
 from worker.observe.log_lines import get_logger
 from worker.observe.redaction import Secrets
@@ -76,9 +76,9 @@ class JobLog:
             tokens_in=job.prompt_tokens,
             cached_tokens=job.cached_tokens,
             tokens_out=job.tokens_out,
-            queue_time_ms=job.queue_time_ms,
-            time_to_first_token_ms=job.time_to_first_token_ms,
-            decode_time_ms=job.decode_time_ms,
+            queue_time_ms=in_ms(job.queue_time_s),
+            time_to_first_token_ms=in_ms(job.time_to_first_token_s),
+            decode_time_ms=in_ms(job.decode_time_s),
         )
 
     def _span_of(self, job: Job, served: str) -> "dict[str, Value | None]":

@@ -16,12 +16,14 @@ from typing import Protocol, cast
 from worker.config.engine_settings import Configure
 from worker.errors import StartupError
 from worker.front.supervision import failures_to, supervised
-from worker.observe.stderr_tail import StderrTail
+from worker.observe.log_lines import escape
 from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
 from worker.wire.messages import Inbound, Outbound
 
 _CLOSE_TIMEOUT_S = 5.0
 """An engine whose socket is closed exits at once; one that does not is wedged."""
+
+LAST_WORDS_BYTES = 4096
 
 
 class LinkOwner(Protocol):
@@ -166,3 +168,36 @@ def _describe(code: int) -> str:
         return f"it was ended by {signal.Signals(-code).name}"
     except ValueError:
         return f"it was ended by signal {-code}"
+
+
+class StderrTail:
+    """The engine's raw stderr, cut into lines, of which the last 4 KiB are kept. Pure: `feed` takes what the pipe gave.
+
+    Lines are without their end, never empty, with invalid UTF-8 replaced and control characters escaped;
+    one longer than 4 KiB is cut there.
+    """
+
+    def __init__(self) -> None:
+        self._unfinished = b""
+        self._tail = b""
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """The lines that `chunk` completes."""
+        self._tail = (self._tail + chunk)[-LAST_WORDS_BYTES:]
+        *complete, rest = (self._unfinished + chunk).split(b"\n")
+        *overlong, self._unfinished = _cut(rest)
+        return _readable([piece for line in complete for piece in _cut(line)] + overlong)
+
+    @property
+    def last_words(self) -> str:
+        """The last lines, joined with ` | ` for a one-line report; an unfinished line counts."""
+        half_a_character = bytes(range(0x80, 0xC0))
+        return " | ".join(_readable(self._tail.lstrip(half_a_character).split(b"\n")))
+
+
+def _cut(line: bytes) -> list[bytes]:
+    return [line[at : at + LAST_WORDS_BYTES] for at in range(0, len(line), LAST_WORDS_BYTES)] or [b""]
+
+
+def _readable(lines: list[bytes]) -> list[str]:
+    return [escape(line.strip().decode(errors="replace")) for line in lines if line.strip()]

@@ -5,9 +5,9 @@ so that a worker would be killed at the end of its grace instead of leaving.
 """
 
 import asyncio
-import contextlib
 import socket
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import uvloop
@@ -23,27 +23,17 @@ class Loop(uvloop.Loop):
 
         Raises: socket.gaierror, also where no thread can be started; OSError and UnicodeError as there.
         """
-        found: asyncio.Future[Any] = self.create_future()
-
-        def settle(answer: Any, error: Exception | None) -> None:
-            if found.done():
-                return
-            if error is None:
-                found.set_result(answer)
-            else:
-                found.set_exception(error)
+        found: Future[Any] = Future()
+        found.set_running_or_notify_cancel()
 
         def look_up() -> None:
-            answer, failure = None, None
             try:
-                answer = socket.getaddrinfo(host, port, family, type, proto, flags)
+                found.set_result(socket.getaddrinfo(host, port, family, type, proto, flags))
             except (OSError, UnicodeError) as error:
-                failure = error
-            with contextlib.suppress(RuntimeError):  # the loop may be closed by now
-                self.call_soon_threadsafe(settle, answer, failure)
+                found.set_exception(error)
 
         try:
             threading.Thread(target=look_up, name="lookup", daemon=True).start()
         except RuntimeError as error:
             raise socket.gaierror(socket.EAI_MEMORY, str(error)) from error
-        return await found
+        return await asyncio.wrap_future(found, loop=self)

@@ -17,7 +17,7 @@ from worker.front.client import EngineClient, EngineState
 from worker.front.health import READY_WORDS, EngineStatus, FrontStatus, Phase, health_body
 from worker.front.kv_events import KvEvents
 from worker.front.progress import LoadProgress, report_loaded
-from worker.front.questions import MAX_QUESTIONS, Ask, Question
+from worker.front.work import MAX_QUESTIONS, Ask, Question
 from worker.observe.log_lines import get_logger
 from worker.observe.metrics import Metrics
 from worker.protocol.bodies import HealthBody, ParityBody, ReadyBody

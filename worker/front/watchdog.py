@@ -1,10 +1,15 @@
-"""Notices an engine that has gone silent while it should be working (docs/protocol.md#life-of-a-job).
+"""Notices an engine that has gone silent while it should be working, and engines that die too often
+(docs/protocol.md#life-of-a-job).
 
 Silence counts only while the front's own loop turns: a front that was stopped itself must not blame its engine.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
+
+MAX_DEATHS = 5
+DEATHS_WINDOW_S = 600.0
 
 LOAD_SILENCE_S = 300.0
 SLOW_DISK_BYTES_PER_S = 20e6
@@ -84,3 +89,27 @@ class Watchdog:
             silence_s = self._silence_s
             self._end_silence()
             self._kill(f"no sign of life for {silence_s:.1f} s")
+
+
+class Deaths:
+    """The times at which engines died since a job last finished."""
+
+    def __init__(self) -> None:
+        self._times_s: deque[float] = deque(maxlen=MAX_DEATHS)
+
+    def add(self, now_s: float) -> None:
+        self._times_s.append(now_s)
+
+    def withdraw(self) -> None:
+        """Remove the last one, because a request turned out to be its cause."""
+        if self._times_s:
+            self._times_s.pop()
+
+    def clear(self) -> None:
+        """Remove all, because a job has finished: the engine is able to work."""
+        self._times_s.clear()
+
+    @property
+    def are_too_many(self) -> bool:
+        """True if the last MAX_DEATHS lie within the window."""
+        return len(self._times_s) == MAX_DEATHS and self._times_s[-1] - self._times_s[0] <= DEATHS_WINDOW_S

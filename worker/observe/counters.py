@@ -7,8 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from worker.observe.buckets import FIRST_TOKEN_S, REQUEST_S, TOKEN_S
-from worker.observe.vllm_metrics import EndedJob, VllmMetrics
+from worker.observe.vllm_metrics import FIRST_TOKEN_S, REQUEST_S, TOKEN_S, EndedJob, VllmMetrics
 from worker.wire.jobs import StepDone, StepKind
 
 Outcome = Literal["success", "error", "cancelled", "timeout", "rejected"]

@@ -4,8 +4,7 @@ Runs on the front's event loop, except for the decoding.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from litestar import Request
@@ -53,16 +52,10 @@ class Bodies:
             raise HTTPException(status_code=415, detail="Expected request with `Content-Type: application/json`")
         if codings := foreign_codings(request.headers.getall("content-encoding", [])):
             raise EncodedBody(codings)
-        async with self._received(request, payloads) as body:
+        if request.content_length is not None and request.content_length < LARGE_BODY_BYTES:
+            return read(bytearray().join([piece async for piece in request.stream()]))
+        async with self._large.received(request, payloads) as body:
             if len(body) < LARGE_BODY_BYTES:
                 return read(body)
             async with self._decoding:
                 return await asyncio.to_thread(read, body)
-
-    @asynccontextmanager
-    async def _received(self, request: AnyRequest, payloads: Places | None) -> AsyncIterator[bytearray]:
-        if request.content_length is None or request.content_length >= LARGE_BODY_BYTES:
-            async with self._large.received(request, payloads) as body:
-                yield body
-        else:
-            yield bytearray().join([piece async for piece in request.stream()])

@@ -6,7 +6,6 @@ their jobs in a `finally`, and notice a disconnect while they wait for the engin
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol, Self
 
 from litestar import Request, Response
@@ -96,7 +95,6 @@ class JobResponse(ASGIResponse):
         self._headers_when_accepted = headers_when_accepted
         self._ending = ending
         self._whole = whole
-        self._next_chunk = jobs[0].next_chunk if len(jobs) == 1 else partial(next_chunk_of, jobs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the exchange and watch for a disconnect; the first to end ends the other."""
@@ -130,7 +128,7 @@ class JobResponse(ASGIResponse):
         living = () if self._front.settings.no_keepalive else self._jobs
         with SignsOfLife(living, asyncio.get_running_loop()) as signs:
             n_sent = 0
-            while chunk := await self._next_chunk():
+            while chunk := await next_chunk_of(self._jobs):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 await wait_until_taken(scope)
                 signs.sent()
@@ -141,7 +139,7 @@ class JobResponse(ASGIResponse):
         await send({"type": "http.response.body", "body": ending, "more_body": False})
 
     async def _send_whole(self, scope: Scope, send: Send, whole: Callable[[], tuple[int, bytes]]) -> None:
-        while await self._next_chunk():
+        while await next_chunk_of(self._jobs):
             pass
         self.status_code, body = whole()
         self.headers["content-length"] = str(len(body))
