@@ -142,7 +142,7 @@ def answers(
         engine.submit(queued(job, prompt, asked.max_tokens, sampling, asked.stop, constraint=constraint))
         run(engine, between)
     run(engine, NEVER_TOGETHER)
-    engine.prefix_cache.put_away()
+    engine.put_away()
     return heard
 
 

@@ -107,7 +107,7 @@ def answers(model: LoadedModel, draft: LoadedDraft | None, *, cancelled_at: int 
         if cancelled_at and told.n_steps >= cancelled_at:
             engine.cancel(JobKey(1))
         engine.step()
-    engine.prefix_cache.put_away()
+    engine.put_away()
     return told
 
 

@@ -67,7 +67,7 @@ def one_after_another(model: LoadedModel, sampling: SamplingParams, **changes: A
             engine.step()
         told.append(heard(frames))
         frames.clear()
-    engine.prefix_cache.put_away()
+    engine.put_away()
     return told
 
 

@@ -50,7 +50,7 @@ def told(model: LoadedModel, sampling: SamplingParams, prediction: str) -> Heard
     engine.submit(queued(JobKey(1), tokens_of(model, ASK, is_prompt=True).tokens, 100, sampling, prediction=predicted))
     while not engine.is_idle:
         engine.step()
-    engine.prefix_cache.put_away()
+    engine.put_away()
     return heard(frames)
 
 

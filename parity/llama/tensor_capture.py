@@ -14,7 +14,7 @@ from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
 from worker.llama.library import library_function
-from worker.llama.tensor_head import TensorHead
+from worker.llama.repack import TensorHead
 
 F32, F16, BF16 = 0, 1, 30
 """ggml_type (ggml.h)."""

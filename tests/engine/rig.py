@@ -140,6 +140,11 @@ class Rig:
         """job → the number of steps by which its prompt is to be computed"""
         self._is_first_run_of_step = True
 
+    @property
+    def n_retained(self) -> int:
+        """The number of tokens in retained slots."""
+        return sum(len(each.tokens) for each in self.engine.prefix_cache.retained.values())
+
     # ── doing ────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, request: Request) -> JobKey:
@@ -198,7 +203,7 @@ class Rig:
         assert self.engine.is_idle, "nothing may be left waiting"
         while self.engine.tidy():
             self.check()
-        lengths = [len(tokens) for tokens in self.engine.prefix_cache.retained]
+        lengths = [len(each.tokens) for each in self.engine.prefix_cache.retained.values()]
         assert self.is_on_device or len(lengths) < 2, "an idle engine holds its last job's cells at most"
         assert max(lengths, default=0) <= self.runner.kv.n_cells_used <= sum(lengths)
 
@@ -318,7 +323,8 @@ class Rig:
         n_used = self.runner.kv.n_cells_used - self.engine.prefix_cache.n_dead_cells if running else 0
         assert self.n_cells_reported == n_used, "the front knows how full the cache is"
         for slot in scheduler.free_slots:
-            assert not self.runner.kv.held[slot], "a free slot holds nothing"
+            is_retained = slot in self.engine.prefix_cache.retained
+            assert not self.runner.kv.held[slot] or is_retained, "a free slot holds nothing that nobody knows of"
         for sequence in running.values():
             self._check_running(sequence)
         waiting = [sequence.job for sequence in scheduler.waiting]

@@ -132,9 +132,9 @@ def run_all(rig: Rig) -> Mirror:
 def test_what_jobs_have_computed_is_reported_wherever_it_lies() -> None:
     rig = Rig(reports_blocks=True, context_length=80, prefix_cache_bytes=10**6)
     mirror = run_all(rig)
-    assert mirror.blocks("GPU") == blocks_of(rig.engine.prefix_cache.retained[-1])
+    assert mirror.blocks("GPU") == blocks_of([*rig.engine.prefix_cache.retained.values()][-1].tokens)
     assert len(mirror.blocks("GPU")) == 4
-    rig.engine.prefix_cache.put_away()
+    rig.engine.put_away()
     rig.engine.step()
     rig.check()
     assert not mirror.blocks("GPU")
@@ -184,7 +184,7 @@ class AnyBlocks(Anything):
     @precondition(lambda self: self.rig.engine.is_idle)
     @rule()
     def no_client_wants_anything(self) -> None:
-        self.rig.engine.prefix_cache.put_away()
+        self.rig.engine.put_away()
         self.rig.engine.step()
 
     @rule(has_memory=st.booleans())

@@ -63,7 +63,7 @@ def test_cells_that_the_library_counts_otherwise_end_an_idle_engine_with_both_nu
     for job in range(n_jobs):
         rig.submit(request(job, n_prompt=20))
     rig.run_until_idle()
-    cells, n_retained = rig.runner.kv.cells[slot], sum(map(len, rig.engine.prefix_cache.retained))
+    cells, n_retained = rig.runner.kv.cells[slot], rig.n_retained
     n_before = len(cells)
     assert n_before == (n_retained if slot == 8 else 0)
     cells += [Cell(TokenId(0), n_before + i) for i in range(n_more)]
@@ -311,7 +311,7 @@ def test_the_last_jobs_cells_stay_until_another_runs_that_does_not_go_on_from_th
     rig.submit(Request((1, 2, 3), max_tokens=4))
     rig.run_until_idle()
     assert index.n_tokens == len(COMMON) + 8
-    rig.engine.prefix_cache.put_away()
+    rig.engine.put_away()
     assert rig.runner.kv.n_cells_used == 0
     assert index.n_bytes == index.n_tokens * CELL_BYTES > 0
 

@@ -41,8 +41,8 @@ def parts_after(engine: Rig, prompts: list[tuple[int, ...]]) -> list[Part]:
     sequences: list[list[TokenId]] = []
     for prompt in prompts:
         answer(engine, prompt)
-        sequences += map(list, engine.engine.prefix_cache.retained)
-    engine.engine.prefix_cache.put_away()
+        sequences += (list(each.tokens) for each in engine.engine.prefix_cache.retained.values())
+    engine.engine.put_away()
     index, parts = engine.engine.prefix_cache.index, dict[int, Part]()
     for tokens in sequences:
         n_matched = index.match(tokens)
@@ -96,11 +96,11 @@ def test_the_last_jobs_cells_are_copied_out_and_stay_where_they_are() -> None:
     engine = rig()
     prompt = tuple(range(1, MIN_KEPT + 9))
     answer(engine, prompt)
-    n_retained = sum(map(len, engine.engine.prefix_cache.retained))
+    n_retained = engine.n_retained
     engine.engine.back_up()
     found = engine.frames[-1]
     assert isinstance(found, StepDone)
-    assert (found.prefix_tokens, sum(map(len, engine.engine.prefix_cache.retained))) == (n_retained, n_retained)
+    assert (found.prefix_tokens, engine.n_retained) == (n_retained, n_retained)
     n_frames, n_saved = len(engine.frames), engine.runner.kv.n_saved
     engine.engine.back_up()
     assert (len(engine.frames), engine.runner.kv.n_saved) == (n_frames, n_saved), "once"

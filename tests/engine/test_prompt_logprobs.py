@@ -7,9 +7,9 @@ import pytest
 
 from tests.engine.fake_runner import CELL_BYTES, Request, ToyModel
 from tests.engine.rig import Rig
-from worker.engine.loop import MAX_REPORTED
 from worker.engine.prefill_budget import GRAIN
 from worker.engine.prefix_tree import SCORE_BYTES
+from worker.engine.reports import MAX_REPORTED
 from worker.engine.step import MAX_TOPS, Step
 from worker.limits import MAX_DRAFTS
 from worker.wire.jobs import MAX_LOGPROBS, Failed, JobKey, StepDone

@@ -90,10 +90,10 @@ def test_jobs_that_arrive_together_wait_for_no_prefix_of_another_salt() -> None:
 def test_a_step_is_not_stopped_for_a_prompt_that_only_another_salt_knows() -> None:
     rig = Rig(prefix_cache_bytes=1000 * CELL_BYTES)
     cached(rig, Request(EARLIER, 4, salt=b"one"))
-    n_missing = rig.engine.prefix_cache.n_missing
+    match = rig.engine.prefix_cache.match
     prompt = [TokenId(token) for token in EARLIER]
-    assert n_missing(salted(prompt, b"one"), ()) == 1
-    assert n_missing(salted(prompt, b"two"), ()) == n_missing(prompt, ()) == len(EARLIER)
+    assert match(salted(prompt, b"one"), ()) == len(EARLIER) - 1
+    assert match(salted(prompt, b"two"), ()) == match(prompt, ()) == 0
 
 
 def test_a_salt_is_part_of_the_hash_of_the_first_block_and_so_of_all() -> None:

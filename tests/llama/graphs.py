@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from worker.llama.devices import backend_function, cpu, device_handle
 from worker.llama.library import call_ggml, open_library
-from worker.llama.repack import buffer_type_name, extra_buffer_types
-from worker.llama.tensor_head import InitParams
+from worker.llama.repack import InitParams, buffer_type_name, extra_buffer_types
 from worker.upstream.ggml_types import TENSOR_TYPES
 
 Floats = NDArray[np.float32]

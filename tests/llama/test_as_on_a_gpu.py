@@ -108,5 +108,5 @@ def _answers(model: Model, runner: LlamaRunner, prompts: list[list[TokenId]]) ->
     for prompt in prompts:
         served.submit(prompt, 24)
     served.run()
-    served.engine.prefix_cache.put_away()
+    served.engine.put_away()
     return served

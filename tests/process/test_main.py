@@ -15,6 +15,8 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.front.rehearsal import CONFIG
 from tests.toy_engine import (
@@ -36,6 +38,7 @@ from tests.toy_engine import (
     WARNING,
 )
 from worker.config.engine_settings import Configure
+from worker.process.main import GIVE_BACK_EVERY_S, Returns
 from worker.process.outbox import MAX_OUTSTANDING_BYTES
 from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
 from worker.wire.jobs import Accepted, Cancel, Finished, JobKey, SamplingParams, Started, StepBegun, StepDone, Submit
@@ -344,3 +347,19 @@ def test_a_slow_front_gets_every_frame_in_order(reads: str) -> None:
         for key in range(N_FRAMES):
             (delta,) = engine.next(StepDone).deltas
             assert (delta.job, delta.text) == (key, str(key) * 1500)
+
+
+@given(rests=st.lists(st.floats(0.001, 3 * GIVE_BACK_EVERY_S), min_size=1))
+def test_freed_memory_is_returned_at_the_first_rest_and_then_at_most_once_a_while(rests: list[float]) -> None:
+    now_s = 0.0
+    returned_s: list[float] = []
+    returns = Returns(lambda: returned_s.append(now_s), clock=lambda: now_s)
+    rested_s = []
+    for rest_s in rests:
+        now_s += rest_s
+        rested_s.append(now_s)
+        returns.rest()
+    assert returned_s[0] == rested_s[0]
+    for one, then in zip(returned_s, [*returned_s[1:], None], strict=True):
+        due_s = one + GIVE_BACK_EVERY_S
+        assert then == next((at_s for at_s in rested_s if at_s >= due_s), None)

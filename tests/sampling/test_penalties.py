@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from tests.sampling.reference import match_lengths
 from tests.sampling.rows import log_ratio, probs_of, row
-from worker.sampling.penalties import dry, repetitions
+from worker.sampling.row import dry, repetitions
 from worker.sampling.sample import candidates, sample
 from worker.wire.jobs import SamplingParams
 

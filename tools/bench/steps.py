@@ -131,7 +131,7 @@ def timed_round(rules: EngineConfig, runner: LlamaRunner, n_streams: int, seed: 
     decoding_s = runner.context.decoding_s - decoding_s
     for job in jobs:
         engine.cancel(job)
-    engine.prefix_cache.put_away()
+    engine.put_away()
     return taken_s / _N_TOKENS, decoding_s / _N_TOKENS
 
 

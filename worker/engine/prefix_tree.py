@@ -15,12 +15,14 @@ its parent has all of its own; they go with the node. The salt of a prompt (salt
 from array import array
 from bisect import bisect_left, insort
 from collections import defaultdict
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import attrgetter
 
-from worker.engine.backend import Checkpoint, Saved
+from worker.engine.backend import Checkpoint, Found, Saved
 from worker.engine.kv_blocks import BLOCK_TOKENS, BlockJournal
 from worker.engine.salt import salt_of
 from worker.engine.step import Score
@@ -49,12 +51,15 @@ class Node:
     blocks: list[BlockHash] = field(default_factory=list)
     """The blocks that end among its tokens; none without a journal."""
     checkpoint: Checkpoint | None = None
-    """The recurrent state after its last token (state_tree.py)."""
+    """The recurrent state after its last token (state_cache.py)."""
+
+    @property
+    def n_cells_bytes(self) -> int:
+        return self.saved.n_bytes + self.n_score_bytes
 
     @property
     def n_bytes(self) -> int:
-        n_state_bytes = 0 if self.checkpoint is None else self.checkpoint.n_bytes
-        return self.saved.n_bytes + self.n_score_bytes + n_state_bytes
+        return self.n_cells_bytes + (0 if self.checkpoint is None else self.checkpoint.n_bytes)
 
 
 class PrefixIndex:
@@ -114,25 +119,25 @@ class PrefixIndex:
         path, n_matched = self._walk(tokens)
         assert n_known == n_matched < len(tokens), "there is nothing new, or not from n_known on"
         assert saved.n_tokens == len(tokens) - n_known
-        halves = halves_of(path, n_known)
-        if not self._make_room(path, halves, saved.n_bytes):
+        if not self._cut_at(path, n_known, saved.n_bytes):
             return
-        if halves:
-            path[-1] = self._split(path[-1], n_known, *halves)
         self._mark(path)
         node = self._attach(tokens[n_known:], saved, path[-1] if path else None)
         if self._journal is not None:
             parent = next((above.blocks[-1] for above in reversed(path) if above.blocks), None)
             node.blocks = self._journal.store_copies(parent, tokens[n_known // BLOCK_TOKENS * BLOCK_TOKENS :])
-        self._shrink(self.limit_bytes)
+        self._shrink()
 
-    def _make_room(self, path: list[Node], halves: tuple[Saved, Saved] | None, n_more: int) -> bool:
-        """Return False if `n_more` bytes do not fit beside their prefix, to which the first half of a node belongs."""
-        kept = [node.saved for node in path]
-        if halves:
-            kept[-1] = halves[0]
-        n_kept = sum(part.n_bytes for part in kept) + sum(node.n_score_bytes for node in path)
-        return n_kept + n_more <= self.limit_bytes
+    def restore(self, found: Found) -> int:
+        """Keep what earlier engines have saved. Return of how many parts there was the prefix, and something new."""
+        return sum(self._restore(tokens, saved) for tokens, saved in found.parts)
+
+    def _restore(self, tokens: Seq[TokenId], saved: Saved) -> bool:
+        n_known, start = self.match(tokens), len(tokens) - saved.n_tokens
+        if not start <= n_known < len(tokens):
+            return False
+        self.insert(tokens, n_known, saved if n_known == start else saved.split(n_known - start)[1])
+        return True
 
     def add_scores(self, tokens: Seq[TokenId], scores: Seq[Score]) -> None:
         """Keep the scores of the first of `tokens` with their cells, as far as these are kept, and mark the path as
@@ -150,17 +155,13 @@ class PrefixIndex:
         n_more_bytes = [_n_score_bytes(new) for new in more]
         if not any(n_more_bytes) or sum(node.n_bytes for node in path) + sum(n_more_bytes) > self.limit_bytes:
             return
-        is_leaf = not path[-1].children
-        if is_leaf:
-            self._leaves.remove(path[-1])
-        for node, new, n_new_bytes in zip(path, more, n_more_bytes, strict=True):
-            node.scores += new
-            node.n_score_bytes += n_new_bytes
+        with self._changing(path[-1]):
+            for node, new, n_new_bytes in zip(path, more, n_more_bytes, strict=True):
+                node.scores += new
+                node.n_score_bytes += n_new_bytes
         self._n_bytes += sum(n_more_bytes)
-        if is_leaf:
-            self._leaves.add(path[-1])
         self._mark(path)
-        self._shrink(self.limit_bytes)
+        self._shrink()
 
     def _walk(self, tokens: Seq[TokenId]) -> tuple[list[Node], int]:
         """Return the nodes that match, and how many tokens do; the last node's edge need not match to its end."""
@@ -177,34 +178,52 @@ class PrefixIndex:
     def _mark(self, path: list[Node]) -> None:
         """Note that the path was used now. Only its end can be a leaf."""
         self._now += 1
-        is_leaf = bool(path) and not path[-1].children
+        if path:
+            with self._changing(path[-1]):
+                for node in path:
+                    node.last_used = self._now
+
+    @contextmanager
+    def _changing(self, node: Node) -> Iterator[None]:
+        """Let the age or the bytes of a node change, on which its place among the leaves depends if it is one."""
+        is_leaf = not node.children
         if is_leaf:
-            self._leaves.remove(path[-1])
-        for node in path:
-            node.last_used = self._now
+            self._leaves.remove(node)
+        yield
         if is_leaf:
-            self._leaves.add(path[-1])
+            self._leaves.add(node)
+
+    def _cut_at(self, path: list[Node], end: int, n_more_bytes: int) -> bool:
+        """Let the path end at a position in its last node. Return False, and change nothing, if `n_more_bytes` do not
+        fit beside its cells.
+        """
+        n_bytes = sum(node.n_cells_bytes for node in path) + n_more_bytes
+        n_over = sum(node.saved.n_tokens for node in path) - end
+        halves = path[-1].saved.split(path[-1].saved.n_tokens - n_over) if n_over else None
+        if halves is not None:
+            n_bytes += halves[0].n_bytes - path[-1].saved.n_bytes
+        if n_bytes > self.limit_bytes:
+            return False
+        if halves is not None:
+            path[-1] = self._split(path[-1], end, *halves)
+        return True
 
     def _split(self, node: Node, end: int, first: Saved, rest: Saved) -> Node:
         """Put a new node with the first cells, up to position `end`, above `node`, which keeps the rest, its children
         and its age.
         """
-        is_leaf = not node.children
-        if is_leaf:
-            self._leaves.remove(node)
         self._n_bytes += first.n_bytes + rest.n_bytes - node.saved.n_bytes
         cut = first.n_tokens * _WIDTH
         upper = Node(node.key, node.edge[:cut], first, node.parent, node.last_used)
         self._siblings(node)[node.key] = upper
-        upper.scores, node.scores = node.scores[: first.n_tokens], node.scores[first.n_tokens :]
-        upper.n_score_bytes, node.n_score_bytes = _n_score_bytes(upper.scores), _n_score_bytes(node.scores)
         n_blocks = end // BLOCK_TOKENS - (end - first.n_tokens) // BLOCK_TOKENS
         upper.blocks, node.blocks = node.blocks[:n_blocks], node.blocks[n_blocks:]
-        node.edge, node.saved, node.parent = node.edge[cut:], rest, upper
+        with self._changing(node):
+            upper.scores, node.scores = node.scores[: first.n_tokens], node.scores[first.n_tokens :]
+            upper.n_score_bytes, node.n_score_bytes = _n_score_bytes(upper.scores), _n_score_bytes(node.scores)
+            node.edge, node.saved, node.parent = node.edge[cut:], rest, upper
         node.key = node.edge[:_WIDTH]
         upper.children[node.key] = node
-        if is_leaf:
-            self._leaves.add(node)
         return upper
 
     def _attach(self, tokens: Seq[TokenId], saved: Saved, parent: Node | None) -> Node:
@@ -217,10 +236,9 @@ class PrefixIndex:
         self._n_bytes += saved.n_bytes
         return node
 
-    def _shrink(self, n_bytes: int) -> None:
-        """Evict leaves until no more than n_bytes are left. The leaf that was used last goes last, because its age is
-        0."""
-        while self._n_bytes > n_bytes:
+    def _shrink(self) -> None:
+        """Evict leaves until the limit holds. The leaf that was used last goes last, because its age is 0."""
+        while self._n_bytes > self.limit_bytes:
             self._evict(self._leaves.first_to_go(self._now))
 
     def _evict(self, leaf: Node) -> None:
@@ -279,15 +297,6 @@ def _key(tokens: Seq[TokenId]) -> bytes:
 
 def _packed(tokens: Seq[TokenId]) -> bytes:
     return array("i", tokens).tobytes()
-
-
-def halves_of(path: list[Node], n_matched: int) -> tuple[Saved, Saved] | None:
-    """Return the cells of the path's last node on either side of the match's end, unless that is the node's end."""
-    n_unmatched = sum(node.saved.n_tokens for node in path) - n_matched
-    if not n_unmatched:
-        return None
-    last = path[-1].saved
-    return last.split(last.n_tokens - n_unmatched)
 
 
 def n_common(one: bytes | list[TokenId], other: bytes | list[TokenId]) -> int:

@@ -149,6 +149,12 @@ class Sequence:
         return self.n_top is not None and len(self.scores) < len(self.prompt)
 
     @property
+    def is_following(self) -> bool:
+        """True if it waits for the tokens that its leader is computing."""
+        leader = self.leader
+        return leader is not None and leader.state is State.PREFILL and leader.n_computed < self.n_awaited
+
+    @property
     def n_reportable(self) -> int:
         """The position after the last token of the prompt whose log-probability can be reported."""
         return min(len(self.scores), len(self.prompt))

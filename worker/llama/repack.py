@@ -3,7 +3,11 @@
 ggml has matrix kernels that want blocks of several rows interleaved, for some types, on some processors, and others
 that want the tiles of Intel's AMX. Which is asked of the library, in the way in which it decides itself when it loads
 (weight_buft_supported in llama-model-loader.cpp): the list is different for each instruction set, and grows. Of a file
-it lays out all matrices that it can or none; this room decides which. Owns nothing; any thread.
+it lays out all matrices that it can or none; this room decides which. Any thread.
+
+The head of ggml's tensors is the one layout that this room writes to. A release that lays tensors out otherwise would
+have its memory corrupted in silence. So a head is only given out after all of its fields say what the tensor was made
+with.
 """
 
 import ctypes
@@ -14,15 +18,16 @@ from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from worker.errors import ModelLoadFailed
 from worker.host import has_amx
 from worker.llama.devices import backend_function, cpu, device_handle
 from worker.llama.library import call_ggml
-from worker.llama.tensor_head import Dims, InitParams, TensorHead, head_of
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.plan.buffers import BufferSizes
 from worker.plan.spread import RepackedBytes, layers_of, nothing_repacked
 from worker.upstream.ggml_types import TENSOR_TYPES
+from worker.upstream.layouts import PINNED_VERSION
 from worker.wire.load import Amx
 
 TILES = "AMX"
@@ -38,6 +43,30 @@ _N_TENSORS = 8
 """The tensors of a trial: a weight, its factor, and their product."""
 _N_ROWS = 512
 """The rows of the factor, as when the library tries a weight."""
+
+
+N_DIMS = 4
+"""GGML_MAX_DIMS (ggml.h)."""
+
+Dims = tuple[int, int, int, int]
+"""Numbers along each dimension, the fastest first."""
+
+
+class InitParams(ctypes.Structure):
+    """ggml_init_params (ggml.h)."""
+
+    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+
+
+class TensorHead(ctypes.Structure):
+    """The beginning of ggml_tensor (ggml.h)."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * N_DIMS),
+        ("nb", ctypes.c_size_t * N_DIMS),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,3 +226,26 @@ def _is_computed_in(buffer_type: ctypes.c_void_p, weight: TensorHead, product: c
     finally:
         weight.buffer = None
         call_ggml("ggml_backend_buffer_free", None, ctypes.c_void_p(buffer))
+
+
+def head_of(address: int, type_id: int, dims: Dims) -> TensorHead:
+    """The head of a tensor that was made of that type and size and has no memory yet. It is valid while the tensor is.
+
+    Raises: ModelLoadFailed where the library lays tensors out otherwise.
+    """
+    head = TensorHead.from_address(address)
+    found = (head.type, head.buffer, tuple(head.ne), tuple(head.nb))
+    expected = (type_id, None, dims, _strides(type_id, dims))
+    if found != expected:
+        raise ModelLoadFailed(
+            f"llama.cpp lays its tensors out otherwise than in llama-cpp-python {PINNED_VERSION}: expected {expected}, "
+            f"found {found}; install that version again"
+        )
+    return head
+
+
+def _strides(type_id: int, dims: Dims) -> Dims:
+    """Bytes from one number, row, matrix and stack to the next; of a type in blocks, from one block."""
+    kind = TENSOR_TYPES[type_id]
+    row = kind.n_bytes(dims[0])
+    return kind.block_bytes, row, row * dims[1], row * dims[1] * dims[2]

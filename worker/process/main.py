@@ -20,7 +20,6 @@ from worker.engine.loop import Engine
 from worker.errors import InsufficientMemory, ModelLoadFailed, StartupError
 from worker.process.intake import Intake
 from worker.process.outbox import Outbox, die, leave
-from worker.process.returns import Returns
 from worker.process.steps import drain, work
 from worker.wire.load import LoadFailed, Progress, Warned
 
@@ -61,7 +60,28 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
         model.find(intake.inbox.put)
         drain(intake.inbox, engine)
     outbox.send(model.facts)
-    work(intake.inbox, engine, Returns(model.give_back), is_kept=model.find is not None)
+    work(intake.inbox, engine, Returns(model.give_back).rest, is_kept=model.find is not None)
+
+
+GIVE_BACK_EVERY_S = 60.0
+"""The least seconds between two times that freed memory is returned to the system. It takes milliseconds, and a heap
+needs hours to grow."""
+
+
+class Returns:
+    """The return of freed memory to the system, now and then while no job is there: glibc keeps what is freed, and the
+    heap of a busy engine grows for hours."""
+
+    def __init__(self, give_back: Callable[[], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._give_back = give_back
+        self._clock = clock
+        self._due_s = clock()
+
+    def rest(self) -> None:
+        """Return what was freed, unless that was done just now."""
+        if self._clock() >= self._due_s:
+            self._give_back()
+            self._due_s = self._clock() + GIVE_BACK_EVERY_S
 
 
 class _Warnings(logging.Handler):

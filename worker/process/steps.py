@@ -4,6 +4,7 @@ While it rests it does what no job waits for. It knows neither sockets nor llama
 """
 
 import queue
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
@@ -11,7 +12,6 @@ from worker.engine.backend import Found
 from worker.engine.loop import Engine
 from worker.engine.sequence import Queued
 from worker.process.intake import Leaving, Work
-from worker.process.returns import Returns
 from worker.wire.jobs import Cancel
 
 SETTLED_S = 0.1
@@ -19,12 +19,13 @@ SETTLED_S = 0.1
 milliseconds, and a conversation that continues at once does not wait for them."""
 
 
-def work(inbox: "queue.SimpleQueue[Work]", engine: Engine, returns: Returns, *, is_kept: bool) -> NoReturn:
-    """Run steps until the process ends. `is_kept` says that cells of finished jobs outlive it."""
+def work(inbox: "queue.SimpleQueue[Work]", engine: Engine, rest: Callable[[], None], *, is_kept: bool) -> NoReturn:
+    """Run steps until the process ends. `rest` is called while no job is there. `is_kept` says that cells of finished
+    jobs outlive it."""
     while True:
         if engine.is_idle:
             if inbox.empty():
-                returns.rest()
+                rest()
             _rest(inbox, engine, is_kept=is_kept)
         drain(inbox, engine)
         engine.step()

@@ -1,7 +1,8 @@
 """A row of logits as a request sees it: biased, banned, divided by the temperature, penalised.
 
 Only a few tokens are touched by more than the temperature. They are kept apart with their scores, so that the row
-itself can stay float32 and untouched. Owns that split. Knows nothing of what is cut or drawn. Pure; the step thread.
+itself can stay float32 and untouched. Owns that split, and the penalties on tokens that the job has generated:
+repetition, frequency, presence, DRY, in that order. Knows nothing of what is cut or drawn. Pure; the step thread.
 """
 
 from collections import Counter
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worker.sampling import penalties
 from worker.sampling.arrays import NO_IDS, Ids, Logits, Reals
 from worker.sampling.estimate import Estimate, numpy_estimate
 from worker.wire.jobs import MAX_BIAS, SamplingParams
@@ -68,7 +68,7 @@ class Row:
 
 def has_only_bans(sampling: SamplingParams, n_generated: int) -> bool:
     """Return whether no score but a banned token's is changed."""
-    return not sampling.logit_bias and (n_generated == 0 or not penalties.are_on(sampling))
+    return not sampling.logit_bias and (n_generated == 0 or not are_on(sampling))
 
 
 def row_of(
@@ -88,7 +88,7 @@ def row_of(
     if has_only_bans(sampling, len(generated)):
         touched = np.unique(bans) if bans.size else NO_IDS
         return Row(logits, temperature, touched, np.full(touched.size, -np.inf), estimate)
-    tokens = penalties.window(sampling, generated)
+    tokens = window(sampling, generated)
     counts = Counter(tokens)
     biased = np.fromiter(map(int, sampling.logit_bias), dtype=np.intp)
     touched = np.unique(np.concatenate([biased, bans, np.fromiter(counts, dtype=np.intp)]))
@@ -98,7 +98,7 @@ def row_of(
     if temperature != 1.0:
         scores /= temperature
     if tokens:
-        penalties.penalise(touched, scores, sampling, tokens, counts)
+        penalise(touched, scores, sampling, tokens, counts)
     return Row(logits, temperature, touched, scores, estimate)
 
 
@@ -114,3 +114,90 @@ def _add_bias(scores: Reals, places: Ids, sampling: SamplingParams) -> None:
     is_ban = bias <= -MAX_BIAS
     scores[places[~is_ban]] += bias[~is_ban]
     scores[places[is_ban]] = -np.inf
+
+
+# ── penalties ───────────────────────────────────────────────────────────────────────────────────────
+
+_MIN_PENALTY = 1e-6
+"""docs/protocol.md#sampling: penalty 0 acts as this; it is a floor, so a smaller penalty is never a stronger one."""
+
+_MAX_DRY = 1e100
+"""DRY subtracts at most this. It is beyond any score, and its square is still a number, so that a long repetition makes
+a token hopeless and not impossible."""
+
+
+def are_on(sampling: SamplingParams) -> bool:
+    """Return whether any penalty looks at any token."""
+    is_off = (
+        sampling.repetition_penalty == 1.0
+        and sampling.frequency_penalty == 0.0
+        and sampling.presence_penalty == 0.0
+        and sampling.dry_multiplier == 0.0
+    )
+    return not is_off and sampling.repeat_last_n != 0
+
+
+def window(sampling: SamplingParams, generated: Seq[int]) -> Seq[int]:
+    """The generated tokens that the penalties look at; none when every penalty is off."""
+    if not are_on(sampling):
+        return ()
+    return generated if sampling.repeat_last_n < 0 else generated[-sampling.repeat_last_n :]
+
+
+def penalise(ids: Ids, scores: Reals, sampling: SamplingParams, tokens: Seq[int], counts: Counter[int]) -> None:
+    """Change, in place, the scores of the tokens of a window.
+
+    `ids`: distinct, ascending; all of `tokens` are among them. `scores`: of the ids, after the temperature.
+    `counts`: how often each of the tokens occurs.
+    Sources: repetition: Keskar et al. 2019 (CTRL), with negative scores multiplied instead of divided; frequency and
+    presence: OpenAI's API reference, "score - count * frequency - presence"; DRY: p-e-w, "DRY: A modern repetition
+    penalty that reliably prevents looping", text-generation-webui pull request 5677, without its sequence breakers;
+    llama.cpp's llama_sampler_dry computes the same.
+    """
+    seen = np.searchsorted(ids, np.fromiter(counts, dtype=np.intp))
+    if sampling.repetition_penalty != 1.0:
+        scores[seen] = _repeated(scores[seen], sampling.repetition_penalty)
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        n_times = np.fromiter(counts.values(), dtype=np.float64)
+        scores[seen] -= n_times * sampling.frequency_penalty + sampling.presence_penalty
+    if sampling.dry_multiplier:
+        lengths = repetitions(tokens, sampling.dry_allowed_length)
+        carried_on = np.searchsorted(ids, np.fromiter(lengths, dtype=np.intp))
+        scores[carried_on] -= dry(np.fromiter(lengths.values(), dtype=np.float64), sampling)
+
+
+def _repeated(scores: Reals, penalty: float) -> Reals:
+    """The scores after the repetition penalty: tokens become less likely for a penalty above 1, more likely below."""
+    penalty = max(penalty, _MIN_PENALTY)
+    return np.where(scores > 0.0, scores / penalty, scores * penalty)
+
+
+def dry(lengths: Reals, sampling: SamplingParams) -> Reals:
+    """DRY's penalties for repetitions of these lengths: multiplier * base^(length - allowed_length), at most 1e100."""
+    with np.errstate(over="ignore"):
+        sizes: Reals = sampling.dry_multiplier * sampling.dry_base ** (lengths - sampling.dry_allowed_length)
+    return np.minimum(sizes, _MAX_DRY)
+
+
+def repetitions(tokens: Seq[int], shortest: int) -> dict[int, int]:
+    """token → how many final tokens of `tokens`, at most, also stand right before an earlier place of that token.
+
+    Counts below `shortest` (at least 1) are left out. Takes time linear in len(tokens), whatever they are.
+    Source: Gusfield's Z algorithm on the reversed tokens; only places that begin with the last token can match.
+    """
+    backwards = list(reversed(tokens))
+    n_tokens = len(backwards)
+    matched = [0] * n_tokens
+    longest: dict[int, int] = {}
+    begin = end = 0  # [begin, end) is the match found so far that reaches furthest
+    for place in [place for place in range(1, n_tokens) if backwards[place] == backwards[0]]:
+        length = matched[place - begin] if place < end else 0
+        if place + length >= end:
+            length = max(end - place, 0)
+            while place + length < n_tokens and backwards[length] == backwards[place + length]:
+                length += 1
+            begin, end = place, place + length
+        matched[place] = length
+        if length >= shortest and length > longest.get(backwards[place - 1], 0):
+            longest[backwards[place - 1]] = length
+    return longest

@@ -1,6 +1,6 @@
 """The way from a row of logits to a token: the request's settings in their order, and the draw.
 
-Owns that order: bias and bans (row.py), temperature, penalties (penalties.py), top_n_sigma and top_k (shortlist.py),
+Owns that order: bias, bans, temperature and penalties (row.py), top_n_sigma and top_k (shortlist.py),
 typical_p, top_p and min_p (sorted.py), xtc (here), the draw. Owns the way, too: the cheap one (shortlist.py,
 unsorted.py) wherever it gives the same answer as sorting all tokens (sorted.py). Knows nothing of slots, steps or
 llama.cpp: a row, its parameters and the job's own tokens come in, a token goes out. Pure; runs on the engine's step

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.engine.fake_cells import PLENTY, Memory, Tokens, ids
 from worker.engine.checkpoints import NEAR
-from worker.engine.state_tree import LAST_KEPT, StateIndex
+from worker.engine.state_cache import LAST_KEPT, StateIndex
 from worker.wire.jobs import TokenId
 
 LAW = settings(max_examples=200)
@@ -62,7 +62,7 @@ paths = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, ma
 def test_what_is_found_is_there_and_the_limit_holds(
     *, kept: list[Tokens], queries: list[Tokens], limit_cells: int, state_bytes: int, header_bytes: int, stride: int
 ) -> None:
-    index, memory = StateIndex(10 * limit_cells, stride=stride), Memory(header_bytes)
+    index, memory = StateIndex(10 * limit_cells, stride=stride, reach=NEAR), Memory(header_bytes)
     states = States(state_bytes)
     for path in kept:
         keep(index, memory, states, path)
@@ -88,14 +88,14 @@ def ladder(index: StateIndex, n_steps: int, state_bytes: int = 1) -> States:
 
 
 def test_the_last_checkpoints_stay_and_of_the_others_one_each_stride() -> None:
-    states = ladder(StateIndex(PLENTY, stride=40), 20)
+    states = ladder(StateIndex(PLENTY, stride=40, reach=NEAR), 20)
     kept = sorted(state.n_tokens for state in states.alive)
     assert kept[-LAST_KEPT:] == [180, 190, 200]
     assert kept[:-LAST_KEPT] == [40, 80, 120, 160]
 
 
 def test_where_paths_part_a_checkpoint_stays() -> None:
-    index, memory, states = StateIndex(PLENTY, stride=PLENTY), Memory(), States(1)
+    index, memory, states = StateIndex(PLENTY, stride=PLENTY, reach=NEAR), Memory(), States(1)
     keep(index, memory, states, ids(range(10)))
     keep(index, memory, states, ids([*range(10), 99]))
     for n in range(20, 100, 10):
@@ -105,7 +105,7 @@ def test_where_paths_part_a_checkpoint_stays() -> None:
 
 @pytest.mark.parametrize(("n_behind", "stays"), [(0, True), (NEAR - 1, True), (NEAR, False)])
 def test_so_does_one_shortly_before(n_behind: int, stays: bool) -> None:
-    index, memory, states = StateIndex(PLENTY, stride=PLENTY), Memory(), States(1)
+    index, memory, states = StateIndex(PLENTY, stride=PLENTY, reach=NEAR), Memory(), States(1)
     keep(index, memory, states, ids(range(10)))
     keep(index, memory, states, ids([*range(10 + n_behind), 99]))
     for n in range(100, 150, 10):
@@ -114,7 +114,7 @@ def test_so_does_one_shortly_before(n_behind: int, stays: bool) -> None:
 
 
 def test_earlier_checkpoints_of_a_path_make_room_for_its_end() -> None:
-    index = StateIndex(10 * 100 + 2 * 300, stride=1)
+    index = StateIndex(10 * 100 + 2 * 300, stride=1, reach=NEAR)
     states = ladder(index, 10, state_bytes=300)
     assert sorted(state.n_tokens for state in states.alive) == [90, 100]
     assert index.match(ids(range(100))) == 100
