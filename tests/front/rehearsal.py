@@ -19,7 +19,7 @@ from worker.front.link import LinkOwner
 from worker.front.state import Front
 from worker.front.work import Question
 from worker.observe.metrics import Metrics
-from worker.protocol.events import choose_dialect
+from worker.protocol.framing import choose_dialect
 from worker.protocol.job_request import JobRequest
 from worker.wire.jobs import (
     Accepted,

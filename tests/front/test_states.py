@@ -17,7 +17,7 @@ from worker.front.health import READY_WORDS, STATES, Phase
 from worker.front.job import Job, JobState, next_chunk_of
 from worker.front.state import Front
 from worker.observe.metrics import Metrics
-from worker.protocol.events import TEXT_ONLY
+from worker.protocol.framing import TEXT_ONLY
 from worker.wire.jobs import Finished
 from worker.wire.refusals import Refused, Violation
 

@@ -7,16 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from worker.protocol.events import (
-    TEXT_ONLY,
-    EndEvent,
-    ErrorEvent,
-    Framing,
-    MetricsEvent,
-    Piece,
-    StartedEvent,
-    choose_dialect,
-)
+from worker.protocol.events import EndEvent, ErrorEvent, MetricsEvent, Piece, StartedEvent
+from worker.protocol.framing import TEXT_ONLY, Framing, choose_dialect
 from worker.wire.jobs import Finished, JobKey, Logprob, StopReason, TokenId, TopToken
 
 SSE = choose_dialect(None, sse_event_names=False)

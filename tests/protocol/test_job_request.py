@@ -5,8 +5,8 @@ from typing import Any
 from msgspec.structs import asdict
 
 from tests.protocol.vectors import OTHER_THAN_DEFAULTS, R0, body_of
-from worker.protocol.events import TEXT_ONLY
 from worker.protocol.execute import parse_execute
+from worker.protocol.framing import TEXT_ONLY
 from worker.protocol.job_request import JobRequest
 from worker.wire.jobs import JobKey, SamplingParams, Submit
 

@@ -24,9 +24,9 @@ from worker.protocol.events import (
     Piece,
     StartedEvent,
     StreamCode,
-    choose_dialect,
 )
 from worker.protocol.execute import ExecuteRequest, WrongShape, parse_execute
+from worker.protocol.framing import choose_dialect
 from worker.web.app import described_routes, places
 from worker.web.middleware import OPEN_PATHS
 from worker.web.pages import document_of

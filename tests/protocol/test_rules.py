@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from tests.protocol.vectors import R0, body_of, violations, without
 from worker.protocol.bodies import MAX_ERRORS, FieldError, encode_violations
-from worker.protocol.execute import ExecuteRequest, parse_execute
-from worker.protocol.rules import checked_prompt
+from worker.protocol.execute import ExecuteRequest, checked_prompt, parse_execute
 from worker.wire.prompts import Conversation
 
 MAX_TOKENS_OUT = 2048

@@ -7,8 +7,7 @@ import msgspec
 
 from worker.protocol.bodies import FieldError, FieldsRefused, Problems
 from worker.protocol.conversation import read_conversation
-from worker.protocol.execute import ExecuteRequest
-from worker.protocol.rules import checked_prompt
+from worker.protocol.execute import ExecuteRequest, checked_prompt
 from worker.wire.encoding import bounds_of
 from worker.wire.jobs import SamplingParams
 from worker.wire.prompts import Conversation

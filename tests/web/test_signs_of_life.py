@@ -13,7 +13,8 @@ from tests.web.openai_client import CHAT
 from tests.web.wire import LONG_PROMPT, UNHURRIED, post_json, read_until, request_of
 from tests.worker_process import ONE_SLOT, Stream, WorkerProcess, altered, eventually, serve_default, serving
 from worker.front.job import Job
-from worker.protocol.events import SIGN_OF_LIFE, choose_dialect
+from worker.protocol.events import SIGN_OF_LIFE
+from worker.protocol.framing import choose_dialect
 from worker.web.streaming import SILENCE_S, SignsOfLife
 
 SSE = choose_dialect(None, sse_event_names=False)

@@ -36,9 +36,8 @@ from worker.openai.infill import read_infill
 from worker.openai.responses.request import read_response
 from worker.openai.tokens import read_detokenize, read_tokenize
 from worker.protocol.bodies import FieldsRefused
-from worker.protocol.execute import BodyRejected, parse_cancel, parse_execute
+from worker.protocol.execute import BodyRejected, checked_prompt, parse_cancel, parse_execute
 from worker.protocol.headers import correlation_id, is_json_content_type, parse_deadline, request_id, trace_context
-from worker.protocol.rules import checked_prompt
 from worker.saved.copies import Layout, joined, parse_checkpoint, parse_seq_state, passing
 from worker.saved.records import CELLS, CHECKPOINT, Untrusted, read_record, record_of
 from worker.upstream.numbers import STATE_MAGIC

@@ -32,10 +32,9 @@ from worker.model.info import ModelInfo, read_info
 from worker.observe import log_lines as logs
 from worker.observe.metrics import Metrics
 from worker.protocol.bodies import FieldsRefused
-from worker.protocol.events import TEXT_ONLY
-from worker.protocol.execute import ExecuteRequest
+from worker.protocol.execute import ExecuteRequest, checked_prompt
+from worker.protocol.framing import TEXT_ONLY
 from worker.protocol.job_request import JobRequest
-from worker.protocol.rules import checked_prompt
 from worker.wire.jobs import JobKey, Prompt, narrow
 from worker.wire.load import Loaded
 

@@ -12,11 +12,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from worker.errors import WorkerError
+from worker.protocol.bodies import Problems
 from worker.protocol.constraints import schema_text
-from worker.protocol.conversation import MAX_MESSAGES
+from worker.protocol.conversation import MAX_MESSAGES, read_conversation
 from worker.protocol.json_bytes import fault_of, without_mark
+from worker.protocol.rules import check_sampling
 from worker.wire.encoding import doc
-from worker.wire.jobs import U32, SamplingParams, SchemaText, narrow
+from worker.wire.jobs import U32, Prompt, SamplingParams, SchemaText, narrow
 
 _NUMBER_STARTS = b"-0123456789"
 
@@ -188,3 +190,48 @@ def _members(body: bytes | bytearray) -> dict[_Name, msgspec.Raw]:
         raise MalformedJson(fault_of(body, error)) from error
     except RecursionError as error:
         raise MalformedJson("nested too deeply") from error
+
+
+def checked_prompt(
+    request: ExecuteRequest, max_tokens_out: int, vocab_size: int | None, *, max_prompt_chars: int
+) -> Prompt:
+    """Return the prompt that the model reads, if no rule is broken.
+
+    `max_tokens_out` is the largest max_tokens allowed. While `vocab_size` is None, ids are not compared with it.
+    `max_prompt_chars` counts Unicode scalar values. Raises: FieldsRefused with all broken rules, in the order of the
+    fields.
+    """
+    problems = Problems()
+    if not request.job_id:
+        problems.add("job_id", "non_empty", "must not be empty", value="")
+    _prompt(problems, request.prompt, max_prompt_chars)
+    _max_tokens(problems, request.max_tokens, max_tokens_out)
+    check_sampling(problems, request, max_tokens_out, vocab_size)
+    for field in ("messages", "chat_template_kwargs"):
+        if request.prompt is not UNSET and getattr(request, field) is not None:
+            text = "cannot go with prompt, which no template is applied to; send one of them"
+            problems.add(field, "exclusive(prompt)", text)
+    prompt: Prompt | UnsetType | None = request.prompt
+    if request.messages is not None:
+        prompt = read_conversation(
+            problems, request.messages, template_kwargs=request.chat_template_kwargs, max_chars=max_prompt_chars
+        )
+    problems.check()
+    assert not isinstance(prompt, UnsetType)  # parse_execute has refused a request without either
+    assert prompt is not None  # or there were problems
+    return prompt
+
+
+def _prompt(problems: Problems, prompt: str | UnsetType, most: int) -> None:
+    if prompt is UNSET:
+        return
+    if not prompt:
+        problems.add("prompt", f"length(1..={most})", "must not be empty")
+    elif len(prompt) > most:
+        problems.add("prompt", f"length(1..={most})", f"must be at most {most} characters (got {len(prompt)})")
+
+
+def _max_tokens(problems: Problems, max_tokens: int, most: int) -> None:
+    if not 1 <= max_tokens <= most:
+        text = "must be at least 1" if max_tokens < 1 else f"must be at most {most} (got {max_tokens})"
+        problems.add("max_tokens", f"range(1..={most})", text, value=str(max_tokens))

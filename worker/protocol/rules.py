@@ -10,14 +10,11 @@ from itertools import islice
 from math import isinf
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from worker.protocol.bodies import MAX_ERRORS, Problems
 from worker.protocol.constraints import check_constraints
-from worker.protocol.conversation import read_conversation
-from worker.protocol.execute import ExecuteRequest
 from worker.wire.encoding import bounds_of
-from worker.wire.jobs import MAX_BIAS, Prompt, SamplingParams, narrow
+from worker.wire.jobs import MAX_BIAS, SamplingParams, narrow
 
 MAX_STOPS = 4
 MAX_STOP_BYTES = 100
@@ -40,36 +37,6 @@ _BOUNDS = {
 
 _F32_DIGITS = 9
 """The number of significant decimal digits that distinguish any two f32."""
-
-
-def checked_prompt(
-    request: ExecuteRequest, max_tokens_out: int, vocab_size: int | None, *, max_prompt_chars: int
-) -> Prompt:
-    """Return the prompt that the model reads, if no rule is broken.
-
-    `max_tokens_out` is the largest max_tokens allowed. While `vocab_size` is None, ids are not compared with it.
-    `max_prompt_chars` counts Unicode scalar values. Raises: FieldsRefused with all broken rules, in the order of the
-    fields.
-    """
-    problems = Problems()
-    if not request.job_id:
-        problems.add("job_id", "non_empty", "must not be empty", value="")
-    _prompt(problems, request.prompt, max_prompt_chars)
-    _max_tokens(problems, request.max_tokens, max_tokens_out)
-    check_sampling(problems, request, max_tokens_out, vocab_size)
-    for field in ("messages", "chat_template_kwargs"):
-        if request.prompt is not UNSET and getattr(request, field) is not None:
-            text = "cannot go with prompt, which no template is applied to; send one of them"
-            problems.add(field, "exclusive(prompt)", text)
-    prompt: Prompt | UnsetType | None = request.prompt
-    if request.messages is not None:
-        prompt = read_conversation(
-            problems, request.messages, template_kwargs=request.chat_template_kwargs, max_chars=max_prompt_chars
-        )
-    problems.check()
-    assert not isinstance(prompt, UnsetType)  # parse_execute has refused a request without either
-    assert prompt is not None  # or there were problems
-    return prompt
 
 
 def check_sampling(
@@ -135,21 +102,6 @@ def f32_text(value: float) -> str:
             if narrow(float(decimal)) == value:
                 return f"{decimal:f}"
     return f"{Context(prec=_F32_DIGITS).create_decimal_from_float(value):f}"
-
-
-def _prompt(problems: Problems, prompt: str | UnsetType, most: int) -> None:
-    if prompt is UNSET:
-        return
-    if not prompt:
-        problems.add("prompt", f"length(1..={most})", "must not be empty")
-    elif len(prompt) > most:
-        problems.add("prompt", f"length(1..={most})", f"must be at most {most} characters (got {len(prompt)})")
-
-
-def _max_tokens(problems: Problems, max_tokens: int, most: int) -> None:
-    if not 1 <= max_tokens <= most:
-        text = "must be at least 1" if max_tokens < 1 else f"must be at most {most} (got {max_tokens})"
-        problems.add("max_tokens", f"range(1..={most})", text, value=str(max_tokens))
 
 
 def _stop(problems: Problems, stop: tuple[str, ...], most: int) -> None:

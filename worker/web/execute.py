@@ -10,11 +10,11 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
 from worker.front.state import Front
-from worker.protocol.events import Dialect, choose_dialect
-from worker.protocol.execute import parse_execute
+from worker.protocol.events import Dialect
+from worker.protocol.execute import checked_prompt, parse_execute
+from worker.protocol.framing import choose_dialect
 from worker.protocol.headers import request_id, trace_context
 from worker.protocol.job_request import JobRequest
-from worker.protocol.rules import checked_prompt
 from worker.web.bodies import AnyRequest, Bodies
 from worker.web.connection import check_address, is_crowded
 from worker.web.middleware import counted
