@@ -165,9 +165,9 @@ CALLBACKS = {
 CALLED_BY_THE_LOOP = {
     *(("worker.front.admission", "self._time_is_up"), ("worker.serve", "self._arrived")),
     *(("worker.web.connection", "self.transport.abort"), ("worker.web.connection", "self._look_at_taking")),
-    *(("worker.web.connection", "self._end_if_reset"), ("worker.web.streaming", "self._look")),
+    *(("worker.web.connection", "self._look_for_reset"), ("worker.web.streaming", "self._look")),
     *(("worker.web.connection", "self._look_at_body"), ("worker.web.connection", "self.timeout_keep_alive_handler")),
-    *(("worker.front.lookups", "settle"), ("worker.commands.session", "ask")),
+    ("worker.commands.session", "ask"),
 }
 """Each tells what it raises (`failures_to`), or does nothing that can fail: sets an event, aborts a transport, puts a
 comment into an empty buffer, settles a future that is not settled, cancels a task."""
