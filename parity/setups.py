@@ -18,7 +18,7 @@ from worker.llama.devices import devices
 from worker.llama.invariance import type_k_of
 from worker.llama.model import Model
 from worker.llama.numerics import numerics_of
-from worker.loading.load import load_weights
+from worker.loading.contexts import load_weights
 from worker.model.info import ModelInfo
 from worker.plan.devices import Device, choose_device
 from worker.plan.memory import k_type

@@ -177,7 +177,6 @@ def test_memory_counts_both_models(model: LoadedModel, q4_0: Path) -> None:
     assert model.facts.memory_bytes == model.runner.sizes.total_bytes + model.facts.draft.memory_bytes
     assert model.facts.draft.memory_bytes > q4_0.stat().st_size
     assert (model.facts.draft.quant_kind, model.facts.draft.device) == ("Q4_0", "cpu:0")
-    assert model.facts.draft_cells == model.facts.n_cells
 
 
 def test_a_draft_model_with_another_vocabulary_is_refused(any_model: Path, tmp_path: Path) -> None:

@@ -5,15 +5,31 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from tests.gguf_files import TINY_TENSORS, TensorRow, Value, tiny_model, tiny_split
+from tests.gguf_files import Value, tiny_model, tiny_split
+from tests.llama.tiny import vocabulary, write_tiny
+from tests.plan.rehearsed import dry_run, repacking
+from tests.plan.test_memory import CPU
 from worker.cli import run
 from worker.commands.inspect_gguf import Inspection, inspection_of
+from worker.config.engine_settings import Configure
 from worker.downloads.catalog import load_catalog
-from worker.model.gguf import Tensor
-from worker.model.info import read_info
-from worker.plan.spread import nothing_repacked
+from worker.model.info import ModelInfo, read_info
+from worker.plan.placement import DryRun, Placement, trials_of
+
+PLENTY = 1 << 50
+
+
+def inspected(info: ModelInfo, available_bytes: int = PLENTY, run: DryRun = dry_run) -> Inspection:
+    """The inspection of a file that llama.cpp need not load: the memory is that of a made-up dry run."""
+
+    def estimate(config: Configure) -> Placement:
+        (trial,) = trials_of(config, info, [CPU], available_bytes, run)
+        return trial.estimate()
+
+    return inspection_of(info, available_bytes, estimate)
 
 
 def as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -25,14 +41,15 @@ def as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_json_has_every_field_of_the_inspection_in_its_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = as_json(tiny_model().write(tmp_path / "tiny.gguf"), capsys)
+    found = as_json(write_tiny(tmp_path / "tiny.gguf"), capsys)
     assert list(found) == [field.name for field in fields(Inspection)]
-    assert found["architecture"] == "llama"
-    assert found["context_length"] == 512
-    assert found["layers"] == 2
-    assert found["vocabulary"] == 8
-    assert found["tokenizer"] == "gguf-bpe"
-    assert found["license"] == "apache-2.0"
+    named = msgspec.to_builtins(inspected(read_info(tiny_model().write(tmp_path / "named.gguf"))))
+    assert named["architecture"] == found["architecture"] == "llama"
+    assert named["context_length"] == 512
+    assert named["layers"] == 2
+    assert named["vocabulary"] == 8
+    assert named["tokenizer"] == "gguf-bpe"
+    assert named["license"] == "apache-2.0"
 
 
 @pytest.mark.parametrize(
@@ -49,17 +66,16 @@ def test_the_chat_template_and_its_format_are_reported(
     has_one: bool,
     chat_format: str | None,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     changes: dict[str, Value | None] = {"tokenizer.chat_template": template}
     path = tiny_model(changes).write(tmp_path / "tiny.gguf")
-    found = as_json(path, capsys)
-    assert (found["has_chat_template"], found["chat_format"]) == (has_one, chat_format)
+    found = inspected(read_info(path))
+    assert (found.has_chat_template, found.chat_format) == (has_one, chat_format)
 
 
 def test_tensor_types_account_for_all_tensors_and_bytes(tmp_path: Path) -> None:
     info = read_info(tiny_model().write(tmp_path / "tiny.gguf"))
-    rows = inspection_of(info, 0, nothing_repacked).tensor_types
+    rows = inspected(info).tensor_types
     assert sum(row.tensors for row in rows) == len(info.tensors)
     assert sum(row.bytes for row in rows) == info.weights_bytes
     assert sum(row.share for row in rows) == pytest.approx(1)
@@ -67,10 +83,10 @@ def test_tensor_types_account_for_all_tensors_and_bytes(tmp_path: Path) -> None:
 
 def test_the_memory_estimate_adds_up_with_the_cells_that_serve_would_have_here(tmp_path: Path) -> None:
     info = read_info(tiny_model().write(tmp_path / "tiny.gguf"))
-    rich = inspection_of(info, 2**50, nothing_repacked).memory
+    rich = inspected(info, 2**50).memory
     assert (rich.available_bytes, rich.kv_cells) == (2**50, 8 * 512)
     assert (rich.repacked_bytes, rich.is_mapped) == (0, True)
-    poor = inspection_of(info, rich.kv_bytes, nothing_repacked).memory
+    poor = inspected(info, rich.kv_bytes).memory
     assert (poor.available_bytes, poor.kv_cells) == (rich.kv_bytes, 2 * 512), "a quarter of what is free"
     for memory in (poor, rich):
         assert memory.total_bytes == memory.weights_bytes + memory.kv_bytes + memory.compute_bytes
@@ -78,21 +94,17 @@ def test_the_memory_estimate_adds_up_with_the_cells_that_serve_would_have_here(t
 
 
 def test_weights_that_are_repacked_are_reported(tmp_path: Path) -> None:
-    """A matrix for which the processor has kernels of its own; then the file is read, and all is there once."""
-    matrix = TensorRow("output.weight", (32, 8), 32 * 8 * 4)
-    info = read_info(tiny_model(tensors=[*TINY_TENSORS, matrix]).write(tmp_path / "tiny.gguf"))
-
-    def repacked_bytes(tensor: Tensor) -> int:
-        return tensor.n_bytes
-
-    found = inspection_of(info, 0, repacked_bytes).memory
-    assert (found.repacked_bytes, found.is_mapped, found.weights_bytes) == (matrix.n_bytes, False, info.weights_bytes)
+    """Then the file is read, and all is there once."""
+    info = read_info(write_tiny(tmp_path / "tiny.gguf"))
+    found = inspected(info, run=repacking).memory
+    assert 0 < found.repacked_bytes < info.weights_bytes
+    assert not found.is_mapped
 
 
-def test_a_split_model_is_inspected_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = as_json(tiny_split(tmp_path)[0], capsys)
-    assert found["files"] == 3
-    assert found["tensor_types"][0]["tensors"] == 3
+def test_a_split_model_is_inspected_as_one(tmp_path: Path) -> None:
+    found = inspected(read_info(tiny_split(tmp_path)[0]))
+    assert found.files == 3
+    assert found.tensor_types[0].tensors == 3
 
 
 def test_a_model_is_named_as_for_serve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +112,7 @@ def test_a_model_is_named_as_for_serve(tmp_path: Path, capsys: pytest.CaptureFix
     fetched.
     """
     entry = load_catalog(None).default
-    (there := tmp_path / entry.file).write_bytes(tiny_model().to_bytes())
+    there = write_tiny(tmp_path / entry.file)
     for reference in (entry.name, entry.file, f"file:{there}"):
         assert run(["inspect", reference, "--models-dir", str(tmp_path), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["path"] == str(there)
@@ -113,7 +125,7 @@ def test_a_model_is_named_as_for_serve(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_pipe_gets_lines_that_name_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["inspect", str(tiny_model().write(tmp_path / "tiny.gguf"))]) == 0
+    assert run(["inspect", str(write_tiny(tmp_path / "tiny.gguf", chat_template="{{ messages }}"))]) == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows] == [
         *("file", "size", "architecture", "name", "quantisation", "licence", "context", "layers", "vocabulary"),
@@ -130,25 +142,37 @@ def test_a_pipe_gets_lines_that_name_everything(tmp_path: Path, capsys: pytest.C
         ),
     ]
     assert ["chat template", "yes"] in rows
-    assert ["vocabulary", "8 tokens, gguf-bpe"] in rows
-    assert ["F32", "3", "1.2 KiB", "100.0%"] in rows
-    assert ["weights", "1.2 KiB", "mapped from the file"] in rows
+    assert ["vocabulary", "262 tokens, gguf-spm"] in rows
+    assert [row[2:] for row in rows if row[0] == "weights"] == [["mapped from the file"]]
 
 
 def test_what_is_wrong_with_the_vocabulary_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tiny_model({"tokenizer.ggml.eos_token_id": 8}).write(tmp_path / "tiny.gguf")
-    outside, gaps = as_json(path, capsys)["vocabulary_remarks"]
-    assert outside == "tokenizer.ggml.eos_token_id is 8, outside the vocabulary of 8 tokens, and is ignored"
+    own = {**vocabulary(), "tokenizer.ggml.eos_token_id": 262}
+    path = write_tiny(tmp_path / "tiny.gguf", own_vocabulary=own)
+    (outside,) = as_json(path, capsys)["vocabulary_remarks"]
+    assert outside == "tokenizer.ggml.eos_token_id is 262, outside the vocabulary of 262 tokens, and is ignored"
     assert run(["inspect", str(path)]) == 0
-    assert capsys.readouterr().err.splitlines() == [f"vocabulary: {outside}", f"vocabulary: {gaps}"]
+    assert capsys.readouterr().err.splitlines() == [f"vocabulary: {outside}"]
 
 
 def test_a_name_in_the_file_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tiny_model({"general.name": "evil\x1b[2J\n[bold]x\u202e"}).write(tmp_path / "tiny.gguf")
+    own = {**vocabulary(), "general.name": "evil\x1b[2J\n[bold]x\u202e"}
+    path = write_tiny(tmp_path / "tiny.gguf", own_vocabulary=own)
     assert run(["inspect", str(path)]) == 0
     shown = capsys.readouterr().out
     assert r"evil\x1b[2J\n[bold]x\u202e" in shown
     assert shown.replace("\n", "").replace("\t", "").isprintable()
+
+
+def test_a_file_that_llama_cpp_does_not_load_gives_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tiny_model().write(tmp_path / "tiny.gguf")
+    assert run(["inspect", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"{path}: cannot be loaded: " in err
+    assert "key not found in model: llama.attention.layer_norm_rms_epsilon" in err
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a GGUF, though long enough for a header"])

@@ -3,14 +3,11 @@
 from dataclasses import fields
 from pathlib import Path
 
-import msgspec
-
 from tests.front.rehearsal import FACTS
 from worker.config.engine import configure, successor_of
 from worker.config.engine_settings import EngineSettings, inbound_decoder
 from worker.config.settings import Settings
 from worker.wire.frames import FrameBuffer, encode_frame
-from worker.wire.load import Offload
 
 
 def test_the_settings_of_the_engine_are_handed_on_as_they_are() -> None:
@@ -30,12 +27,6 @@ def test_the_first_frame_survives_the_way_to_the_engine() -> None:
     for frame in (asked, successor_of(asked, FACTS)):
         [(_, body)] = FrameBuffer().feed(encode_frame(1, frame))
         assert inbound_decoder.decode(body) == frame
-
-
-def test_a_successor_gets_the_same_shares_to_the_last_bit() -> None:
-    shares = (1 / 3, 0.1 + 0.2, 1e-7)
-    facts = msgspec.structs.replace(FACTS, offload=Offload(tensor_split=shares))
-    assert successor_of(configure(Settings(), Path("m.gguf")), facts).shares == shares
 
 
 def test_paths_are_absolute_because_the_engine_may_have_another_working_directory() -> None:

@@ -42,6 +42,7 @@ CONFIG = Configure(model_path="/m.gguf", device="cpu", ubatch_size=512, threads=
 CHEAP_ROWS = ((1, 1.0), (32, 1.1))
 """(tokens in a step, seconds): drafts nearly always pay."""
 FACTS = Loaded(
+    places=b"a plan",
     name="toy",
     quant_kind="F32",
     tokenizer_kind="none",

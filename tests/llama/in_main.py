@@ -2,12 +2,23 @@
 
 from pathlib import Path
 
-from worker.llama.repack import repacking_of
+from parity.setups import cpu
+from worker.config.engine import configure
+from worker.config.settings import Settings
+from worker.llama.repack import may_repack
+from worker.loading.places import DryRun
 from worker.model.info import read_info
-from worker.plan.spread import InMain, layers_of
+from worker.plan.memory import plan_of
+from worker.plan.placement import Group
+from worker.plan.spread import InMain, spread
+
+PLENTY = 1 << 45
 
 
 def weights_in_main(path: Path, *, keeps_bits: bool = False) -> InMain:
     """The weights in main memory if no layer is on a GPU."""
     info = read_info(path)
-    return layers_of(info, repacking_of([info], keeps_bits=keeps_bits)).weights_in_main(0)
+    config = configure(Settings(device="cpu"), path)
+    dry_run = DryRun(PLENTY, repacks=may_repack([info], keeps_bits=keeps_bits))
+    need = dry_run(config, info, Group((cpu(),), ()), 0, plan_of(config, info, 256))
+    return spread(info, need.buffers, ())[0]

@@ -1,25 +1,12 @@
-"""Models of known shapes, as large as you like: a header and nothing behind it. The library can plan with them.
+"""Models of known shapes, as large as you like: a header and nothing behind it. The library can plan with them."""
 
-`no_alloc` in the library's parameters makes it reserve memory without taking any.
-"""
-
-import ctypes
 import math
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from llama_cpp import llama_cpp as capi
 
 from tests.gguf_files import F32, Q8_0, GgufFile, TensorRow, Typed, Value
 from tests.llama.tiny import BOS, BYTE, CONTROL, END, NORMAL, UNKNOWN
-from worker.limits import MAX_DRAFTS
-from worker.llama.library import open_library
-from worker.plan.buffers import BufferSizes
-from worker.plan.memory import Demand, Plan
 from worker.upstream.ggml_types import TENSOR_TYPES
 
 
@@ -86,39 +73,6 @@ def write_shape(path: Path, shape: Shape, type_of: Callable[[str], int] = all_q8
         target.write(header)
         target.truncate(len(header) + sum(row.n_bytes + file.alignment for row in rows))
     return path
-
-
-@contextmanager
-def dry_model(path: Path) -> Iterator[Any]:
-    """The handle of a model on the CPU that has no weights in memory. Any: an opaque pointer."""
-    open_library()
-    params = capi.llama_model_default_params()
-    no_devices = (ctypes.c_void_p * 1)(None)
-    params.devices = ctypes.cast(no_devices, ctypes.c_void_p)
-    params.no_alloc, params.load_mode = True, 0
-    handle = capi.llama_model_load_from_file(os.fsencode(path), params)
-    assert handle
-    try:
-        yield handle
-    finally:
-        capi.llama_model_free(handle)
-
-
-def dry_sizes(handle: Any, demand: Demand, plan: Plan) -> BufferSizes:
-    """The bytes that the library would take for the graph of a plan. Any is an opaque pointer."""
-    params = capi.llama_context_default_params()
-    params.n_ctx = plan.n_padded_cells
-    params.n_ubatch = demand.ubatch_size
-    params.n_seq_max = plan.n_seq_ids
-    params.n_outputs_max = max(plan.n_seq_ids, plan.parallel + 1 + MAX_DRAFTS)
-    params.kv_unified = True
-    params.swa_full = demand.swa_full
-    params.flash_attn_type = int(demand.has_flash_attention)
-    with open_library().watch() as watch:
-        context = capi.llama_init_from_model(handle, params)
-    assert context
-    capi.llama_free(context)
-    return watch.sizes
 
 
 def _metadata(shape: Shape) -> dict[str, Value]:

@@ -33,7 +33,7 @@ def rule(
     info = model(*(matrix(kind, f"blk.{at}.{name}.weight", dims) for at, kind in enumerate(types)))
     return rule_of(
         config,
-        replace(info, **{"state_length": 0} | changes),
+        replace(info, **changes),
         is_on_gpu=is_on_gpu,
         is_without_flash=False,
         is_in_order=is_in_order,
@@ -78,7 +78,7 @@ def test_attention_with_some_heads_is_ggmls_own(heads: dict[str, Any]) -> None:
 
 def test_cells_in_another_order_stand_against_it() -> None:
     assert "order" in found("Q4_K", is_in_order=False).why
-    assert "recurrent" in found("Q4_K", state_length=4096).why
+    assert "recurrent" in found("Q4_K", architecture="lfm2").why
 
 
 def test_weights_in_tiles_need_no_products_of_ours() -> None:
@@ -130,7 +130,7 @@ def test_what_is_asked_for_is_what_is_reported(kind: str, *, has_products: bool)
         (["Q4_K"], {}, "same"),
         (["Q4_K", "F16"], {}, "differs"),
         (["Q4_K"], {"is_on_gpu": True}, "differs"),
-        (["Q4_K"], {"state_length": 4096}, "differs"),
+        (["Q4_K"], {"architecture": "lfm2"}, "differs"),
         (["Q4_K"], {"config": replace(CONFIG, cache_type_k="q8_0")}, "untested"),
         (["F16"], {"config": replace(CONFIG, batch_invariant="off")}, "differs"),
         (["Q4_K"], {"config": replace(CONFIG, batch_invariant="off")}, "same"),

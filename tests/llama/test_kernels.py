@@ -40,10 +40,9 @@ def info(default_model: Path) -> Iterator[ModelInfo]:
     yield found
     if has_own_products():
         choose_kernels(
-            configuration(
-                default_model, predecessor=after(KernelsChosen(ours=tuple((name, ()) for name in PRODUCT_TYPES)))
-            ),
+            configuration(default_model),
             found,
+            KernelsChosen(ours=tuple((name, ()) for name in PRODUCT_TYPES)),
         )
 
 
@@ -106,7 +105,7 @@ class TestWithOurs:
     def test_a_new_engine_goes_on_with_the_choice(self, info: ModelInfo, *, is_ours: bool) -> None:
         choice: Speeds = (("Q4_1", (1.5,)),)
         found = KernelsChosen(why="before", ours=choice if is_ours else (), stock=() if is_ours else choice)
-        assert choose_kernels(config(info, predecessor=after(found)), info) == found
+        assert choose_kernels(config(info), info, found) == found
         assert ("Q4_1" in own_types()) == is_ours
 
     def test_the_flag_decides_and_the_library_lays_out_accordingly(self, info: ModelInfo) -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.plan.test_memory import info
+from tests.plan.rehearsed import info
 from worker.errors import ModelLoadFailed
 from worker.llama.library import call_ggml, open_library
-from worker.llama.repack import TILES, Dims, InitParams, LaidOut, TensorHead, head_of, layout_of, repacking_of
+from worker.llama.repack import TILES, Dims, InitParams, LaidOut, TensorHead, head_of, layout_of, may_repack
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.upstream.ggml_types import TENSOR_TYPES
@@ -44,32 +44,29 @@ def model(*tensors: Tensor) -> ModelInfo:
 )
 def test_bits_are_kept_by_tiles_alone_and_a_file_is_laid_out_as_a_whole(types: tuple[str, ...]) -> None:
     tensors = [matrix(kind, f"blk.{at}.attn_q.weight") for at, kind in enumerate(types)]
-    anyhow = repacking_of([model(*tensors)], layout=layout, keeps_bits=False)
-    assert [anyhow(tensor) for tensor in tensors] == [1100 if kind in LAYOUTS else 0 for kind in types]
-    keeping = repacking_of([model(*tensors)], layout=layout, keeps_bits=True)
-    is_kept = "IQ4_NL" not in types
-    assert [keeping(tensor) for tensor in tensors] == [is_kept and anyhow(tensor) for tensor in tensors]
+    assert may_repack([model(*tensors)], layout=layout, keeps_bits=False)
+    assert may_repack([model(*tensors)], layout=layout, keeps_bits=True) is ("IQ4_NL" not in types)
 
 
 def test_what_no_row_is_multiplied_with_decides_nothing() -> None:
     """Rows of the token embedding are looked up, unless it is the output matrix too."""
     embedding, output = matrix("IQ4_NL", "token_embd.weight"), matrix("Q6_K", "output.weight")
     norm = matrix("IQ4_NL", "blk.0.attn_norm.weight", (256,))
-    assert repacking_of([model(embedding, norm, output)], layout=layout, keeps_bits=True)(output) == 1100
-    assert repacking_of([model(embedding, norm)], layout=layout, keeps_bits=True)(embedding) == 0
+    assert may_repack([model(embedding, norm, output)], layout=layout, keeps_bits=True)
+    assert not may_repack([model(embedding, norm)], layout=layout, keeps_bits=True)
 
 
 def test_models_of_one_process_are_decided_together() -> None:
     served, draft = model(matrix("Q4_K")), model(matrix("IQ4_NL"))
-    assert repacking_of([served, draft], layout=layout, keeps_bits=True)(matrix("Q4_K")) == 0
-    assert repacking_of([served], layout=layout, keeps_bits=True)(matrix("Q4_K")) == 1100
+    assert not may_repack([served, draft], layout=layout, keeps_bits=True)
+    assert may_repack([served], layout=layout, keeps_bits=True)
 
 
 @pytest.mark.parametrize("keeps_bits", [True, False])
 def test_a_file_with_a_stack_that_tiles_would_not_have_room_for_is_left_as_it_is(*, keeps_bits: bool) -> None:
     stack = matrix("Q4_K", "blk.0.attn_k_b.weight", (256, 32, 4))
-    assert repacking_of([model(stack, matrix("Q6_K"))], layout=halved, keeps_bits=keeps_bits)(matrix("Q6_K")) == 0
-    assert repacking_of([model(stack, matrix("Q6_K"))], layout=layout, keeps_bits=keeps_bits)(matrix("Q6_K")) == 1100
+    assert not may_repack([model(stack, matrix("Q6_K"))], layout=halved, keeps_bits=keeps_bits)
+    assert may_repack([model(stack, matrix("Q6_K"))], layout=layout, keeps_bits=keeps_bits)
 
 
 @pytest.mark.parametrize("keeps_bits", [True, False])
@@ -78,8 +75,7 @@ def test_types_that_are_slower_in_tiles_stay_in_the_file_where_they_are_most_of_
     n_f16: int, n_q4_k: int, *, keeps_bits: bool
 ) -> None:
     tensors = [matrix(kind, f"blk.{at}.attn_q.weight") for at, kind in enumerate(["F16"] * n_f16 + ["Q4_K"] * n_q4_k)]
-    found = repacking_of([model(*tensors)], layout=layout, keeps_bits=keeps_bits)
-    assert {found(tensor) for tensor in tensors} == {0 if n_f16 > n_q4_k else 1100}
+    assert may_repack([model(*tensors)], layout=layout, keeps_bits=keeps_bits) is (n_f16 <= n_q4_k)
 
 
 IN_TILES = ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from worker.llama.model import Model
-from worker.llama.seq_ids import n_retained_for, padded_seq_ids_for, seq_ids_for
+from worker.llama.seq_ids import n_retained_for, seq_ids_for, seq_ids_of
 from worker.upstream.numbers import MAX_SEQ_IDS
 
 
@@ -79,5 +79,5 @@ def test_no_more_are_used_than_the_library_has_and_a_slot_more_takes_no_spare(ba
         n_retained = n_retained_for(asked, n_slots, swa_full=True)
         with_retained = seq_ids_for(asked, n_slots + n_retained, swa_full=True)
         assert (with_retained.n_all <= MAX_SEQ_IDS, with_retained.n_spare) == (True, own.n_spare)
-        padded = padded_seq_ids_for(asked, n_slots, swa_full=True)
+        padded = seq_ids_of(asked, n_slots, swa_full=True, has_padding=True)
         assert (padded.n_all <= MAX_SEQ_IDS, padded.n_spare) == (True, own.n_spare)

@@ -21,8 +21,9 @@ from tests.loading.test_load import configuration
 from worker.config.engine_settings import Configure
 from worker.llama.devices import devices
 from worker.llama.model import Model
-from worker.llama.repack import TILES, layout_of, repacking_of
+from worker.llama.repack import TILES, layout_of, may_repack
 from worker.loading.load import load_runner
+from worker.loading.places import DryRun
 from worker.model.gguf import Tensor
 from worker.model.info import read_info
 from worker.plan.placement import Placement, place
@@ -73,7 +74,8 @@ def config_of(path: Path) -> Configure:
 
 def placement_of(path: Path) -> Placement:
     info = read_info(path)
-    return place(config_of(path), info, devices(), 1 << 45, repacking_of([info]))
+    dry_run = DryRun(1 << 45, repacks=may_repack([info]))
+    return place(config_of(path), info, devices(), 1 << 45, dry_run)
 
 
 @pytest.mark.long
@@ -103,6 +105,7 @@ from pathlib import Path
 from tests.llama.test_weights_in_main import config_of
 from worker.llama.library import open_library
 from worker.loading.load import load_runner
+from worker.loading.places import DryRun
 
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -182,7 +185,8 @@ def test_with_deterministic_or_no_repack_the_weights_stay_as_the_file_has_them(t
     """IQ4_NL has no kernels of ours, whose panels `--deterministic` allows."""
     path = write_shape(tmp_path / "m.gguf", replace(WIDE, n_layers=1, n_vocab=1000), all_of("IQ4_NL"))
     config = configuration(path, ctx_size=1024, parallel=2, **{flag: True})
-    assert repacking_of([read_info(path)])(Tensor("blk.0.attn_q.weight", (2048, 2048), "IQ4_NL", 1))
+    assert may_repack([read_info(path)])
+    assert layout_of(Tensor("blk.0.attn_q.weight", (2048, 2048), "IQ4_NL", 1))
     with closing(load_runner(config, lambda _: None).runner) as runner:
         buffers = runner.model.sizes.buffers
     assert [buffer.name for buffer in buffers] == ["CPU_Mapped"]

@@ -9,13 +9,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
+
 from tests.loading.test_load import configuration
 from tools.made_architectures import WINDOW, Kind, write_kind
 from worker.config.engine_settings import Configure
 from worker.errors import WorkerError
 from worker.llama.invariance import PRODUCT_TYPES, rule_of
 from worker.llama.library import open_library
-from worker.loading.load import LoadedRunner, load_runner, placed
+from worker.loading.load import LoadedRunner, load_runner
+from worker.loading.places import Places
+from worker.plan.memory import has_state
 from worker.plan.prefix_support import obstacle
 from worker.upstream.architectures import HYBRIDS_OF_SEVERAL_PARTS, OF_SEVERAL_PARTS
 
@@ -68,7 +72,7 @@ def abilities_of(config: Configure, loaded: LoadedRunner) -> dict[str, Any]:
     ).invariance(config)
     return {
         "has_cells": any(info.head_counts_kv),
-        "has_state": info.state_length > 0,
+        "has_state": has_state(info),
         "has_windows": info.windows is not None,
         "has_index": info.architecture in (*OF_SEVERAL_PARTS, *HYBRIDS_OF_SEVERAL_PARTS),
         "shares": runner.kv.can_share,
@@ -79,7 +83,7 @@ def abilities_of(config: Configure, loaded: LoadedRunner) -> dict[str, Any]:
         "stops": runner.can_abort,
         "invariant": invariance.kept,
         "why": invariance.why,
-        "planned_bytes": placed(config, info).plan.kv_bytes,
+        "planned_bytes": msgspec.json.decode(facts.places, type=Places).served.need.kv_bytes,
         "taken_bytes": sum(
             each.size_bytes for each in runner.sizes.buffers if each.kind.endswith(("KV", "RS", "state"))
         ),

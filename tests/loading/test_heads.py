@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.loading.test_load import configuration
+from tests.loading.test_load import configuration, inspected
 from tools import made_architectures
 from tools.made_architectures import Kind, write_kind
-from worker.commands.inspect_gguf import inspection_of
 from worker.llama import heads
 from worker.llama.library import open_library
 from worker.loading.load import LoadedRunner, load_runner, placed
 from worker.model.info import read_info
 from worker.plan.heads import with_heads
-from worker.plan.spread import nothing_repacked
 from worker.upstream.architectures import HEADS_OF_PLAIN_POSITIONS, WITH_A_HEAD
 
 KINDS = [kind for kind in made_architectures.WITH_A_HEAD if kind.architecture in WITH_A_HEAD]
@@ -55,7 +53,7 @@ def test_weights_and_cells_take_what_is_planned(kind: Kind, tmp_path: Path) -> N
         sizes = found.runner.sizes + found.drafting.sizes
         plan = placed(configuration(path, mtp=True, ctx_size=512, parallel=2), found.info)
         taken_bytes = sum(each.size_bytes for each in sizes.buffers if each.kind.endswith(KV_KINDS))
-        assert plan.plan.kv_bytes == pytest.approx(taken_bytes, rel=0.04)
+        assert plan.need.kv_bytes == pytest.approx(taken_bytes, rel=0.04)
         assert plan.host.weights_bytes == pytest.approx(sizes.of_kind("model"), rel=0.04)
         assert found.facts.memory_bytes == sizes.total_bytes
         assert found.facts.drafts.next_token_head.memory_bytes == found.drafting.sizes.total_bytes > 0
@@ -116,7 +114,7 @@ def test_a_file_without_a_head_says_nothing_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [*KINDS, WITHOUT_SNAPSHOTS], ids=str)
 def test_inspect_says_what_the_flag_would_do(kind: Kind, tmp_path: Path) -> None:
     path = write_kind(tmp_path / "made.gguf", kind)
-    said = inspection_of(read_info(path), 0, nothing_repacked).memory.next_token_head
+    said = inspected(path).memory.next_token_head
     with loaded(path) as found:
         assert found.facts.drafts.next_token_head is not None
         assert said == (found.facts.drafts.next_token_head.off_because or "--mtp drafts with it")
@@ -127,5 +125,4 @@ def test_an_info_with_its_head_is_one_of_all_tensors(tmp_path: Path) -> None:
     whole = with_heads(info, configuration(info.path, mtp=True))
     assert set(whole.loaded_tensors) - set(info.loaded_tensors)
     assert set(whole.loaded_tensors) == set(info.tensors)
-    assert whole.head_counts_kv[-1] == max(info.head_counts_kv)
     assert with_heads(info, configuration(info.path)) == info

@@ -11,27 +11,35 @@ from tests.front.rehearsal import FACTS
 from tests.llama.conftest import GREEDY, MakeContext
 from tests.llama.random_models import HYBRID, PLAIN, RECURRENT, SLIDING, Kind, write_random
 from tests.llama.tiny import write_tiny
-from worker.commands.inspect_gguf import inspection_of
+from worker.commands.inspect_gguf import Inspection, inspection_of
 from worker.config.engine_settings import Configure, SwaFull
 from worker.engine.backend import Read
 from worker.engine.prefill_budget import MIN_CHUNK
 from worker.engine.step import Slice, Step
 from worker.errors import BadModelFile, InsufficientMemory, ModelLoadFailed
 from worker.front.state import LIBRARY_LINES
+from worker.host import available_memory_bytes
 from worker.llama.buffers import LogLine
 from worker.llama.library import open_library
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.loading.load import _to_stderr, load_model, load_runner
+from worker.loading.load import load_model, load_runner
+from worker.loading.places import places_of, to_stderr
 from worker.model.info import read_info
 from worker.plan.snapshots import MAX_SNAPSHOTS
-from worker.plan.spread import nothing_repacked
 from worker.upstream.wording import FALSE_ALARM
+from worker.wire.encoding import encode_json
 from worker.wire.jobs import SlotId
 from worker.wire.load import Offload
 
 TINY_CELL_BYTES = 2 * 32 * 2
 """One layer, K and V of 32 numbers, f16."""
+
+
+def inspected(path: Path) -> Inspection:
+    """The inspection that `inspect` shows."""
+    free = available_memory_bytes()
+    return inspection_of(read_info(path), free, lambda config: places_of(config, free, is_estimate=True).served)
 
 
 def configuration(path: Path, **changes: object) -> Configure:
@@ -114,7 +122,7 @@ def test_the_front_learns_how_grave_a_line_of_the_library_is(
     line: LogLine, begins: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The engine and the front know each other's words only here."""
-    _to_stderr(line)
+    to_stderr(line)
     assert capsys.readouterr().err == f"{begins}{line.text}\n"
 
 
@@ -183,7 +191,7 @@ def test_the_load_says_whether_prefixes_are_kept_and_inspect_agrees(
     assert facts.drafts.snapshots == (MAX_SNAPSHOTS if kind == HYBRID else 0)
     assert bool(facts.checkpoint_stride) is bool(facts.checkpoint_bytes) is has_state
     if swa_full == "auto":
-        memory = inspection_of(read_info(path), 0, nothing_repacked).memory
+        memory = inspected(path).memory
         assert (memory.prefix_cache_off, memory.prefix_cache_bytes > 0) == (facts.prefix_cache_off, reason is None)
         assert (memory.drafts_off, memory.snapshots) == (facts.drafts.off_because, facts.drafts.snapshots)
 
@@ -218,7 +226,8 @@ def test_a_prefix_cache_beyond_memory_is_refused_but_to_a_successor(tmp_path: Pa
     config = configuration(write_tiny(tmp_path / "tiny.gguf"), prefix_cache_mb=str(2**30))
     with pytest.raises(InsufficientMemory, match="--prefix-cache-mb 1073741824 is more than the"):
         load_runner(config, lambda _: None)
-    before = msgspec.structs.replace(FACTS, prefill_chunk=32, prefix_cache_bytes=2**50)
+    places = encode_json(places_of(config, available_memory_bytes()))
+    before = msgspec.structs.replace(FACTS, places=places, prefill_chunk=32, prefix_cache_bytes=2**50)
     loaded = load_runner(replace(config, predecessor=before), lambda _: None)
     assert (loaded.facts.prefill_chunk, loaded.facts.prefix_cache_bytes) == (32, 2**50)
     loaded.runner.close()

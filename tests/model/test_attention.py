@@ -87,10 +87,10 @@ def test_a_window_is_as_long_as_llama_cpp_takes_it(
 
 def test_layers_with_a_window_may_have_heads_of_another_size(tmp_path: Path) -> None:
     flags = Typed("bool", [True] * 6 + [False] * 2)
-    keys: dict[str, Value] = {"sliding_window": 64, "sliding_window_pattern": flags, "shared_kv_layers": 3}
+    keys: dict[str, Value] = {"sliding_window": 64, "sliding_window_pattern": flags}
     info = info_of(tmp_path, "gemma4", **keys, key_length=16, value_length=16, key_length_swa=8, value_length_swa=4)
     assert info.windows is not None
-    assert (info.windows.key_length, info.windows.value_length, info.n_layers_with_cells) == (8, 4, 5)
+    assert (info.windows.key_length, info.windows.value_length) == (8, 4)
 
 
 @pytest.mark.parametrize("in_file", [Typed("f32", [1.0] * 8), Typed("bool", [])])
@@ -107,84 +107,7 @@ def test_all_attention_of_a_hybrid_may_have_windows(
     assert (windows.in_layer if windows else None) == in_layer
 
 
-@pytest.mark.parametrize("architecture", ["deepseek2", "glm-dsa", "deepseek4"])
+@pytest.mark.parametrize("architecture", ["deepseek2", "glm-dsa"])
 def test_latent_attention_has_no_v_of_its_own(tmp_path: Path, architecture: str) -> None:
-    keys: dict[str, Value] = {} if architecture == "deepseek4" else {"key_length_mla": 24}
-    assert info_of(tmp_path, "deepseek2", value_length=16).value_length == 16
-    assert info_of(tmp_path, architecture, value_length=16, **keys).value_length == 0
-
-
-INDEX: dict[str, Value] = {"indexer.key_length": 16}
-SOME: dict[str, Value] = {**INDEX, "indexer.types": [1, 0, 0, 0] * 2}
-BY_TURNS: dict[str, Value] = {"head_count_kv": [0, 1] * 4}
-
-
-@pytest.mark.parametrize(
-    ("architecture", "keys", "expected"),
-    [
-        ("llama", INDEX, [0] * 8),
-        ("deepseek32", SOME, [16] * 8),
-        ("glm-dsa", {}, [0] * 8),
-        ("glm-dsa", INDEX, [16] * 8),
-        ("glm-dsa", SOME, [16, 0, 0, 0] * 2),
-        ("hy_v4", SOME, [16, 0, 0, 0] * 2),
-        ("glm5-next", INDEX | BY_TURNS, [0, 48] * 4),
-        ("qwen4exp", INDEX, [0, 0, 0, 16] * 2),
-        ("minimax-m3", INDEX, [24] * 8),
-        ("graniteswitch", {"key_length": 8, "value_length": 8}, [0] * 7 + [16]),
-    ],
-)
-def test_an_index_or_a_router_has_cells_beside_the_heads(
-    tmp_path: Path, architecture: str, keys: dict[str, Value], expected: list[int]
-) -> None:
-    """K and V together."""
-    info = info_of(tmp_path, architecture, **keys)
-    assert [each.key_length + each.value_length for each in info.beside_heads] == expected
-
-
-def test_an_index_for_long_texts_is_in_every_fourth_layer(tmp_path: Path) -> None:
-    info = info_of(tmp_path, "glm-dsa", {"context_length": 1 << 20}, **INDEX)
-    assert [each.key_length for each in info.beside_heads] == [16, 16, 16, 0, 0, 0, 16, 0]
-
-
-@pytest.mark.parametrize(
-    ("architecture", "keys", "expected"),
-    [
-        ("qwen3next", {}, [0, 0, 0, 2] * 2),
-        ("minimax-01", {}, [0] * 7 + [2]),
-        ("minimax-01", {"recurrent_layers": Typed("bool", [True, False] * 4)}, [0, 2] * 4),
-    ],
-)
-def test_layers_without_attention_are_those_that_the_file_names_or_all_but_one_of_some(
-    tmp_path: Path, architecture: str, keys: dict[str, Value], expected: list[int]
-) -> None:
-    assert list(info_of(tmp_path, architecture, **keys).head_counts_kv) == expected
-
-
-def test_compressed_cells_stand_for_as_many_tokens_as_the_file_says(tmp_path: Path) -> None:
-    def found(architecture: str, *ratios: int) -> list[int]:
-        info = info_of(tmp_path, architecture, compress_ratios=ratios, **INDEX)
-        return [each.compress_ratio for each in info.beside_heads]
-
-    assert found("deepseek4", 0, 4, 128, 4, 4, 4, 4, 4, 0) == [0, 4, 128, 4, 4, 4, 4, 4]
-    assert found("llama", 4) == [0] * 8
-
-
-@pytest.mark.parametrize(
-    ("ratios", "says"),
-    [
-        ([4] * 7, "has 7 numbers, must have 8 to 512"),
-        ([4] * 513, "has 513 numbers, must have 8 to 512"),
-        (Typed("i32", [-(2**31)] * 8), "has -2147483648 to -2147483648, must have 0 to 65536"),
-        (Typed("f32", [float("nan")] * 8), "has type an array of f32, must be an array of u32 or i32"),
-        (4, "has type u32, must be an array of u32 or i32"),
-    ],
-)
-def test_other_ratios_are_refused(tmp_path: Path, ratios: Value, says: str) -> None:
-    with pytest.raises(BadModelFile, match=says):
-        info_of(tmp_path, "deepseek4", compress_ratios=ratios, **INDEX)
-
-
-def test_layers_that_predict_the_tokens_after_the_next_have_no_cells(tmp_path: Path) -> None:
-    info = info_of(tmp_path, "glm4moe", {"nextn_predict_layers": 1})
-    assert (info.block_count, info.n_layers_with_cells) == (8, 7)
+    assert info_of(tmp_path, architecture, value_length=16).value_length == 16
+    assert info_of(tmp_path, architecture, value_length=16, key_length_mla=24).value_length == 0

@@ -27,15 +27,8 @@ BAD_NUMBERS: list[tuple[str, Value, str]] = [
     ("attention.scale", INF, "is inf, must be a finite number"),
     ("logit_scale", NAN, "is nan, must be a finite number"),
     ("final_logit_softcapping", NAN, "is nan, must be a finite number"),
-    ("rope.scaling.type", "su", "is 'su', must be one of none, linear, yarn, longrope"),
-    ("rope.dimension_count", 7, "is 7, must be even"),
     ("attention.key_length", 63, "have 63 numbers, must be even"),
     ("attention.head_count", 32, "have 1 numbers, must be even"),
-    ("block_count", 513, "is 513; llama.cpp supports at most 512"),
-    ("expert_count", 1025, "is 1025, must be in 0..1024"),
-    ("expert_count", 4, "is 0, must be in 1..4"),
-    ("expert_used_count", 1, "is 1, must be in 0..0"),
-    ("expert_used_count", [0, 2], "is 2, must be in 0..0"),
 ]
 
 
@@ -54,25 +47,6 @@ def test_a_number_that_llama_cpp_cannot_compute_with_is_refused(
     assert line.startswith(f"{tmp_path / 'm.gguf'}: ")
     assert "'llama." in line or "attention heads" in line
     assert why in line
-
-
-EXPERTS = {"llama.expert_count": 8, "llama.expert_used_count": 2}
-
-
-@pytest.mark.parametrize(
-    ("groups", "why"),
-    [
-        ({"expert_group_count": 3}, "'llama.expert_group_count' is 3, must divide the 8 experts"),
-        ({"expert_group_count": 8}, "'llama.expert_group_count' is 8, must divide the 8 experts"),
-        ({"expert_group_count": 4}, "'llama.expert_group_used_count' is missing"),
-        ({"expert_group_count": 4, "expert_group_used_count": 4}, "is 4, must be in 1..3"),
-    ],
-)
-def test_groups_of_experts_that_llama_cpp_cannot_form_are_refused(
-    tmp_path: Path, groups: dict[str, int], why: str
-) -> None:
-    with pytest.raises(BadModelFile, match=re.escape(why)):
-        info_of(tmp_path, {**EXPERTS, **{f"llama.{key}": value for key, value in groups.items()}})
 
 
 FLOAT_ONLY = [
@@ -144,25 +118,13 @@ def test_matrices_and_rows_that_are_looked_up_may_be_of_any_type(tmp_path: Path,
         {"attention.layer_norm_rms_epsilon": 0.0},
         {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_log_multiplier": -0.1},
         {"rope.scaling.factor": 0.0},
-        {"rope.dimension_count": 0},
         {"logit_scale": -1.0},
         {"final_logit_softcapping": 0.0},
-        {"expert_count": 0, "expert_used_count": 0, "expert_group_count": 0},
-        {"expert_count": 8, "expert_used_count": [2, 0], "expert_group_count": 1, "expert_group_used_count": 1},
-        {"expert_count": 8, "expert_used_count": 2, "expert_group_count": 4, "expert_group_used_count": 2},
     ],
     ids=str,
 )
 def test_what_real_models_say_is_accepted(tmp_path: Path, changes: dict[str, Value]) -> None:
     assert info_of(tmp_path, {f"llama.{key}": value for key, value in changes.items()}).block_count == 2
-
-
-def test_a_dense_hunyuan_has_one_expert_that_is_none(tmp_path: Path) -> None:
-    keys = {key: value for key, value in tiny_model().metadata.items() if key.startswith("llama.")}
-    changes: dict[str, Value | None] = dict.fromkeys(keys)
-    changes |= {key.replace("llama", "hunyuan-dense"): value for key, value in keys.items()}
-    changes |= {"general.architecture": "hunyuan-dense", "hunyuan-dense.expert_used_count": 1}
-    assert info_of(tmp_path, changes).architecture == "hunyuan-dense"
 
 
 def test_a_number_of_another_type_is_left_to_llama_cpp(tmp_path: Path) -> None:

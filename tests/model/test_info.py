@@ -164,22 +164,6 @@ def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
     assert refusal(path) == f"metadata key {key!r} is missing"
 
 
-@pytest.mark.parametrize(
-    ("keys", "length"),
-    [
-        ({}, 0),
-        # Mamba, Mamba 2, LFM2, RWKV: llama_hparams::n_embd_r and n_embd_s.
-        ({"ssm.conv_kernel": 4, "ssm.inner_size": 8192, "ssm.state_size": 16}, 3 * 8192 + 16 * 8192),
-        ({"ssm.conv_kernel": 4, "ssm.inner_size": 64, "ssm.state_size": 8, "ssm.group_count": 2}, 3 * 96 + 512),
-        ({"shortconv.l_cache": 3}, 2 * 32),
-        ({"wkv.head_size": 64}, 32 * 2 + 32 * 64),
-    ],
-)
-def test_the_state_of_a_layer_without_attention_is_known(tmp_path: Path, keys: dict[str, int], length: int) -> None:
-    path = tiny_model({f"llama.{key}": value for key, value in keys.items()}).write(tmp_path / "m.gguf")
-    assert read_info(path).state_length == length
-
-
 def test_keys_must_be_of_the_file_s_own_architecture(tmp_path: Path) -> None:
     path = tiny_model({"general.architecture": "qwen2"}).write(tmp_path / "m.gguf")
     assert refusal(path) == "metadata key 'qwen2.block_count' is missing"

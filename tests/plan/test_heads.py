@@ -5,14 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.plan.test_memory import demand, info
+from tests.plan.rehearsed import info
 from tests.plan.test_snapshots import config
-from worker.limits import MAX_HIDDEN_ROWS
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.plan.heads import heads_off, with_heads
-from worker.plan.memory import head_graph_bytes, plan_of
-from worker.plan.spread import layers_of, spread
 from worker.upstream.architectures import HYBRIDS, NEEDED_BY_A_HEAD, WITH_A_HEAD, WITH_SNAPSHOTS
 
 N_LAYERS = len(info().head_counts_kv)
@@ -28,7 +25,6 @@ def headed(architecture: str = "glm4moe", *, n_heads: int = 1, lacking: str = ""
         plain,
         architecture=architecture,
         n_mtp_blocks=n_heads,
-        n_layers_with_cells=N_LAYERS - n_heads,
         tensors=(*(tensor for tensor in plain.tensors if f"blk.{N_LAYERS - 1}." not in tensor.name), *own),
     )
 
@@ -68,20 +64,7 @@ def test_hybrids_with_a_head_can_take_drafts_back() -> None:
     assert set(WITH_A_HEAD) & set(HYBRIDS) <= set(WITH_SNAPSHOTS)
 
 
-def test_a_head_takes_its_weights_cells_and_rows() -> None:
+def test_a_head_is_loaded_with_its_tensors() -> None:
     model = headed()
     whole = with_heads(model, config(**ON))
-    sizes = replace(demand(1024), batch_size=512)
-    without, plan = plan_of(model, sizes, 1024), plan_of(whole, sizes, 1024)
-    assert layers_of(whole).weights_in_main(0).total_bytes - layers_of(model).weights_in_main(0).total_bytes == (
-        len(NEEDED_BY_A_HEAD) * HEAD_BYTES
-    )
-    assert plan.kv_bytes == without.kv_bytes * N_LAYERS // (N_LAYERS - 1)
-    assert plan.compute_bytes - without.compute_bytes == head_graph_bytes(whole, sizes, plan) > 0
-    n_rows_kept = plan.parallel * MAX_HIDDEN_ROWS
-    assert plan.output_bytes - without.output_bytes > n_rows_kept * model.embedding_length * 4
-    host, [gpu] = spread(whole, layers_of(whole), sizes, plan, n_gpu_layers=N_LAYERS + 1, shares=(1.0,))
-    plain_host, [plain_gpu] = spread(model, layers_of(model), sizes, without, n_gpu_layers=N_LAYERS + 1, shares=(1.0,))
-    assert gpu.kv_bytes - plain_gpu.kv_bytes == plan.kv_bytes - without.kv_bytes
-    assert gpu.compute_bytes - plain_gpu.compute_bytes == head_graph_bytes(whole, sizes, plan)
-    assert host.compute_bytes - plain_host.compute_bytes == plan.output_bytes - without.output_bytes
+    assert len(whole.loaded_tensors) - len(model.loaded_tensors) == len(NEEDED_BY_A_HEAD)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.front.rehearsal import FACTS
+from tests.plan.rehearsed import dry_run
 from tests.plan.test_placement import CPU, MIB, MODEL, PLENTY, config, gpu, needs, with_room_for
 from worker.config.engine_settings import Configure, DraftModelAsked
 from worker.errors import InsufficientMemory, ModelLoadFailed
@@ -14,7 +14,6 @@ from worker.model.info import ModelInfo
 from worker.plan.devices import Device
 from worker.plan.pair import left_beside, left_in_main, place_pair
 from worker.plan.placement import HOST_SHARE, Placement, place
-from worker.plan.spread import nothing_repacked
 from worker.upstream.numbers import CELL_STEP
 
 SMALL = replace(
@@ -29,7 +28,7 @@ class Pair(NamedTuple):
 
 
 def placed_pair(config: Configure, draft: ModelInfo, available: list[Device], main_memory_bytes: int) -> Pair:
-    served, beside = place_pair(config, (MODEL, draft), available, main_memory_bytes, nothing_repacked)
+    served, beside = place_pair(config, (MODEL, draft), available, main_memory_bytes, dry_run)
     return Pair(served, beside.placement)
 
 
@@ -85,13 +84,8 @@ def test_a_draft_model_may_have_a_device_of_its_own() -> None:
 
 def test_a_draft_model_leaves_the_model_what_is_left_of_a_gpu() -> None:
     card = gpu(1 << 40)
-    draft = place(config(ctx_size=4096), SMALL, [card, CPU], PLENTY)
+    draft = place(config(ctx_size=4096), SMALL, [card, CPU], PLENTY, dry_run)
     (rest, cpu) = left_beside(draft, [card, CPU])
     assert card.free_bytes - rest.free_bytes == draft.gpus[0].total_bytes > 0
     assert cpu == CPU
     assert PLENTY - left_in_main(draft, PLENTY) >= draft.main_memory.total_bytes
-
-
-def test_a_successor_has_its_draft_model_where_its_predecessor_had_it() -> None:
-    found = pair([CPU], 1, DraftModelAsked("d.gguf", "cpu:0", 16, 512), device="cpu:0", predecessor=FACTS)
-    assert (found.served.plan.n_cells, found.draft.plan.n_cells) == (4096, 512)

@@ -11,28 +11,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.front.rehearsal import FACTS
 from tests.loading.test_load import configuration
-from tests.plan.test_memory import info as bare_card
-from tests.plan.test_spread import layered
+from tests.plan.rehearsed import dry_run, layered, repacking
 from worker.config.engine_settings import Configure, SplitMode, SwaFull
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.model.attention import Windows
-from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.plan.devices import Device, Kind
-from worker.plan.memory import DEFAULT_UBATCH, KV_SHARE, demand_of, plan_of
+from worker.plan.memory import DEFAULT_UBATCH, KV_SHARE, plan_of
 from worker.plan.placement import (
     GPU_SHARE,
     HOST_SHARE,
     MAX_LEFT_BYTES,
     MIN_AUTO_CELLS,
+    DryRun,
+    Group,
     Placement,
     gpu_room,
     groups_for,
     place,
 )
-from worker.plan.spread import InMain, RepackedBytes, layers_of, nothing_repacked, spread
+from worker.plan.spread import InMain, spread
 from worker.upstream.numbers import CELL_STEP
 
 MIB, GIB = 2**20, 2**30
@@ -46,11 +45,7 @@ def gpu(free_bytes: int, index: int = 0, backend: str = "cuda", kind: Kind = "gp
 
 CPU = Device("CPU", "a processor", "cpu", "cpu", 0, PLENTY, PLENTY, 99)
 
-MODEL = replace(
-    layered(n_blocks=8),
-    tensors=tuple(replace(tensor, n_bytes=tensor.n_bytes * MIB) for tensor in layered(n_blocks=8).tensors),
-)
-"""Blocks of 300 MiB, an output layer of 2010 MiB, an embedding of 1000 MiB."""
+MODEL = layered()
 N_LAYERS = 9
 
 FREE_BYTES = st.integers(0, 8 * GIB)
@@ -63,14 +58,15 @@ def config(**changes: Any) -> Configure:
 def placed(
     available: list[Device], main_memory_bytes: int = PLENTY, model: ModelInfo = MODEL, **changes: object
 ) -> Placement:
-    return place(config(**changes), model, available, main_memory_bytes)
+    return place(config(**changes), model, available, main_memory_bytes, dry_run)
 
 
-def needs(n_gpu_layers: int = N_LAYERS, **changes: Any) -> int:
+def needs(n_gpu_layers: int = N_LAYERS, model: ModelInfo = MODEL, **changes: Any) -> int:
     """Bytes that so many layers take on one GPU."""
-    demand = demand_of(config(**changes), is_on_gpu=True)
-    plan = plan_of(MODEL, demand, demand.ctx_size)
-    _, (part,) = spread(MODEL, layers_of(MODEL), demand, plan, n_gpu_layers=n_gpu_layers, shares=(1.0,))
+    asked = config(**changes)
+    group = Group((gpu(PLENTY),), (1.0,))
+    need = dry_run(asked, model, group, n_gpu_layers, plan_of(asked, model, asked.ctx_size))
+    _, _, (part,) = spread(model, need.buffers, ["CUDA0"])
     return part.total_bytes
 
 
@@ -231,12 +227,6 @@ def test_full_offload_and_fewer_layers_contradict_each_other(n_layers: int) -> N
     assert placed([gpu(80 * GIB), CPU], gpu_layers=str(N_LAYERS), require_full_offload=True).is_complete
 
 
-def test_a_successor_on_the_cpu_keeps_the_wishes_that_its_predecessor_could_not_fulfil() -> None:
-    """They were reported once; a restarted engine must not fail for them."""
-    successor: dict[str, Any] = {"device": "cpu:0", "gpu_layers": "0", "split_mode": "layer", "predecessor": FACTS}
-    assert placed([CPU], **successor).device == CPU
-
-
 def test_the_default_context_shrinks_for_layers_but_not_below_its_minimum() -> None:
     """8 slots of up to 8192 cells would be 16384."""
     assert placed([gpu(80 * GIB)], ctx_size=0).plan.n_cells == 16_384
@@ -259,14 +249,14 @@ def test_default_cells_take_a_part_of_what_is_free_where_the_model_goes(
         found = placed(available, main_memory_bytes, model, ctx_size=0, gpu_layers=n_layers)
         free = free_bytes if found.group.is_gpu else main_memory_bytes
         assert found.plan.n_cells <= 131_072
-        assert found.plan.kv_bytes <= free // KV_SHARE or found.plan.n_cells == CELL_STEP
+        assert found.need.kv_bytes <= free // KV_SHARE or found.plan.n_cells == CELL_STEP
 
 
 def test_a_model_is_not_split_for_default_cells() -> None:
     """Whole on a card of which a quarter holds less than the least context for which layers would leave it."""
-    heavy = replace(MODEL, key_length=MODEL.key_length * 200, value_length=MODEL.value_length * 200)
-    free_bytes = int(needs(ctx_size=CELL_STEP) * 1.6)
-    found = placed([gpu(free_bytes), CPU], model=heavy, ctx_size=0)
+    model = replace(layered(), block_count=1000, head_counts=(4,) * 1000, head_counts_kv=(2,) * 1000)
+    free_bytes = int(needs(1001, model, ctx_size=CELL_STEP) * 1.6)
+    found = placed([gpu(free_bytes), CPU], model=model, ctx_size=0)
     assert found.plan.n_cells < MIN_AUTO_CELLS
     assert (found.group.is_gpu, found.is_complete) == (True, True)
 
@@ -292,12 +282,6 @@ def test_the_default_context_fits_or_is_refused(free_bytes: int, main_memory_byt
     assert found.main_memory.total_bytes <= main_memory_bytes * HOST_SHARE
 
 
-def test_a_successor_gets_its_predecessors_plan_whatever_memory_looks_like_by_then() -> None:
-    found = placed([gpu(0), CPU], 0, device="cuda:0", gpu_layers="5", predecessor=FACTS)
-    assert (found.device, found.n_gpu_layers, found.plan.n_cells) == (gpu(0), 5, 4096)
-    assert placed([gpu(0), CPU], 0, device="cpu:0", gpu_layers="0", predecessor=FACTS).device == CPU
-
-
 # ── the refusal ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -313,7 +297,7 @@ def test_a_refusal_names_the_device_both_figures_and_what_would_fit() -> None:
     assert (error.needed_bytes, error.available_bytes) == (needs(ctx_size=8192), gpu_room(with_room_for(needs(6))))
     line = str(error)
     assert f"not enough memory on CUDA0 (a card): {error.needed_bytes / MIB:.0f} MiB needed (weights 4410 MiB" in line
-    assert "KV cache of 8192 cells 32 MiB, compute about 2 MiB), " in line
+    assert "KV cache of 8192 cells 32 MiB, compute about 0 MiB), " in line
     assert line.endswith(f"{error.available_bytes / MIB:.0f} MiB available; the largest --gpu-layers that fits is 5")
 
 
@@ -377,11 +361,7 @@ def test_memory_that_a_gpu_shares_with_the_host_counts_once() -> None:
 
 
 def in_main(available: list[Device], **changes: object) -> InMain:
-    def repacked_bytes(tensor: Tensor) -> int:
-        return tensor.n_bytes
-
-    model = replace(MODEL, tensors=tuple(replace(tensor, dims=(1, tensor.n_bytes)) for tensor in MODEL.tensors))
-    found = place(config(**changes), model, available, PLENTY, repacked_bytes)
+    found = place(config(**changes), MODEL, available, PLENTY, repacking)
     assert found.host.weights_bytes == found.weights_in_main.total_bytes
     return found.weights_in_main
 
@@ -396,26 +376,19 @@ def test_layers_in_main_memory_are_repacked_unless_a_gpu_reads_them_there() -> N
 
 def test_what_is_there_twice_is_needed_and_leaves_less_for_cells() -> None:
     """A tied embedding is looked up in one layout and multiplied in another."""
-    model = replace(
-        layered(n_blocks=8, has_output=False),
-        tensors=(Tensor("token_embd.weight", (256, GIB), "I8", GIB), *MODEL.tensors[3:]),
-    )
+    model = layered(has_output=False)
 
-    def embedding_bytes(tensor: Tensor) -> int:
-        return GIB if tensor.name == "token_embd.weight" else 0
-
-    def needed(repacked_bytes: RepackedBytes) -> InsufficientMemory:
+    def needed(run: DryRun) -> InsufficientMemory:
         with pytest.raises(InsufficientMemory) as caught:
-            place(config(device="cpu", ctx_size=2**20), model, [CPU], 6 * GIB, repacked_bytes)
+            place(config(device="cpu", ctx_size=2**20), model, [CPU], 6 * GIB, run)
         return caught.value
 
-    once, twice = needed(nothing_repacked), needed(embedding_bytes)
-    assert twice.needed_bytes == once.needed_bytes + GIB
+    once, twice = needed(dry_run), needed(repacking)
+    assert twice.needed_bytes == once.needed_bytes + 1000 * MIB
     fits = [int(re.findall(r"--ctx-size that fits is (\d+)", str(error))[0]) for error in (once, twice)]
     assert fits[1] < fits[0]
-    for n_cells in fits:
-        repacked_bytes = nothing_repacked if n_cells == fits[0] else embedding_bytes
-        found = place(config(device="cpu", ctx_size=n_cells), model, [CPU], 6 * GIB, repacked_bytes)
+    for n_cells, run in zip(fits, (dry_run, repacking), strict=True):
+        found = place(config(device="cpu", ctx_size=n_cells), model, [CPU], 6 * GIB, run)
         assert found.main_memory.total_bytes <= 6 * GIB * HOST_SHARE
 
 
@@ -491,12 +464,6 @@ def test_a_part_of_a_gpu_is_left_to_its_driver(free_bytes: int, left_bytes: int)
     assert gpu_room(gpu(free_bytes)) == free_bytes - left_bytes
 
 
-def test_a_model_without_attention_is_placed_too() -> None:
-    model = bare_card(heads_kv=(0, 0))
-    found = placed([gpu(80 * GIB)], model=model, ctx_size=CELL_STEP)
-    assert (found.plan.kv_bytes, found.is_complete) == (0, True)
-
-
 # ── sliding windows ──────────────────────────────────────────────────────────────────────────────
 
 SLIDING = replace(MODEL, windows=Windows(128, (True, False) * 4, MODEL.key_length, MODEL.value_length))
@@ -504,14 +471,7 @@ SLIDING = replace(MODEL, windows=Windows(128, (True, False) * 4, MODEL.key_lengt
 
 def sliding_needs(swa_full: SwaFull) -> int:
     """Bytes of main memory."""
-    demand = demand_of(config(swa_full=swa_full), is_on_gpu=False)
-    plan = plan_of(SLIDING, demand, demand.ctx_size)
-    return (
-        sum(tensor.n_bytes for tensor in SLIDING.loaded_tensors)
-        + plan.kv_bytes
-        + plan.compute_bytes
-        + plan.output_bytes
-    )
+    return placed([CPU], PLENTY, SLIDING, swa_full=swa_full).host.total_bytes
 
 
 def test_windows_are_of_full_size_where_there_is_room_and_small_where_not() -> None:
@@ -545,8 +505,3 @@ def test_full_windows_never_cost_cells_slots_or_layers(free: list[int], main_mem
         auto, off = by_choice["auto"], by_choice["off"]
         assert (auto.group, auto.n_gpu_layers) == (off.group, off.n_gpu_layers)
         assert (auto.plan.n_cells, auto.plan.parallel) == (off.plan.n_cells, off.plan.parallel)
-
-
-def test_a_successor_has_its_predecessor_s_windows_whatever_memory_looks_like() -> None:
-    for swa_full in ("on", "off"):
-        assert placed([CPU], MIB, SLIDING, swa_full=swa_full, predecessor=FACTS).plan.swa_full is (swa_full == "on")

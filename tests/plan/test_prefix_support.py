@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.plan.test_memory import demand, info
+from tests.plan.rehearsed import info
+from tests.plan.test_placement import CPU, placed
 from worker.model.attention import Windows
 from worker.model.info import ModelInfo
-from worker.plan.memory import plan_of
 from worker.plan.prefix_support import COPYING_IS_SLOW, MAX_SLOTS, MAX_SLOTS_OF_WINDOWS, kept_of, obstacle
 
 PLAIN = info()
@@ -41,8 +41,7 @@ def test_the_reason_is_the_model_s_own(model: ModelInfo, swa_full: bool, paralle
 @pytest.mark.parametrize("limit_bytes", [0, 10**9])
 def test_nothing_is_copied_where_reading_again_takes_less(limit_bytes: int, is_copying_worthwhile: bool) -> None:
     """The reason is the first that is true: memory for it, then the warm-up's finding."""
-    plan = plan_of(PLAIN, demand(), 1024)
-    kept = kept_of(PLAIN, plan, limit_bytes, can_share=True, is_copying_worthwhile=is_copying_worthwhile)
+    kept = kept_of(PLAIN, placed([CPU]), limit_bytes, can_share=True, is_copying_worthwhile=is_copying_worthwhile)
     assert kept.limit_bytes == (limit_bytes if is_copying_worthwhile else 0)
     assert (kept.off_because is None) == (kept.limit_bytes > 0)
     assert (kept.off_because == COPYING_IS_SLOW) == (limit_bytes > 0 and not is_copying_worthwhile)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.plan.test_placement import CPU, GIB, MIB, gpu, placed
+from tests.plan.test_placement import CPU, GIB, MIB, MODEL, gpu, placed
 from worker.llama.devices import devices, memory_of
 from worker.plan.buffers import Buffer, BufferSizes
 from worker.plan.devices import Device, Memory, choose_device
@@ -51,37 +51,37 @@ def without(sizes: BufferSizes, name: str, kind: str) -> BufferSizes:
 
 def test_a_model_whose_layers_and_cells_are_all_on_the_gpu_is_resident() -> None:
     whole = placed([CARD])
-    assert is_resident(whole, whole.n_layers, as_planned(whole))
+    assert is_resident(MODEL, whole, whole.n_layers, as_planned(whole))
 
 
 def test_a_model_on_a_cpu_is_where_it_was_put() -> None:
     whole = placed([CPU])
-    assert is_resident(whole, 0, as_planned(whole))
+    assert is_resident(MODEL, whole, 0, as_planned(whole))
 
 
 @pytest.mark.parametrize("kind", ["model", "KV"])
 def test_weights_or_cells_elsewhere_are_not_resident_though_all_layers_were_offloaded(kind: str) -> None:
     whole = placed([CARD])
-    assert not is_resident(whole, whole.n_layers, without(as_planned(whole), "CUDA0", kind))
+    assert not is_resident(MODEL, whole, whole.n_layers, without(as_planned(whole), "CUDA0", kind))
 
 
 def test_a_figure_that_was_rounded_down_is_no_sign_of_weights_elsewhere() -> None:
     whole = placed([CARD])
     rounded = [replace(one, size_bytes=one.size_bytes - 5000) for one in as_planned(whole).buffers]
-    assert is_resident(whole, whole.n_layers, BufferSizes(tuple(rounded)))
+    assert is_resident(MODEL, whole, whole.n_layers, BufferSizes(tuple(rounded)))
 
 
 def test_a_part_is_not_resident() -> None:
     part = placed([CARD], gpu_layers="5")
-    assert not is_resident(part, 5, as_planned(part))
+    assert not is_resident(MODEL, part, 5, as_planned(part))
     whole = placed([CARD])
-    assert not is_resident(whole, whole.n_layers - 1, as_planned(whole))
+    assert not is_resident(MODEL, whole, whole.n_layers - 1, as_planned(whole))
 
 
 def test_a_model_on_two_gpus_is_resident_on_both() -> None:
     whole = placed([CARD, gpu(80 * GIB, 1)], split_mode="layer")
-    assert is_resident(whole, whole.n_layers, as_planned(whole))
-    assert not is_resident(whole, whole.n_layers, without(as_planned(whole), "CUDA1", "model"))
+    assert is_resident(MODEL, whole, whole.n_layers, as_planned(whole))
+    assert not is_resident(MODEL, whole, whole.n_layers, without(as_planned(whole), "CUDA1", "model"))
 
 
 # ── against the plan ─────────────────────────────────────────────────────────────────────────────

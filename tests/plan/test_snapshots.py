@@ -4,32 +4,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.front.rehearsal import FACTS
-from tests.plan.test_memory import MIB, demand, info
+from tests.plan.rehearsed import STATE_BYTES, dry_run, info
+from tests.plan.test_memory import CPU
 from worker.config.engine import configure
 from worker.config.engine_settings import Configure, DraftModelAsked
 from worker.config.settings import Settings
 from worker.model.attention import Windows
-from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
-from worker.plan.memory import Plan, plan_of
+from worker.plan.memory import Plan, plan_of, snapshot_bytes
+from worker.plan.placement import Group
 from worker.plan.snapshots import MAX_COPIED, MAX_SNAPSHOTS, MIN_UBATCH, drafts_off, with_snapshots
 from worker.upstream.architectures import COPYING_EACH_SNAPSHOT, WITH_SNAPSHOTS
-from worker.wire.load import Drafts
 
 PLAIN = info()
 SLIDING = replace(PLAIN, architecture="gemma3", windows=Windows(128, (True, False) * 2, 64, 64))
 DRAFT = DraftModelAsked("d.gguf", "cpu", 8)
 
 
-def hybrid(architecture: str = "lfm2", state_length: int = 1000) -> ModelInfo:
-    layers = [Tensor(f"blk.{layer}.ssm_a.weight", (1,), "I8", 1) for layer in (0, 2)]
-    return replace(PLAIN, architecture=architecture, state_length=state_length, tensors=(*PLAIN.tensors, *layers))
+def hybrid(architecture: str = "lfm2") -> ModelInfo:
+    return replace(PLAIN, architecture=architecture)
 
 
 def config(**changes: Any) -> Configure:
@@ -37,34 +34,30 @@ def config(**changes: Any) -> Configure:
 
 
 def planned(model: ModelInfo, asked: Configure, room_bytes: int = 1 << 40, n_cells: int = 4096) -> Plan:
-    sizes = replace(demand(n_cells), ubatch_size=asked.ubatch_size or 512)
-    plan = plan_of(model, sizes, n_cells)
-    return with_snapshots(
-        model, asked, sizes, plan, lambda larger: larger.kv_bytes + larger.compute_bytes <= room_bytes
-    )
+    group = Group((CPU,), ())
+    plan = plan_of(asked, model, n_cells)
+
+    def fits(larger: Plan) -> bool:
+        return dry_run(asked, model, group, 0, larger).buffers.total_bytes <= room_bytes
+
+    return with_snapshots(model, asked, plan, dry_run(asked, model, group, 0, plan), fits)
 
 
 @given(
     st.sampled_from(WITH_SNAPSHOTS[:1] + WITH_SNAPSHOTS[3:10]),
-    st.integers(1, 10**6),
-    st.integers(0, 1000 * MIB),
+    st.integers(0, 400 * STATE_BYTES),
     st.integers(1, 64),
 )
-def test_they_cost_neither_cells_nor_jobs_and_fit(architecture: str, length: int, room_bytes: int, steps: int) -> None:
-    model = hybrid(architecture, length)
+def test_they_cost_neither_cells_nor_jobs_and_fit(architecture: str, room_bytes: int, steps: int) -> None:
+    model, group = hybrid(architecture), Group((CPU,), ())
     plain, plan = planned(model, config(), 0, 256 * steps), planned(model, config(), room_bytes, 256 * steps)
+    before, after = (dry_run(config(), model, group, 0, one) for one in (plain, plan))
     assert not plain.n_snapshots
-    assert (plan.n_cells, plan.parallel, plan.n_seq_ids) == (plain.n_cells, plain.parallel, plain.n_seq_ids)
-    assert plan.kv_bytes - plain.kv_bytes == plan.snapshot_bytes <= plain.kv_bytes
+    assert replace(plan, n_snapshots=0) == plain
+    assert after.kv_bytes - before.kv_bytes == snapshot_bytes(plan, after) <= before.kv_bytes
     assert plan.n_snapshots <= (MAX_COPIED if architecture in COPYING_EACH_SNAPSHOT else MAX_SNAPSHOTS)
-    assert plan == plain or plan.kv_bytes + plan.compute_bytes <= room_bytes
+    assert plan == plain or after.buffers.total_bytes <= room_bytes
     assert bool(plan.n_snapshots) is (drafts_off(model, config(), plan) is None)
-
-
-def test_a_successor_has_its_predecessors_whatever_room_there_is() -> None:
-    for n_snapshots in (0, 2):
-        before = msgspec.structs.replace(FACTS, drafts=Drafts(snapshots=n_snapshots))
-        assert planned(hybrid(), config(predecessor=before), 0).n_snapshots == n_snapshots
 
 
 @pytest.mark.parametrize(
@@ -101,5 +94,5 @@ def test_so_is_a_lack_of_memory() -> None:
 
 
 def test_small_windows_are_a_reason() -> None:
-    plan = plan_of(SLIDING, replace(demand(4096), swa_full=False), 4096)
+    plan = plan_of(config(swa_full="off"), SLIDING, 4096)
     assert drafts_off(SLIDING, config(), plan) == "small sliding windows cannot be cut: use --swa-full on"

@@ -25,6 +25,7 @@ from tools.made_architectures import (
 )
 from tools.made_model import Q4_0, vocabulary
 from worker.model.info import read_info
+from worker.plan.memory import has_state
 from worker.upstream.architectures import ATTENTION_FREE
 from worker.wire.jobs import TokenId
 
@@ -49,7 +50,7 @@ def path(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_file_is_one_that_the_worker_serves(kind: Kind, path: Path) -> None:
     info = read_info(path)
     assert (info.architecture, info.has_chat_template, info.vocabulary_remarks) == (kind.architecture, True, ())
-    assert info.state_length > 0
+    assert has_state(info)
     assert any(info.head_counts_kv) is (kind.architecture not in ATTENTION_FREE)
     assert info.file_bytes < 8 * 2**20
 

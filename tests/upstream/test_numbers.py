@@ -25,10 +25,8 @@ def defined(name: str, file: str) -> int:
     ("ours", "name", "file"),
     [
         (numbers.MAX_SEQ_IDS, "LLAMA_MAX_SEQ", "llama-cparams.h"),
-        (numbers.MAX_LAYERS, "LLAMA_MAX_LAYERS", "llama-hparams.h"),
         (numbers.MAX_EXPERTS, "LLAMA_MAX_EXPERTS", "llama-hparams.h"),
         (numbers.MAX_THREADS, "GGML_MAX_N_THREADS", "ggml.h"),
-        (numbers.PIPELINE_COPIES, "GGML_SCHED_MAX_COPIES", "ggml-backend.cpp"),
         (numbers.STATE_MAGIC, "io_magic", "llama-context.cpp"),
     ],
 )
@@ -68,12 +66,6 @@ def test_the_types_that_cuda_attends_over_are_those_of_its_source() -> None:
     pairs = re.search(r'GGML_CUDA_FA_QUANTS "([^"]+)" CACHE', options)
     assert pairs is not None
     assert set(pairs[1].split(";")) == {f"{name}-{name}" for name in numbers.CUDA_ATTENTION_PAIRS}
-
-
-def test_the_scalings_of_rope_are_those_that_the_library_reads() -> None:
-    table = re.search(r"LLAMA_ROPE_SCALING_TYPES = \{(.*?)\n\};", source("llama-model.cpp"), re.DOTALL)
-    assert table is not None
-    assert tuple(re.findall(r'"(\w+)"', table[1])) == numbers.ROPE_SCALINGS
 
 
 def enumerated(name: str, file: str) -> list[str]:

@@ -1,10 +1,11 @@
 """`llorch-worker inspect MODEL`: what a GGUF holds, and the memory serving it takes.
 
 Owns: what is shown of a file. Runs in a short-lived process of its own; reads headers only. Once the file has been
-checked, llama.cpp is asked which weights it lays out anew on this processor; it never sees the file.
+checked, llama.cpp's dry run says what it takes (loading/places.py).
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,16 +18,20 @@ from worker.chat.tool_format import chat_format
 from worker.commands.places import present, where
 from worker.commands.tables import mib, print_json, print_table
 from worker.config.engine import configure
+from worker.config.engine_settings import Configure
 from worker.config.settings import Settings
 from worker.host import available_memory_bytes
 from worker.model.info import ModelInfo, read_info
 from worker.plan.heads import heads_off
-from worker.plan.memory import demand_of, plan_of, prefix_cache_bytes, wanted_cells
+from worker.plan.memory import checkpoint_stride, prefix_cache_bytes, snapshot_bytes
+from worker.plan.placement import Placement
 from worker.plan.prefix_support import obstacle
-from worker.plan.snapshots import drafts_off, with_snapshots
-from worker.plan.spread import Layers, RepackedBytes, layers_of, spread
+from worker.plan.snapshots import drafts_off
 
 _NO_LIMIT_BYTES = 2**63
+
+Estimate = Callable[[Configure], Placement]
+"""The place that a configuration would have if memory were no limit, but for the default number of cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +123,12 @@ def inspect(reference: str, models_dir: Path, catalog: Path | None, *, as_json: 
     The file is checked as `serve` checks it; if it is bad, one line says why, and the exit code is 1.
     """
     info = read_info(present(reference, models_dir, catalog))
-    from worker.llama.repack import repacking_of  # noqa: PLC0415 - this loads llama.cpp
+    from worker.loading.places import places_of  # noqa: PLC0415 - this loads llama.cpp
 
-    inspection = inspection_of(info, available_memory_bytes(), repacking_of([info]))
+    available_bytes = available_memory_bytes()
+    inspection = inspection_of(
+        info, available_bytes, lambda config: places_of(config, available_bytes, is_estimate=True).served
+    )
     if as_json:
         print_json(inspection)
         return
@@ -131,8 +139,8 @@ def inspect(reference: str, models_dir: Path, catalog: Path | None, *, as_json: 
     print_table(["estimated memory", ">bytes", ""], _memory_cells(inspection.memory))
 
 
-def inspection_of(info: ModelInfo, available_bytes: int, repacked_bytes: RepackedBytes) -> Inspection:
-    """All that is shown of a model. `available_bytes` bounds its cells, as in `serve`, and is else compared with."""
+def inspection_of(info: ModelInfo, available_bytes: int, estimate: Estimate) -> Inspection:
+    """All that is shown of a model. Raises: as `estimate`."""
     return Inspection(
         path=str(info.path),
         files=len(info.part_paths),
@@ -153,7 +161,7 @@ def inspection_of(info: ModelInfo, available_bytes: int, repacked_bytes: Repacke
         has_chat_template=info.has_chat_template,
         chat_format=_chat_format(info),
         tensor_types=_tensor_types(info),
-        memory=_memory(info, layers_of(info, repacked_bytes), available_bytes),
+        memory=_memory(info, available_bytes, estimate),
     )
 
 
@@ -181,34 +189,31 @@ def _tensor_types(info: ModelInfo) -> tuple[TypeRow, ...]:
     )
 
 
-def _memory(info: ModelInfo, layers: Layers, available_bytes: int) -> MemoryUse:
+def _memory(info: ModelInfo, available_bytes: int, estimate: Estimate) -> MemoryUse:
     """The memory with the default settings."""
-    config = configure(Settings(), info.path)
-    demand = demand_of(config, is_on_gpu=False, free_bytes=available_bytes)
-    plan = plan_of(info, demand, wanted_cells(info, demand))
-    plan = with_snapshots(info, config, demand, plan, lambda _: True)
-    host, _ = spread(info, layers, demand, plan, n_gpu_layers=0, shares=())
-    weights = layers.weights_in_main(0)
+    config = configure(Settings(device="cpu"), info.path)
+    placement = estimate(config)
+    plan, need, host = placement.plan, placement.need, placement.host
     why_off = obstacle(info, swa_full=plan.swa_full, parallel=plan.parallel)
     asked_bytes = 0 if why_off else Settings().prefix_cache_bytes
-    with_small_windows = plan_of(info, replace(demand, swa_full=False), plan.n_cells)
+    small = replace(config, swa_full="off", ctx_size=plan.n_cells, parallel=plan.parallel)
     return MemoryUse(
         weights_bytes=host.weights_bytes,
-        repacked_bytes=weights.repacked,
-        is_mapped=weights.is_mapped,
+        repacked_bytes=placement.weights_in_main.repacked,
+        is_mapped=placement.weights_in_main.is_mapped,
         kv_bytes=host.kv_bytes,
         kv_cells=plan.n_cells,
-        kv_small_windows_bytes=with_small_windows.kv_bytes if info.windows else None,
+        kv_small_windows_bytes=estimate(small).host.kv_bytes if info.windows else None,
         compute_bytes=host.compute_bytes,
         total_bytes=host.total_bytes,
-        prefix_cache_bytes=prefix_cache_bytes(asked_bytes, plan, _NO_LIMIT_BYTES),
+        prefix_cache_bytes=prefix_cache_bytes(asked_bytes, plan, need, _NO_LIMIT_BYTES),
         prefix_cache_off=why_off,
-        checkpoint_bytes=plan.checkpoint_bytes,
-        checkpoint_stride=plan.checkpoint_stride,
+        checkpoint_bytes=need.checkpoint_bytes,
+        checkpoint_stride=checkpoint_stride(plan, need),
         drafts_off=drafts_off(info, config, plan),
         next_token_head=_next_token_head(info),
         snapshots=plan.n_snapshots,
-        snapshot_bytes=plan.snapshot_bytes,
+        snapshot_bytes=snapshot_bytes(plan, need),
         available_bytes=available_bytes,
     )
 

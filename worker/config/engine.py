@@ -4,8 +4,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from worker.config.engine_settings import Configure, DraftModelAsked, EngineSettings
 from worker.config.settings import Settings
 from worker.errors import UsageError
@@ -50,25 +48,10 @@ def _draft(settings: Settings, path: Path) -> DraftModelAsked:
 def successor_of(config: Configure, facts: Loaded) -> Configure:
     """Return the configuration of the next engine, after one with this configuration was loaded.
 
-    It gets the same shape, whatever memory is free by then, so that accepted jobs still fit; and the costs of steps,
+    It gets the same plan, whatever memory is free by then, so that accepted jobs still fit; and the costs of steps,
     which take up to a second to measure.
     """
-    draft = config.draft
-    if draft is not None and facts.draft is not None:
-        draft = msgspec.structs.replace(draft, device=facts.draft.device, n_cells=facts.draft_cells)
-    return replace(
-        config,
-        predecessor=facts,
-        ctx_size=facts.n_cells,
-        parallel=facts.parallel,
-        ubatch_size=facts.ubatch_size,
-        swa_full="off" if facts.swa_full is False else "on",
-        device=f"{facts.backend}:{facts.device_index}",
-        gpu_layers=str(facts.offload.gpu_layers),
-        tensor_split=",".join(map(repr, facts.offload.tensor_split)) or None,
-        main_gpu=None,
-        draft=draft,
-    )
+    return replace(config, predecessor=facts, swa_full="off" if facts.swa_full is False else "on")
 
 
 def read_chat_template(settings: Settings) -> str | None:

@@ -361,8 +361,6 @@ class DraftModelAsked(msgspec.Struct, frozen=True, array_like=True):
     """The device, in the words of --device."""
     n_most: int
     """The largest number of draft tokens for one job in a step."""
-    n_cells: int = 0
-    """0 means "decide for me"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,10 +383,6 @@ class Configure(EngineSettings):
     predecessor: Loaded | None = None
     """The facts of the engine that had the model before this one, which is to have it in the same shape: what was
     checked, planned and measured then is taken from here."""
-
-    @property
-    def is_successor(self) -> bool:
-        return self.predecessor is not None
 
 
 inbound_decoder: msgspec.msgpack.Decoder[Inbound | Configure] = msgspec.msgpack.Decoder(

@@ -23,7 +23,7 @@ from worker.llama.batch import Batch, BatchLimits, RowGroups
 from worker.llama.kv import Kv
 from worker.llama.library import library_function
 from worker.llama.model import Model
-from worker.llama.seq_ids import SeqIds, padded_seq_ids_for, seq_ids_for
+from worker.llama.seq_ids import SeqIds, seq_ids_of
 from worker.llama.state_kv import StateKv
 from worker.llama.threads import Threads
 from worker.upstream.numbers import CACHE_TYPE_IDS, CELL_STEP, FLASH_ATTENTION, MAX_SEQ_IDS, MAX_THREADS
@@ -92,7 +92,7 @@ class Context:
         self._model = model
         self._threads, self._n_threads, self._n_threads_batch = threads, n_threads, n_threads_batch
         self._open(params)
-        self.n_slots, self.decoding_s = n_seq_max, 0.0
+        self.n_slots, self.n_seq_ids, self.decoding_s = n_seq_max, seq_ids.n_all, 0.0
         self.kv = self._new_kv(n_seq_max, seq_ids)
         self._limits = BatchLimits(self.n_batch, n_outputs, n_seq_max, model.n_vocab, self.kv.n_cells)
         self._batch = Batch(self.n_batch, self.kv.seq_ids)
@@ -114,7 +114,7 @@ class Context:
         return self.kv.seq_ids.n_slots > self.n_slots
 
     def _seq_ids(self, model: Model, n_slots: int, *, swa_full: bool, has_padding: bool) -> SeqIds:
-        return (padded_seq_ids_for if has_padding else seq_ids_for)(model, n_slots, swa_full=swa_full)
+        return seq_ids_of(model, n_slots, swa_full=swa_full, has_padding=has_padding)
 
     def _new_kv(self, n_slots: int, seq_ids: SeqIds) -> Kv:
         of_kind = Kv if self._model.can_rewind else StateKv

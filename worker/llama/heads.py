@@ -105,7 +105,7 @@ class ModelContext(Context):
         set_rows(self.handle, True, self._is_of_outputs)
         self.kv.on_emptied = hidden.forget
         n_rows = self.n_outputs if self._is_of_outputs else self.n_batch
-        self.sizes += _in_main("output", 4 * n_rows * hidden.length) + _in_main("rows", hidden.n_bytes)
+        self.sizes += _rows_in_main(4 * n_rows * hidden.length + hidden.n_bytes)
 
     def decode(self, slices: Seq[Slice], meanwhile: Meanwhile = do_nothing) -> list[int]:
         indexes = super().decode(slices, meanwhile)
@@ -134,7 +134,7 @@ class HeadContext(Context):
         self._none = np.zeros(hidden.length, np.float32)
         super().__init__(model, n_ctx=n_ctx, n_seq_max=n_slots, n_batch=HEAD_BATCH, n_ubatch=HEAD_BATCH, **sizes)
         set_rows(self.handle, True, True)
-        self.sizes += _in_main("output", 4 * self.n_outputs * hidden.length)
+        self.sizes += _rows_in_main(4 * self.n_outputs * hidden.length)
         self._tokens = capi.llama_batch_ext_init(self.handle)
 
     def _seq_ids(self, model: Model, n_slots: int, *, swa_full: bool, has_padding: bool) -> SeqIds:  # noqa: ARG002
@@ -211,5 +211,5 @@ def _rows_at(address: int | None, n_rows: int, length: int) -> Rows | None:
     return np.ctypeslib.as_array(ctypes.cast(address, _Floats), shape=(n_rows, length))
 
 
-def _in_main(kind: str, n_bytes: int) -> BufferSizes:
-    return BufferSizes((Buffer("CPU", kind, n_bytes),))
+def _rows_in_main(n_bytes: int) -> BufferSizes:
+    return BufferSizes((Buffer("CPU", "rows", n_bytes),))

@@ -20,7 +20,7 @@ from worker.llama.devices import backend_function, cpu, devices, features
 from worker.llama.repack import TILES, TYPE_IDS, LayoutOf, is_stack, multiplied
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
-from worker.plan.memory import k_type
+from worker.plan.memory import has_state, k_type
 from worker.wire.load import BatchInvariance, Determinism
 
 OWN_PRODUCTS = "ROWS16"
@@ -114,7 +114,7 @@ def rule_of(
         _ELSEWHERE: not own_types,
         "without flash attention sums depend on the number of cells": config.flash_attn == "off" or is_without_flash,
         _OTHER_CACHE: not is_cache_f16,
-        "recurrent layers compute several tokens otherwise than one": info.state_length > 0,
+        "recurrent layers compute several tokens otherwise than one": has_state(info),
         "small memories of sliding windows have an order of their own": info.windows and config.swa_full == "off",
         "with this many jobs cells are not kept in order": not is_in_order,
         "attention with such heads is ggml's own": not _has_own_attention(info),

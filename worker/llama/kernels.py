@@ -36,13 +36,16 @@ _MIN_BYTES = 1 << 20
 _NONE = "this processor, or this build of llama.cpp, has only llama.cpp's kernels"
 
 
-def choose_kernels(config: Configure, info: ModelInfo) -> KernelsChosen:
-    """Choose for each type of the model's matrices, and have the library use them. Raises: ModelLoadFailed."""
+def choose_kernels(config: Configure, info: ModelInfo, found: KernelsChosen | None = None) -> KernelsChosen:
+    """Choose for each type of the model's matrices, if the choice was not found before, and have the library use them.
+
+    Raises: ModelLoadFailed.
+    """
     if not has_own_products():
         if config.kernels == "ours":
             raise ModelLoadFailed(f"--kernels ours: {_NONE}; ours need AVX-512 VNNI: use --kernels auto")
         return KernelsChosen(why=_NONE)
-    chosen = config.predecessor.kernels if config.predecessor else _chosen(config, _largest(info))
+    chosen = found or _chosen(config, _largest(info))
     use = own_function(b"ggml_rows16_use", None, ctypes.c_int, ctypes.c_bool)
     for name, _ in chosen.ours + chosen.stock:
         use(TYPE_IDS[name], name in dict(chosen.ours))

@@ -202,6 +202,10 @@ def _load_backends() -> None:
         call_ggml("ggml_backend_load_all_from_path", None, ctypes.c_char_p(os.fsencode(LIBRARY_DIR)))
 
 
+LAST_WORDS = "llama.cpp aborts: "
+"""The beginning of the line that it leaves on stderr when it ends the process."""
+
+
 def _print_last_words(message: bytes) -> None:
     """Called just before abort(): straight to the descriptor, because nothing is flushed after it."""
-    os.write(2, b"llama.cpp aborts: " + message + b"\n")
+    os.write(2, LAST_WORDS.encode() + message + b"\n")

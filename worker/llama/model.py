@@ -89,6 +89,7 @@ class Model(Tokenizer):
         is_mapped: bool = True,
         may_repack: bool = True,
         loads_heads: bool = False,
+        is_dry: bool = False,
         gaps: Gaps | None = None,
     ) -> Self:
         """Take the weights from the file and put `n_gpu_layers` of them (output layer included; negative: all) on
@@ -97,6 +98,7 @@ class Model(Tokenizer):
         `is_mapped`: leave in the file what is computed with as it lies there, where the device can; else all is read.
         `may_repack`: whether the CPU lays weights out anew, in tiles too; all that it can, so that repack.py decides.
         `loads_heads`: the layers that predict the tokens after the next, too (heads.py).
+        `is_dry`: allocate nothing and read no weight; its contexts allocate recurrent states alone (breakdown.py).
         `gaps`: what the check of the file found missing in the vocabulary; without it llama.cpp meets every text.
         `on_progress` gets whole percents, rising, each at most once, ending in 100; it must not raise.
         Raises: ModelLoadFailed, InsufficientMemory, with the library's last error. Source: llama_model_load_from_file.
@@ -115,7 +117,8 @@ class Model(Tokenizer):
         params.n_gpu_layers = n_gpu_layers if gpus else 0
         params.progress_callback = progress
         params.use_extra_bufts, params.load_mtp = may_repack, loads_heads
-        params.load_mode = LOAD_AUTO if is_mapped else LOAD_NONE
+        params.load_mode = LOAD_AUTO if is_mapped and not is_dry else LOAD_NONE
+        params.no_alloc = is_dry
         with library.watch() as watch:
             handle = capi.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:

@@ -25,7 +25,6 @@ from worker.llama.library import call_ggml
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.plan.buffers import BufferSizes
-from worker.plan.spread import RepackedBytes, layers_of, nothing_repacked
 from worker.upstream.ggml_types import TENSOR_TYPES
 from worker.upstream.layouts import PINNED_VERSION
 from worker.wire.load import Amx
@@ -83,14 +82,7 @@ LayoutOf = Callable[[Tensor], LaidOut | None]
 
 def multiplied(info: ModelInfo) -> list[Tensor]:
     """The matrices that the layers multiply with; not those whose rows are only looked up."""
-    matrices: list[Tensor] = []
-
-    def note(matrix: Tensor) -> int:
-        matrices.append(matrix)
-        return 0
-
-    layers_of(info, note)
-    return matrices
+    return [tensor for tensor in info.layer_tensors if tensor.name.endswith(".weight") and len(tensor.dims) > 1]
 
 
 def is_stack(matrix: Tensor) -> bool:
@@ -113,11 +105,11 @@ def layout_of(matrix: Tensor) -> LaidOut | None:
     return _layout_of(TYPE_IDS[matrix.type_name], dims, has_experts=has_experts)
 
 
-def repacking_of(
+def may_repack(
     models: Seq[ModelInfo], layout: LayoutOf = layout_of, *, keeps_bits: bool = False, own_types: Collection[str] = ()
-) -> RepackedBytes:
-    """Return the function that says what the CPU is to repack of these models, which are alike in it: all that the
-    library can, as `layout` says, or nothing.
+) -> bool:
+    """Return whether the CPU is to repack what it can of these models, which are alike in it, as `layout` says, or
+    nothing.
 
     `keeps_bits`: only what gives a row the same bits next to any others, as tiles do, and our kernels of `own_types`.
     Other kernels of several rows do not for every type, and the library cannot be made to leave out some matrices.
@@ -127,22 +119,15 @@ def repacking_of(
     ]
     if any(laid_out.buffers == TILES and laid_out.n_bytes < matrix.n_bytes for matrix, laid_out in found):
         # Of a stack of matrices, as the heads of MLA are, ggml takes room for the first alone, and multiplies with all.
-        return nothing_repacked
+        return False
     in_tiles = [matrix for matrix, laid_out in found if laid_out.buffers == TILES]
     n_slower = sum(matrix.n_bytes for matrix in in_tiles if matrix.type_name in SLOWER_IN_TILES)
     if 2 * n_slower > sum(matrix.n_bytes for matrix in in_tiles):
-        return nothing_repacked
-    if keeps_bits and any(
-        laid_out.buffers != TILES and (matrix.type_name not in own_types or is_stack(matrix))
+        return False
+    return not keeps_bits or all(
+        laid_out.buffers == TILES or (matrix.type_name in own_types and not is_stack(matrix))
         for matrix, laid_out in found
-    ):
-        return nothing_repacked
-
-    def n_bytes(matrix: Tensor) -> int:
-        laid_out = layout(matrix)
-        return laid_out.n_bytes if laid_out is not None else 0
-
-    return n_bytes
+    )
 
 
 def tile_bytes(sizes: BufferSizes) -> int:

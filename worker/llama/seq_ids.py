@@ -94,7 +94,9 @@ def n_retained_for(model: Model, n_slots: int, *, swa_full: bool) -> int:
     return min(retained_slots(is_on_gpu=model.device.is_gpu), n_left)
 
 
-def padded_seq_ids_for(model: Model, n_slots: int, *, swa_full: bool) -> SeqIds:
-    """The seq_ids with one more slot, for rows that are not read; without it if it would take another's place."""
-    n_more = has_room_for_a_slot(model, n_slots, swa_full=swa_full)
+def seq_ids_of(model: Model, n_slots: int, *, swa_full: bool, has_padding: bool) -> SeqIds:
+    """The seq_ids of a context. `has_padding`: with one more slot, for rows that are not read; without it if it would
+    take another's place.
+    """
+    n_more = has_padding and has_room_for_a_slot(model, n_slots, swa_full=swa_full)
     return seq_ids_for(model, n_slots + n_more, swa_full=swa_full)

@@ -45,20 +45,36 @@ def with_head(model: Model, n_slots: int, sizes: dict[str, Any]) -> tuple[Contex
     """Make the context of a model that was loaded with its head, and the head's. `n_slots`: those of jobs. `sizes`:
     what the model's context is made with. Raises: as Context does, for the model's own.
     """
-    hidden = StoredRows(n_slots, row_length(model))
     try:
         check_positions(model)
+        hidden = StoredRows(n_slots, row_length(model))
         context = ModelContext(model, hidden, **sizes)
     except LookupError as error:
         return Context(model, **sizes), without(str(error))
     try:
-        head = HeadContext(model, hidden, n_slots=n_slots, **{name: sizes[name] for name in _OWN_SIZES})
+        head = _head(model, hidden, n_slots, sizes)
         runner = LlamaRunner(model, head)
         draft = LoadedDraft(runner, row_costs_of(runner), hidden)
     except (ModelLoadFailed, InsufficientMemory, StepFailed, RuntimeError) as error:
         return context, without(f"its first steps have failed: {error}")
     facts = HeadFacts(memory_bytes=_bytes_beside(model, model, head.sizes))
     return context, Drafting(draft=draft, sizes=head.sizes, head=facts)
+
+
+def bare_contexts(model: Model, n_slots: int, sizes: dict[str, Any], *, has_head: bool) -> list[Context]:
+    """The context of a model and, if `has_head` and it can be had, that of its head. Raises: as Context does."""
+    if not has_head:
+        return [Context(model, **sizes)]
+    try:
+        check_positions(model)
+        hidden = StoredRows(n_slots, row_length(model))
+        return [ModelContext(model, hidden, **sizes), _head(model, hidden, n_slots, sizes)]
+    except LookupError:
+        return [Context(model, **sizes)]
+
+
+def _head(model: Model, hidden: StoredRows, n_slots: int, sizes: dict[str, Any]) -> HeadContext:
+    return HeadContext(model, hidden, n_slots=n_slots, **{name: sizes[name] for name in _OWN_SIZES})
 
 
 def with_draft_model(beside: Beside, model: Model, sizes: dict[str, Any], served: Model) -> Drafting:

@@ -6,12 +6,11 @@ Composition only; every step's knowledge lies in its own module. Runs on the thr
 import logging
 import math
 import os
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -23,41 +22,39 @@ from worker.engine.channels import ControlTokens
 from worker.engine.prefill_budget import widest_step_of
 from worker.errors import ModelLoadFailed
 from worker.host import available_memory_bytes, cpu_quota
-from worker.llama.buffers import LogLine
 from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
-from worker.llama.devices import can_split_rows, devices, memory_of
-from worker.llama.gpu_attention import asked_flash, attention_at, check_cache_types, check_flash
+from worker.llama.devices import memory_of
+from worker.llama.gpu_attention import attention_at, check_cache_types, check_flash
 from worker.llama.invariance import REPEATED_PRODUCTS_OFF, Rule, check_order, own_types, rule_of, type_k_of
 from worker.llama.kernels import choose_kernels, fixed
 from worker.llama.kv import Kv
 from worker.llama.library import OnLog, build, give_back_memory, open_library
-from worker.llama.model import Model, Split
+from worker.llama.model import Model
 from worker.llama.numerics import numerics_of
 from worker.llama.prompts import Prompts
-from worker.llama.repack import amx_of, layout_of, repacking_of
+from worker.llama.repack import amx_of, layout_of
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import Serving, demanded
-from worker.llama.seq_ids import n_retained_for
-from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import Shapes, warm_up
 from worker.loading.chat import chat_of, check_given_template, marks_of
+from worker.loading.contexts import context_sizes, load_weights
 from worker.loading.draft import Drafting, with_draft_model, with_head, without
 from worker.loading.paging import paging
+from worker.loading.places import Places, places_of, to_stderr
 from worker.model.info import ModelInfo, read_info
 from worker.plan.buffers import BufferSizes
 from worker.plan.devices import Backend
 from worker.plan.heads import heads_off, with_heads
-from worker.plan.memory import Plan
-from worker.plan.pair import Beside, left_in_main, place_pair
-from worker.plan.placement import Placement, place
+from worker.plan.memory import Plan, snapshot_bytes
+from worker.plan.pair import Beside, asked_of, left_in_main
+from worker.plan.placement import Placement
 from worker.plan.prefix_support import Kept, kept_of, prefix_cache_limit
 from worker.plan.residency import Holding, is_resident, off_plan, residency_on
 from worker.plan.snapshots import drafts_off
-from worker.plan.spread import RepackedBytes, nothing_repacked
 from worker.saved.keeper import Keeper, Keeping
-from worker.upstream.wording import FALSE_ALARM
 from worker.wire.chat_format import HERMES, ChatFormat
+from worker.wire.encoding import encode_json
 from worker.wire.jobs import SlotId, TokenId
 from worker.wire.load import (
     Attention,
@@ -91,7 +88,7 @@ class LoadedRunner:
 def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
     """Load a model for the engine process; the library's warnings and errors go to stderr, which the front reads."""
     check_given_template(config)
-    loaded = load_runner(config, on_progress, _to_stderr)
+    loaded = load_runner(config, on_progress, to_stderr)
     runner, shapes = loaded.runner, loaded.shapes
     facts = loaded.facts
     try:
@@ -175,9 +172,10 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         os.putenv(*REPEATED_PRODUCTS_OFF)
     open_library(on_log)
     info = with_heads(read_info(Path(config.model_path)), config)
-    kernels = choose_kernels(config, info)
     available_bytes = available_memory_bytes()
-    placement, beside = _places(config, info, available_bytes)
+    places = places_of(config, available_bytes)
+    kernels = choose_kernels(config, info, places.kernels)
+    placement, beside = places.served, _beside(config, places)
     if beside is not None:
         available_bytes = left_in_main(beside.placement, available_bytes)
     if warning := check_cache_types(config, placement.device, type_k_of(config, is_on_gpu=placement.group.is_gpu)):
@@ -188,7 +186,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         runner, drafting = _runner_and_head(config, info, model, placement.plan)
         check_flash(config, model.device, is_without_flash=runner.context.is_without_flash)
         check_order(config, info, has_order=_has_order(runner), n_jobs=placement.plan.parallel)
-        found = _found(placement, model, runner.sizes + drafting.sizes, n_batch=runner.context.n_batch)
+        found = _found(info, placement, model, runner.sizes + drafting.sizes, n_batch=runner.context.n_batch)
         if config.require_full_offload and not found.is_resident:
             raise _incomplete(placement)
         wants_drafts = config.prompt_lookup != "off" or beside is not None or drafting.draft is not None
@@ -202,15 +200,15 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     rule = _rule(config, info, runner, placement)
     facts = msgspec.structs.replace(
         _facts(info, placement, found, shapes, _kept(info, placement, prefix_bytes, runner.kv, shapes)),
+        places=encode_json(places),
         memory_bytes=found.memory_bytes + drafting.model_bytes,
         drafts=Drafts(
             off_because=why_no_drafts,
             snapshots=placement.plan.n_snapshots,
-            snapshot_bytes=placement.plan.snapshot_bytes,
+            snapshot_bytes=snapshot_bytes(placement.plan, placement.need),
             next_token_head=drafting.head if info.n_mtp_blocks else None,
         ),
         draft=drafting.model,
-        draft_cells=0 if beside is None else beside.placement.plan.n_cells,
         amx=amx_of(model.sizes),
         kernels=kernels,
         step_s=shapes.chunk_s * widest_step / shapes.chunk,
@@ -225,7 +223,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
 
 def _runner_and_head(config: Configure, info: ModelInfo, model: Model, plan: Plan) -> tuple[LlamaRunner, Drafting]:
     """The model's runner, and its head or why there is none."""
-    sizes = _context_sizes(config, model, plan)
+    sizes = context_sizes(config, model, plan)
     why_off = heads_off(info, config) or drafts_off(info, config, plan)
     if why_off is not None:
         return LlamaRunner(model, Context(model, **sizes)), without(why_off)
@@ -233,12 +231,13 @@ def _runner_and_head(config: Configure, info: ModelInfo, model: Model, plan: Pla
     return LlamaRunner(model, context), drafting
 
 
-def _places(config: Configure, info: ModelInfo, available_bytes: int) -> tuple[Placement, Beside | None]:
-    """Return the places for the model and, if there is to be one, for the draft model."""
-    if config.draft is None:
-        return place(config, info, devices(), available_bytes, _repacking(config, info)), None
-    draft_info = read_info(Path(config.draft.path))
-    return place_pair(config, (info, draft_info), devices(), available_bytes, _repacking(config, info, draft_info))
+def _beside(config: Configure, places: Places) -> Beside | None:
+    """Return the draft model and its place, if there is to be one."""
+    if config.draft is None or places.draft is None:
+        return None
+    info = read_info(Path(config.draft.path))
+    own = asked_of(config, info, places.draft.plan.n_cells, places.served.plan.parallel)
+    return Beside(own, info, places.draft)
 
 
 def _warmed_up(config: Configure, runner: LlamaRunner, *, wants_drafts: bool) -> Shapes:
@@ -277,7 +276,7 @@ def _has_order(runner: LlamaRunner) -> bool:
 def _kept(info: ModelInfo, placement: Placement, limit_bytes: int, kv: Kv, shapes: Shapes) -> Kept:
     return kept_of(
         info,
-        placement.plan,
+        placement,
         limit_bytes,
         can_share=kv.can_share,
         state_bytes=kv.n_state_bytes,
@@ -301,23 +300,10 @@ def placed(config: Configure, info: ModelInfo) -> Placement:
     """Return the place for a model alone on this machine now. Its kernels are not timed, so that a report names always
     the same. Raises: ModelLoadFailed, InsufficientMemory.
     """
-    choose_kernels(replace(config, kernels=fixed(config.kernels)), info)
-    return place(config, info, devices(), available_memory_bytes(), _repacking(config, info))
-
-
-def load_weights(config: Configure, info: ModelInfo, placement: Placement, on_progress: Callable[[int], None]) -> Model:
-    """The model where the placement says. Raises: ModelLoadFailed, InsufficientMemory."""
-    return Model.load(
-        info.path,
-        device=placement.device,
-        n_gpu_layers=placement.n_gpu_layers,
-        on_progress=on_progress,
-        split=_split(config, placement),
-        loads_heads=info.loads_heads,
-        is_mapped=placement.weights_in_main.is_mapped,
-        may_repack=placement.weights_in_main.repacked > 0,
-        gaps=info.gaps,
-    )
+    config = replace(config, kernels=fixed(config.kernels))
+    places = places_of(config, available_memory_bytes())
+    choose_kernels(config, info, places.kernels)
+    return places.served
 
 
 def _load_draft(
@@ -334,7 +320,7 @@ def _load_draft(
         )
     model = load_weights(beside.config, beside.info, beside.placement, lambda _: on_progress(100))
     served.model.close_before(model.close)
-    sizes = _context_sizes(beside.config, model, beside.placement.plan)
+    sizes = context_sizes(beside.config, model, beside.placement.plan)
     return with_draft_model(beside, model, sizes, served.model)
 
 
@@ -358,58 +344,12 @@ def _model_facts(
     )
 
 
-# ── memory and layers ────────────────────────────────────────────────────────────────────────────
-
-
-def _repacking(config: Configure, *models: ModelInfo) -> RepackedBytes:
-    """ggml's kernels for repacked weights compute several rows otherwise than one alone; tiles and ours do not."""
-    if config.no_repack:
-        return nothing_repacked
-    return repacking_of(models, keeps_bits=config.must_be_invariant, own_types=own_types())
-
-
-def _split(config: Configure, placement: Placement) -> Split | None:
-    """Raises: ModelLoadFailed where the backend cannot split rows; the library's own words would name no way out."""
-    if config.split_mode == "none" or not placement.group.is_gpu:
-        return None
-    if config.split_mode == "row" and not can_split_rows(placement.device):
-        raise ModelLoadFailed(
-            f"--split-mode row: the {placement.device.backend} backend of llama.cpp cannot split rows; "
-            "use --split-mode layer"
-        )
-    return Split(config.split_mode, placement.group.devices, placement.group.shares)
-
-
 def _incomplete(placement: Placement) -> ModelLoadFailed:
     where = ", ".join(device.name for device in placement.group.devices)
     return ModelLoadFailed(
         f"only a part of the model is on {where}: "
         "use --gpu-layers all, a smaller model, or remove --require-full-offload"
     )
-
-
-def _context_sizes(config: Configure, model: Model, plan: Plan) -> dict[str, Any]:
-    """The arguments of a model's context. Any: sizes and words."""
-    n_threads = config.threads or cpu_quota()
-    # Where a result depends on how rows are shared out, their number must stay.
-    may_yield = n_threads > 1 and not config.deterministic and not model.device.is_gpu
-    n_retained = n_retained_for(model, plan.parallel, swa_full=plan.swa_full)
-    return {
-        "n_ctx": plan.n_cells + plan.n_padding_cells,
-        "n_batch": config.batch_size,
-        "n_ubatch": plan.ubatch_size,
-        "n_seq_max": plan.parallel + n_retained,
-        "n_threads": n_threads,
-        "n_threads_batch": config.threads_batch or n_threads,
-        "type_k": type_k_of(config, is_on_gpu=model.device.is_gpu),
-        "type_v": config.cache_type_v,
-        "flash_attn": asked_flash(config, model.device),
-        "swa_full": plan.swa_full,
-        "threads": Threads(n_threads, clocks) if may_yield else None,
-        "has_padding": config.deterministic,
-        "n_rows": plan.n_chunk_rows,
-        "n_snapshots": plan.n_snapshots,
-    }
 
 
 # ── facts ────────────────────────────────────────────────────────────────────────────────────────
@@ -427,11 +367,11 @@ class _Found:
     attention: Attention | None
 
 
-def _found(placement: Placement, model: Model, sizes: BufferSizes, *, n_batch: int) -> _Found:
+def _found(info: ModelInfo, placement: Placement, model: Model, sizes: BufferSizes, *, n_batch: int) -> _Found:
     free_after = [memory_of(device).free_bytes for device in model.devices]
     return _Found(
         n_vocab=model.n_vocab,
-        is_resident=is_resident(placement, model.n_offloaded, sizes),
+        is_resident=is_resident(info, placement, model.n_offloaded, sizes),
         memory_bytes=sum(map(sizes.on_device, model.device_names)) if model.device.is_gpu else sizes.total_bytes,
         batch_size=n_batch,
         off_plan=off_plan(placement, sizes, free_after),
@@ -474,11 +414,3 @@ def _facts(info: ModelInfo, placement: Placement, found: _Found, shapes: Shapes,
         ),
         attention=found.attention,
     )
-
-
-def _to_stderr(line: LogLine) -> None:
-    """The front reads the level from the first words (front/state.py)."""
-    if line.level in ("warning", "error"):
-        level = "" if FALSE_ALARM in line.text else f" {line.level}"
-        sys.stderr.write(f"llama.cpp{level}: {line.text}\n")
-        sys.stderr.flush()

@@ -1,7 +1,8 @@
 """The checks that llama.cpp can compute with a model: its assumptions about tensor types and numbers.
 
-A file that breaks one of these passes llama.cpp's own reading and ends the process, in the load or in the first step,
-by an assertion; or every logit is no number. Owns these rules; info.py has those that say what the model is. Pure.
+A file that breaks one of these passes llama.cpp's own reading and its dry run, and ends the process in the first step,
+by an assertion; or every logit is no number. Over other faults it ends the dry run, which reports them in its own words
+(loading/places.py). Owns these rules; info.py has those that say what the model is. Pure.
 """
 
 import math
@@ -9,8 +10,6 @@ import re
 from collections.abc import Iterable
 
 from worker.model.gguf import Metadata, Tensor
-from worker.upstream.architectures import DENSE_WITH_AN_EXPERT
-from worker.upstream.numbers import MAX_EXPERTS, MAX_LAYERS, ROPE_SCALINGS
 
 _FLOAT_ONLY = re.compile(
     r"norm\w*\.weight|\.bias$|rope_f\w+\.weight|attn_sinks\.weight|shortconv\.conv\.weight|ssm_(a|d|conv1d\.weight)$"
@@ -55,22 +54,14 @@ _FINITE = (
     "embedding_scale",
 )
 
-_PAIRS = "a position turns pairs of numbers"
 
-
-def check_computable(
-    metadata: Metadata, architecture: str, n_layers: int, key_length: int, tensors: Iterable[Tensor]
-) -> None:
+def check_computable(metadata: Metadata, architecture: str, key_length: int, tensors: Iterable[Tensor]) -> None:
     """Raises: BadModelFile: what, and why llama.cpp would fail with it."""
-    if n_layers > MAX_LAYERS:
-        raise metadata.error(
-            f"metadata key '{architecture}.block_count' is {n_layers}; llama.cpp supports at most {MAX_LAYERS}"
-        )
     _check_numbers(metadata, architecture)
     if key_length % 2:
-        raise metadata.error(f"its attention heads have {key_length} numbers, must be even: {_PAIRS}")
-    _check_rope(metadata, architecture)
-    _check_experts(metadata, architecture, n_layers)
+        raise metadata.error(
+            f"its attention heads have {key_length} numbers, must be even: a position turns pairs of numbers"
+        )
     for tensor in tensors:
         if tensor.type_name in _NO_WEIGHTS and len(tensor.dims) > 1 and not _TABLES.search(tensor.name):
             raise metadata.error(
@@ -93,33 +84,3 @@ def _check_numbers(metadata: Metadata, architecture: str) -> None:
         if (name in _EPSILONS and value < 0) or (name in _POSITIVE and value <= 0):
             least = "at least" if name in _EPSILONS else "more than"
             raise metadata.error(f"metadata key {key!r} is {value:g}, must be {least} 0")
-
-
-def _check_rope(metadata: Metadata, architecture: str) -> None:
-    key = f"{architecture}.rope.scaling.type"
-    scaling = metadata.text(key)
-    if scaling is not None and scaling not in ROPE_SCALINGS:
-        raise metadata.error(f"metadata key {key!r} is {scaling[:64]!r}, must be one of {', '.join(ROPE_SCALINGS)}")
-    for name in ("rope.dimension_count", "rope.dimension_count_swa"):
-        key = f"{architecture}.{name}"
-        n_dims = metadata.number(key, 2**31 - 1, low=0, default=0)
-        if n_dims % 2:
-            raise metadata.error(f"metadata key {key!r} is {n_dims}, must be even: {_PAIRS}")
-
-
-def _check_experts(metadata: Metadata, architecture: str, n_layers: int) -> None:
-    """Source: llama_model_base::load_hparams."""
-    n_experts = metadata.number(f"{architecture}.expert_count", MAX_EXPERTS, low=0, default=0)
-    if n_experts <= 1 and architecture in DENSE_WITH_AN_EXPERT:
-        return
-    key = f"{architecture}.expert_used_count"
-    n_used = max(metadata.per_layer(key, n_layers, 2**31 - 1, default=(0,)))
-    if not min(1, n_experts) <= n_used <= n_experts:
-        raise metadata.error(f"metadata key {key!r} is {n_used}, must be in {min(1, n_experts)}..{n_experts}")
-    key = f"{architecture}.expert_group_count"
-    n_groups = metadata.number(key, 2**31 - 1, low=0, default=0)
-    if (n_groups and n_groups >= n_experts) or (n_groups > 1 and n_experts % n_groups):
-        raise metadata.error(f"metadata key {key!r} is {n_groups}, must divide the {n_experts} experts")
-    key = f"{architecture}.expert_group_used_count"
-    if n_groups > 1:
-        metadata.number(key, n_groups - 1)

@@ -16,13 +16,9 @@ from worker.errors import BadModelFile, ModelNotFound
 from worker.model.attention import (
     MAX_CONTEXT,
     MAX_HEADS,
-    Beside,
     Windows,
-    beside_heads,
     cached_value_length,
     head_counts,
-    n_layers_with_cells,
-    state_length,
     windows_of,
 )
 from worker.model.computable import check_computable
@@ -42,7 +38,6 @@ from worker.upstream.architectures import (
     DRAFTERS,
     EMBEDDERS,
     ENCODERS,
-    HYBRIDS_OF_PLAIN_NAMES,
     NOT_COMPUTED,
     PARTS,
     SPEAKERS,
@@ -86,8 +81,8 @@ _GUESSED = 1024
 """LLAMA_FTYPE_GUESSED: the flag of a file type that was not written but inferred."""
 
 
-_RECURRENT = re.compile(r"\.(ssm_|shortconv\.|time_mix_)")
-"""The names of recurrent layers' tensors."""
+_INPUTS = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
+"""Tensors whose rows are looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +126,7 @@ class ModelInfo:
     but does not load them unless it is asked to."""
     loads_heads: bool = False
     """True if these layers are to be loaded, too (plan/heads.py)."""
-    beside_heads: tuple[Beside, ...] = ()
-    """The cache of each layer beside its heads; empty if there is none."""
-    state_length: int = 0
-    """The float32 numbers that a recurrent layer keeps of each sequence."""
     windows: Windows | None = None
-    n_layers_with_cells: int = MAX_BLOCKS
-    """The layers behind these use the KV cells of earlier ones."""
     vocabulary_remarks: tuple[str, ...] = ()
     """Faults of the vocabulary with which it can still be served, a sentence each."""
     gaps: Gaps | None = None
@@ -157,20 +146,26 @@ class ModelInfo:
         return sum(tensor.n_bytes for tensor in self.tensors)
 
     @property
-    def state_layers(self) -> frozenset[int]:
-        """The layers with a recurrent state, by what their tensors are called; some have attention as well."""
-        if self.architecture in HYBRIDS_OF_PLAIN_NAMES:
-            return frozenset(layer for layer, n_heads in enumerate(self.head_counts_kv) if not n_heads)
-        blocks = {block_of(tensor.name) for tensor in self.loaded_tensors if _RECURRENT.search(tensor.name)}
-        return frozenset(block for block in blocks if block is not None)
-
-    @property
     def loaded_tensors(self) -> tuple[Tensor, ...]:
         """The tensors that computing the next token needs, and those of heads if they are to be loaded."""
         if self.loads_heads:
             return self.tensors
         left_out = range(self.block_count - self.n_mtp_blocks, self.block_count)
         return tuple(tensor for tensor in self.tensors if block_of(tensor.name) not in left_out)
+
+    @property
+    def layer_tensors(self) -> tuple[Tensor, ...]:
+        """Those of them that layers compute with, and not those whose rows are looked up, which is done in main memory
+        wherever the layers are. A tied embedding is one of both.
+        """
+        is_tied = all(tensor.name != "output.weight" for tensor in self.tensors)
+        tied = ("token_embd.weight",) if is_tied else ()
+        return tuple(one for one in self.loaded_tensors if not one.name.startswith(_INPUTS) or one.name in tied)
+
+    @property
+    def tied_bytes(self) -> int:
+        """The bytes of an embedding that is the output's matrix as well."""
+        return sum(tensor.n_bytes for tensor in self.layer_tensors if tensor.name.startswith(_INPUTS))
 
     @property
     def bytes_by_type(self) -> tuple[tuple[str, int], ...]:
@@ -307,7 +302,7 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
     vocab_size = metadata.n_strings("tokenizer.ggml.tokens")
     _check_embedding(metadata, tensors, embedding_length, vocab_size)
     key_length = metadata.number(f"{architecture}.attention.key_length", MAX_HEADS, default=head_length)
-    check_computable(metadata, architecture, block_count, key_length, tensors)
+    check_computable(metadata, architecture, key_length, tensors)
     value_length = cached_value_length(metadata, architecture, head_length)
     vocabulary_remarks, gaps = check_vocabulary(metadata)
     chat_template, chat_template_for_tools = _chat_templates(metadata)
@@ -337,8 +332,6 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
         chat_template=chat_template,
         chat_template_for_tools=chat_template_for_tools,
         n_mtp_blocks=n_mtp_blocks,
-        state_length=state_length(metadata, architecture, embedding_length, max(heads, default=0), key_length),
-        beside_heads=beside_heads(metadata, architecture, heads_kv, key_length, value_length),
         windows=windows_of(
             metadata,
             architecture,
@@ -347,7 +340,6 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
             key_length=key_length,
             value_length=value_length,
         ),
-        n_layers_with_cells=n_layers_with_cells(metadata, architecture, block_count, n_mtp_blocks),
         vocabulary_remarks=vocabulary_remarks,
         gaps=gaps,
     )

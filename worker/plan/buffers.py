@@ -1,7 +1,7 @@
-"""Measured memory: the buffers that the library has allocated, to be compared with the plan. Pure."""
+"""The library's buffers: those that a dry run says it would allocate, and those that it has allocated. Pure."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +16,24 @@ class Buffer:
         """CUDA0 has CUDA0 and CUDA0_Split, but not CUDA_Host."""
         return self.name == device_name or self.name.startswith(device_name + "_")
 
+    @property
+    def is_as_in_file(self) -> bool:
+        """True for weights in main memory that are not laid out anew there."""
+        return self.name in ("CPU", "CPU_Mapped") or self.name.endswith("_Host")
+
 
 @dataclass(frozen=True, slots=True)
 class BufferSizes:
-    """Measured memory, to the hundredth of a MiB that the library prints."""
+    """The buffers of a load. Those that were measured are known to the hundredth of a MiB that the library prints."""
 
     buffers: tuple[Buffer, ...] = ()
 
     def __add__(self, other: "BufferSizes") -> "BufferSizes":
         return BufferSizes(self.buffers + other.buffers)
+
+    def times(self, factor: int) -> "BufferSizes":
+        """So many buffers of each of these sizes, as one."""
+        return BufferSizes(tuple(replace(one, size_bytes=factor * one.size_bytes) for one in self.buffers))
 
     @property
     def total_bytes(self) -> int:

@@ -39,12 +39,4 @@ def _obstacle(info: ModelInfo) -> str | None:
 
 def with_heads(info: ModelInfo, config: Configure) -> ModelInfo:
     """Return the facts of the model as it is to be loaded: with its head if that drafts."""
-    if heads_off(info, config) is not None:
-        return info
-    n_main = info.block_count - info.n_mtp_blocks
-    # A head has attention, also where layers by turns have not.
-    heads_kv = max(info.head_counts_kv)
-    counts = tuple(
-        n_heads or heads_kv if layer >= n_main else n_heads for layer, n_heads in enumerate(info.head_counts_kv)
-    )
-    return replace(info, loads_heads=True, head_counts_kv=counts, n_layers_with_cells=info.block_count)
+    return info if heads_off(info, config) is not None else replace(info, loads_heads=True)

@@ -7,9 +7,8 @@ from worker.config.engine_settings import Configure
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.model.info import ModelInfo
 from worker.plan.devices import Device
-from worker.plan.memory import DEFAULT_PARALLEL, demand_of, has_state, wanted_cells
-from worker.plan.placement import HOST_SHARE, Placement, place
-from worker.plan.spread import RepackedBytes
+from worker.plan.memory import DEFAULT_PARALLEL, has_state, most_useful_cells
+from worker.plan.placement import HOST_SHARE, DryRun, Placement, place
 from worker.upstream.numbers import CELL_STEP, MAX_SEQ_IDS
 
 
@@ -26,12 +25,34 @@ MAX_PARALLEL_WITH_STATE = (MAX_SEQ_IDS - 1) // 2
 """Two slots for each job, and a sequence id that copies cells."""
 
 
+def asked_of(config: Configure, info: ModelInfo, n_cells: int, parallel: int) -> Configure:
+    """Return the configuration of a draft model: a slot for each of the served model's, and a spare one for each if it
+    has recurrent state (engine/drafting/draft_model.py); and else the served model's settings.
+    """
+    assert config.draft is not None
+    return replace(
+        config,
+        model_path=config.draft.path,
+        device=config.draft.device,
+        gpu_layers="auto",
+        require_full_offload=False,
+        split_mode="none",
+        tensor_split=None,
+        main_gpu=None,
+        ctx_size=n_cells,
+        parallel=2 * (parallel or DEFAULT_PARALLEL) if has_state(info) else parallel,
+        draft=None,
+        prompt_lookup="off",
+        mtp=False,
+    )
+
+
 def place_pair(
     config: Configure,
     infos: tuple[ModelInfo, ModelInfo],
     available: Seq[Device],
     main_memory_bytes: int,
-    repacked_bytes: RepackedBytes,
+    dry_run: DryRun,
 ) -> tuple[Placement, Beside]:
     """Places for the served model and its draft model, in the order of their `infos`, so that both fit.
 
@@ -39,7 +60,7 @@ def place_pair(
     them: it drafts for fewer jobs then. Raises: InsufficientMemory, ModelLoadFailed, as `place`.
     """
     assert config.draft is not None
-    asked, (served_info, draft_info) = config.draft, infos
+    served_info, draft_info = infos
     if has_state(draft_info) and config.parallel > MAX_PARALLEL_WITH_STATE:
         raise ModelLoadFailed(
             f"--draft-model: a model with recurrent state drafts for at most {MAX_PARALLEL_WITH_STATE} jobs: "
@@ -47,33 +68,17 @@ def place_pair(
         )
 
     def beside(n_cells: int, parallel: int) -> Beside:
-        # A slot for each of the served model's, and a spare one if it has recurrent state (draft_model.py).
-        n_slots = 2 * (parallel or DEFAULT_PARALLEL) if has_state(draft_info) else parallel
-        own = replace(
-            config,
-            model_path=asked.path,
-            device=asked.device,
-            gpu_layers="auto",
-            require_full_offload=False,
-            split_mode="none",
-            tensor_split=None,
-            main_gpu=None,
-            ctx_size=n_cells,
-            parallel=n_slots,
-            draft=None,
-            prompt_lookup="off",
-            mtp=False,
-        )
-        return Beside(own, draft_info, place(own, draft_info, available, main_memory_bytes, repacked_bytes))
+        own = asked_of(config, draft_info, n_cells, parallel)
+        return Beside(own, draft_info, place(own, draft_info, available, main_memory_bytes, dry_run))
 
-    n_cells = asked.n_cells or wanted_cells(served_info, demand_of(config, is_on_gpu=False))
+    n_cells = most_useful_cells(config, served_info)
     while True:
         draft = beside(n_cells, config.parallel).placement
-        is_least = n_cells <= CELL_STEP or config.is_successor
+        is_least = n_cells <= CELL_STEP
         n_served = 0
         try:
             left_bytes = left_in_main(draft, main_memory_bytes)
-            served = place(config, served_info, left_beside(draft, available), left_bytes, repacked_bytes)
+            served = place(config, served_info, left_beside(draft, available), left_bytes, dry_run)
             n_served = served.plan.n_cells
             if is_least or n_served >= n_cells:
                 return served, beside(n_cells, served.plan.parallel)

@@ -1,9 +1,11 @@
 """The place of a model: its device or devices, how many of its layers are on each, and the plan that has room there.
 
 Owns the meaning of `--device auto`, `--gpu-layers` and `--split-mode`, and the refusal when there is too little room.
-Decides from model infos and from devices as they describe themselves, and calls no library; spread.py has the sums.
+Decides from model infos, from devices as they describe themselves, and from what the library's dry run says that a plan
+takes; calls no library.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -11,9 +13,9 @@ from worker.config.engine_settings import Configure, SwaFull
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.model.info import ModelInfo
 from worker.plan.devices import Device, candidates
-from worker.plan.memory import WIDER_UBATCHES, Demand, Plan, demand_of, max_cells, plan_memory, plan_of, wanted_cells
+from worker.plan.memory import KV_SHARE, WIDER_UBATCHES, Need, Plan, largest, most_useful_cells, plan_of
 from worker.plan.snapshots import with_snapshots
-from worker.plan.spread import InMain, Layers, Part, RepackedBytes, layers_of, nothing_repacked, spread
+from worker.plan.spread import InMain, Part, spread
 from worker.upstream.numbers import CELL_STEP
 
 HOST_SHARE = 0.9
@@ -50,6 +52,7 @@ class Placement:
     """It counts the output layer; 0 on a CPU."""
     n_layers: int
     plan: Plan
+    need: Need
     host: Part
     gpus: tuple[Part, ...]
     """The parts in the order of the group's devices; none for the CPU."""
@@ -94,26 +97,24 @@ class Shortage:
     available_bytes: int
 
 
+DryRun = Callable[[Configure, ModelInfo, Group, int, Plan], Need]
+"""The library's need for a model with a plan, if a group has this number of its layers."""
+
+
 def place(
-    config: Configure,
-    info: ModelInfo,
-    available: Seq[Device],
-    main_memory_bytes: int,
-    repacked_bytes: RepackedBytes = nothing_repacked,
+    config: Configure, info: ModelInfo, available: Seq[Device], main_memory_bytes: int, dry_run: DryRun
 ) -> Placement:
     """The first group of devices that has room for the whole plan; else the one that has room for most layers.
 
-    `main_memory_bytes`: what is available of it. `repacked_bytes`: which weights the CPU lays out anew there; with
-    `nothing_repacked` it must not. Full offload, and an asked-for number of layers, are kept or refused.
-    A successor gets its predecessor's plan, which was checked: accepted jobs count on it.
+    `main_memory_bytes`: what is available of it. Full offload, and an asked-for number of layers, are kept or refused.
     `--swa-full auto` takes full-size sliding windows where these cost neither cells, jobs nor layers on a GPU.
     Raises: InsufficientMemory: before anything is loaded, with what would fit. ModelLoadFailed for devices that are not
-    there.
+    there, and for what the dry run refuses.
     """
 
     def placed(swa_full: SwaFull) -> Placement:
         wish = replace(config, swa_full=swa_full)
-        return _place(wish, info, available, main_memory_bytes, repacked_bytes)
+        return _place(trials_of(wish, info, available, main_memory_bytes, dry_run), config)
 
     if info.windows is None or config.swa_full != "auto":
         return placed(config.swa_full)
@@ -125,18 +126,16 @@ def place(
     return full if full.serves_as(small) else small
 
 
-def _place(
-    config: Configure,
-    info: ModelInfo,
-    available: Seq[Device],
-    main_memory_bytes: int,
-    repacked_bytes: RepackedBytes,
-) -> Placement:
-    groups = groups_for(config, available)
-    trials = [Trial(config, info, group, main_memory_bytes, repacked_bytes) for group in groups]
+def trials_of(
+    config: Configure, info: ModelInfo, available: Seq[Device], main_memory_bytes: int, dry_run: DryRun
+) -> list["Trial"]:
+    """The groups that a configuration allows, best first. Raises: as `groups_for`."""
+    return [Trial(config, info, group, main_memory_bytes, dry_run) for group in groups_for(config, available)]
+
+
+def _place(trials: Seq["Trial"], config: Configure) -> Placement:
     on_gpus = [trial for trial in trials if trial.group.is_gpu]
-    if not config.is_successor:
-        _check_wishes(config, on_gpus)
+    _check_wishes(config, on_gpus)
     for trial in on_gpus:
         if found := trial.whole(MIN_AUTO_CELLS if trial.may_be_partial else CELL_STEP):
             return found
@@ -223,22 +222,13 @@ class Trial:
     """One group of devices, and what there is room for on it."""
 
     def __init__(
-        self,
-        config: Configure,
-        info: ModelInfo,
-        group: Group,
-        main_memory_bytes: int,
-        repacked_bytes: RepackedBytes,
+        self, config: Configure, info: ModelInfo, group: Group, main_memory_bytes: int, dry_run: DryRun
     ) -> None:
         self.group = group
-        self._config, self._info = config, info
-        # llama.cpp prefers buffers that a GPU reads from, where there are such, to those that the CPU computes best in.
-        has_host_buffers = any(device.has_host_buffers for device in group.devices)
-        self._layers: Layers = layers_of(info, nothing_repacked if has_host_buffers else repacked_bytes)
-        free_bytes = sum(device.free_bytes for device in group.devices) if group.is_gpu else main_memory_bytes
-        self._demand = demand_of(config, is_on_gpu=group.is_gpu, free_bytes=free_bytes)
+        self._config, self._info, self._dry_run = config, info, dry_run
+        self._n_layers = info.block_count + 1
+        self._free_bytes = sum(device.free_bytes for device in group.devices) if group.is_gpu else main_memory_bytes
         self._main_room = int(main_memory_bytes * HOST_SHARE)
-        self._is_checked = config.is_successor
 
     @property
     def may_be_partial(self) -> bool:
@@ -246,41 +236,34 @@ class Trial:
         return self.group.is_gpu and self._config.gpu_layers == "auto" and not self._config.require_full_offload
 
     def whole(self, min_cells: int) -> Placement | None:
-        """The plan with the asked layers, where there is room for them; without a number, with all of them."""
+        """The plan with the asked layers, where there is room for them; without a number, with all of them. Cells that
+        were not asked for are as many as fit, and not fewer than `min_cells` of those that are wanted.
+        """
         n_gpu_layers = self._asked_layers()
-        plan = plan_memory(self._info, self._demand, lambda plan: self._fits(plan, n_gpu_layers), min_cells=min_cells)
-        if plan is None:
+        wanted = self._wanted_cells(n_gpu_layers)
+        n_cells = self._max_cells(wanted, n_gpu_layers)
+        if n_cells < (wanted if self._config.ctx_size else min(min_cells, wanted)):
             return None
-        wide = self._widened(plan, n_gpu_layers)
+        wide = self._widened(self._plan_of(n_cells), n_gpu_layers)
         return self._placement(self._with_snapshots(wide, n_gpu_layers), n_gpu_layers)
-
-    def _with_snapshots(self, plan: Plan, n_gpu_layers: int) -> Plan:
-        """The plan with as many snapshots of recurrent states as it leaves room for, if there are to be drafts."""
-        return with_snapshots(
-            self._info, self._config, self._demand, plan, lambda larger: self._fits(larger, n_gpu_layers)
-        )
-
-    def _widened(self, plan: Plan, n_gpu_layers: int) -> Plan:
-        """The plan with the widest micro-batch that leaves as many cells and jobs, where none was asked for."""
-        if self._config.ubatch_size or not self.group.is_gpu or self._config.deterministic:
-            return plan
-        for size in WIDER_UBATCHES:
-            wider = plan_of(self._info, replace(self._demand, ubatch_size=size), plan.n_cells)
-            is_as_large = size <= self._config.batch_size and wider.parallel == plan.parallel
-            if is_as_large and self._fits(wider, n_gpu_layers):
-                return wider
-        return plan
 
     def most_layers(self) -> Placement | None:
         """The plan with as many layers as there is room for; None for none."""
-        n_cells = self._demand.ctx_size or min(MIN_AUTO_CELLS, wanted_cells(self._info, self._demand))
-        plan = plan_of(self._info, self._demand, n_cells)
-        n_gpu_layers = self._most_layers(plan, self._layers.n_layers)
+        wanted = self._wanted_cells(self._asked_layers())
+        plan = self._plan_of(wanted if self._config.ctx_size else min(MIN_AUTO_CELLS, wanted))
+        n_gpu_layers = self._most_layers(plan, self._n_layers)
         return self._placement(self._with_snapshots(plan, n_gpu_layers), n_gpu_layers) if n_gpu_layers else None
+
+    def estimate(self) -> Placement:
+        """The plan with the asked layers and the wanted cells, whether or not there is room for it."""
+        n_gpu_layers = self._asked_layers()
+        plan = self._plan_of(self._wanted_cells(n_gpu_layers))
+        need = self._need(plan, n_gpu_layers)
+        return self._placement(with_snapshots(self._info, self._config, plan, need, lambda _: True), n_gpu_layers)
 
     def check_full_offload(self) -> None:
         """Raises: ModelLoadFailed where a number of layers contradicts --require-full-offload."""
-        asked, n_layers = self._config.gpu_layers, self._layers.n_layers
+        asked, n_layers = self._config.gpu_layers, self._n_layers
         if self._config.require_full_offload and asked.isdecimal() and int(asked) < n_layers:
             raise ModelLoadFailed(
                 f"--gpu-layers {asked} leaves {n_layers - int(asked)} of {n_layers} layers off the device, and "
@@ -292,11 +275,10 @@ class Trial:
         and what would fit.
         """
         n_gpu_layers = self._asked_layers()
-        demand = replace(self._demand, ctx_size=self._demand.ctx_size or CELL_STEP)
-        plan = plan_of(self._info, demand, demand.ctx_size)
+        plan = self._plan_of(self._config.ctx_size or CELL_STEP)
         lacking = self._shortage(plan, n_gpu_layers)
         assert lacking is not None, "there was no room"
-        advice = self._advice(demand, plan, n_gpu_layers)
+        advice = self._advice(plan, n_gpu_layers)
         return InsufficientMemory(
             f"not enough memory on {lacking.place}: {_mib(lacking.part.total_bytes)} needed "
             f"(weights {_mib(lacking.part.weights_bytes)}, KV cache of {plan.n_cells} cells "
@@ -307,8 +289,8 @@ class Trial:
             device=lacking.place,
         )
 
-    def _advice(self, demand: Demand, plan: Plan, n_gpu_layers: int) -> str:
-        n_cells = max_cells(self._info, demand, lambda smaller: self._fits(smaller, n_gpu_layers))
+    def _advice(self, plan: Plan, n_gpu_layers: int) -> str:
+        n_cells = self._max_cells(plan.n_cells, n_gpu_layers)
         n_fitting = 0
         if not self._config.require_full_offload:
             n_fitting = self._most_layers(plan, n_gpu_layers)
@@ -316,46 +298,90 @@ class Trial:
         fits += [f"the largest --ctx-size that fits is {n_cells}"] * bool(n_cells)
         return " and ".join(fits) or "no context fits: free memory, or choose a smaller model or --ubatch-size"
 
+    # ── numbers ──────────────────────────────────────────────────────────────────────────────────
+
+    def _plan_of(self, n_cells: int) -> Plan:
+        return plan_of(self._config, self._info, n_cells)
+
     def _asked_layers(self) -> int:
         if not self.group.is_gpu:
             return 0
         if self._config.require_full_offload or self._config.gpu_layers in ("all", "auto"):
-            return self._layers.n_layers
-        return min(int(self._config.gpu_layers), self._layers.n_layers)
+            return self._n_layers
+        return min(int(self._config.gpu_layers), self._n_layers)
+
+    def _wanted_cells(self, n_gpu_layers: int) -> int:
+        """The cells that were asked for, or the most useful ones within 1 / KV_SHARE of what is free."""
+        most = most_useful_cells(self._config, self._info)
+        if self._config.ctx_size:
+            return most
+        limit_bytes = self._free_bytes // KV_SHARE
+
+        def suits(n_cells: int) -> bool:
+            return self._need(self._plan_of(n_cells), n_gpu_layers).kv_bytes <= limit_bytes
+
+        return max(CELL_STEP, largest(most, suits))
+
+    def _max_cells(self, most: int, n_gpu_layers: int) -> int:
+        return largest(most, lambda n_cells: self._fits(self._plan_of(n_cells), n_gpu_layers))
 
     def _most_layers(self, plan: Plan, below: int) -> int:
-        """The largest number of GPU layers, less than `below`, that there is room for; 0 for none."""
-        return next((n for n in range(below - 1, 0, -1) if self._fits(plan, n)), 0)
+        """The largest number of GPU layers, less than `below`, that there is room for; 0 for none. Each more takes more
+        of the GPUs and less of main memory.
+        """
+        fitting, failing = 0, below
+        while failing - fitting > 1:
+            middle = (fitting + failing) // 2
+            if self._lacking_gpu(self._placement(plan, middle)) is None:
+                fitting = middle
+            else:
+                failing = middle
+        return fitting if fitting and self._fits(plan, fitting) else 0
+
+    def _widened(self, plan: Plan, n_gpu_layers: int) -> Plan:
+        """The plan with the widest micro-batch that leaves as many cells and jobs, where none was asked for."""
+        if self._config.ubatch_size or not self.group.is_gpu or self._config.deterministic:
+            return plan
+        for size in WIDER_UBATCHES:
+            wider = replace(plan, ubatch_size=size)
+            if size <= self._config.batch_size and self._fits(wider, n_gpu_layers):
+                return wider
+        return plan
+
+    def _with_snapshots(self, plan: Plan, n_gpu_layers: int) -> Plan:
+        """The plan with as many snapshots of recurrent states as it leaves room for, if there are to be drafts."""
+        need = self._need(plan, n_gpu_layers)
+        return with_snapshots(self._info, self._config, plan, need, lambda larger: self._fits(larger, n_gpu_layers))
+
+    # ── room ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _need(self, plan: Plan, n_gpu_layers: int) -> Need:
+        return self._dry_run(self._config, self._info, self.group, n_gpu_layers, plan)
 
     def _placement(self, plan: Plan, n_gpu_layers: int) -> Placement:
-        host, gpus = self._spread(plan, n_gpu_layers)
-        in_main = self._layers.weights_in_main(n_gpu_layers)
-        return Placement(self.group, n_gpu_layers, self._layers.n_layers, plan, host, gpus, in_main)
-
-    def _spread(self, plan: Plan, n_gpu_layers: int) -> tuple[Part, tuple[Part, ...]]:
-        return spread(
-            self._info,
-            self._layers,
-            replace(self._demand, ubatch_size=plan.ubatch_size),
-            plan,
-            n_gpu_layers=n_gpu_layers,
-            shares=self.group.shares,
-            has_rows_split=self._config.split_mode == "row",
-        )
+        need = self._need(plan, n_gpu_layers)
+        names = [device.name for device in self.group.devices if device.is_gpu]
+        in_main, host, gpus = spread(self._info, need.buffers, names)
+        return Placement(self.group, n_gpu_layers, self._n_layers, plan, need, host, gpus, in_main)
 
     def _fits(self, plan: Plan, n_gpu_layers: int) -> bool:
-        return self._is_checked or self._shortage(plan, n_gpu_layers) is None
+        return self._shortage(plan, n_gpu_layers) is None
 
     def _shortage(self, plan: Plan, n_gpu_layers: int) -> Shortage | None:
         """The first GPU, or else the main memory, that has too little room."""
         made = self._placement(plan, n_gpu_layers)
-        for device, part in zip(self.group.devices, made.gpus, strict=False):
-            if part.total_bytes > gpu_room(device):
-                return Shortage(device.title, part, gpu_room(device))
+        if (lacking := self._lacking_gpu(made)) is not None:
+            return lacking
         in_main = made.main_memory
         if in_main.total_bytes <= self._main_room:
             return None
         return Shortage("main memory" if self.group.is_gpu else made.device.title, in_main, self._main_room)
+
+    def _lacking_gpu(self, made: Placement) -> Shortage | None:
+        for device, part in zip(self.group.devices, made.gpus, strict=False):
+            if part.total_bytes > gpu_room(device):
+                return Shortage(device.title, part, gpu_room(device))
+        return None
 
 
 def gpu_room(device: Device) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from worker.config.engine_settings import Configure
 from worker.model.info import ModelInfo
-from worker.plan.memory import MAX_STRIDE, Plan, has_checkpoints, has_state, prefix_cache_bytes
+from worker.plan.memory import MAX_STRIDE, checkpoint_stride, has_checkpoints, has_state, prefix_cache_bytes
 from worker.plan.placement import HOST_SHARE, Placement
 from worker.upstream.architectures import ATTENTION_FREE, HYBRIDS_OF_SEVERAL_PARTS, OF_SEVERAL_PARTS
 from worker.upstream.numbers import MAX_SEQ_IDS
@@ -51,7 +51,7 @@ def prefix_cache_limit(config: Configure, placement: Placement, available_bytes:
     if config.predecessor is not None:
         return config.predecessor.prefix_cache_bytes
     left_bytes = int(available_bytes * HOST_SHARE) - placement.main_memory.total_bytes
-    return prefix_cache_bytes(config.prefix_cache_bytes, placement.plan, left_bytes)
+    return prefix_cache_bytes(config.prefix_cache_bytes, placement.plan, placement.need, left_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Kept:
 
 def kept_of(
     info: ModelInfo,
-    plan: Plan,
+    placement: Placement,
     limit_bytes: int,
     *,
     can_share: bool,
@@ -76,13 +76,15 @@ def kept_of(
     is_copying_worthwhile: bool = True,
 ) -> Kept:
     """The limit and why it is 0. What the context says counts; the model info knows the words."""
+    plan = placement.plan
     if not can_share:
         why = obstacle(info, swa_full=plan.swa_full, parallel=plan.parallel)
         return Kept(0, why or f"llama.cpp's memory for {info.architecture} cannot be cut")
     if limit_bytes and not is_copying_worthwhile:
         return Kept(0, COPYING_IS_SLOW)
     why_off = None if limit_bytes else "--prefix-cache-mb is 0, or the model leaves no main memory for it"
-    return Kept(limit_bytes, why_off, state_bytes, (plan.checkpoint_stride or MAX_STRIDE) if state_bytes else 0)
+    stride = checkpoint_stride(plan, placement.need) or MAX_STRIDE
+    return Kept(limit_bytes, why_off, state_bytes, stride if state_bytes else 0)
 
 
 def _too_many(parallel: int, most: int) -> str | None:

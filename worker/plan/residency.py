@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 
+from worker.model.info import ModelInfo
 from worker.plan.buffers import BufferSizes
 from worker.plan.devices import Device, Memory
 from worker.plan.placement import Placement
@@ -27,15 +28,16 @@ _ROUNDED_BYTES = 2**20 // 100
 """The library prints each buffer's size in hundredths of a MiB."""
 
 
-def is_resident(placement: Placement, n_offloaded: int, sizes: BufferSizes) -> bool:
+def is_resident(info: ModelInfo, placement: Placement, n_offloaded: int, sizes: BufferSizes) -> bool:
     """True if every layer's weights and cells are on the chosen devices.
 
-    Weights that a backend cannot compute with stay in main memory although their layer is counted as offloaded.
+    Weights that a backend cannot compute with stay in main memory although their layer is counted as offloaded; the dry
+    run puts them there too.
     """
     if not placement.group.is_gpu:
         return True
     names = [device.name for device in placement.group.devices]
-    min_bytes = sum(max(0, part.weights_bytes - _ROUNDED_BYTES) for part in placement.gpus)
+    min_bytes = sum(tensor.n_bytes for tensor in info.layer_tensors) - _ROUNDED_BYTES * len(names)
     return (
         placement.is_complete
         and n_offloaded == placement.n_layers

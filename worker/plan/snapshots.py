@@ -11,7 +11,7 @@ from dataclasses import replace
 from worker.config.engine_settings import Configure
 from worker.limits import MAX_DRAFTS
 from worker.model.info import ModelInfo
-from worker.plan.memory import Demand, Plan, has_checkpoints, has_state, plan_of
+from worker.plan.memory import Need, Plan, has_checkpoints, has_state
 from worker.upstream.architectures import (
     COPYING_EACH_SNAPSHOT,
     HYBRIDS_OF_SEVERAL_PARTS,
@@ -29,20 +29,16 @@ MIN_UBATCH = 2 * (1 + MAX_DRAFTS)
 """The least tokens of a micro-batch: all slices that have drafts must be in one (llama/state_kv.py)."""
 
 
-def with_snapshots(
-    info: ModelInfo, config: Configure, demand: Demand, plan: Plan, fits: Callable[[Plan], bool]
-) -> Plan:
+def with_snapshots(info: ModelInfo, config: Configure, plan: Plan, need: Need, fits: Callable[[Plan], bool]) -> Plan:
     """Return the plan with as many snapshots as fit, if there are to be drafts. They take at most as much memory as
-    cells and states. A successor has its predecessor's.
+    cells and states, which `need` has without them.
     """
     if not has_state(info) or _unwanted(info, config) is not None or _obstacle(info, config, plan) is not None:
         return plan
     most = MAX_COPIED if info.architecture in COPYING_EACH_SNAPSHOT else MAX_SNAPSHOTS
-    known = config.predecessor
-    for n_snapshots in range(most if known is None else known.drafts.snapshots, 0, -1):
-        larger = plan_of(info, replace(demand, ubatch_size=plan.ubatch_size, n_snapshots=n_snapshots), plan.n_cells)
-        is_fitting = larger.parallel == plan.parallel and larger.snapshot_bytes <= plan.kv_bytes and fits(larger)
-        if is_fitting or known is not None:
+    for n_snapshots in range(most, 0, -1):
+        larger = replace(plan, n_snapshots=n_snapshots)
+        if n_snapshots * need.buffers.of_kind("RS") <= need.kv_bytes and fits(larger):
             return larger
     return plan
 

@@ -12,13 +12,6 @@ HYBRIDS = (
 )
 """Architectures with recurrent state beside attention: llm_arch_is_hybrid (llama-arch.cpp)."""
 
-HYBRIDS_BY_INTERVAL = {"minimax-01": 8, "qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4}
-"""Hybrids whose head counts do not say which layers have attention, and the distance of these where the file does not
-say it: load_arch_hparams (models/*.cpp)."""
-
-HYBRIDS_OF_PLAIN_NAMES = ("minimax-01",)
-"""Hybrids whose recurrent layers have tensors of the names that attention has."""
-
 HYBRIDS_OF_SEVERAL_PARTS = ("deepseek4", "glm5-next", "qwen4exp")
 """Hybrids whose memory has a third part: llama_model::create_memory (llama-model.cpp)."""
 
@@ -48,21 +41,6 @@ compute prompts otherwise than without a head."""
 HEADS_OF_PLAIN_POSITIONS = ("glm4moe",)
 """Those whose head ends the process where a position is several numbers, as in models that see."""
 
-WITH_A_ROUTER = ("graniteswitch",)
-"""Architectures with one more layer than the file says, whose one head chooses among adapters."""
-
-INDEXED_THROUGHOUT = ("deepseek32", "qwen4exp")
-"""Architectures that have an index in each layer with attention, whatever the file says."""
-
-GLM_SPARSE_INDEX_LENGTH = 1 << 20
-"""The trained length from which on GLM has an index in every fourth layer, if the file does not say it: glm-dsa.cpp."""
-
-CELLS_BY_SEQUENCE = ("deepseek4",)
-"""Architectures that have all cells for each sequence: llama_kv_cache_dsv4."""
-
-INDEXED_RATIO = 4
-"""The ratio of compressed cells that have an index: DSV4_CSA_RATIO (llama-kv-cache-dsv4.cpp)."""
-
 OF_SEVERAL_PARTS = ("deepseek32", "dots3note", "glm-dsa", "hy_v4", "minimax-m3")
 """Architectures whose memory has an index beside the cells: llama_model::create_memory (llama-model.cpp)."""
 
@@ -83,9 +61,6 @@ PARTS = ("clip",)
 """Architectures of what turns pictures and sounds into vectors for another model."""
 NOT_COMPUTED = ("gptj",)
 """Architectures that llama.cpp names and does not compute."""
-
-DENSE_WITH_AN_EXPERT = ("hunyuan-dense", "hunyuan_vl")
-"""Architectures for which llama.cpp takes one expert for none: llama_model_base::load_hparams (llama-model.cpp)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,5 +104,3 @@ EXAONE_LAYERS = 64
 """EXAONE 4 has windows in its largest size only, whatever the file says."""
 SMALLTHINKER_LENGTH, LLAMA_LENGTH = 4096, 8192
 """llama.cpp's own window lengths, whatever length the file has; a length of 0 there means no windows."""
-GEMMA3N_CELL_LAYERS = 20
-"""The number of layers of Gemma 3n that have KV cells of their own."""

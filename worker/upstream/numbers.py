@@ -6,9 +6,6 @@ MAX_SEQ_IDS = 256
 """LLAMA_MAX_SEQ (llama-cparams.h): how many sequence ids there are for slots and for what the backend needs beside
 them."""
 
-MAX_LAYERS = 512
-"""LLAMA_MAX_LAYERS (llama-hparams.h)."""
-
 MAX_EXPERTS = 1024
 """LLAMA_MAX_EXPERTS (llama-hparams.h)."""
 
@@ -17,10 +14,6 @@ MAX_THREADS = 512
 
 CELL_STEP = 256
 """llama.cpp pads its context to a multiple of this (llama-context.cpp)."""
-
-PIPELINE_COPIES = 4
-"""GGML_SCHED_MAX_COPIES (ggml-backend.cpp): the copies of what goes into a graph, where several GPUs compute one after
-the other."""
 
 CACHE_TYPE_IDS = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
 """The types that a KV cache may have, as ggml_type (ggml.h)."""
@@ -44,9 +37,6 @@ LOAD_AUTO, LOAD_NONE = -1, 0
 MROPE_TYPES = (8, 40)
 """LLAMA_ROPE_TYPE_MROPE and LLAMA_ROPE_TYPE_IMROPE (llama.h): a position is several numbers."""
 
-ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-"""LLAMA_ROPE_SCALING_TYPES (llama-model.cpp)."""
-
 LOG_LEVELS: tuple[Literal["debug", "info", "warning", "error"], ...] = ("info", "debug", "info", "warning", "error")
 """ggml_log_level (ggml.h) in our words, by number."""
 LOG_CONTINUED = 5
@@ -55,6 +45,9 @@ LOG_CONTINUED = 5
 SET_HIDDEN_ROWS = ("llama_set_embeddings_nextn", "_Z26llama_set_embeddings_nextnP13llama_contextbb")
 GET_HIDDEN_ROWS = ("llama_get_embeddings_nextn", "_Z26llama_get_embeddings_nextnP13llama_context")
 """The names by which the library exports what a next-token head needs, in C and in C++ (llama-ext.h)."""
+
+MEMORY_BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"
+"""The name of llama_get_memory_breakdown (llama-ext.h) in C++."""
 
 STATE_MAGIC = 0xAF143CD8
 """The first number in the saved state of a sequence (llama-context.cpp)."""

@@ -241,8 +241,8 @@ class Loaded(Frame, frozen=True, kw_only=True):
     """The seconds of the longest step, a prefill step while no job generates, by the times of the warm-up."""
     model: ModelFacts = ModelFacts()
     draft: DraftModelFacts | None = None
-    draft_cells: int = 0
-    """The KV cells of the draft model."""
+    places: bytes = b""
+    """The memory plan of the model and its draft model, in the words of loading/places.py."""
     numerics: Numerics | None = None
     """The numerics, if Configure asked for them."""
     amx: Amx = Amx()
