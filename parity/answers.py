@@ -12,7 +12,7 @@ from itertools import accumulate, zip_longest
 from math import exp, inf
 
 from client.execute import END, Answer, Drawn
-from worker.sampling.sample import uniform
+from worker.engine.sampling.sample import uniform
 
 N_TOP = 20
 """Log-probabilities asked for with each token: as many as a request may ask for."""

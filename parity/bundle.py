@@ -26,9 +26,9 @@ from parity.markdown import cell, to_markdown
 from parity.provenance import GENERATED_BY
 from parity.report import Report, contradictions, from_json, json_document, json_lines, to_json
 from worker.config.environment import environment
-from worker.downloads.catalog import Sha256
 from worker.errors import UsageError, WorkerError
-from worker.front.certificate import REPORT_FILE
+from worker.models.downloads.catalog import Sha256
+from worker.server.front.certificate import REPORT_FILE
 
 BundleType = Literal["parity", "determinism", "e2e-haiku"]
 

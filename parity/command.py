@@ -39,10 +39,10 @@ from worker.commands.places import present, where
 from worker.commands.tables import print_table
 from worker.config.option import SettingOption, Token
 from worker.config.settings import Settings
-from worker.downloads.catalog import load_catalog
 from worker.errors import UsageError, WorkerError
-from worker.front.certificate import REPORT_FILE
 from worker.host import available_memory_bytes, cpu_quota
+from worker.models.downloads.catalog import load_catalog
+from worker.server.front.certificate import REPORT_FILE
 from worker.wire.numerics import Numerics
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from parity import estimates
 from parity.estimates import Estimate
 from parity.report import Table
-from worker.sampling.shortlist import highest_first
+from worker.engine.sampling.shortlist import highest_first
 
 N_TOP = 5
 _NOISE = 1e-14

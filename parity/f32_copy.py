@@ -2,7 +2,7 @@
 
 Both sides compute with the same numbers on it, so that what is left between them is the computation alone. Owns the
 reading and rewriting of a GGUF through the gguf package, one tensor in memory at a time; the check of a file is
-worker/model/info.py's, and what a tensor is called is naming.py's. Refuses files that are split.
+worker/models/facts/info.py's, and what a tensor is called is naming.py's. Refuses files that are split.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from parity.gguf_reader import GgufReader
 from parity.naming import NO_COUNTERPART, Naming, not_comparable
 from worker.errors import BadModelFile, UsageError, WorkerError
-from worker.model.info import read_info
+from worker.models.facts.info import read_info
 
 _AT_ONCE = 1 << 20
 """This many numbers are de-quantised at once: 4 MB, plus temporary arrays of the gguf package."""
@@ -91,7 +91,7 @@ def rewrite(
 def open_gguf(path: Path) -> GgufReader:
     """The gguf package's reader over a file that has passed our own checks. It takes a second to read a vocabulary.
 
-    Raises: as `worker.model.info.read_info`; BadModelFile for a split model.
+    Raises: as `worker.models.facts.info.read_info`; BadModelFile for a split model.
     """
     n_parts = len(read_info(path).part_paths)
     if n_parts > 1:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.sampling.sample import uniform
+from worker.engine.sampling.sample import uniform
 from worker.wire.jobs import SamplingParams
 
 Ids = NDArray[np.intp]

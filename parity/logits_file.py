@@ -20,8 +20,8 @@ from safetensors.numpy import save_file
 
 from parity.compare import KnownRow, Positions, compare_full, compare_partial, logsumexp
 from parity.evidence import FullLogits, Window, spread
+from worker.engine.sampling.shortlist import highest_first
 from worker.errors import UsageError
-from worker.sampling.shortlist import highest_first
 
 FORMAT = "llorch-parity-logits/1"
 N_TOP = 256

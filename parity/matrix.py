@@ -27,11 +27,11 @@ from parity.report import Check, Level, Series, Table, judged, not_run
 from parity.setups import costs_of, evaluated, served
 from worker.config.engine import configure
 from worker.config.settings import Settings
-from worker.loading.load import placed
-from worker.model.gguf import Tensor
-from worker.model.info import ModelInfo, read_info
-from worker.plan.placement import Placement
-from worker.upstream.ggml_types import TYPES_BY_NAME
+from worker.models.facts.gguf import Tensor
+from worker.models.facts.info import ModelInfo, read_info
+from worker.models.loading.load import placed
+from worker.models.plan.placement import Placement
+from worker.models.upstream.ggml_types import TYPES_BY_NAME
 
 NAME = "matrix"
 CACHES: Final = {"auto": ("auto", "f16"), "f16": ("f16", "f16"), "q8_0": ("q8_0", "q8_0"), "q4_0": ("q4_0", "q4_0")}

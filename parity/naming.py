@@ -16,7 +16,7 @@ import numpy as np
 from gguf import MODEL_ARCH, TensorNameMap, get_tensor_name_map
 from numpy.typing import NDArray
 
-from worker.model.info import ModelInfo
+from worker.models.facts.info import ModelInfo
 
 Number = TypeVar("Number", bound=np.floating)
 

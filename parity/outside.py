@@ -27,13 +27,13 @@ from parity.report import LEVELS, Check, Level, ModelFile, ReferenceUsed, judged
 from parity.servers import N_TOP, Message, OurWorker, Server
 from parity.setups import evaluated, opened
 from parity.subject import Subject
-from worker.chat.escapes import Names
-from worker.chat.sandbox import BrokenTemplate
-from worker.chat.template import ChatTemplates, Rendered
+from worker.formats.render.escapes import Names
+from worker.formats.render.sandbox import BrokenTemplate
+from worker.formats.render.template import ChatTemplates, Rendered
 from worker.errors import UsageError
 from worker.host import sha256_of
 from worker.llama.model import TOKEN_KINDS, Model
-from worker.model.info import ModelInfo
+from worker.models.facts.info import ModelInfo
 from worker.wire.prompts import Conversation
 
 UNSEEN: Final = {

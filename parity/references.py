@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 
 from parity.subject import Subject
-from worker.downloads.hub import SourceFailed, snapshot
 from worker.errors import DownloadFailed, UsageError, WorkerError
 from worker.host import sha256_of
+from worker.models.downloads.hub import SourceFailed, snapshot
 
 CHECKPOINT: Final = "checkpoint"
 LOGITS: Final = "logits.safetensors"

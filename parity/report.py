@@ -3,7 +3,7 @@ numbers.
 
 Owns: the parts of a level (checks against bounds, tables for people, series to draw), the parts of a report, the
 condition for a pass, the JSON. Refuses to know: how levels run (run.py), the look of a report (markdown.py), its folder
-(bundle.py). worker/front/certificate.py reads a few of its keys in the front. Pure.
+(bundle.py). worker/server/front/certificate.py reads a few of its keys in the front. Pure.
 """
 
 import math
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from parity.provenance import GENERATED_BY, Machine
-from worker.front.certificate import REPORT_FORMAT
+from worker.server.front.certificate import REPORT_FORMAT
 from worker.wire.numerics import Numerics
 
 # ── a level ──────────────────────────────────────────────────────────────────────────────────────

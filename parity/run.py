@@ -25,8 +25,8 @@ from parity.setups import EXACT, Served, costs_of, costs_of_graph, opened, serve
 from worker.config.engine import configure
 from worker.config.settings import Settings, flags_of
 from worker.llama.kernels import fixed
-from worker.loading.load import placed
-from worker.plan.placement import Placement
+from worker.models.loading.load import placed
+from worker.models.plan.placement import Placement
 from worker.wire.jobs import TokenId
 from worker.config.engine_settings import Configure
 from worker.wire.numerics import Numerics

@@ -18,11 +18,11 @@ from worker.llama.devices import devices
 from worker.llama.invariance import type_k_of
 from worker.llama.model import Model
 from worker.llama.numerics import numerics_of
-from worker.loading.contexts import load_weights
-from worker.model.info import ModelInfo
-from worker.plan.devices import Device, choose_device
-from worker.plan.memory import k_type
-from worker.plan.placement import Placement
+from worker.models.loading.contexts import load_weights
+from worker.models.facts.info import ModelInfo
+from worker.models.plan.devices import Device, choose_device
+from worker.models.plan.memory import k_type
+from worker.models.plan.placement import Placement
 from worker.config.engine_settings import Configure
 from worker.wire.numerics import Numerics
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from worker.errors import UsageError
 from worker.host import sha256_of
-from worker.model.info import ModelInfo, read_info
+from worker.models.facts.info import ModelInfo, read_info
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

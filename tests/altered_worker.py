@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from worker import serve
 from worker.cli import parse
-from worker.front.client import ENGINE_COMMAND, EngineClient
-from worker.front.state import Front
-from worker.web import server
-from worker.web.site import Site
+from worker.server.front.client import ENGINE_COMMAND, EngineClient
+from worker.server.front.state import Front
+from worker.server.web import server
+from worker.server.web.site import Site
 
 
 def _fail(*_: object, **__: object) -> None:

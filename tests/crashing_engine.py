@@ -25,8 +25,8 @@ from worker.config.engine_settings import Configure
 from worker.engine.backend import LoadedModel, Meanwhile, do_nothing
 from worker.engine.step import Sampled, Slice, Step
 from worker.llama.runner import LlamaRunner
-from worker.loading.load import load_model
-from worker.process.main import main
+from worker.models.loading.load import load_model
+from worker.server.process.main import main
 from worker.wire.frames import encode_frame
 from worker.wire.jobs import Finished, JobKey, SlotId, StepDone, TokenId
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from worker.cli import parse
-from worker.downloads.catalog import load_catalog
+from worker.models.downloads.catalog import load_catalog
 
 
 def default_path() -> Path:

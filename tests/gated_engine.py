@@ -11,8 +11,8 @@ from pathlib import Path
 
 from worker.config.engine_settings import Configure
 from worker.engine.backend import LoadedModel
-from worker.loading.load import load_model
-from worker.process.main import main
+from worker.models.loading.load import load_model
+from worker.server.process.main import main
 
 if __name__ == "__main__":
     gate = Path(sys.argv.pop(1))

@@ -11,6 +11,9 @@ import client
 import parity
 import worker
 
+WINGS = ("server", "apis", "formats", "models")
+"""Folders of worker/ whose folders are rooms."""
+
 ROOTS = tuple(Path(str(package.__file__)).parent for package in (worker, parity, client))
 
 
@@ -100,9 +103,10 @@ def arrows() -> dict[str, frozenset[str]]:
 
 
 def room_of(name: str) -> str:
-    """`worker.llama` of `worker.llama.model`, `parity` of `parity.case`; a module beside the rooms is its own."""
-    package, *rest = name.split(".")
-    return f"{package}.{rest[0]}" if package == "worker" and rest else package
+    """`worker.llama` of `worker.llama.model`, `worker.server.web` of its modules, `parity` of `parity.case`; a module
+    beside the rooms is its own."""
+    parts = name.split(".")
+    return ".".join(parts[: (3 if parts[1:2] and parts[1] in WINGS else 2) if parts[0] == "worker" else 1])
 
 
 def between_rooms(modules: Mapping[str, Collection[str]]) -> dict[str, frozenset[str]]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from worker.llama.devices import devices
 from worker.llama.model import Model
-from worker.plan.devices import choose_device
+from worker.models.plan.devices import choose_device
 
 
 def loaded_on_cpu(path: Path, *, may_repack: bool = True, loads_heads: bool = False) -> Model:

@@ -20,11 +20,11 @@ import msgspec
 from msgspec.structs import replace
 
 from tests.engine.fake_runner import FakeRunner, ToyModel
-from tests.front.rehearsal import FACTS
+from tests.server.front.rehearsal import FACTS
 from worker.config.engine_settings import Configure
 from worker.engine.backend import LoadedModel, Meanwhile, Read, do_nothing
 from worker.engine.step import Sampled, Step
-from worker.process.main import main
+from worker.server.process.main import main
 from worker.wire.jobs import Prompt, SlotId, TokenId
 from worker.wire.prompts import Conversation
 from worker.wire.refusals import Violation

@@ -1,6 +1,7 @@
 """A file that cannot be a model is one clear line and exit 1, refused before the engine starts.
 
-tests/model/test_info.py has every rule and every place of a cut; here the whole process is asked, once for each kind.
+tests/models/facts/test_info.py has every rule and every place of a cut; here the whole process is asked, once for each
+kind.
 """
 
 import os

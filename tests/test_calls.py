@@ -10,21 +10,21 @@ import jsonschema
 import msgspec
 import pytest
 
-from tests.chat.writing import FORMATS
+from tests.formats.writing import FORMATS
 from tests.random_schemas import Schema, random_schema
-from worker.chat.parse import Message, Reader, message_of
 from worker.constraints.jobs import Constraints
 from worker.engine.channels import ControlTokens
 from worker.engine.config import EngineConfig
 from worker.engine.dividers import marks_among
 from worker.engine.loop import Engine
 from worker.engine.sequence import Queued
+from worker.formats.read.parse import Message, Reader, message_of
 from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
 from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.plan.devices import choose_device
+from worker.models.plan.devices import choose_device
 from worker.wire.chat_format import HERMES, CallFormat, ChatFormat
 from worker.wire.jobs import Failed, Finished, JobKey, SamplingParams, StepDone, Submit
 from worker.wire.messages import Outbound

@@ -15,14 +15,14 @@ import jsonschema
 import msgspec
 import pytest
 
-from tests.front.rehearsal import CHEAP_ROWS, CONFIG
 from tests.queued import queued
+from tests.server.front.rehearsal import CHEAP_ROWS, CONFIG
 from worker.config.engine_settings import Scheduling
 from worker.engine.backend import LoadedModel, Read
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
-from worker.loading.load import load_model
+from worker.models.loading.load import load_model
 from worker.wire.jobs import Failed, Finished, JobKey, SamplingParams, StepDone, Submit, TokenId
 from worker.wire.messages import Outbound
 from worker.wire.refusals import Violation

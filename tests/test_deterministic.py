@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from parity.llama.quantise import quantise
-from tests.front.rehearsal import CONFIG
 from tests.llama.wide_models import write_wide
 from tests.queued import queued
+from tests.server.front.rehearsal import CONFIG
 from tests.test_models import command
 from worker.config.engine_settings import BatchInvariant
 from worker.engine.config import EngineConfig
@@ -24,7 +24,7 @@ from worker.engine.loop import Engine
 from worker.errors import ModelLoadFailed
 from worker.llama.invariance import has_own_products
 from worker.llama.runner import LlamaRunner
-from worker.loading.load import load_model
+from worker.models.loading.load import load_model
 from worker.wire.jobs import JobKey, Logprob, SamplingParams, StepDone, TokenId
 from worker.wire.messages import Outbound
 

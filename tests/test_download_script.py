@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.downloads.puller import CONTENT, REFERENCE, stocked_hub
 from tests.hub_stand_in import HubStandIn
+from tests.models.downloads.puller import CONTENT, REFERENCE, stocked_hub
 
 pytestmark = pytest.mark.process
 SCRIPT = Path(__file__).parents[1] / "scripts" / "download_model.sh"

@@ -14,9 +14,9 @@ import pytest
 
 from parity.f32_copy import rewrite
 from parity.llama.quantise import quantise
-from tests.front.rehearsal import CHEAP_ROWS, CONFIG
 from tests.llama.tiny import write_tiny
 from tests.queued import queued
+from tests.server.front.rehearsal import CHEAP_ROWS, CONFIG
 from tests.shared_files import made_once, shared_folder
 from tests.worker_process import PATIENCE_S, eventually, own_environment, serve_default
 from worker.config.engine_settings import DraftModelAsked
@@ -26,7 +26,7 @@ from worker.engine.loop import Engine
 from worker.engine.step import Step
 from worker.errors import ModelLoadFailed
 from worker.llama.runner import LlamaRunner
-from worker.loading.load import load_model
+from worker.models.loading.load import load_model
 from worker.wire.jobs import Finished, JobKey, SamplingParams, StepDone
 from worker.wire.messages import Outbound
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.front.rehearsal import CONFIG
 from tests.queued import queued
+from tests.server.front.rehearsal import CONFIG
 from worker.engine.backend import LoadedModel, Read
 from worker.engine.config import EngineConfig
 from worker.engine.drafting.history import HISTORY_BYTES
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
-from worker.loading.load import load_model
+from worker.models.loading.load import load_model
 from worker.wire.jobs import JobKey, SamplingParams, StepDone
 from worker.wire.messages import Outbound
 

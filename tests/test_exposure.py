@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from client.child import COMMAND
-from tests.downloads.puller import Puller, stocked_hub
 from tests.gguf_files import tiny_model
+from tests.models.downloads.puller import Puller, stocked_hub
 from tests.receiver import Receiver
 from tests.worker_process import WorkerProcess, gated
 from worker.observe.redaction import shows_secret, without_secrets

@@ -12,7 +12,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="manylinux is for Linux with glibc")
 GLIBC = int((platform.libc_ver()[1] or "2.0").split(".")[1])
-SOURCES = {"worker/a.py": b"a", "worker/web/b.py": b"b", "client/c.py": b"c", "worker/web/page/d.js": b"d"}
+SOURCES = {
+    "worker/a.py": b"a",
+    "worker/server/web/b.py": b"b",
+    "client/c.py": b"c",
+    "worker/server/web/page/d.js": b"d",
+}
 VENDORED = {"worker/_vendor/llama_cpp/llama_cpp.py": b"binding", "llorch_worker-1.0.dist-info/METADATA": b""}
 
 
@@ -52,7 +57,7 @@ def test_a_wheel_of_this_checkout_fits_its_backend(checkout: Path) -> None:
     "files",
     [
         SOURCES | {"worker/a.py": b"older"},
-        SOURCES | {"worker/web/page/d.js": b"older"},
+        SOURCES | {"worker/server/web/page/d.js": b"older"},
         SOURCES | {"worker/models.toml": b"older"},
         {"worker/a.py": b"a"},
         SOURCES | {"worker/gone.py": b""},

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.worker_process import WorkerProcess
-from worker.downloads.catalog import CatalogEntry, WheelSource, load_catalog
+from worker.models.downloads.catalog import CatalogEntry, WheelSource, load_catalog
 
 pytestmark = [
     *(pytest.mark.models, pytest.mark.model, pytest.mark.process, pytest.mark.torch),

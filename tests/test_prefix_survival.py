@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.worker_process import Event, WorkerProcess, eventually, serve_default
-from worker.saved.arena import Arena
-from worker.saved.directory import read_key
-from worker.saved.records import code_of, read_record, record_of
+from worker.server.saved.arena import Arena
+from worker.server.saved.directory import read_key
+from worker.server.saved.records import code_of, read_record, record_of
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 

@@ -25,9 +25,7 @@ CLEAN = (
 PROSE = {".py", ".md", ".sh", ".c", ".yaml", ".yml"}
 
 TESTS = (
-    *sorted(
-        f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/__init__.py") if path.parent.name != "protocol"
-    ),
+    *sorted(f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/__init__.py")),
     *sorted(f"tests/{path.name}" for path in (ROOT / "tests").glob("*.py")),
 )
 """The rooms of tests whose docstrings are sentences too, and whose tests have plain names."""

@@ -8,12 +8,12 @@ from typing import get_args
 import pytest
 
 from worker import errors
+from worker.apis.core.bodies import HealthBody, ReadyCallback
+from worker.apis.core.events import EVENT_TYPES, StreamCode
 from worker.config.settings import options
-from worker.front.health import Phase
 from worker.observe.log_lines import LogEvent
 from worker.observe.metrics import Metrics
-from worker.protocol.bodies import HealthBody, ReadyCallback
-from worker.protocol.events import EVENT_TYPES, StreamCode
+from worker.server.front.health import Phase
 from worker.wire.load import Tried
 
 PAGE = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text()

@@ -1,6 +1,6 @@
 """The ready callback end to end: a real worker on the real model tells a receiver (tests/receiver.py).
 
-The budget of 60 s and the waits between attempts are tests/front/test_pool_manager.py's.
+The budget of 60 s and the waits between attempts are tests/server/front/test_pool_manager.py's.
 """
 
 import json

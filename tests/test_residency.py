@@ -9,15 +9,15 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from tests.front.rehearsal import CONFIG, FACTS, Stage
 from tests.loops import on_a_loop
 from tests.observe.log_lines import logging_is_put_back, to  # noqa: F401 - the first is a fixture of every test here
+from tests.server.front.rehearsal import CONFIG, FACTS, Stage
 from tests.toy_engine import GONE, LEAVING, ON_A_GPU, THERE
 from worker.config.settings import Settings
-from worker.front.client import EngineClient, EngineState
-from worker.front.inheritance import engine_environment
-from worker.front.state import Front
 from worker.observe.metrics import Metrics
+from worker.server.front.client import EngineClient, EngineState
+from worker.server.front.inheritance import engine_environment
+from worker.server.front.state import Front
 from worker.wire.load import AskResidency, Loaded, Residency
 
 PATIENCE_S = 60.0

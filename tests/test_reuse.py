@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.front.rehearsal import CHEAP_ROWS, CONFIG
 from tests.queued import queued
+from tests.server.front.rehearsal import CHEAP_ROWS, CONFIG
 from tests.worker_process import Event, WorkerProcess, eventually, serving, text_of
 from worker.engine.backend import Read
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
-from worker.loading.load import load_model
+from worker.models.loading.load import load_model
 from worker.wire.jobs import JobKey, SamplingParams, StepDone
 from worker.wire.messages import Outbound
 

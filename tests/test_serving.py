@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.backends.choice import chosen
-from tests.web.wire import events_in
+from tests.server.web.wire import events_in
 from tests.worker_process import Event, WorkerProcess, check_order, serving, text_of
 from worker.config.engine import configure
 from worker.config.engine_settings import Configure
 from worker.config.settings import Settings
 from worker.engine.step import Slice, Step
-from worker.loading.load import load_runner
+from worker.models.loading.load import load_runner
 from worker.wire.jobs import SamplingParams, SlotId
 
 pytestmark = [pytest.mark.process, pytest.mark.model]

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.downloads.puller import Puller, stocked_hub
 from tests.gguf_files import tiny_model
 from tests.hub_stand_in import HubStandIn
+from tests.models.downloads.puller import Puller, stocked_hub
 from tests.receiver import Receiver
 from tests.worker_process import WorkerProcess, eventually, gated
 

@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.loopback import reserved_port
 from tests.otlp_collector import OtlpCollector, attributes_of
-from tests.web.openai_client import CHAT, COMPLETIONS
+from tests.server.web.openai_client import CHAT, COMPLETIONS
 from tests.worker_process import Event, Stream, WorkerProcess, eventually, own_environment, serve_default
 from worker.observe.traces import FLUSH_S, SPAN
 

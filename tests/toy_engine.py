@@ -29,14 +29,14 @@ from msgspec.structs import replace
 
 from tests.engine.fake_runner import FakeRunner, ToyModel
 from tests.engine.toy_constraint import N_VOCAB
-from tests.front.rehearsal import FACTS
 from tests.hostile_texts import TEXTS
+from tests.server.front.rehearsal import FACTS
 from worker.config.engine_settings import Configure
 from worker.engine.backend import Found, LoadedModel, Meanwhile, Read, do_nothing
 from worker.engine.dividers import marks_among
 from worker.engine.step import Constraint, Sampled, Step
 from worker.errors import InsufficientMemory, ModelLoadFailed
-from worker.process.main import main
+from worker.server.process.main import main
 from worker.wire.chat_format import HERMES, ReasoningFormat
 from worker.wire.jobs import Prompt, SlotId, Submit, TokenId
 from worker.wire.load import Residency
@@ -182,7 +182,7 @@ def load(config: Configure, on_progress: Callable[[int], None], kind: str | None
     kind = kind or config.model_path
     on_progress(0)
     if kind == UNLOADABLE:
-        logging.getLogger("worker.loading").warning(WARNING)
+        logging.getLogger("worker.models.loading").warning(WARNING)
         raise ModelLoadFailed("the toy is unloadable")
     if kind == TOO_BIG:
         raise InsufficientMemory("the toy is too big", needed_bytes=8, available_bytes=4)

@@ -73,7 +73,7 @@ class WorkerProcess(Child):
         (engine,) = (
             child
             for child in self._children()
-            if any("worker.process.main" in word or "engine" in word for word in child.cmdline())
+            if any("worker.server.process.main" in word or "engine" in word for word in child.cmdline())
         )
         return engine
 

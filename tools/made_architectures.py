@@ -28,7 +28,7 @@ from tests.gguf_files import F32, GgufFile, TensorRow, Typed, Value
 from tools.made_model import BLOCKS, NAMES, Q4_0, Q4_1, row_of, vocabulary, write_model
 from worker.llama.library import call_ggml, library_function, open_library
 from worker.llama.repack import TensorHead
-from worker.upstream import architectures
+from worker.models.upstream import architectures
 
 N_LAYERS, N_EMBD, N_HEAD, N_FF, WINDOW = 4, 128, 2, 192, 32
 N_HEAD_LENGTH = N_EMBD // N_HEAD

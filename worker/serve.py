@@ -20,30 +20,30 @@ from typing import TYPE_CHECKING, TypeVar
 
 import uvloop
 
+from worker.apis.core.bodies import LegacyReadyCallback, ReadyCallback
 from worker.config.engine import configure, read_chat_template
 from worker.config.environment import asks_for_traces, environment
 from worker.config.no_effect import idle_after_load, idle_before_load, report
 from worker.config.settings import Settings
-from worker.downloads.catalog import Catalog, Located, load_catalog, locate
 from worker.errors import CallbackFailed, InsufficientMemory, InternalFailure, StartupError, UsageError, WorkerError
-from worker.front.certificate import Certificate, read_certificate
-from worker.front.client import ENGINE_COMMAND, EngineClient
-from worker.front.fetch_child import fetch_in_child
-from worker.front.inheritance import engine_environment, shared_memory
-from worker.front.link import EngineLink
-from worker.front.lookups import Loop
-from worker.front.pool_manager import announce, is_test_mode, shown_url
-from worker.front.progress import report_loaded
-from worker.front.state import Front
-from worker.front.supervision import ended, first_of, running, supervised
-from worker.model.info import ModelInfo, read_info
+from worker.models.downloads.catalog import Catalog, Located, load_catalog, locate
+from worker.models.facts.info import ModelInfo, read_info
 from worker.observe import log_lines as logs
 from worker.observe.log_writer import LogWriter, in_background
 from worker.observe.metrics import Metrics
 from worker.observe.redaction import Secrets
-from worker.protocol.bodies import LegacyReadyCallback, ReadyCallback
-from worker.saved.directory import prepare_directory
-from worker.web.server import allow_open_files, bound_socket, served, url_of
+from worker.server.front.certificate import Certificate, read_certificate
+from worker.server.front.client import ENGINE_COMMAND, EngineClient
+from worker.server.front.fetch_child import fetch_in_child
+from worker.server.front.inheritance import engine_environment, shared_memory
+from worker.server.front.link import EngineLink
+from worker.server.front.lookups import Loop
+from worker.server.front.pool_manager import announce, is_test_mode, shown_url
+from worker.server.front.progress import report_loaded
+from worker.server.front.state import Front
+from worker.server.front.supervision import ended, first_of, running, supervised
+from worker.server.saved.directory import prepare_directory
+from worker.server.web.server import allow_open_files, bound_socket, served, url_of
 from worker.wire.encoding import encode_json
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ class Service:
         if self._settings.kv_events is None:
             yield
             return
-        from worker.front.kv_event_sockets import published  # noqa: PLC0415 - an optional package
+        from worker.server.front.kv_event_sockets import published  # noqa: PLC0415 - an optional package
 
         async with published(self._settings, front.on_fatal) as front.kv_events:
             yield

@@ -15,7 +15,7 @@ from parity import formula
 from parity.bounds import Bounds
 from parity.evidence import Candidate, ReferenceLogits
 from parity.report import Check, Level, Table, judged
-from worker.sampling.sample import candidates, sample, uniform
+from worker.engine.sampling.sample import candidates, sample, uniform
 from worker.wire.jobs import SamplingParams
 
 Row = NDArray[np.float32]

@@ -22,7 +22,7 @@ from parity.bounds import Bounds
 from parity.f32_copy import Tensors, open_gguf, row_blocks, shape_of
 from parity.naming import EMBEDDING, NO_COUNTERPART, OUTPUT, Naming, not_comparable
 from parity.report import Check, Level, Series, Table, judged, not_run
-from worker.model.info import read_info
+from worker.models.facts.info import read_info
 
 NAME = "weights"
 _N_WORST = 20

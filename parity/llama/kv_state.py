@@ -1,6 +1,6 @@
 """A sequence's KV memory: K and V of every layer as numbers, read from the library's saved state.
 
-Owns the meaning of the numbers; worker/saved/copies.py owns their places. It calls nothing; the bytes come from
+Owns the meaning of the numbers; worker/server/saved/copies.py owns their places. It calls nothing; the bytes come from
 `Scorer.kv`.
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parity.llama.tensor_capture import ITEM_BYTES, Float32s, widened
-from worker.saved.copies import Block, parse_seq_state
+from worker.server.saved.copies import Block, parse_seq_state
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from worker.errors import ModelLoadFailed
 from worker.llama.batch import Batch
 from worker.llama.model import Model
 from worker.llama.seq_ids import SeqIds
-from worker.upstream.numbers import CACHE_TYPE_IDS, CELL_STEP, FLASH_ATTENTION, MAX_THREADS
+from worker.models.upstream.numbers import CACHE_TYPE_IDS, CELL_STEP, FLASH_ATTENTION, MAX_THREADS
 from worker.wire.jobs import SlotId, TokenId
 
 Logits = NDArray[np.float32]

@@ -29,8 +29,8 @@ from parity.reference.libraries import (
 )
 from parity.references import write_origin
 from worker.errors import UsageError
-from worker.model.gguf import read_header
-from worker.model.info import ModelInfo, read_info
+from worker.models.facts.gguf import read_header
+from worker.models.facts.info import ModelInfo, read_info
 
 _SPLITS_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2")
 """Values of tokenizer.ggml.pre with which llama.cpp makes each digit a word (llama-vocab.cpp). transformers reads them

@@ -5,7 +5,7 @@ import re
 import httpx2
 
 from tests.agents.shapes import Shape
-from tests.web.openai_client import refusal
+from tests.server.web.openai_client import refusal
 
 A_TOKEN = 4
 """The number of characters in a token of the texts, rounded: 3.9 to 4.5, depending on the vocabulary."""

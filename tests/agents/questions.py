@@ -1,7 +1,7 @@
 """Questions for a model that is offered tools: 60 that need one of them, and 60 that need none; and as many again.
 
 They are our own. All questions of one set have the same tools, so that their prompts share a prefix. The limit of
-`worker/openai/reading.py` was chosen by the first 120; the others, with other tools, were written afterwards.
+`worker/apis/core/reading.py` was chosen by the first 120; the others, with other tools, were written afterwards.
 """
 
 from typing import Any

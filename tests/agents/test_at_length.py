@@ -10,7 +10,7 @@ import pytest
 
 from tests.agents.judging import check_overflow, has_room
 from tests.agents.shapes import SHAPES, Shape
-from tests.web.openai_client import CHAT, frames
+from tests.server.web.openai_client import CHAT, frames
 from tests.worker_process import WorkerProcess
 
 pytestmark = [pytest.mark.models, pytest.mark.model, pytest.mark.process, pytest.mark.timeout(1800)]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.agents.questions import MORE_WITH_NEED, MORE_WITHOUT_NEED, WITH_NEED, WITHOUT_NEED, Json
-from tests.web.openai_client import CHAT, COMPLETIONS, ask, chunks
+from tests.server.web.openai_client import CHAT, COMPLETIONS, ask, chunks
 from tests.worker_process import WorkerProcess
 
 pytestmark = [pytest.mark.models, pytest.mark.model, pytest.mark.process, pytest.mark.timeout(7200)]

@@ -7,10 +7,10 @@ import pytest
 
 from tests.agents.judging import has_room
 from tests.agents.shapes import SHAPES, Shape, text_of
+from worker.apis.chat.request import ChatAsked, read_chat
+from worker.apis.core.fields import StreamOptions, Terms
 from worker.cli import parse
 from worker.config.engine_settings import MAX_PROMPT_CHARS
-from worker.openai.chat import ChatAsked, read_chat
-from worker.openai.fields import StreamOptions, Terms
 
 CONTEXT = 8192
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.agents.judging import check_overflow, has_room
 from tests.agents.shapes import SHAPES, Json, Shape
-from tests.web.openai_client import CHAT, frames
+from tests.server.web.openai_client import CHAT, frames
 from tests.worker_process import WorkerProcess, serving
 
 pytestmark = [pytest.mark.model, pytest.mark.process]

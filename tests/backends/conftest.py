@@ -11,8 +11,8 @@ from tests.turns import N_CELLS, PROMPTS
 from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.llama.devices import backends, devices
-from worker.loading.load import LoadedRunner, load_runner
-from worker.plan.devices import Device
+from worker.models.loading.load import LoadedRunner, load_runner
+from worker.models.plan.devices import Device
 
 GPU_BACKENDS: tuple[Backend, ...] = ("cuda", "metal", "vulkan")
 

@@ -17,10 +17,10 @@ from tests.backends.conftest import LoadOn
 from tests.turns import NEAR, PROMPTS, answers, first_turns
 from tests.worker_process import WorkerProcess, check_order, text_of
 from worker.llama.devices import devices
-from worker.loading.load import LoadedRunner
-from worker.model.info import read_info
-from worker.plan.devices import Device
-from worker.plan.residency import DRIVERS_OWN_BYTES
+from worker.models.facts.info import read_info
+from worker.models.loading.load import LoadedRunner
+from worker.models.plan.devices import Device
+from worker.models.plan.residency import DRIVERS_OWN_BYTES
 
 SOFTWARE_S = 1800
 """The safety stop: a GPU takes seconds, a driver that computes on a busy processor many minutes."""

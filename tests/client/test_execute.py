@@ -1,8 +1,8 @@
 """A client reads a stream of `/execute`."""
 
 from client.execute import END, Failed, answer_of, events
-from worker.protocol.events import EndEvent, MetricsEvent, Piece, StartedEvent
-from worker.protocol.framing import choose_dialect
+from worker.apis.core.events import EndEvent, MetricsEvent, Piece, StartedEvent
+from worker.apis.pool.framing import choose_dialect
 from worker.wire.jobs import Finished, JobKey, Logprob, TokenId, TopToken
 
 SSE = choose_dialect(None, sse_event_names=False)

@@ -17,7 +17,7 @@ from worker.commands.devices import (
 )
 from worker.host import available_memory_bytes
 from worker.llama.devices import CompiledBackend, devices
-from worker.plan.devices import Device, Kind
+from worker.models.plan.devices import Device, Kind
 
 
 def device(name: str, kind: Kind, backend: str, index: int) -> Device:

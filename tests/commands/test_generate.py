@@ -167,7 +167,7 @@ def test_what_only_llama_cpp_refuses_is_one_line_with_its_reason(tmp_path: Path)
 
 FAILING_WATCHDOG = """
 import sys
-from worker.front import watchdog
+from worker.server.front import watchdog
 from worker.__main__ import main
 
 def fail(_):
@@ -220,7 +220,7 @@ def endless(model: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def engines_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     children = psutil.Process(process.pid).children()
-    return [child for child in children if "worker.process.main" in child.cmdline()]
+    return [child for child in children if "worker.server.process.main" in child.cmdline()]
 
 
 def read_first_text(process: subprocess.Popen[bytes]) -> None:

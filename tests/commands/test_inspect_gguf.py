@@ -10,14 +10,14 @@ import pytest
 
 from tests.gguf_files import Value, tiny_model, tiny_split
 from tests.llama.tiny import vocabulary, write_tiny
-from tests.plan.rehearsed import dry_run, repacking
-from tests.plan.test_memory import CPU
+from tests.models.plan.rehearsed import dry_run, repacking
+from tests.models.plan.test_memory import CPU
 from worker.cli import run
 from worker.commands.inspect_gguf import Inspection, inspection_of
 from worker.config.engine_settings import Configure
-from worker.downloads.catalog import load_catalog
-from worker.model.info import ModelInfo, read_info
-from worker.plan.placement import DryRun, Placement, trials_of
+from worker.models.downloads.catalog import load_catalog
+from worker.models.facts.info import ModelInfo, read_info
+from worker.models.plan.placement import DryRun, Placement, trials_of
 
 PLENTY = 1 << 50
 

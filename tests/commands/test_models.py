@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from worker.commands.models import models
-from worker.downloads.catalog import load_catalog
 from worker.errors import BadModelFile, ModelNotFound, UsageError
+from worker.models.downloads.catalog import load_catalog
 
 CONTENT = b"weights"
 ENTRY = """

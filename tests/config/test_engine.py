@@ -3,7 +3,7 @@
 from dataclasses import fields
 from pathlib import Path
 
-from tests.front.rehearsal import FACTS
+from tests.server.front.rehearsal import FACTS
 from worker.config.engine import configure, successor_of
 from worker.config.engine_settings import EngineSettings, inbound_decoder
 from worker.config.settings import Settings

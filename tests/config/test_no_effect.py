@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.front.rehearsal import FACTS
+from tests.server.front.rehearsal import FACTS
 from worker.config.no_effect import idle_after_load, idle_before_load
 from worker.config.settings import Settings
 from worker.wire.load import Drafts, HeadFacts, Loaded, ModelFacts

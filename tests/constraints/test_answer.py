@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.chat.writing import FORMATS
 from tests.constraints.asked import begun, submitted
 from tests.constraints.made_vocabulary import END, MadeVocabulary, markers_of
+from tests.formats.writing import FORMATS
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
 from worker.engine.channels import CONTENT, Channel, ChannelState

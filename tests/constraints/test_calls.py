@@ -13,18 +13,18 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.chat.writing import CALLING
-from tests.chat.writing import call as call_of
 from tests.constraints.asked import constrained, submitted
 from tests.constraints.made_vocabulary import MadeVocabulary, markers_of
+from tests.formats.writing import CALLING
+from tests.formats.writing import call as call_of
 from tests.llama.test_vocabularies import load_vocabulary
 from tests.random_schemas import NAMES, random_schema
 from tests.vocabularies import VOCABULARIES
-from worker.chat.parse import Message, Reader, message_of
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
 from worker.engine.channels import CONTENT, Channel, ChannelState
 from worker.engine.dividers import marks_among
+from worker.formats.read.parse import Message, Reader, message_of
 from worker.llama.constrained import constraints_of
 from worker.llama.model import Model
 from worker.wire.chat_format import ChatFormat

@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.apis.asking import TERMS
 from tests.constraints.bytewise import byte, constrain, is_text, submit
 from tests.constraints.made_vocabulary import MadeVocabulary
 from tests.llama.test_vocabularies import load_vocabulary
 from tests.llama.tiny import END, write_tiny
 from tests.on_cpu import loaded_on_cpu
-from tests.openai.asking import TERMS
 from tests.vocabularies import VOCABULARIES
+from worker.apis.completions.request import read_completion
 from worker.constraints.constraint import MAX_FORCED_BYTES, Constraint
 from worker.constraints.jobs import Constraints
 from worker.engine.step import Token
 from worker.llama.constrained import constraints_of
 from worker.llama.model import Model
-from worker.openai.completions import read_completion
 from worker.wire.jobs import TokenId
 from worker.wire.refusals import Violation
 

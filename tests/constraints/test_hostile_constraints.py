@@ -13,7 +13,7 @@ from tests.constraints.hostile_constraints import HOSTILE, Taken
 from worker.constraints.constraint import LIMITS_OF, Constraint
 from worker.constraints.jobs import Constraints
 from worker.constraints.trial import MAX_CPU_S
-from worker.front.inheritance import engine_environment
+from worker.server.front.inheritance import engine_environment
 from worker.wire.jobs import TokenId
 from worker.wire.refusals import Violation
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.chat.writing import FORMATS
 from tests.constraints.asked import begun
 from tests.constraints.made_vocabulary import END, MadeVocabulary
+from tests.formats.writing import FORMATS
 from tests.llama.test_vocabularies import load_vocabulary
 from tests.vocabularies import VOCABULARIES
-from worker.chat.parse import Message, Reader, message_of
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
 from worker.engine.channels import CONTENT, NO_CONTROL_TOKENS, ChannelState
 from worker.engine.dividers import marks_among
+from worker.formats.read.parse import Message, Reader, message_of
 from worker.llama.constrained import constraints_of
 from worker.wire.chat_format import ChatFormat
 from worker.wire.jobs import TokenId

@@ -24,8 +24,8 @@ from tests.deploy.manifests import (
     the,
 )
 from worker.config.settings import options
-from worker.downloads.catalog import WheelSource, load_catalog
-from worker.web.middleware import OPEN_PATHS
+from worker.models.downloads.catalog import WheelSource, load_catalog
+from worker.server.web.middleware import OPEN_PATHS
 
 ROOT = KUBERNETES.parents[1]
 DOCKERFILE = (ROOT / "Dockerfile.cpu").read_text()

@@ -26,7 +26,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "the disk is slow": UNDER,
     "the disk cannot be read": UNDER,
     "the cache directory goes": (
-        "tests/saved/test_keeper.py",
+        "tests/server/saved/test_keeper.py",
         "test_a_directory_that_has_gone_is_one_warning_and_the_engine_goes_on",
     ),
     "a file of the cache is damaged": (
@@ -56,7 +56,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "the front is stopped": UNDER,
     "the engine is stopped": UNDER,
     "the engine hangs": (
-        "tests/front/test_watchdog.py",
+        "tests/server/front/test_watchdog.py",
         "test_a_job_whose_step_never_ends_is_ended_by_the_watchdog",
     ),
     "the engine is killed for want of memory": UNDER,
@@ -77,11 +77,11 @@ KINDS: dict[str, tuple[str, str]] = {
         "test_an_engine_leaves_with_a_killed_front_even_from_a_step_that_never_ends",
     ),
     "a client resets its connection": (
-        "tests/web/test_disconnect.py",
+        "tests/server/web/test_disconnect.py",
         "test_a_client_that_leaves_while_its_job_decodes",
     ),
     "a client reads nothing": (
-        "tests/web/test_connections.py",
+        "tests/server/web/test_connections.py",
         "test_an_answer_that_is_not_read_does_not_hold_its_connection",
     ),
     "a name is looked up without end": (
@@ -89,7 +89,7 @@ KINDS: dict[str, tuple[str, str]] = {
         "test_a_name_that_is_looked_up_without_end_costs_only_the_callback",
     ),
     "the callback never answers": (
-        "tests/front/test_pool_manager.py",
+        "tests/server/front/test_pool_manager.py",
         "test_a_receiver_that_always_hangs_fails_within_the_budget",
     ),
 }

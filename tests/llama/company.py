@@ -13,7 +13,7 @@ from tests.llama.plain_cells import PlainCells
 from tests.llama.seq_states import n_used, positions
 from worker.engine.step import Aborted, NoRoom, Slice
 from worker.llama.context import Context
-from worker.saved.copies import ORDINARY, Layout, SavedCells
+from worker.server.saved.copies import ORDINARY, Layout, SavedCells
 from worker.wire.jobs import SlotId, TokenId
 
 N_SLOTS = 4

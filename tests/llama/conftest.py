@@ -18,7 +18,7 @@ from worker.llama.context import Context
 from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.plan.devices import choose_device
+from worker.models.plan.devices import choose_device
 from worker.wire.jobs import SamplingParams, SlotId, TokenId
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)

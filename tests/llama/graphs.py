@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from worker.llama.devices import backend_function, cpu, device_handle
 from worker.llama.library import call_ggml, open_library
 from worker.llama.repack import InitParams, buffer_type_name, extra_buffer_types
-from worker.upstream.ggml_types import TENSOR_TYPES
+from worker.models.upstream.ggml_types import TENSOR_TYPES
 
 Floats = NDArray[np.float32]
 TYPE_IDS = {kind.name: type_id for type_id, kind in TENSOR_TYPES.items()}

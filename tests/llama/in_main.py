@@ -6,11 +6,11 @@ from parity.setups import cpu
 from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.llama.repack import may_repack
-from worker.loading.places import DryRun
-from worker.model.info import read_info
-from worker.plan.memory import plan_of
-from worker.plan.placement import Group
-from worker.plan.spread import InMain, spread
+from worker.models.facts.info import read_info
+from worker.models.loading.places import DryRun
+from worker.models.plan.memory import plan_of
+from worker.models.plan.placement import Group
+from worker.models.plan.spread import InMain, spread
 
 PLENTY = 1 << 45
 

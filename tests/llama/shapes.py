@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.gguf_files import F32, Q8_0, GgufFile, TensorRow, Typed, Value
 from tests.llama.tiny import BOS, BYTE, CONTROL, END, NORMAL, UNKNOWN
-from worker.upstream.ggml_types import TENSOR_TYPES
+from worker.models.upstream.ggml_types import TENSOR_TYPES
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import pytest
 
 from worker.llama.buffers import LogLine, Watch
 from worker.llama.library import LIBRARY_DIR
-from worker.plan.buffers import Buffer
+from worker.models.plan.buffers import Buffer
 
 
 def watched(*texts: str, level: str = "info") -> Watch:

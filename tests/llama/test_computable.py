@@ -1,4 +1,4 @@
-"""The library is given a model that worker/model/computable.py refuses, and comes to harm."""
+"""The library is given a model that worker/models/facts/computable.py refuses, and comes to harm."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from tests.gguf_files import F32
 from tests.llama.shapes import TINY_LLAMA, write_shape
 from tests.llama.tiny import N_EMBD, write_tiny
 from worker.errors import BadModelFile
-from worker.model.info import read_info
+from worker.models.facts.info import read_info
 
 pytestmark = pytest.mark.process
 

@@ -9,7 +9,7 @@ from tests.llama.conftest import GREEDY, MakeContext, slice_of
 from worker.engine.step import Aborted, BadBatch, NoRoom, Slice
 from worker.llama.context import Context
 from worker.llama.model import Model
-from worker.upstream.numbers import CACHE_TYPE_IDS
+from worker.models.upstream.numbers import CACHE_TYPE_IDS
 from worker.wire.jobs import SlotId, TokenId
 
 TEXT = "The first prime numbers are 2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41 and 43; the next one after them is"
@@ -140,7 +140,8 @@ def test_without_room_nothing_is_kept(make_context: MakeContext) -> None:
     ("code", "error"), [(1, NoRoom), (2, Aborted), (-1, BadBatch), (-2, RuntimeError), (-3, RuntimeError)]
 )
 def test_every_code_of_the_library_is_an_error(context: Context, code: int, error: type[Exception]) -> None:
-    """-2 is an allocation that failed, -3 a computation; the engine survives neither (worker/process/main.py)."""
+    """-2 is an allocation that failed, -3 a computation; the engine survives neither
+    (worker/server/process/main.py)."""
     with pytest.raises(error) as raised:
         context._raise_for(code, [])
     assert type(raised.value) is error

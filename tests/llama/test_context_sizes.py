@@ -72,7 +72,7 @@ def test_memory_that_is_not_there_is_named(tmp_path: Path) -> None:
         "from worker.errors import InsufficientMemory\n"
         "from worker.llama.context import Context\n"
         "from worker.llama.devices import devices\n"
-        "from worker.plan.devices import choose_device\n"
+        "from worker.models.plan.devices import choose_device\n"
         "from worker.llama.model import Model\n"
         "cpu = choose_device('cpu', devices())\n"
         "model = Model.load(Path(sys.argv[1]), device=cpu, n_gpu_layers=0, on_progress=lambda _: None)\n"

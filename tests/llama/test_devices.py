@@ -4,7 +4,7 @@ import sys
 
 from worker.host import has_amx
 from worker.llama.devices import can_split_rows, devices, features
-from worker.plan.devices import choose_device
+from worker.models.plan.devices import choose_device
 
 
 def test_the_library_has_a_cpu_with_memory() -> None:

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.sampling.test_wide_rows import LAW, cases
+from tests.engine.sampling.test_wide_rows import LAW, cases
+from worker.engine.sampling.arrays import Logits
+from worker.engine.sampling.estimate import F32_SLACK, Estimate, numpy_estimate
+from worker.engine.sampling.sample import sample
 from worker.llama.draws import fastest_estimate
 from worker.llama.library import LIBRARY_DIR
-from worker.sampling.arrays import Logits
-from worker.sampling.estimate import F32_SLACK, Estimate, numpy_estimate
-from worker.sampling.sample import sample
 from worker.wire.jobs import SamplingParams
 
 ESTIMATES = [numpy_estimate, fastest_estimate()]

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.plan.test_placement import CPU, GIB, gpu
+from tests.models.plan.test_placement import CPU, GIB, gpu
 from worker.config.engine import configure
 from worker.config.engine_settings import CACHE_TYPES, Configure
 from worker.config.settings import Settings
 from worker.errors import ModelLoadFailed
 from worker.llama.buffers import LogLine, Watch
 from worker.llama.gpu_attention import asked_flash, attention_at, check_cache_types, check_flash
-from worker.plan.devices import Device
-from worker.upstream.numbers import CUDA_ATTENTION_PAIRS, CUDA_ATTENTION_TYPES
+from worker.models.plan.devices import Device
+from worker.models.upstream.numbers import CUDA_ATTENTION_PAIRS, CUDA_ATTENTION_TYPES
 from worker.wire.load import Attention
 
 GPU = gpu(GIB)

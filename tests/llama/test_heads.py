@@ -22,7 +22,7 @@ from worker.llama.heads import HeadContext, ModelContext, StoredRows, row_length
 from worker.llama.invariance import has_own_products
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.upstream.architectures import HEADS_OF_PLAIN_POSITIONS, ROWS_OF_OUTPUTS_ALONE, WITH_A_HEAD
+from worker.models.upstream.architectures import HEADS_OF_PLAIN_POSITIONS, ROWS_OF_OUTPUTS_ALONE, WITH_A_HEAD
 from worker.wire.jobs import JobKey, Logprob, SlotId, TokenId, TopToken
 
 pytestmark = pytest.mark.model

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.front.rehearsal import CONFIG as REHEARSED
 from tests.llama.test_repack import layout, matrix, model
+from tests.server.front.rehearsal import CONFIG as REHEARSED
 from worker.config.engine_settings import Configure
 from worker.llama.invariance import PRODUCT_TYPES, Rule, has_own_products, rule_of
 from worker.llama.repack import LaidOut
-from worker.model.gguf import Tensor
+from worker.models.facts.gguf import Tensor
 from worker.wire.load import BatchInvariance
 
 CONFIG = replace(REHEARSED, cache_type_k="auto", flash_attn="auto", swa_full="auto")

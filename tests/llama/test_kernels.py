@@ -9,17 +9,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.front.rehearsal import FACTS
 from tests.llama.random_models import write_random
-from tests.loading.test_load import configuration
+from tests.models.loading.test_load import configuration
+from tests.server.front.rehearsal import FACTS
 from worker.config.engine_settings import Configure
 from worker.errors import ModelLoadFailed
 from worker.llama.invariance import PRODUCT_TYPES, has_own_products, own_types
 from worker.llama.kernels import choose_kernels, fixed
 from worker.llama.library import open_library
 from worker.llama.repack import layout_of
-from worker.model.gguf import Tensor
-from worker.model.info import ModelInfo, read_info
+from worker.models.facts.gguf import Tensor
+from worker.models.facts.info import ModelInfo, read_info
 from worker.wire.load import KernelsChosen, Loaded, Speeds
 
 pytestmark = pytest.mark.model

@@ -14,7 +14,7 @@ from worker.engine.backend import KvMismatch
 from worker.llama.context import Context
 from worker.llama.invariance import has_own_products
 from worker.llama.model import Model
-from worker.upstream.numbers import MAX_SEQ_IDS
+from worker.models.upstream.numbers import MAX_SEQ_IDS
 from worker.wire.jobs import SlotId, TokenId
 
 pytestmark = pytest.mark.model

@@ -16,7 +16,7 @@ import pytest
 from worker.errors import ModelLoadFailed
 from worker.llama.buffers import LogLine
 from worker.llama.library import LIBRARY_DIR, Library, check_binding, check_runtimes, open_library
-from worker.upstream.layouts import PINNED_VERSION, STRUCT_SIZES
+from worker.models.upstream.layouts import PINNED_VERSION, STRUCT_SIZES
 
 
 def test_the_pin_is_the_project_files() -> None:

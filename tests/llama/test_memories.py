@@ -7,7 +7,7 @@ from tests.llama.conftest import GREEDY, LoadRandom, MakeContext
 from tests.llama.random_models import HYBRID, NAMED_ONLY, PLAIN, RECURRENT, SLIDING, WINDOW, Kind
 from worker.engine.step import Slice, Step
 from worker.llama.runner import LlamaRunner
-from worker.upstream.numbers import MAX_SEQ_IDS
+from worker.models.upstream.numbers import MAX_SEQ_IDS
 from worker.wire.jobs import SlotId, TokenId
 
 pytestmark = pytest.mark.model

@@ -15,8 +15,8 @@ from tools.fire.models import model as random_model
 from worker.errors import ModelLoadFailed
 from worker.llama.devices import devices
 from worker.llama.model import Model
-from worker.model.info import read_info
-from worker.plan.devices import choose_device
+from worker.models.facts.info import read_info
+from worker.models.plan.devices import choose_device
 from worker.wire.jobs import TokenId
 
 CPU = choose_device("cpu", devices())

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.plan.test_placement import CPU, GIB, MODEL, config, gpu, needs, placed, with_room_for
+from tests.models.plan.test_placement import CPU, GIB, MODEL, config, gpu, needs, placed, with_room_for
 from worker.llama.invariance import has_own_products
 from worker.llama.numerics import numerics_of
-from worker.plan.buffers import Buffer, BufferSizes
-from worker.plan.devices import Device
+from worker.models.plan.buffers import Buffer, BufferSizes
+from worker.models.plan.devices import Device
 from worker.wire.numerics import Numerics
 
 L4, ANOTHER_L4 = (replace(gpu(80 * GIB, index), description="NVIDIA L4") for index in (0, 1))

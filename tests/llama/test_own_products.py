@@ -12,7 +12,7 @@ from tests.llama.graphs import TYPE_IDS, Floats, Graph, quantised
 from worker.llama.invariance import PRODUCT_TYPES, has_own_products
 from worker.llama.library import open_library
 from worker.llama.repack import LaidOut, layout_of
-from worker.model.gguf import Tensor
+from worker.models.facts.gguf import Tensor
 
 TYPES = sorted(PRODUCT_TYPES)
 MAX_COLUMNS = 40

@@ -9,11 +9,11 @@ from parity.llama.scoring import Scorer, Setup
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
 from tests.llama.served import Served
 from worker.engine.config import EngineConfig
+from worker.engine.sampling.logprobs import log_probabilities
 from worker.engine.sequence import NO_SCORE
 from worker.engine.step import MAX_TOPS, BadBatch, Score, Scoring, Slice, Step
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.sampling.logprobs import log_probabilities
 from worker.wire.jobs import JobKey, Logprob, SamplingParams, SlotId, TokenId
 
 pytestmark = pytest.mark.model

@@ -12,16 +12,16 @@ from llama_cpp import llama_cpp as capi
 
 from tests.llama.test_vocabularies import load_vocabulary
 from tests.llama.tiny import write_tiny
-from tests.loading.test_load import configuration
+from tests.models.loading.test_load import configuration
 from tests.vocabularies import VOCABULARIES, Vocabulary
-from worker.chat.escapes import Names
-from worker.chat.template import ChatTemplates
 from worker.engine.backend import LoadedModel, Read
 from worker.errors import ModelLoadFailed
+from worker.formats.render.escapes import Names
+from worker.formats.render.template import ChatTemplates
 from worker.llama.model import Model
 from worker.llama.prompts import Prompts
-from worker.loading.load import load_model
-from worker.model.info import read_info
+from worker.models.facts.info import read_info
+from worker.models.loading.load import load_model
 from worker.wire.chat_format import HERMES, CallFormat
 from worker.wire.jobs import TokenId
 from worker.wire.prompts import Conversation

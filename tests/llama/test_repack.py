@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.plan.rehearsed import info
+from tests.models.plan.rehearsed import info
 from worker.errors import ModelLoadFailed
 from worker.llama.library import call_ggml, open_library
 from worker.llama.repack import TILES, Dims, InitParams, LaidOut, TensorHead, head_of, layout_of, may_repack
-from worker.model.gguf import Tensor
-from worker.model.info import ModelInfo
-from worker.upstream.ggml_types import TENSOR_TYPES
+from worker.models.facts.gguf import Tensor
+from worker.models.facts.info import ModelInfo
+from worker.models.upstream.ggml_types import TENSOR_TYPES
 
 LAYOUTS = {"Q4_K": TILES, "Q6_K": TILES, "IQ4_NL": "CPU_REPACK", "F16": TILES}
 """A library that lays these types out so, a tenth larger, and no others."""

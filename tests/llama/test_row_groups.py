@@ -12,7 +12,7 @@ from worker.llama.batch import RowGroups
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.llama.self_test import ROW_GROUPINGS, in_words, widths
-from worker.upstream.numbers import MAX_SEQ_IDS
+from worker.models.upstream.numbers import MAX_SEQ_IDS
 from worker.wire.jobs import SlotId, TokenId
 
 FILLED = RowGroups(multiple=4, most=4)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.front.rehearsal import CONFIG
 from tests.llama.conftest import LoadRandom, MakeContext
 from tests.llama.in_main import weights_in_main
 from tests.llama.random_models import GEMMA, MROPE, PLAIN, RECURRENT, SLIDING, Kind
 from tests.llama.wide_models import QUANTISED, WIDE, write_wide
 from tests.on_cpu import loaded_on_cpu
+from tests.server.front.rehearsal import CONFIG
 from worker.engine.backend import Checkpoint, Meanwhile, Saved, do_nothing
 from worker.engine.step import Slice
 from worker.errors import ModelLoadFailed
@@ -25,7 +25,7 @@ from worker.llama.kv import Kv
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import Serving, demanded, self_test
-from worker.plan.memory import MAX_PADDING
+from worker.models.plan.memory import MAX_PADDING
 from worker.wire.jobs import SlotId
 from worker.wire.load import Determinism, Tried
 
@@ -269,7 +269,7 @@ WIDE_FIXED = Serving(chunk=64, is_fixed=True, n_parallel=8, has_drafts=False, co
 
 @contextmanager
 def wide_runner(folder: Path, family: str, name: str, *, is_fixed: bool) -> Iterator[LlamaRunner]:
-    """The same as loading/load.py makes with the flag and without it."""
+    """The same as models/loading/load.py makes with the flag and without it."""
     path = write_wide(folder / "wide.gguf", family, name)
     may_repack = weights_in_main(path, keeps_bits=is_fixed).repacked > 0
     with loaded_on_cpu(path, may_repack=may_repack) as model:

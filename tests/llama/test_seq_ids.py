@@ -7,7 +7,7 @@ import pytest
 
 from worker.llama.model import Model
 from worker.llama.seq_ids import n_retained_for, seq_ids_for, seq_ids_of
-from worker.upstream.numbers import MAX_SEQ_IDS
+from worker.models.upstream.numbers import MAX_SEQ_IDS
 
 
 @dataclass(frozen=True)

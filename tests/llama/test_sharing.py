@@ -14,8 +14,8 @@ from tests.llama.seq_states import n_used, positions
 from worker.engine.step import Slice
 from worker.llama.context import Context
 from worker.llama.model import Model
-from worker.saved.copies import Layout
-from worker.upstream.numbers import MAX_SEQ_IDS
+from worker.models.upstream.numbers import MAX_SEQ_IDS
+from worker.server.saved.copies import Layout
 from worker.wire.jobs import SlotId, TokenId
 
 pytestmark = pytest.mark.model

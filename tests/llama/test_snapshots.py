@@ -19,7 +19,7 @@ from worker.engine.step import Sampled, Slice, Step
 from worker.llama.context import Context
 from worker.llama.invariance import has_own_products
 from worker.llama.runner import LlamaRunner
-from worker.upstream.architectures import HYBRIDS_OF_SEVERAL_PARTS, WITH_SNAPSHOTS
+from worker.models.upstream.architectures import HYBRIDS_OF_SEVERAL_PARTS, WITH_SNAPSHOTS
 from worker.wire.jobs import JobKey, Logprob, SamplingParams, SlotId, StepDone, TokenId, TopToken
 from worker.wire.messages import Outbound
 

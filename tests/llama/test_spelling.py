@@ -12,17 +12,17 @@ import pytest
 
 from tests.llama.odd_vocabularies import GAPPED
 from tests.llama.tiny import write_tiny
-from worker.model.info import read_info
-from worker.model.spelling import is_invisible
+from worker.models.facts.info import read_info
+from worker.models.facts.spelling import is_invisible
 
 ALONE = """
 import json, sys
 from pathlib import Path
 from worker.llama.devices import devices
-from worker.plan.devices import choose_device
+from worker.models.plan.devices import choose_device
 from worker.llama.model import Model
-from worker.model.spelling import Unspellable
-from worker.model.info import read_info
+from worker.models.facts.spelling import Unspellable
+from worker.models.facts.info import read_info
 
 def read(text, parse_special):
     try:

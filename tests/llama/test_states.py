@@ -17,7 +17,7 @@ from worker.engine.step import Slice
 from worker.llama.context import Context
 from worker.llama.invariance import has_own_products
 from worker.llama.runner import LlamaRunner
-from worker.saved.copies import SavedCheckpoint
+from worker.server.saved.copies import SavedCheckpoint
 from worker.wire.jobs import JobKey, Logprob, SamplingParams, SlotId, StepDone, TokenId
 from worker.wire.messages import Outbound
 

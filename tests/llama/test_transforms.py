@@ -20,7 +20,7 @@ from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
 from tools.bench.llama.chain import Chain, Stage, temp, top_p
-from worker.sampling.sample import candidates
+from worker.engine.sampling.sample import candidates
 from worker.wire.jobs import SamplingParams, TokenId
 
 N_VOCAB = 600

@@ -25,9 +25,9 @@ from worker.llama.buffers import Watch
 from worker.llama.devices import devices
 from worker.llama.library import open_library
 from worker.llama.model import Model
-from worker.model.gguf import read_header
-from worker.model.vocabulary import WHOLE_ARRAYS, check_vocabulary
-from worker.plan.devices import choose_device
+from worker.models.facts.gguf import read_header
+from worker.models.facts.vocabulary import WHOLE_ARRAYS, check_vocabulary
+from worker.models.plan.devices import choose_device
 from worker.wire.jobs import TokenId
 
 pytestmark = pytest.mark.model

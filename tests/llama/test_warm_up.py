@@ -27,7 +27,7 @@ from worker.llama.warm_up import (
     warm_up,
     widest_within,
 )
-from worker.plan.memory import DETERMINISTIC_CHUNK
+from worker.models.plan.memory import DETERMINISTIC_CHUNK
 
 FAST, SLOW = 1e9, 0.0
 """A target that every step keeps, and one that none does."""

@@ -17,17 +17,17 @@ import pytest
 from parity.setups import cpu
 from tests.llama.shapes import MIXTURE, TINY_LLAMA, Shape, write_shape
 from tests.llama.tiny import write_tiny
-from tests.loading.test_load import configuration
+from tests.models.loading.test_load import configuration
 from worker.config.engine_settings import Configure
 from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.llama.repack import TILES, layout_of, may_repack
-from worker.loading.load import load_runner
-from worker.loading.places import DryRun
-from worker.model.gguf import Tensor
-from worker.model.info import read_info
-from worker.plan.placement import Placement, place
-from worker.upstream.ggml_types import TENSOR_TYPES
+from worker.models.facts.gguf import Tensor
+from worker.models.facts.info import read_info
+from worker.models.loading.load import load_runner
+from worker.models.loading.places import DryRun
+from worker.models.plan.placement import Placement, place
+from worker.models.upstream.ggml_types import TENSOR_TYPES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is held is read from /proc")
 
@@ -104,8 +104,8 @@ import json, sys
 from pathlib import Path
 from tests.llama.test_weights_in_main import config_of
 from worker.llama.library import open_library
-from worker.loading.load import load_runner
-from worker.loading.places import DryRun
+from worker.models.loading.load import load_runner
+from worker.models.loading.places import DryRun
 
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -19,11 +19,11 @@ from tests.observe.log_lines import (
 )
 from tests.receiver import Receiver
 from worker.config.settings import Settings
-from worker.front import pool_manager as pool
-from worker.front.link import LAST_WORDS_BYTES, StderrTail
-from worker.front.state import Front
 from worker.observe import log_lines as logs
 from worker.observe.metrics import Metrics
+from worker.server.front import pool_manager as pool
+from worker.server.front.link import LAST_WORDS_BYTES, StderrTail
+from worker.server.front.state import Front
 from worker.wire.load import Warned
 
 STDLIB_LOGGERS = ("uvicorn.error", "httpx2", "huggingface_hub.file_download", "litestar")

@@ -10,9 +10,9 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.samples import Sample
 
-from tests.front.rehearsal import FACTS
 from tests.observe.ended import ended
 from tests.observe.test_vllm_metrics import VLLM_SERIES
+from tests.server.front.rehearsal import FACTS
 from worker import __version__, errors
 from worker.observe.counters import REFUSAL_CODES
 from worker.observe.metrics import Metrics

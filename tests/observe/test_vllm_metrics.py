@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 from prometheus_client import parser
 
-from tests.front.rehearsal import FACTS
 from tests.observe.ended import ended
+from tests.server.front.rehearsal import FACTS
 from worker.observe.metrics import Metrics
 from worker.observe.vllm_metrics import FIRST_TOKEN_S, REQUEST_S, TOKEN_S, TOKENS
 from worker.wire.jobs import StepDone

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from parity.f32_copy import open_gguf, rewrite, shape_of
 from parity.naming import Naming
 from tests.gguf_files import Value, tiny_model
-from worker.model.info import read_info
+from worker.models.facts.info import read_info
 
 N_LAYERS, N_HEADS, N_KV_HEADS, HEAD_DIM, N_FF, N_VOCAB = 2, 4, 2, 16, 256, 40
 N_EMBD = N_HEADS * HEAD_DIM

@@ -17,7 +17,7 @@ from tests.gguf_files import TINY_TENSORS, TensorRow, Value, tiny_model, tiny_sp
 from tests.parity.plain_llama import PlainLlama
 from tests.parity.small_gguf import dequantised, stored
 from worker.errors import UsageError
-from worker.model.info import read_info
+from worker.models.facts.info import read_info
 
 pytestmark = pytest.mark.torch
 

@@ -17,7 +17,7 @@ from tests.parity.reports import report
 from tests.worker_process import WorkerProcess
 from worker.cli import run
 from worker.errors import WorkerError
-from worker.front.certificate import read_certificate
+from worker.server.front.certificate import read_certificate
 
 SERVED_WITH = ("--cache-type-k", "q8_0", "--cache-type-v", "q8_0")
 

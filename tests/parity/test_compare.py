@@ -21,7 +21,7 @@ from parity.compare import (
     second_half,
     summarise,
 )
-from worker.sampling.shortlist import highest_first
+from worker.engine.sampling.shortlist import highest_first
 
 LAW = settings(max_examples=60)
 Rows = NDArray[np.float32]

@@ -23,7 +23,7 @@ from tests.parity.small_gguf import (
     write_gguf,
 )
 from worker.errors import BadModelFile, ModelNotFound, UsageError, WorkerError
-from worker.model.info import read_info
+from worker.models.facts.info import read_info
 from worker.wire.jobs import TokenId
 
 

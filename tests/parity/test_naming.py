@@ -18,7 +18,7 @@ from tests.parity.small_gguf import (
     random_checkpoint,
     write_gguf,
 )
-from worker.model.info import read_info
+from worker.models.facts.info import read_info
 
 
 @given(n_heads=st.integers(1, 5), n_pairs=st.integers(1, 9), columns=st.integers(1, 3))

@@ -35,7 +35,7 @@ from tests.parity.relay import Event, Relay
 from tests.worker_process import WorkerProcess
 from worker.cli import run
 from worker.errors import UsageError, WorkerError
-from worker.front.certificate import read_certificate
+from worker.server.front.certificate import read_certificate
 from worker.wire.jobs import TokenId
 
 pytestmark = [pytest.mark.model, pytest.mark.process]

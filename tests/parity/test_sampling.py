@@ -15,7 +15,7 @@ from parity.levels.sampling import GRID, Distribution, Sampler
 from parity.logits_file import LogitsFile, write_logits_file
 from parity.report import Level
 from tests.parity.made_logits import PROVENANCE, Rows, candidate, made_reference, noisy
-from worker.sampling.sample import candidates, sample, uniform
+from worker.engine.sampling.sample import candidates, sample, uniform
 from worker.wire.jobs import SamplingParams
 
 

@@ -20,8 +20,8 @@ from tests.on_cpu import loaded_on_cpu
 from tests.parity.made_answers import answer, row
 from tests.parity.relay import Event, Relay
 from tests.parity.small_gguf import read_tensor, with_tensor
+from worker.engine.sampling.sample import uniform
 from worker.llama.invariance import has_own_products
-from worker.sampling.sample import uniform
 
 PROMPTS = ("Once upon a time", "def quicksort(items):")
 N_TOKENS = 8

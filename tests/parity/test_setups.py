@@ -13,8 +13,8 @@ from tests.parity.made_logits import made_reference
 from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.llama.invariance import has_own_products
-from worker.loading.load import load_runner, placed
-from worker.model.info import read_info
+from worker.models.facts.info import read_info
+from worker.models.loading.load import load_runner, placed
 
 
 def test_the_longest_windows_are_taken_until_there_are_enough_tokens(tmp_path: Path) -> None:

@@ -10,17 +10,17 @@ from dataclasses import asdict
 
 import msgspec
 
-from tests.chat.conversations import KINDS, Kind
-from tests.chat.trips import ANSWERS, ENDS, TOOLS, Answer, loaded
-from tests.chat.writing import Answer as Written
-from tests.chat.writing import written
+from tests.formats.conversations import KINDS, Kind
+from tests.formats.trips import ANSWERS, ENDS, TOOLS, Answer, loaded
+from tests.formats.writing import Answer as Written
+from tests.formats.writing import written
 from tests.llama_source import templates
 from tests.record.rows import Json
-from worker.chat.parse import Reader, message_of
-from worker.chat.template import ChatTemplates, Rendered
-from worker.chat.tool_format import chat_format
-from worker.chat.tool_grammar import Controls, Tool, begins_of, grammar_of_answer, grammar_of_call
 from worker.errors import WorkerError
+from worker.formats.grammar.tool_grammar import Controls, Tool, begins_of, grammar_of_answer, grammar_of_call
+from worker.formats.read.parse import Reader, message_of
+from worker.formats.render.template import ChatTemplates, Rendered
+from worker.formats.tool_format import chat_format
 from worker.wire.chat_format import ChatFormat
 from worker.wire.prompts import Conversation
 from worker.wire.tools import OfferedTool

@@ -24,9 +24,9 @@ from tools.made_architectures import (
     write_kind,
 )
 from tools.made_model import Q4_0, vocabulary
-from worker.model.info import read_info
-from worker.plan.memory import has_state
-from worker.upstream.architectures import ATTENTION_FREE
+from worker.models.facts.info import read_info
+from worker.models.plan.memory import has_state
+from worker.models.upstream.architectures import ATTENTION_FREE
 from worker.wire.jobs import TokenId
 
 pytestmark = pytest.mark.model

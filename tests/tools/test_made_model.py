@@ -14,7 +14,7 @@ from tests.on_cpu import loaded_on_cpu
 from tools.bench.prompts import Prompts, common_words
 from tools.made_model import BLOCKS, Q4_0, Q4_1, Q4_K, Q8_0, SHAPES, Shape, made_model
 from worker.llama.model import Model
-from worker.model.info import read_info
+from worker.models.facts.info import read_info
 
 TINY = SHAPES["tiny"]
 TIED = replace(TINY, name="tied", n_vocab=40_000, is_tied=True)

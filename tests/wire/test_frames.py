@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.protocol.vectors import conversation
+from tests.apis.pool.vectors import conversation
 from worker.config.engine_settings import inbound_decoder
 from worker.config.settings import options
 from worker.wire.frames import MAX_BODY_BYTES, FrameBuffer, encode_frame

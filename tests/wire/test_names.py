@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.chat.writing import pieces_of
+from tests.formats.writing import pieces_of
 from worker.wire.names import N_TAIL, NAME_KEYS, is_in_name
 
 keys = st.sampled_from(NAME_KEYS)

@@ -2,7 +2,7 @@
 llama-server.
 
 Owns the requests, and every field of llama-server's wire; client/ has what ours answers. Refuses to know sockets
-(exchange.py) and when a request is due (loading/load.py). Pure.
+(exchange.py) and when a request is due (models/loading/load.py). Pure.
 """
 
 from collections.abc import Iterator

@@ -24,7 +24,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.sequence import Queued, Sequence, State
 from worker.llama.runner import LlamaRunner
-from worker.loading.load import load_model
+from worker.models.loading.load import load_model
 from worker.wire.frames import encode_frame
 from worker.wire.jobs import JobKey, SamplingParams, Submit, TokenId
 from worker.wire.messages import Outbound

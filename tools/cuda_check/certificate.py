@@ -19,7 +19,7 @@ from parity.provenance import new_run_id
 from parity.report import Report, from_json
 from tools import CHECKOUT
 from tools.cuda_check.report import Figure
-from worker.front.certificate import REPORT_FILE
+from worker.server.front.certificate import REPORT_FILE
 
 N_TOKENS = 1024
 SMALL_TOKENS = 512

@@ -20,7 +20,7 @@ from worker.config.settings import Settings
 from worker.engine.step import Slice, Step
 from worker.llama.batch import RowGroups
 from worker.llama.runner import LlamaRunner
-from worker.loading.load import LoadedRunner, load_runner
+from worker.models.loading.load import LoadedRunner, load_runner
 from worker.wire.jobs import SamplingParams, SlotId, StepKind, TokenId
 
 N_SLOTS = 32

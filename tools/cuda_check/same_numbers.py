@@ -22,8 +22,8 @@ from tools import CHECKOUT
 from tools.cuda_check.report import Figure
 from worker.host import cpu_quota, sha256_of
 from worker.llama.devices import devices
-from worker.model.info import read_info
-from worker.plan.devices import choose_device
+from worker.models.facts.info import read_info
+from worker.models.plan.devices import choose_device
 
 GOLDEN = CHECKOUT / "tests" / "parity" / "golden" / "smollm2-135m-instruct-q4_1.logits.safetensors"
 _SEED = 1

@@ -22,7 +22,7 @@ from worker.commands.places import present
 from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.llama.devices import devices
-from worker.plan.devices import choose_device
+from worker.models.plan.devices import choose_device
 
 CPU = "cpu"
 STREAMS = (1, 8, 32)

@@ -34,7 +34,8 @@ _NO_ROOM = 503
 _IDLE_S = 30.0
 _LOOK_AGAIN_S = 0.02
 _LONGEST_REUSE_S = 60.0
-"""A client that closes unused connections first loses no request to a worker that closes them (web/server.py)."""
+"""A client that closes unused connections first loses no request to a worker that closes them
+(server/web/server.py)."""
 _COUNTED = {
     "paused for want of cells": "worker_preemptions_total",
     "paused for their share": "worker_yields_total",
@@ -137,7 +138,7 @@ def engines_of(child: Child) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(child.process.pid).children():
         with suppress(psutil.Error):  # one that has just ended has no command any more
-            found += [process] if "worker.process.main" in process.cmdline() else []
+            found += [process] if "worker.server.process.main" in process.cmdline() else []
     return found
 
 

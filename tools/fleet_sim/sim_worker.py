@@ -23,7 +23,7 @@ from worker.engine.sequence import Queued
 from worker.engine.step import Sampled, Score, Step
 from worker.errors import UsageError
 from worker.limits import MAX_DRAFTS
-from worker.plan.memory import retained_slots
+from worker.models.plan.memory import retained_slots
 from worker.wire.jobs import JobKey, Logprob, SlotId, StepDone, StepKind, Submit, TokenId
 from worker.wire.messages import Outbound
 
@@ -262,8 +262,8 @@ class SimWorker:
         self.engine = Engine(runner, self.costs.engine_config, emit=self._hear, clock=lambda: self.clock.now_s)
 
     def step(self, now_s: float) -> list[Served]:
-        """Take what has arrived and run a step, as process/main.py does; the clock is then at its end. Returns what has
-        ended with it.
+        """Take what has arrived and run a step, as server/process/main.py does; the clock is then at its end. Returns
+        what has ended with it.
         """
         self.clock.now_s = now_s
         while self.inbox and self.inbox[0][0] <= now_s:

@@ -16,31 +16,31 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from tests.chat.writing import FORMATS, Answer, written
+from tests.apis.asking import TERMS
+from tests.formats.writing import FORMATS, Answer, written
 from tests.gguf_files import GgufFile, tiny_model
-from tests.openai.asking import TERMS
-from worker.anthropic.request import read_counted, read_messages
-from worker.chat.deltas import Delta, Message, message_of
-from worker.chat.parse import Reader
-from worker.chat.sandbox import BrokenTemplate, Sandbox, Unrendered
+from worker.apis.chat.request import read_chat
+from worker.apis.completions.request import read_completion
+from worker.apis.core.bodies import FieldsRefused
+from worker.apis.core.errors import NotAnObject, UnknownModel
+from worker.apis.core.fields import Terms
+from worker.apis.core.headers import correlation_id, is_json_content_type, parse_deadline, request_id, trace_context
+from worker.apis.infill.request import read_infill
+from worker.apis.infill.tokens import read_detokenize, read_tokenize
+from worker.apis.messages.request import read_counted, read_messages
+from worker.apis.pool.execute import BodyRejected, checked_prompt, parse_cancel, parse_execute
+from worker.apis.responses.request import read_response
 from worker.config.engine_settings import inbound_decoder
 from worker.constraints.gbnf import BadGrammar, check_lark, lark_of
 from worker.errors import BadModelFile, UnreadableDeadline
-from worker.model.gguf import read_header
-from worker.model.info import read_info
-from worker.openai.chat import read_chat
-from worker.openai.completions import read_completion
-from worker.openai.errors import NotAnObject, UnknownModel
-from worker.openai.fields import Terms
-from worker.openai.infill import read_infill
-from worker.openai.responses.request import read_response
-from worker.openai.tokens import read_detokenize, read_tokenize
-from worker.protocol.bodies import FieldsRefused
-from worker.protocol.execute import BodyRejected, checked_prompt, parse_cancel, parse_execute
-from worker.protocol.headers import correlation_id, is_json_content_type, parse_deadline, request_id, trace_context
-from worker.saved.copies import Layout, joined, parse_checkpoint, parse_seq_state, passing
-from worker.saved.records import CELLS, CHECKPOINT, Untrusted, read_record, record_of
-from worker.upstream.numbers import STATE_MAGIC
+from worker.formats.read.deltas import Delta, Message, message_of
+from worker.formats.read.parse import Reader
+from worker.formats.render.sandbox import BrokenTemplate, Sandbox, Unrendered
+from worker.models.facts.gguf import read_header
+from worker.models.facts.info import read_info
+from worker.models.upstream.numbers import STATE_MAGIC
+from worker.server.saved.copies import Layout, joined, parse_checkpoint, parse_seq_state, passing
+from worker.server.saved.records import CELLS, CHECKPOINT, Untrusted, read_record, record_of
 from worker.wire.encoding import encode_messagepack
 from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
 from worker.wire.jobs import Accepted, Cancel, JobKey, SamplingParams, Submit, TokenId

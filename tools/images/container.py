@@ -117,7 +117,7 @@ for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
 _KILL_ENGINE = """
 import os, pathlib
 for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-    if b"worker.process.main" in path.read_bytes().split(b"\\0"):
+    if b"worker.server.process.main" in path.read_bytes().split(b"\\0"):
         os.kill(int(path.parent.name), {})
 """
 

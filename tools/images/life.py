@@ -11,7 +11,7 @@ from tests.worker_process import check_order, text_of
 from tools.images.building import Built, pip_mounts
 from tools.images.container import PROMPT, Container, new_volume, once
 from tools.images.outcome import Check, Skipped
-from worker.downloads.catalog import load_catalog
+from worker.models.downloads.catalog import load_catalog
 
 _N_TOKENS = 8
 _LONG = 120

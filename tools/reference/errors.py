@@ -7,12 +7,12 @@ from tools.markdown import table
 from tools.reference.meanings import API_ONLY, REFUSALS, STARTUP, STREAM, Meaning
 from tools.reference.text import code, page, sentence
 from worker import errors
-from worker.anthropic.errors import error_detail as messages_detail
-from worker.anthropic.errors import type_of
+from worker.apis.core.errors import CODES, OTHER_CODE, error_detail, failure
+from worker.apis.core.events import ErrorEvent, StreamCode
+from worker.apis.messages.errors import error_detail as messages_detail
+from worker.apis.messages.errors import type_of
 from worker.errors import StartupError, UsageError, WorkerBusy, WorkerError, WorkerLoading
-from worker.openai.errors import CODES, OTHER_CODE, error_detail, failure
-from worker.protocol.events import ErrorEvent, StreamCode
-from worker.web.refusals import HTTP_ERRORS
+from worker.server.web.refusals import HTTP_ERRORS
 
 _INTRODUCTION: Final = """\
 Every code that a worker sends, by the place where it occurs. *retriable* says whether the same request may succeed

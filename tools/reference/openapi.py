@@ -1,4 +1,4 @@
-"""The OpenAPI document, worker/web/page/openapi.json, with the schemas that the worker's structs have now.
+"""The OpenAPI document, worker/server/web/page/openapi.json, with the schemas that the worker's structs have now.
 
 Owns the schemas of bodies. Paths, answers, headers, examples, and rules that concern several fields of a body, are
 written by hand in the document; tests hold them to the routes and to the schemas.
@@ -11,30 +11,37 @@ from typing import Annotated, Any, Final, get_args, get_origin
 import msgspec
 
 from tools import CHECKOUT
-from worker.anthropic.answer import AnswerMessage, TokenCount
-from worker.anthropic.blocks import Block, GivenMessage
-from worker.anthropic.errors import MessagesErrorBody
-from worker.anthropic.request import MessagesRequest, MessageTool
-from worker.openai.chat import ChatRequest
-from worker.openai.chat_message import ChatCompletion
-from worker.openai.completions import Completion, CompletionRequest
-from worker.openai.errors import ApiErrorBody
-from worker.openai.fields import MAX_STOPS, SHARED
-from worker.openai.infill import Fill, InfillRequest
-from worker.openai.models import ModelCard, ModelList
-from worker.openai.responses.items import InputItem
-from worker.openai.responses.offered import ResponseTool
-from worker.openai.responses.request import ResponsesRequest
-from worker.openai.responses.resource import InputTokens, ResponseResource
-from worker.openai.tokens import DetokenizeRequest, RenderedBody, TextBody, TokenizeRequest, TokenizerInfo, TokensBody
-from worker.protocol.bodies import CancelBody, ErrorBody, FieldErrors, HealthBody, ReadyBody, ShutdownBody
-from worker.protocol.conversation import Message
-from worker.protocol.events import Event
-from worker.protocol.execute import CancelRequest, ExecuteRequest
-from worker.protocol.rules import f32_text
+from worker.apis.chat.message import ChatCompletion
+from worker.apis.chat.request import ChatRequest
+from worker.apis.completions.request import Completion, CompletionRequest
+from worker.apis.core.bodies import CancelBody, ErrorBody, FieldErrors, HealthBody, ReadyBody, ShutdownBody
+from worker.apis.core.conversation import Message
+from worker.apis.core.errors import ApiErrorBody
+from worker.apis.core.events import Event
+from worker.apis.core.fields import MAX_STOPS, SHARED
+from worker.apis.core.models import ModelCard, ModelList
+from worker.apis.core.rules import f32_text
+from worker.apis.infill.request import Fill, InfillRequest
+from worker.apis.infill.tokens import (
+    DetokenizeRequest,
+    RenderedBody,
+    TextBody,
+    TokenizeRequest,
+    TokenizerInfo,
+    TokensBody,
+)
+from worker.apis.messages.answer import AnswerMessage, TokenCount
+from worker.apis.messages.blocks import Block, GivenMessage
+from worker.apis.messages.errors import MessagesErrorBody
+from worker.apis.messages.request import MessagesRequest, MessageTool
+from worker.apis.pool.execute import CancelRequest, ExecuteRequest
+from worker.apis.responses.items import InputItem
+from worker.apis.responses.offered import ResponseTool
+from worker.apis.responses.request import ResponsesRequest
+from worker.apis.responses.resource import InputTokens, ResponseResource
 from worker.wire.encoding import bounds_of, doc
 
-DOCUMENT: Final = CHECKOUT / "worker" / "web" / "page" / "openapi.json"
+DOCUMENT: Final = CHECKOUT / "worker" / "server" / "web" / "page" / "openapi.json"
 _DEPTH: Final = 6
 """The depth in the document to which each member has a line of its own."""
 _STRUCT = "#/components/schemas/{name}"

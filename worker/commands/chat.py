@@ -16,6 +16,8 @@ import rich_click as click
 import uvloop
 from click.core import ParameterSource
 
+from worker.apis.core.bodies import FieldsRefused
+from worker.apis.pool.execute import ExecuteRequest
 from worker.cli import CommandElsewhere, imported
 from worker.commands.session import (
     NotAnsweredError,
@@ -30,8 +32,6 @@ from worker.commands.session import (
 )
 from worker.config.settings import Settings
 from worker.errors import UsageError
-from worker.protocol.bodies import FieldsRefused
-from worker.protocol.execute import ExecuteRequest
 
 _MAX_TOKENS = 1024
 _PROMPT, _MORE = "> ", ". "

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 import rich_click as click
 
-from worker.chat.escapes import Names
-from worker.chat.parse import Arguments, CallBegun, Content, Delta, Reader, Thought, message_of
-from worker.chat.sandbox import BrokenTemplate
-from worker.chat.template import ChatTemplates
-from worker.chat.tool_format import chat_format
+from worker.apis.core.bodies import Problems
+from worker.apis.core.conversation import read_conversation
 from worker.commands.places import present, where
-from worker.model.info import Words, read_words
-from worker.protocol.bodies import Problems
-from worker.protocol.conversation import read_conversation
+from worker.formats.read.parse import Arguments, CallBegun, Content, Delta, Reader, Thought, message_of
+from worker.formats.render.escapes import Names
+from worker.formats.render.sandbox import BrokenTemplate
+from worker.formats.render.template import ChatTemplates
+from worker.formats.tool_format import chat_format
+from worker.models.facts.info import Words, read_words
 from worker.wire.chat_format import ChatFormat
 from worker.wire.encoding import encode_json
 from worker.wire.jobs import TokenId

@@ -11,7 +11,7 @@ from worker.commands.tables import mib, print_json, print_table
 from worker.config.environment import environment
 from worker.host import available_memory_bytes
 from worker.llama.devices import CompiledBackend, backends
-from worker.plan.devices import Device, Kind
+from worker.models.plan.devices import Device, Kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from typing import Any
 import rich_click as click
 import uvloop
 
+from worker.apis.pool.execute import ExecuteRequest
 from worker.commands.session import Session, check_utf8, opened, sampling_of, session_options, settings_of, summary
 from worker.config.settings import Settings
 from worker.errors import UsageError
-from worker.protocol.execute import ExecuteRequest
 from worker.wire.jobs import Prompt
 
 _STDIN = "-"

@@ -1,7 +1,7 @@
 """`llorch-worker inspect MODEL`: what a GGUF holds, and the memory serving it takes.
 
 Owns: what is shown of a file. Runs in a short-lived process of its own; reads headers only. Once the file has been
-checked, llama.cpp's dry run says what it takes (loading/places.py).
+checked, llama.cpp's dry run says what it takes (models/loading/places.py).
 """
 
 from collections import Counter
@@ -11,22 +11,22 @@ from pathlib import Path
 
 import rich_click as click
 
-from worker.chat.escapes import Names
-from worker.chat.sandbox import BrokenTemplate
-from worker.chat.template import ChatTemplates
-from worker.chat.tool_format import chat_format
 from worker.commands.places import present, where
 from worker.commands.tables import mib, print_json, print_table
 from worker.config.engine import configure
 from worker.config.engine_settings import Configure
 from worker.config.settings import Settings
+from worker.formats.render.escapes import Names
+from worker.formats.render.sandbox import BrokenTemplate
+from worker.formats.render.template import ChatTemplates
+from worker.formats.tool_format import chat_format
 from worker.host import available_memory_bytes
-from worker.model.info import ModelInfo, read_info
-from worker.plan.heads import heads_off
-from worker.plan.memory import checkpoint_stride, prefix_cache_bytes, snapshot_bytes
-from worker.plan.placement import Placement
-from worker.plan.prefix_support import obstacle
-from worker.plan.snapshots import drafts_off
+from worker.models.facts.info import ModelInfo, read_info
+from worker.models.plan.heads import heads_off
+from worker.models.plan.memory import checkpoint_stride, prefix_cache_bytes, snapshot_bytes
+from worker.models.plan.placement import Placement
+from worker.models.plan.prefix_support import obstacle
+from worker.models.plan.snapshots import drafts_off
 
 _NO_LIMIT_BYTES = 2**63
 
@@ -123,7 +123,7 @@ def inspect(reference: str, models_dir: Path, catalog: Path | None, *, as_json: 
     The file is checked as `serve` checks it; if it is bad, one line says why, and the exit code is 1.
     """
     info = read_info(present(reference, models_dir, catalog))
-    from worker.loading.places import places_of  # noqa: PLC0415 - this loads llama.cpp
+    from worker.models.loading.places import places_of  # noqa: PLC0415 - this loads llama.cpp
 
     available_bytes = available_memory_bytes()
     inspection = inspection_of(

@@ -18,10 +18,10 @@ from rich.table import Table
 
 from worker.argv import HELP_FLAGS
 from worker.commands.places import not_here, where
-from worker.downloads.catalog import Catalog, CatalogEntry, load_catalog, locate, unknown_name
-from worker.downloads.fetch import OnBytes, fetch
 from worker.errors import BadModelFile, ModelNotFound
 from worker.host import sha256_of
+from worker.models.downloads.catalog import Catalog, CatalogEntry, load_catalog, locate, unknown_name
+from worker.models.downloads.fetch import OnBytes, fetch
 
 
 @click.group("models", context_settings={"help_option_names": HELP_FLAGS})

@@ -8,8 +8,8 @@ import rich_click as click
 
 from worker.config.option import HomePath
 from worker.config.settings import Settings
-from worker.downloads.catalog import load_catalog, locate
 from worker.errors import ModelNotFound
+from worker.models.downloads.catalog import load_catalog, locate
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

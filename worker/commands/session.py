@@ -14,27 +14,27 @@ from typing import Any
 import rich_click as click
 from rich.console import Console
 
+from worker.apis.core.bodies import FieldsRefused
+from worker.apis.core.job_request import JobRequest
+from worker.apis.pool.execute import ExecuteRequest, checked_prompt
+from worker.apis.pool.framing import TEXT_ONLY
 from worker.cli import read_settings, setting_options
 from worker.config.engine import configure, read_chat_template
 from worker.config.environment import environment
 from worker.config.no_effect import report
 from worker.config.settings import Settings
 from worker.config.spellings import unread
-from worker.downloads.catalog import load_catalog, locate
 from worker.errors import StartupError, UsageError, WorkerError
-from worker.front.client import EngineClient, Observer
-from worker.front.fetch_child import fetch_in_child
-from worker.front.inheritance import engine_environment
-from worker.front.job import Admission, Job, in_ms, next_chunk_of
-from worker.front.progress import LoadProgress
-from worker.front.supervision import first_of, running
-from worker.model.info import ModelInfo, read_info
+from worker.models.downloads.catalog import load_catalog, locate
+from worker.models.facts.info import ModelInfo, read_info
 from worker.observe import log_lines as logs
 from worker.observe.metrics import Metrics
-from worker.protocol.bodies import FieldsRefused
-from worker.protocol.execute import ExecuteRequest, checked_prompt
-from worker.protocol.framing import TEXT_ONLY
-from worker.protocol.job_request import JobRequest
+from worker.server.front.client import EngineClient, Observer
+from worker.server.front.fetch_child import fetch_in_child
+from worker.server.front.inheritance import engine_environment
+from worker.server.front.job import Admission, Job, in_ms, next_chunk_of
+from worker.server.front.progress import LoadProgress
+from worker.server.front.supervision import first_of, running
 from worker.wire.jobs import JobKey, Prompt, narrow
 from worker.wire.load import Loaded
 

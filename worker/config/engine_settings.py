@@ -13,7 +13,7 @@ import msgspec
 
 from worker.config.row import Form, JsonText, of_devices, of_jobs, of_model, of_operation
 from worker.limits import MAX_DRAFTS
-from worker.upstream.numbers import CACHE_TYPE_IDS, MAX_SEQ_IDS
+from worker.models.upstream.numbers import CACHE_TYPE_IDS, MAX_SEQ_IDS
 from worker.wire.load import Loaded
 from worker.wire.messages import Inbound
 

@@ -1,5 +1,4 @@
 """Grammars, JSON schemas, regular expressions and calls of tools: compiled and followed by llguidance.
 
-Only this room imports that library. The intake thread compiles a constraint, and the step thread follows it. The room
-may import chat, engine, wire and errors.
+Only this room imports that library. The intake thread compiles a constraint, and the step thread follows it.
 """

@@ -8,7 +8,13 @@ from typing import Any, Final
 
 import llguidance
 
-from worker.chat.tool_grammar import (
+from worker.constraints.answer import Calls
+from worker.constraints.constraint import Constraint, Unsupported, enforceable, json_options, matcher_of
+from worker.constraints.gbnf import BadGrammar, check_lark
+from worker.constraints.schema_gaps import plain
+from worker.constraints.text_markers import Begin
+from worker.constraints.vocabulary import Tokens
+from worker.formats.grammar.tool_grammar import (
     Controls,
     Tool,
     begins_of,
@@ -18,14 +24,8 @@ from worker.chat.tool_grammar import (
     has_marker,
     has_own_headers,
 )
-from worker.chat.tool_schema import OPTIONS, Inexpressible, Schema
-from worker.chat.values import loaded, types_of
-from worker.constraints.answer import Calls
-from worker.constraints.constraint import Constraint, Unsupported, enforceable, json_options, matcher_of
-from worker.constraints.gbnf import BadGrammar, check_lark
-from worker.constraints.schema_gaps import plain
-from worker.constraints.text_markers import Begin
-from worker.constraints.vocabulary import Tokens
+from worker.formats.grammar.tool_schema import OPTIONS, Inexpressible, Schema
+from worker.formats.read.values import loaded, types_of
 from worker.wire.chat_format import CallFormat
 from worker.wire.jobs import TokenId
 from worker.wire.tools import OfferedTool, Tools

@@ -2,8 +2,7 @@
 
 Importing any part of it loads the library, which may be impossible on this machine. Raises: ModelLoadFailed then.
 
-Steps run on the step thread, and prompts are read on the intake thread. The room may import engine, sampling, chat,
-saved, constraints, plan, model, config, limits, upstream, wire, host and errors.
+Steps run on the step thread, and prompts are read on the intake thread.
 """
 
 import sys

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from worker.engine.step import BadBatch, Scoring, Slice
 from worker.llama.held_width import HeldWidth
 from worker.llama.seq_ids import SeqIds
-from worker.plan.memory import MAX_PADDING
+from worker.models.plan.memory import MAX_PADDING
 from worker.wire.jobs import SlotId, TokenId
 
 _Int32s = ctypes.POINTER(ctypes.c_int32)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from worker.llama.library import library_function
 from worker.llama.repack import buffer_type_name
-from worker.plan.buffers import Buffer, BufferSizes
-from worker.upstream.numbers import MEMORY_BREAKDOWN
+from worker.models.plan.buffers import Buffer, BufferSizes
+from worker.models.upstream.numbers import MEMORY_BREAKDOWN
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 

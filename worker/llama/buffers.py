@@ -1,14 +1,14 @@
 """The facts in llama.cpp's own log while it loads: buffer sizes, layers offloaded, the last error.
 
-Owns the reading of those lines, whose words are in upstream/wording.py: the C API has no other way to ask. No ctypes
-here. Fed on whatever thread loads.
+Owns the reading of those lines, whose words are in models/upstream/wording.py: the C API has no other way to ask. No
+ctypes here. Fed on whatever thread loads.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from worker.plan.buffers import Buffer, BufferSizes
-from worker.upstream.wording import ALLOCATION_FAILED, BUFFER, NO_REASON, OFFLOADED, WITHOUT_FLASH
+from worker.models.plan.buffers import Buffer, BufferSizes
+from worker.models.upstream.wording import ALLOCATION_FAILED, BUFFER, NO_REASON, OFFLOADED, WITHOUT_FLASH
 
 Level = Literal["debug", "info", "warning", "error"]
 

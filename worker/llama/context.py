@@ -26,7 +26,7 @@ from worker.llama.model import Model
 from worker.llama.seq_ids import SeqIds, seq_ids_of
 from worker.llama.state_kv import StateKv
 from worker.llama.threads import Threads
-from worker.upstream.numbers import CACHE_TYPE_IDS, CELL_STEP, FLASH_ATTENTION, MAX_SEQ_IDS, MAX_THREADS
+from worker.models.upstream.numbers import CACHE_TYPE_IDS, CELL_STEP, FLASH_ATTENTION, MAX_SEQ_IDS, MAX_THREADS
 from worker.wire.jobs import SlotId
 
 Logits = NDArray[np.float32]

@@ -1,7 +1,7 @@
 """The devices ggml can compute on, and the backends of this build with or without a device.
 
-Owns ggml's device list and the names of ggml's library files. Knows nothing of models; plan/devices.py chooses. Any
-thread; memory figures are those of the moment.
+Owns ggml's device list and the names of ggml's library files. Knows nothing of models; models/plan/devices.py chooses.
+Any thread; memory figures are those of the moment.
 """
 
 import ctypes
@@ -18,8 +18,8 @@ from worker.host import available_memory_bytes
 from worker.llama.buffers import LogLine
 from worker.llama.library import LIBRARY_DIR, call_ggml, open_library
 from worker.llama.reasons import reason
-from worker.plan.devices import Device, Kind, Memory
-from worker.upstream.wording import BACKEND_FILE, BACKEND_LOADED, NO_DEVICES
+from worker.models.plan.devices import Device, Kind, Memory
+from worker.models.upstream.wording import BACKEND_FILE, BACKEND_LOADED, NO_DEVICES
 
 _BACKENDS = {"MTL": "metal", "Metal": "metal"}
 """Registry names of ggml that are not ours in lower case."""

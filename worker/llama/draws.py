@@ -17,13 +17,13 @@ from typing import NamedTuple, TypeVar
 from msgspec import structs
 
 from worker.constraints.jobs import AnyConstraint
+from worker.engine.sampling.arrays import Logits
+from worker.engine.sampling.estimate import Estimate, numpy_estimate, scaled
+from worker.engine.sampling.logprobs import log_probabilities
+from worker.engine.sampling.sample import GREEDY_BELOW, sample
 from worker.engine.step import MAX_TOPS, Sampled, Score, Scoring, Slice
 from worker.llama.library import library_function
 from worker.llama.model import Model
-from worker.sampling.arrays import Logits
-from worker.sampling.estimate import Estimate, numpy_estimate, scaled
-from worker.sampling.logprobs import log_probabilities
-from worker.sampling.sample import GREEDY_BELOW, sample
 from worker.wire.jobs import Logprob, SamplingParams, TokenId, TopToken
 from worker.wire.names import N_TAIL, is_in_name
 

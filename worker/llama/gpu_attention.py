@@ -9,9 +9,9 @@ from collections.abc import Sequence as Seq
 
 from worker.config.engine_settings import Configure, FlashAttn
 from worker.errors import ModelLoadFailed
-from worker.plan.buffers import BufferSizes
-from worker.plan.devices import Device
-from worker.upstream.numbers import CUDA_ATTENTION_PAIRS, CUDA_ATTENTION_TYPES
+from worker.models.plan.buffers import BufferSizes
+from worker.models.plan.devices import Device
+from worker.models.upstream.numbers import CUDA_ATTENTION_PAIRS, CUDA_ATTENTION_TYPES
 from worker.wire.load import Attention
 
 _ANY_PAIR = f"{', '.join(CUDA_ATTENTION_PAIRS[:-1])} or {CUDA_ATTENTION_PAIRS[-1]}"

@@ -27,10 +27,10 @@ from worker.llama.kv import Kv
 from worker.llama.library import library_function
 from worker.llama.model import Model
 from worker.llama.seq_ids import SeqIds
-from worker.plan.buffers import Buffer, BufferSizes
-from worker.plan.memory import HEAD_BATCH
-from worker.upstream.architectures import HEADS_OF_PLAIN_POSITIONS, ROWS_OF_OUTPUTS_ALONE
-from worker.upstream.numbers import GET_HIDDEN_ROWS, MROPE_TYPES, SET_HIDDEN_ROWS
+from worker.models.plan.buffers import Buffer, BufferSizes
+from worker.models.plan.memory import HEAD_BATCH
+from worker.models.upstream.architectures import HEADS_OF_PLAIN_POSITIONS, ROWS_OF_OUTPUTS_ALONE
+from worker.models.upstream.numbers import GET_HIDDEN_ROWS, MROPE_TYPES, SET_HIDDEN_ROWS
 from worker.wire.jobs import SlotId
 
 Rows = NDArray[np.float32]

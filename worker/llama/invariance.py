@@ -18,9 +18,9 @@ from worker.config.engine_settings import Configure
 from worker.errors import ModelLoadFailed
 from worker.llama.devices import backend_function, cpu, devices, features
 from worker.llama.repack import TILES, TYPE_IDS, LayoutOf, is_stack, multiplied
-from worker.model.gguf import Tensor
-from worker.model.info import ModelInfo
-from worker.plan.memory import has_state, k_type
+from worker.models.facts.gguf import Tensor
+from worker.models.facts.info import ModelInfo
+from worker.models.plan.memory import has_state, k_type
 from worker.wire.load import BatchInvariance, Determinism
 
 OWN_PRODUCTS = "ROWS16"

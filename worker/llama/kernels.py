@@ -22,8 +22,8 @@ from worker.llama.devices import devices
 from worker.llama.invariance import PRODUCT_TYPES, has_own_products, own_function
 from worker.llama.library import build
 from worker.llama.repack import TILES, TYPE_IDS, forget_layouts, layout_of, multiplied
-from worker.model.gguf import Tensor
-from worker.model.info import ModelInfo
+from worker.models.facts.gguf import Tensor
+from worker.models.facts.info import ModelInfo
 from worker.wire.encoding import encode_json
 from worker.wire.load import KernelsChosen, Speeds
 

@@ -31,10 +31,10 @@ from worker.engine.backend import Checkpoint, KvMismatch, Saved
 from worker.engine.salt import salt_of
 from worker.limits import MAX_DRAFTS
 from worker.llama.seq_ids import SeqIds
-from worker.saved.arena import Bytes
-from worker.saved.copies import ORDINARY, Allocate, Kept, Layout, SavedCells, chained, lasting, passing
-from worker.saved.keeper import Keeper
-from worker.upstream.numbers import MROPE_TYPES
+from worker.models.upstream.numbers import MROPE_TYPES
+from worker.server.saved.arena import Bytes
+from worker.server.saved.copies import ORDINARY, Allocate, Kept, Layout, SavedCells, chained, lasting, passing
+from worker.server.saved.keeper import Keeper
 from worker.wire.jobs import SlotId, TokenId
 
 _SPARE_CELLS = 256

@@ -20,8 +20,8 @@ from llama_cpp import llama_cpp as capi
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.llama import PACKAGE
 from worker.llama.buffers import Level, LogLine, Watch
-from worker.upstream.layouts import PINNED_VERSION, STRUCT_SIZES
-from worker.upstream.numbers import LOG_CONTINUED, LOG_LEVELS
+from worker.models.upstream.layouts import PINNED_VERSION, STRUCT_SIZES
+from worker.models.upstream.numbers import LOG_CONTINUED, LOG_LEVELS
 
 _AbortCallback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 

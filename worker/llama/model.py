@@ -23,10 +23,10 @@ from worker.llama.buffers import Watch
 from worker.llama.devices import device_handle
 from worker.llama.library import load_failure, open_library
 from worker.llama.tokenizer import Tokenizer
-from worker.model.spelling import Gaps, Unspellable
-from worker.plan.buffers import BufferSizes
-from worker.plan.devices import Device
-from worker.upstream.numbers import LOAD_AUTO, LOAD_NONE, SPLIT_MODES
+from worker.models.facts.spelling import Gaps, Unspellable
+from worker.models.plan.buffers import BufferSizes
+from worker.models.plan.devices import Device
+from worker.models.upstream.numbers import LOAD_AUTO, LOAD_NONE, SPLIT_MODES
 from worker.wire.jobs import TokenId
 
 _NEVER_MERGED = b"\n"

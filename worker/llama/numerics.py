@@ -16,9 +16,9 @@ from worker.llama.devices import devices, features
 from worker.llama.invariance import PRODUCT_TYPES, has_own_products, own_types, type_k_of
 from worker.llama.library import LIBRARY_DIR, call_ggml
 from worker.llama.repack import tile_bytes
-from worker.model.info import ModelInfo
-from worker.plan.buffers import BufferSizes
-from worker.plan.placement import Group, Placement
+from worker.models.facts.info import ModelInfo
+from worker.models.plan.buffers import BufferSizes
+from worker.models.plan.placement import Group, Placement
 from worker.wire.numerics import Numerics
 
 _SHARED_OUT = ("f32", "f16")

@@ -8,10 +8,10 @@ thread.
 import functools
 from collections.abc import Sequence
 
-from worker.chat.template import ChatTemplates
 from worker.engine.backend import Read
+from worker.formats.render.template import ChatTemplates
 from worker.llama.model import Model
-from worker.model.spelling import Unspellable
+from worker.models.facts.spelling import Unspellable
 from worker.wire.jobs import Prompt, TokenId
 from worker.wire.prompts import Conversation, Infill
 from worker.wire.refusals import Violation

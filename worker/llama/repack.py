@@ -22,11 +22,11 @@ from worker.errors import ModelLoadFailed
 from worker.host import has_amx
 from worker.llama.devices import backend_function, cpu, device_handle
 from worker.llama.library import call_ggml
-from worker.model.gguf import Tensor
-from worker.model.info import ModelInfo
-from worker.plan.buffers import BufferSizes
-from worker.upstream.ggml_types import TENSOR_TYPES
-from worker.upstream.layouts import PINNED_VERSION
+from worker.models.facts.gguf import Tensor
+from worker.models.facts.info import ModelInfo
+from worker.models.plan.buffers import BufferSizes
+from worker.models.upstream.ggml_types import TENSOR_TYPES
+from worker.models.upstream.layouts import PINNED_VERSION
 from worker.wire.load import Amx
 
 TILES = "AMX"

@@ -13,7 +13,7 @@ from worker.llama.batch import batches
 from worker.llama.context import Context
 from worker.llama.draws import Draws, DrawThreads
 from worker.llama.model import Model
-from worker.plan.buffers import BufferSizes
+from worker.models.plan.buffers import BufferSizes
 from worker.wire.jobs import Logprob
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from worker.llama.model import Model
-from worker.plan.memory import CELLS_SEQ_IDS, retained_slots
-from worker.upstream.architectures import HYBRIDS_OF_SEVERAL_PARTS
-from worker.upstream.numbers import MAX_SEQ_IDS
+from worker.models.plan.memory import CELLS_SEQ_IDS, retained_slots
+from worker.models.upstream.architectures import HYBRIDS_OF_SEVERAL_PARTS
+from worker.models.upstream.numbers import MAX_SEQ_IDS
 
 
 @dataclass(frozen=True, slots=True)

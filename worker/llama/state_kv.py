@@ -23,8 +23,8 @@ from worker.engine.backend import Checkpoint, Saved
 from worker.engine.salt import salt_of
 from worker.llama.kv import ALL, Kv
 from worker.llama.seq_ids import SeqIds
-from worker.saved.arena import Bytes
-from worker.saved.copies import (
+from worker.server.saved.arena import Bytes
+from worker.server.saved.copies import (
     HEADER_BYTES,
     Allocate,
     Layout,
@@ -55,7 +55,8 @@ class StateKv(Kv):
         layout = Layout(self.layout.is_mrope, n_caches, state_bytes(self._no_state) or 0)
         can_copy = not n_caches or seq_ids.copy_seq_id is not None
         self._is_known = layout.n_state_bytes > 0 and n_cells_bytes == layout.empty_bytes and can_copy
-        """True if the memory has cells of one kind, or none, and a state, both in the form of saved/copies.py."""
+        """True if the memory has cells of one kind, or none, and a state, both in the form of
+        server/saved/copies.py."""
         if self._is_known:
             self.layout, self.seq_ids, self.n_state_bytes = layout, seq_ids, layout.n_state_bytes
         self.n_snapshots = int(capi.llama_n_rs_seq(handle)) if self._is_known else 0

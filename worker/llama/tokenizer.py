@@ -14,7 +14,7 @@ import numpy as np
 from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
-from worker.model.spelling import Gaps, Spelling, Unspellable
+from worker.models.facts.spelling import Gaps, Spelling, Unspellable
 from worker.wire.jobs import TokenId
 
 _PIECE_BYTES = 64

@@ -15,8 +15,8 @@ from worker.limits import MAX_DRAFTS
 from worker.llama.batch import RowGroups
 from worker.llama.held_width import HeldWidth
 from worker.llama.runner import LlamaRunner
-from worker.plan.memory import DEFAULT_UBATCH, DETERMINISTIC_CHUNK
-from worker.upstream.numbers import CELL_STEP
+from worker.models.plan.memory import DEFAULT_UBATCH, DETERMINISTIC_CHUNK
+from worker.models.upstream.numbers import CELL_STEP
 from worker.wire.jobs import SamplingParams, SlotId, StepKind, TokenId
 from worker.wire.load import PaddedWidths, RowCosts
 

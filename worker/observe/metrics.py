@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from worker import __version__
+from worker.models.upstream.layouts import PINNED_VERSION
 from worker.observe.counters import Count, Counters
-from worker.upstream.layouts import PINNED_VERSION
 from worker.wire.jobs import StepDone
 from worker.wire.load import Loaded
 

@@ -1,8 +1,8 @@
 """A span for each job, and for each request that was refused, sent to an OpenTelemetry collector (docs/operating.md).
 
-Owns the SDK and what every span says; front/job_log.py has what is said of a job, which is never a prompt, an output
-or a secret. Needs the extra `otel`. Spans are made on the front's event loop, when all is over; a thread of the SDK
-sends them, and drops them if they are not taken.
+Owns the SDK and what every span says; server/front/job_log.py has what is said of a job, which is never a prompt, an
+output or a secret. Needs the extra `otel`. Spans are made on the front's event loop, when all is over; a thread of the
+SDK sends them, and drops them if they are not taken.
 """
 
 import threading

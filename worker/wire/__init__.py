@@ -1,4 +1,4 @@
 """All that passes between the front and the engine: messages, their framing, and the types that both sides share.
 
-Any thread of either process uses it. It may import nothing of the worker.
+Any thread of either process uses it.
 """

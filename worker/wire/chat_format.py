@@ -1,9 +1,10 @@
 """The notation of a model's reasoning and calls, as data.
 
-The engine finds this format in the chat template (chat/tool_format.py), and the front reads answers by it
-(chat/parse.py). The same data makes the grammar of a call (chat/tool_grammar.py), so what a grammar allows is what the
-reader reads. All markers are texts, exactly as the template writes them; a control token stands in a text by its name.
-The reader takes any white space at the ends of a marker and at its line breaks, except around a tagged argument's text.
+The engine finds this format in the chat template (formats/tool_format.py), and the front reads answers by it
+(formats/read/parse.py). The same data makes the grammar of a call (formats/grammar/tool_grammar.py), so what a grammar
+allows is what the reader reads. All markers are texts, exactly as the template writes them; a control token stands in a
+text by its name. The reader takes any white space at the ends of a marker and at its line breaks, except around a
+tagged argument's text.
 """
 
 from typing import Literal

@@ -1,6 +1,7 @@
 """The head of a message in harmony's form (gpt-oss, Muse): what it says of the text behind it.
 
-Owns this meaning for both that read such answers: engine/channels.py by tokens, chat/messages.py in a text. Pure.
+Owns this meaning for both that read such answers: engine/channels.py by tokens, formats/read/messages.py in a text.
+Pure.
 
     <|start|>assistant<|channel|>commentary to=functions.N <|constrain|>json<|message|>{...}<|call|>
              └ role ──┘          └ header ────────────────────────────────┘         └ body ┘

@@ -55,7 +55,7 @@ _ZERO_TO_ONE = {"minimum": 0, "maximum": 1}
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The parameters of an answer, as `/execute` and `/v1` have them in common and as the engine gets them;
     docs/sampling.md has every formula. Floats hold f32 values, before the rules possibly infinite; the bounds are the
-    rules' business (protocol/rules.py).
+    rules' business (apis/core/rules.py).
 
     With its defaults only the temperature changes a row: fields that tune a method have no effect while it is off.
 

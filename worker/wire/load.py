@@ -172,7 +172,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Determinism(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict of a rule, or of the self-test: the same tokens give the same logits, bit for bit, in any company."""
+    """The verdict of a rule, or of the self-test: the same tokens give the same logits, bit for bit, beside any others."""
 
     is_same: bool
     differences: tuple[str, ...] = ()
@@ -242,7 +242,7 @@ class Loaded(Frame, frozen=True, kw_only=True):
     model: ModelFacts = ModelFacts()
     draft: DraftModelFacts | None = None
     places: bytes = b""
-    """The memory plan of the model and its draft model, in the words of loading/places.py."""
+    """The memory plan of the model and its draft model, in the words of models/loading/places.py."""
     numerics: Numerics | None = None
     """The numerics, if Configure asked for them."""
     amx: Amx = Amx()

@@ -1,6 +1,6 @@
 """The tools that an answer may call, as the engine gets them in a job's Submit frame.
 
-This module owns their types; openai/tools.py makes them of a request, and constraints/calls.py holds calls to them.
+This module owns their types; apis/core/tools.py makes them of a request, and constraints/calls.py holds calls to them.
 """
 
 import msgspec

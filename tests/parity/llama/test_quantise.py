@@ -8,7 +8,7 @@ from parity.llama.quantise import FILE_TYPES, quantise
 from tests.llama.tiny import write_tiny
 from tests.on_cpu import loaded_on_cpu
 from worker.errors import ModelLoadFailed, UsageError
-from worker.model.info import read_info
+from worker.models.facts.info import read_info
 
 
 @pytest.fixture

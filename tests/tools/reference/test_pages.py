@@ -14,11 +14,11 @@ from tools.reference.metrics import metrics_page, own_series, vllm_series
 from tools.reference.openapi import DOCUMENT
 from tools.reference.pages import FOLDER, PAGES, pages
 from tools.reference.text import GENERATED
+from worker.apis.core.events import StreamCode
 from worker.cli import setting_options
 from worker.config import legacy
 from worker.observe.log_lines import LogEvent
 from worker.observe.metrics import Metrics
-from worker.protocol.events import StreamCode
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from worker.host import cpu_quota
 from worker.llama.context import Context
 from worker.llama.devices import devices
 from worker.llama.model import Model
-from worker.model.info import read_info
-from worker.plan.devices import choose_device
+from worker.models.facts.info import read_info
+from worker.models.plan.devices import choose_device
 from worker.wire.jobs import SamplingParams, SlotId
 
 N_SYNTHETIC = 8

@@ -1,0 +1,224 @@
+"""Sampling against a slow reference, by its distribution, and at its edges."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from tests.engine.sampling.reference import expected_candidates, expected_token
+from tests.engine.sampling.rows import ids_of, probs_of, row
+from worker.engine.sampling.sample import candidates, sample, uniform
+from worker.wire.jobs import SamplingParams
+
+LAW = settings(max_examples=250)
+PLAIN = SamplingParams(seed=42)
+GREEDY = SamplingParams(seed=42, temperature=0.0)
+F32_MAX = float(np.finfo(np.float32).max)
+
+
+ordinary = st.floats(-20, 20, width=32)
+tied = st.sampled_from([-2.0, -1.0, -0.0, 0.0, 1.0, 2.0])
+extreme = st.sampled_from([-math.inf, -F32_MAX, F32_MAX, 1e-45, -1e-45, 1e-20, 88.0, -104.0])
+logit = st.one_of(ordinary, tied, extreme)
+rows = (
+    st.one_of(
+        st.lists(ordinary, min_size=1, max_size=24),
+        st.lists(tied, min_size=1, max_size=24),
+        st.lists(logit, min_size=1, max_size=24),
+        st.builds(lambda size, value: [value] * size, st.integers(1, 24), ordinary),
+        st.builds(lambda rest, peak: [*rest, peak], st.lists(ordinary, max_size=12), st.just(500.0)),
+    )
+    .filter(lambda values: max(values) > -math.inf)
+    .map(lambda values: row(*values))
+)
+samplings = st.builds(
+    SamplingParams,
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.one_of(st.sampled_from([0.0, 9e-7, 1e-6, 0.7, 1.0, 2.0]), st.floats(2**-7, 2, width=32)),
+    top_p=st.one_of(st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.floats(0, 1, width=32)),
+    top_k=st.one_of(st.sampled_from([0, 1, 5, 2**32 - 1]), st.integers(0, 30)),
+    repetition_penalty=st.one_of(st.sampled_from([0.0, 0.5, 1.0, 1.1, 2.0]), st.floats(2**-6, 2, width=32)),
+    min_p=st.one_of(st.sampled_from([0.0, 0.05, 1.0]), st.floats(0, 1, width=32)),
+)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], SamplingParams, list[int]]:
+    logits = draw(rows)
+    generated = draw(st.lists(st.integers(0, len(logits) - 1), max_size=12))
+    return logits, draw(samplings), generated
+
+
+# ── laws ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.long
+@LAW
+@given(cases())
+def test_candidates_and_draw_agree_with_the_plain_reference(
+    case: tuple[NDArray[np.float32], SamplingParams, list[int]],
+) -> None:
+    logits, sampling, generated = case
+    expected = expected_candidates(logits.tolist(), sampling, generated)
+    assert ids_of(*case) == list(expected)
+    assert probs_of(*case) == pytest.approx(list(expected.values()), rel=1e-9, abs=1e-300)
+    assert sample(*case) == expected_token(expected, uniform(sampling.drawn_seed, len(generated)))
+
+
+@LAW
+@given(cases())
+def test_candidates_are_a_distribution_in_descending_order_with_ties_by_id(
+    case: tuple[NDArray[np.float32], SamplingParams, list[int]],
+) -> None:
+    ids, probs = candidates(*case)
+    assert len(set(ids.tolist())) == len(ids) == len(probs) >= 1
+    assert float(probs.sum()) == pytest.approx(1.0)
+    assert (np.diff(probs) <= 0).all()
+    same_score = np.diff(case[0][ids]) == 0
+    if not case[2]:
+        assert (np.diff(ids)[same_score] > 0).all()
+
+
+@pytest.mark.long
+@LAW
+@given(cases(), cases())
+def test_the_token_depends_on_its_own_row_settings_and_history_only(
+    case: tuple[NDArray[np.float32], SamplingParams, list[int]],
+    other: tuple[NDArray[np.float32], SamplingParams, list[int]],
+) -> None:
+    before = case[0].copy()
+    first = sample(*case)
+    sample(*other)
+    assert sample(before.copy(), *case[1:]) == first
+    assert case[0].tobytes() == before.tobytes()
+
+
+@LAW
+@given(rows, st.lists(st.integers(0, 0), max_size=5), st.integers(0, 2**64 - 1))
+def test_greedy_is_argmax_whatever_the_seed_and_history(
+    logits: NDArray[np.float32], generated: list[int], seed: int
+) -> None:
+    assert sample(logits, replace(GREEDY, seed=seed), generated) == int(np.argmax(logits))
+
+
+@pytest.mark.long
+@LAW
+@given(cases())
+def test_a_token_drawn_is_a_candidate_of_positive_probability(
+    case: tuple[NDArray[np.float32], SamplingParams, list[int]],
+) -> None:
+    ids, probs = candidates(*case)
+    assert probs[ids == sample(*case)] > 0
+
+
+# ── the distribution ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_draw_walks_the_candidates_from_the_most_probable_down() -> None:
+    logits = row(0.0, math.log(3.0))
+    for seed in range(200):
+        assert sample(logits, replace(PLAIN, seed=seed), ()) == (1 if uniform(seed, 0) < 0.75 else 0)
+
+
+# ── one step at a time ───────────────────────────────────────────────────────────────────────────
+
+
+def test_off_values_leave_the_softmax_of_the_logits() -> None:
+    assert ids_of(row(1.0, 3.0, 2.0), PLAIN, [0, 1]) == [1, 2, 0]
+    total = math.e + math.e**2 + math.e**3
+    assert probs_of(row(1.0, 3.0, 2.0), PLAIN, [0, 1]) == pytest.approx(
+        [math.e**3 / total, math.e**2 / total, math.e / total]
+    )
+
+
+@pytest.mark.parametrize(
+    ("logits", "sampling", "kept"),
+    [
+        pytest.param(
+            (1.0, 2.0, 1.0, 2.0, 1.0), SamplingParams(seed=0, top_k=3), [1, 3, 0], id="top_k cuts ties by lower id"
+        ),
+        pytest.param((0.0, 1.0), SamplingParams(seed=0, top_k=2**32 - 1), [1, 0], id="top_k beyond the vocabulary"),
+        pytest.param([3.0] * 8, SamplingParams(seed=0, top_k=4, top_p=0.5), [0, 1], id="top_p after top_k"),
+        pytest.param((math.log(4.0), 0.0, 0.0), SamplingParams(seed=0, top_p=0.7), [0, 1], id="top_p"),
+        pytest.param(
+            (math.log(4.0), 0.0, 0.0),
+            SamplingParams(seed=0, top_p=0.7, temperature=0.5),
+            [0],
+            id="top_p after temperature",
+        ),
+        pytest.param((1.0, 5.0, 5.0), SamplingParams(seed=0, min_p=1.0), [1, 2], id="min_p 1 keeps all of the highest"),
+        pytest.param(
+            (1.0, 1.0), SamplingParams(seed=0, temperature=9e-7), [0], id="a temperature below 1e-6 is greedy"
+        ),
+        pytest.param((0.0, 1e-20), PLAIN, [1, 0], id="logits closer than probabilities can show keep their order"),
+    ],
+)
+def test_the_kept_tokens(logits: Sequence[float], sampling: SamplingParams, kept: list[int]) -> None:
+    assert ids_of(row(*logits), sampling) == kept
+
+
+@pytest.mark.parametrize(("top_p", "n_kept"), [(0.0, 1), (0.125, 1), (0.126, 2), (0.5, 4), (0.51, 5), (0.999, 8)])
+def test_the_nucleus_is_the_shortest_prefix_that_reaches_top_p(top_p: float, n_kept: int) -> None:
+    """Eight tokens of 1/8: the sums are exact, so the border itself is tested."""
+    assert ids_of(row(*[3.0] * 8), SamplingParams(seed=0, top_p=top_p)) == list(range(n_kept))
+
+
+@pytest.mark.parametrize(("min_p", "n_kept"), [(0.2, 3), (0.3, 2), (0.6, 1), (1.0, 1)])
+def test_min_p_is_relative_to_the_highest_probability(min_p: float, n_kept: int) -> None:
+    logits = row(math.log(8.0), math.log(4.0), math.log(2.0))
+    assert ids_of(logits, SamplingParams(seed=0, min_p=min_p)) == [0, 1, 2][:n_kept]
+
+
+def test_what_remains_is_renormalised() -> None:
+    assert probs_of(row(*[3.0] * 8), SamplingParams(seed=0, top_k=5)) == pytest.approx([0.2] * 5)
+
+
+def test_a_temperature_of_one_millionth_is_not_greedy() -> None:
+    assert probs_of(row(1.0, 1.0), SamplingParams(seed=0, temperature=1e-6)) == [0.5, 0.5]
+
+
+# ── edges ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_negative_zero_ties_with_zero() -> None:
+    assert sample(row(-0.0, 0.0), GREEDY, ()) == 0
+    assert ids_of(row(-0.0, 0.0), PLAIN) == [0, 1]
+    assert sample(row(-0.0, 0.0), replace(GREEDY, repetition_penalty=2.0), [1]) == 0
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, replace(PLAIN, temperature=1e-6, repetition_penalty=0.0)])
+def test_the_largest_floats_overflow_nothing(sampling: SamplingParams) -> None:
+    assert ids_of(row(-F32_MAX, F32_MAX), sampling, [0, 1]) == [1, 0]
+    assert sample(row(-F32_MAX, F32_MAX), sampling, [0, 1]) == 1
+
+
+def test_a_token_of_probability_zero_is_no_candidate() -> None:
+    assert ids_of(row(-math.inf, 1.0, -math.inf), PLAIN, [0]) == [1]
+
+
+def test_a_vocabulary_of_one_always_gives_its_token() -> None:
+    assert sample(row(-7.0), PLAIN, ()) == 0
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, PLAIN, replace(GREEDY, repetition_penalty=1.1), replace(PLAIN, top_k=1)])
+@pytest.mark.parametrize(
+    ("logits", "message"),
+    [
+        (row(0.0, math.nan, 1.0), "NaN"),
+        (row(0.0, math.inf, math.nan), "NaN"),
+        (row(0.0, math.inf), r"\+inf"),
+        (row(-math.inf, -math.inf), "every logit is -inf"),
+    ],
+)
+def test_a_row_without_a_distribution_is_refused(
+    logits: NDArray[np.float32], message: str, sampling: SamplingParams
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        sample(logits, sampling, [0])
+    with pytest.raises(ValueError, match=message):
+        candidates(logits, sampling, [0])

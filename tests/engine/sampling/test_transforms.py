@@ -1,0 +1,197 @@
+"""All sampling parameters together against the slow reference, and what each truncation means by example."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from tests.engine.sampling.reference import Borders, NothingLeft, expected_candidates, expected_token, expected_uniform
+from tests.engine.sampling.rows import Row, ids_of, row
+from worker.engine.sampling.sample import candidates, sample, uniform
+from worker.wire.jobs import SamplingParams, TokenId
+
+LAW = settings(max_examples=250)
+ENDS = np.array([0, 2], dtype=np.intp)
+Case = tuple[Row, SamplingParams, list[int]]
+SHARP = 1e-9
+"""Nearer to a border, rounding decides, and two right programs may differ."""
+
+
+some_logit = st.one_of(st.floats(-15, 15, width=32), st.sampled_from([-2.0, 0.0, 1.0, 2.0, -math.inf, 40.0]))
+rows = st.lists(some_logit, min_size=4, max_size=24).filter(lambda values: max(values) > -math.inf)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    logits = draw(rows)
+    tokens = st.integers(0, len(logits) - 1)
+    generated = draw(st.one_of(st.lists(tokens, max_size=14), st.lists(st.integers(0, 3), max_size=30)))
+    bias = st.one_of(st.just(-100), st.floats(-100, 100, width=32))
+    biased = draw(st.dictionaries(tokens, bias, max_size=3))
+    stops = draw(st.lists(tokens, max_size=2))
+    sampling = SamplingParams(
+        seed=draw(st.integers(0, 2**64 - 1)),
+        temperature=draw(st.sampled_from([0.0, 0.5, 1.0, 1.7])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 0.9, 0.4, 0.0])),
+        top_k=draw(st.sampled_from([0, 0, 3, 10])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.3, 0.7])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.07])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.7, -0.3])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.5, -1.1])),
+        repeat_last_n=draw(st.sampled_from([-1, -1, 0, 1, 5, 1000])),
+        typical_p=draw(st.sampled_from([1.0, 1.0, 0.9, 0.3, 0.0])),
+        top_n_sigma=draw(st.sampled_from([0.0, 0.0, 0.5, 1.3])),
+        xtc_probability=draw(st.sampled_from([0.0, 0.5, 1.0])),
+        xtc_threshold=draw(st.sampled_from([0.0, 0.07, 0.2, 0.6])),
+        dry_multiplier=draw(st.sampled_from([0.0, 0.8, 100.0])),
+        dry_base=draw(st.sampled_from([1.0, 1.75, 16.0])),
+        dry_allowed_length=draw(st.integers(1, 4)),
+        logit_bias={str(token): value for token, value in biased.items()},
+        ignore_eos=draw(st.booleans()),
+        min_tokens=draw(st.sampled_from([0, 0, 3, 40])),
+        stop_token_ids=tuple(TokenId(token) for token in stops),
+    )
+    return row(*logits), sampling, generated
+
+
+# ── all fields at once ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.long
+@LAW
+@given(cases())
+def test_candidates_and_draw_agree_with_the_plain_reference(case: Case) -> None:
+    logits, sampling, generated = case
+    borders = Borders()
+    try:
+        expected = expected_candidates(logits.tolist(), sampling, generated, ENDS.tolist(), borders)
+    except NothingLeft:
+        with pytest.raises(ValueError, match="ban every possible token"):
+            sample(*case, ENDS)
+        return
+    assume(borders.nearest > SHARP)
+    ids, probs = candidates(*case, ENDS)
+    assert ids.tolist() == list(expected)
+    assert probs.tolist() == pytest.approx(list(expected.values()), rel=1e-9, abs=1e-300)
+    assert sample(*case, ENDS) == expected_token(expected, uniform(sampling.drawn_seed, len(generated)))
+
+
+@pytest.mark.long
+@LAW
+@given(cases())
+def test_candidates_are_never_banned_and_probabilities_sum_to_one(case: Case) -> None:
+    _, sampling, generated = case
+    try:
+        ids, probs = candidates(*case, ENDS)
+    except ValueError:
+        return
+    assert float(probs.sum()) == pytest.approx(1.0)
+    assert not {int(token) for token, bias in sampling.logit_bias.items() if bias == -100} & set(ids.tolist())
+    assert not (sampling.ignore_eos and {0, 2} & set(ids.tolist()))
+    assert not (len(generated) < sampling.min_tokens and {0, 2, *sampling.stop_token_ids} & set(ids.tolist()))
+
+
+# ── truncations ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("n_sigma", "kept"), [(0.5, [0]), (2.0, [0, 1]), (3.0, [0, 1, 2, 3])])
+def test_top_n_sigma_measures_from_the_highest_score_down(n_sigma: float, kept: list[int]) -> None:
+    """Scores 4, 1, 0, -1 and an impossible one: mean 1, sigma sqrt(14/4) = 1.87."""
+    logits = row(4.0, 1.0, 0.0, -1.0, -math.inf)
+    assert ids_of(logits, SamplingParams(seed=0, top_n_sigma=n_sigma)) == kept
+
+
+def test_top_n_sigma_does_not_depend_on_the_temperature() -> None:
+    logits = np.random.default_rng(1).normal(size=200).astype(np.float32)
+    cold, hot = (ids_of(logits, SamplingParams(seed=0, top_n_sigma=1.0, temperature=t)) for t in (0.5, 2.0))
+    assert cold == hot
+
+
+def test_top_n_sigma_comes_before_top_k() -> None:
+    logits = row(4.0, 1.0, 0.0, -1.0)
+    assert ids_of(logits, SamplingParams(seed=0, top_n_sigma=2.0, top_k=3)) == [0, 1]
+    assert ids_of(logits, SamplingParams(seed=0, top_n_sigma=2.0, top_k=1)) == [0]
+
+
+def test_typical_prefers_the_expected_information_to_the_highest_probability() -> None:
+    """p = 0.3 and ten times 0.07: most tokens carry 2.66 nats, the entropy is 2.22, the likeliest carries 1.2."""
+    logits = row(math.log(0.3), *[math.log(0.07)] * 10)
+    assert ids_of(logits, SamplingParams(seed=0, typical_p=0.2)) == [1, 2, 3]
+    assert ids_of(logits, SamplingParams(seed=0, typical_p=0.0)) == [1]
+    assert ids_of(logits, SamplingParams(seed=0, typical_p=0.75)) == list(range(11))
+
+
+def test_top_p_is_measured_on_what_typical_left() -> None:
+    logits = row(math.log(0.3), *[math.log(0.07)] * 10)
+    assert ids_of(logits, SamplingParams(seed=0, typical_p=0.2, top_p=0.5)) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "kept"), [(0.05, [3]), (0.1, [2, 3]), (0.2, [1, 2, 3]), (0.3, [0, 1, 2, 3]), (0.6, [0, 1, 2, 3])]
+)
+def test_xtc_leaves_of_the_top_choices_the_least_probable(threshold: float, kept: list[int]) -> None:
+    """p = 0.48, 0.28, 0.16, 0.08: a single top choice stays."""
+    logits = row(*np.log([0.48, 0.28, 0.16, 0.08]))
+    assert ids_of(logits, SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=threshold)) == kept
+
+
+def test_xtc_never_acts_above_one_half_and_is_measured_on_what_min_p_left() -> None:
+    logits = row(*np.log([0.4, 0.4, 0.2]))
+    assert ids_of(logits, SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.45)) == [0, 1, 2]
+    assert ids_of(logits, SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.45, min_p=0.8)) == [1]
+    assert ids_of(logits, SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.51, min_p=0.8)) == [0, 1]
+
+
+def test_the_coin_of_xtc_is_the_third_lane() -> None:
+    logits = row(math.log(2.0), 0.0)
+    sampling = SamplingParams(seed=3, xtc_probability=0.4, xtc_threshold=0.3)
+    for position in range(60):
+        acts = expected_uniform(3, position, lane=2) < 0.4
+        assert ids_of(logits, sampling, range(position)) == ([1] if acts else [0, 1])
+
+
+def test_xtc_may_leave_a_token_of_next_to_no_probability() -> None:
+    everything = SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.0)
+    assert ids_of(row(900.0, 0.0, 1.0), everything) == [1]
+    assert sample(row(900.0, 0.0, 1.0), everything, ()) == 1
+
+
+# ── wide rows ────────────────────────────────────────────────────────────────────────────────────
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([1.0, 0.95, 0.5]),
+    st.sampled_from([1.0, 0.9, 0.2]),
+    st.sampled_from([0.0, 1.5]),
+    st.sampled_from([0.0, 1.0]),
+)
+@example(seed=1, top_p=1.0, typical_p=0.5, n_sigma=0.0, xtc=0.0)
+def test_a_wide_row_agrees_with_the_plain_reference(
+    seed: int, top_p: float, typical_p: float, n_sigma: float, xtc: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = (rng.normal(size=3000) * rng.choice([0.5, 2.5])).astype(np.float32)
+    sampling = SamplingParams(
+        seed=seed,
+        temperature=0.8,
+        top_p=top_p,
+        typical_p=typical_p,
+        top_n_sigma=n_sigma,
+        xtc_probability=xtc,
+        xtc_threshold=0.01,
+        dry_multiplier=0.8,
+        frequency_penalty=-2.0,
+        logit_bias=dict.fromkeys(map(str, range(100, 130)), 4.0),
+    )
+    generated = rng.integers(0, 30, 60).tolist()
+    borders = Borders()
+    expected = expected_candidates(logits.tolist(), sampling, generated, (), borders)
+    assume(borders.nearest > 1e-11)
+    ids, probs = candidates(logits, sampling, generated)
+    assert ids.tolist() == list(expected)
+    assert probs.tolist() == pytest.approx(list(expected.values()), rel=1e-9)
+    assert sample(logits, sampling, generated) == expected_token(expected, uniform(seed, 60))

@@ -1,0 +1,189 @@
+"""Cutting before sorting changes nothing: rows of whole vocabularies against the plain way, and what the cut leaves."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from parity import formula
+from worker.engine.sampling.arrays import NO_IDS
+from worker.engine.sampling.row import row_of
+from worker.engine.sampling.sample import candidates, sample
+from worker.engine.sampling.shortlist import covering, settled, some_highest, whole
+from worker.engine.sampling.sorted import in_order
+from worker.engine.sampling.unsorted import truncated
+from worker.wire.jobs import SamplingParams
+
+Row = NDArray[np.float32]
+Make = Callable[[np.random.Generator, int], Row]
+
+LAW = settings(max_examples=120)
+F32_MAX = float(np.finfo(np.float32).max)
+WORST = SamplingParams(seed=1, temperature=0.8, top_p=0.95)
+
+
+def normal(rng: np.random.Generator, size: int) -> Row:
+    scale = rng.choice([1e-20, 0.1, 1.0, 3.0, 6.0, 1e3, 1e30])
+    return np.array(rng.normal(size=size) * scale, dtype=np.float32)
+
+
+def model_like(rng: np.random.Generator, size: int) -> Row:
+    row = normal(rng, size) if rng.random() < 0.2 else (rng.normal(size=size) * 2.5).astype(np.float32)
+    row[rng.integers(0, size, 40)] += rng.normal(8.0, 3.0, size=40).astype(np.float32)
+    return row
+
+
+def tied(rng: np.random.Generator, size: int) -> Row:
+    """Few values, so that ties lie across every edge."""
+    return np.array(np.round(rng.normal(size=size) * rng.choice([1.0, 4.0])), dtype=np.float32)
+
+
+def flat(rng: np.random.Generator, size: int) -> Row:
+    return np.full(size, rng.choice([-1e4, 0.0, 0.3, 7.0]), dtype=np.float32)
+
+
+def two_levels(rng: np.random.Generator, size: int) -> Row:
+    return np.where(rng.random(size) < rng.choice([0.01, 0.5]), 5.0, rng.choice([4.0, -30.0])).astype(np.float32)
+
+
+def dominated(rng: np.random.Generator, size: int) -> Row:
+    row = model_like(rng, size)
+    row[rng.integers(size)] = rng.choice([25.0, 40.0, 500.0, F32_MAX])
+    return row
+
+
+def mostly_impossible(rng: np.random.Generator, size: int) -> Row:
+    row = model_like(rng, size)
+    row[rng.random(size) < rng.choice([0.5, 0.999])] = -np.inf
+    row[rng.integers(size)] = 1.0
+    return row
+
+
+def far_apart(rng: np.random.Generator, size: int) -> Row:
+    row = normal(rng, size)
+    row[rng.integers(0, size, 20)] = rng.choice(np.array([-F32_MAX, -1e-45, 1e-45, 88.0, -104.0], np.float32), size=20)
+    return row
+
+
+makes: list[Make] = [normal, model_like, tied, flat, two_levels, dominated, mostly_impossible, far_apart]
+
+protocol_settings = st.builds(
+    SamplingParams,
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.one_of(st.sampled_from([1e-6, 1e-3, 0.8, 1.0, 2.0]), st.floats(2**-7, 2, width=32)),
+    top_p=st.one_of(st.sampled_from([0.0, 0.5, 0.9, 0.95, 0.99, 1.0 - 2.0**-24, 1.0]), st.floats(0, 1, width=32)),
+    top_k=st.one_of(st.just(0), st.sampled_from([1, 40, 1000, 2**32 - 1])),
+    repetition_penalty=st.sampled_from([0.0, 0.5, 1.0, 1.0, 1.1, 2.0]),
+    min_p=st.one_of(st.just(0.0), st.sampled_from([1e-38, 1e-20, 1e-3, 0.05, 0.5, 1.0])),
+)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Row, SamplingParams, list[int]]:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    size = draw(st.sampled_from([1, 2, 300, 1025, 5000, 12_000]))
+    row = draw(st.sampled_from(makes))(rng, size)
+    generated = rng.integers(0, size, draw(st.sampled_from([0, 1, 30, 700]))).tolist()
+    row.flags.writeable = False
+    return row, draw(protocol_settings), generated
+
+
+# ── the same answers ─────────────────────────────────────────────────────────────────────────────
+
+
+@LAW
+@given(cases())
+def test_the_candidates_of_any_row_are_those_of_the_plain_way(case: tuple[Row, SamplingParams, list[int]]) -> None:
+    ids, probs = candidates(*case)
+    expected_ids, expected_probs = formula.candidates(*case)
+    assert np.array_equal(ids, expected_ids)
+    np.testing.assert_allclose(probs, expected_probs, rtol=1e-12, atol=0.0)
+
+
+@LAW
+@given(cases())
+def test_every_seed_draws_the_token_of_the_plain_way(case: tuple[Row, SamplingParams, list[int]]) -> None:
+    row, sampling, generated = case
+    for seed in range(3):
+        reseeded = replace(sampling, seed=sampling.drawn_seed ^ seed)
+        assert sample(row, reseeded, generated) == formula.sample(row, reseeded, generated)
+
+
+@pytest.mark.parametrize("make", makes)
+@pytest.mark.parametrize("size", [49_152, 152_064])
+def test_whole_vocabularies_agree_with_the_plain_way(make: Make, size: int) -> None:
+    row = make(np.random.default_rng(size), size)
+    for sampling in (WORST, SamplingParams(seed=2), SamplingParams(seed=3, top_k=40, top_p=0.9)):
+        assert sample(row, sampling, [5, 5, 9]) == formula.sample(row, sampling, [5, 5, 9])
+
+
+def test_draws_over_the_whole_vocabulary_walk_it_from_the_most_probable_down() -> None:
+    row = model_like(np.random.default_rng(4), 5000)
+    for position in range(300):
+        generated = range(position)
+        assert sample(row, SamplingParams(seed=9), generated) == formula.sample(row, SamplingParams(seed=9), generated)
+
+
+@pytest.mark.parametrize("size", [6, 1000, 3 * 2**14])
+@pytest.mark.parametrize("top_p", [0.25, 0.5])
+def test_a_border_that_rounding_leaves_open_is_decided_as_the_plain_way_does(size: int, top_p: float) -> None:
+    """A flat row: the sum meets top_p exactly, but for the rounding of each addition."""
+    row = flat(np.random.default_rng(0), size)
+    ids, _ = candidates(row, SamplingParams(seed=0, top_p=top_p), ())
+    assert np.array_equal(ids, formula.candidates(row, SamplingParams(seed=0, top_p=top_p), ())[0])
+
+
+# ── the cuts themselves ──────────────────────────────────────────────────────────────────────────
+
+
+@LAW
+@given(cases(), st.floats(0, 1))
+def test_a_cut_is_a_prefix_of_the_sorted_tokens_that_holds_the_wanted_share_or_all_that_min_p_keeps(
+    case: tuple[Row, SamplingParams, list[int]], share: float
+) -> None:
+    row = row_of(*case, NO_IDS, case[1].temperature)
+    shortlist, all_tokens = covering(row, case[1], share), whole(row, case[1])
+    ids, _ = in_order(all_tokens)
+    assert np.array_equal(np.sort(ids[: len(shortlist.ids)]), shortlist.ids)
+    assert abs(shortlist.total - all_tokens.total) <= shortlist.error + all_tokens.error
+    left_out = np.isin(all_tokens.ids, shortlist.ids, invert=True)
+    assert shortlist.held >= share * all_tokens.total or (all_tokens.weights[left_out] < case[1].min_p).all()
+
+
+@LAW
+@given(cases())
+def test_settling_a_cut_makes_its_total_exact(case: tuple[Row, SamplingParams, list[int]]) -> None:
+    row = row_of(case[0], case[1], case[2], NO_IDS, case[1].temperature)
+    plain = replace(case[1], top_k=0)
+    shortlist = settled(covering(row, plain, 0.5), row)
+    assert shortlist.total == pytest.approx(whole(row, plain).total, rel=1e-11)
+    assert shortlist.error <= 1e-10 * shortlist.total
+
+
+@LAW
+@given(cases(), st.integers(1, 3000))
+def test_a_cut_by_number_keeps_all_of_the_highest(case: tuple[Row, SamplingParams, list[int]], n_wanted: int) -> None:
+    row = case[0]
+    kept = some_highest(row, n_wanted)
+    possible = row[row > -np.inf]
+    assert (np.diff(kept) > 0).all()
+    assert len(kept) >= min(n_wanted, len(possible))
+    assert (row[kept] > -np.inf).all()
+    assert len(kept) == len(possible) or row[kept].min() > np.delete(row, kept).max()
+
+
+def test_a_row_like_a_models_is_cut_to_few_tokens() -> None:
+    """The cut makes it cheap: hundreds of tokens are sorted, not the vocabulary's tens of thousands."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        logits = (rng.normal(size=49_152) * 2.5).astype(np.float32)
+        logits[:40] += rng.normal(8.0, 3.0, size=40).astype(np.float32)
+        row = row_of(logits, WORST, (), NO_IDS, WORST.temperature)
+        shortlist = covering(row, WORST, WORST.top_p)
+        assert len(shortlist.ids) < 2500
+        assert len(truncated(shortlist, WORST).ids) <= len(shortlist.ids)
+        assert len(some_highest(logits, 40)) < 1000

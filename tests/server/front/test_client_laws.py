@@ -1,0 +1,227 @@
+"""Laws of the engine client under any order of submissions, questions, answers, steps, cancels and deaths."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.server.front.rehearsal import FACTS, Stage, rehearsed
+from tests.worker_process import check_order
+from worker.config.engine_settings import Configure
+from worker.server.front.client import EngineState
+from worker.server.front.work import DEATHS_OF_A_CULPRIT, Work
+from worker.wire.jobs import Failed, JobKey, StepDone, Submit
+from worker.wire.messages import Inbound
+from worker.wire.questions import QuestionKey, Tokenize
+from worker.wire.refusals import Refused, Violation
+
+ACTS = st.lists(st.tuples(st.integers(0, 2**16 - 1), st.integers(0, 2**6 - 1)), min_size=30, max_size=90)
+"""Each act: which of those possible at that moment, and a number whose bits say to which jobs."""
+
+
+@dataclass
+class Improvisation:
+    """Makes acts happen as a real engine could: jobs and questions are read in order, a job before it is in a step."""
+
+    stage: Stage
+    n_read: int = 0
+    """Frames that this engine has taken from its socket."""
+    accepted: list[JobKey] = field(default_factory=list)
+    """The jobs that this engine has accepted."""
+    ran: set[JobKey] = field(default_factory=set)
+    """The jobs that were in a step of this engine."""
+    step: set[JobKey] = field(default_factory=set)
+    """The jobs of this engine's last StepBegun."""
+    has_text: set[JobKey] = field(default_factory=set)
+    suspects: set[Work] = field(default_factory=set)
+    n_deaths: Counter[Work] = field(default_factory=Counter)
+    """The deaths at which the job was running or was read, or the question."""
+    expected: dict[JobKey, str] = field(default_factory=dict)
+    """The codes deaths have given: exactly these jobs, unless the client has given up."""
+    expected_unanswered: set[QuestionKey] = field(default_factory=set)
+
+    def _possible(self) -> list[str]:
+        """Often twice what makes deaths interesting."""
+        acts = ["submit", "submit", "ask", "die", *(["cancel"] if self._alive() else [])]
+        acts += ["leave"] if self._open_questions() else []
+        if self.stage.client.state is EngineState.RESTARTING:
+            return [*acts, *["load"] * 9]
+        if self._unread():
+            acts += ["read", "read", "read"]
+        if self._running_or_queued():
+            acts += ["begin", "begin", "begin", "draw", "finish", "fail", "die"]
+        return acts
+
+    async def act(self, number: int, bits: int) -> None:
+        possible = self._possible()
+        running = self._running_or_queued()
+        chosen = [key for at, key in enumerate(running) if bits >> at & 1] or running[:1]
+        match possible[number % len(possible)]:
+            case "submit":
+                self.stage.submit()
+            case "read":
+                self._read(is_refusing=bits % 8 == 0)
+            case "ask":
+                self.stage.ask()
+            case "leave":
+                open_ = self._open_questions()
+                self._leave(open_[bits % len(open_)])
+            case "cancel":
+                alive = self._alive()
+                self.stage.jobs[alive[bits % len(alive)]].fail("CANCELLED", "enough")
+            case "die":
+                await self._die()
+            case "load":
+                self._load()
+            case name:
+                self._run(name, chosen, text="x" if bits % 3 == 0 else "")
+
+    def _alive(self) -> list[JobKey]:
+        return [key for key, job in self.stage.jobs.items() if not job.is_ended]
+
+    def _open_questions(self) -> list[QuestionKey]:
+        return [key for key, question in self.stage.questions.items() if not question.is_ended]
+
+    def _leave(self, key: QuestionKey) -> None:
+        """An asker that is cancelled does this."""
+        self.stage.questions[key].answer.cancel()
+        self.stage.client.jobs.drop(self.stage.questions[key])
+
+    def _running_or_queued(self) -> list[JobKey]:
+        return [key for key in self.accepted if key in self.stage.engine.submitted]
+
+    def _unread(self) -> list[Inbound | Configure]:
+        return self.stage.engine.sent[self.n_read :]
+
+    def _read(self, *, is_refusing: bool) -> None:
+        for message in self._unread():
+            self.n_read += 1
+            match message:
+                case Submit(job=job):
+                    self._answer(job, is_refusing=is_refusing)
+                    return
+                case Tokenize(question=question):
+                    self.stage.answer(question)
+                    return
+
+    def _answer(self, key: JobKey, *, is_refusing: bool) -> None:
+        if is_refusing and not self.stage.jobs[key].decided.is_set():
+            self.stage.engine.forget(key)
+            self.stage.say(Refused(job=key, violations=(Violation("prompt", "non_empty", "no"),)))
+        else:
+            self.accepted.append(key)
+            self.stage.accept(key)
+
+    def _run(self, name: str, chosen: list[JobKey], *, text: str) -> None:
+        self.ran.update(chosen)
+        self.step = set(chosen)
+        self.stage.begin(*chosen)
+        match name:
+            case "draw":
+                self.has_text.update(chosen if text else [])
+                self.stage.draw(*chosen, text=text)
+            case "finish":
+                self.stage.finish(*chosen)
+            case "fail":
+                for key in chosen:
+                    self.stage.engine.forget(key)
+                self.stage.say(StepDone(failed=[Failed(key, "VRAM_OOM", "no room") for key in chosen]))
+
+    async def _die(self) -> None:
+        jobs, questions = self.stage.jobs, self.stage.questions
+        being_read = self._being_read()
+        for key in self._alive():
+            self.n_deaths[jobs[key]] += key in self.ran or jobs[key] in being_read
+            if key in self.has_text:
+                self.expected[key] = "ENGINE_RESTARTED"
+            elif self.n_deaths[jobs[key]] >= DEATHS_OF_A_CULPRIT:
+                self.expected[key] = "INFERENCE_FAILED"
+        for question in self._open_questions():
+            self.n_deaths[questions[question]] += questions[question] in being_read
+            if self.n_deaths[questions[question]] >= DEATHS_OF_A_CULPRIT:
+                self.expected_unanswered.add(question)
+        self.suspects |= {jobs[key] for key in self.step} | being_read
+        self.n_read, self.accepted, self.ran, self.step = 0, [], set(), set()
+        await self.stage.die()
+
+    def _being_read(self) -> set[Work]:
+        """The first job or question that this engine has not answered."""
+        for message in self._unread():
+            match message:
+                case Submit(job=job):
+                    return {self.stage.jobs[job]}
+                case Tokenize(question=question):
+                    return {self.stage.questions[question]}
+        return set()
+
+    def _load(self) -> None:
+        if self.stage.client.state is EngineState.RESTARTING:
+            self.stage.say(FACTS)
+
+    def finish_all(self) -> None:
+        """Nothing goes wrong from here on."""
+        self._load()
+        while len(self.stage.ended) < len(self.stage.jobs) or self._open_questions():
+            n_left = len(self._alive()) + len(self._open_questions())
+            while self._unread():
+                self._read(is_refusing=False)
+            if left := self._running_or_queued():
+                self._run("finish", left, text="x")
+            assert len(self._alive()) + len(self._open_questions()) < n_left, "somebody is always next"
+
+    # ── the laws ─────────────────────────────────────────────────────────────────────────────────
+
+    def check(self) -> None:
+        if self.stage.failure is None:
+            by_death = ("ENGINE_RESTARTED", "INFERENCE_FAILED")
+            jobs = self.stage.jobs.items()
+            assert {key: job.failure for key, job in jobs if job.failure in by_death} == self.expected
+            ended = {key: question.answer for key, question in self.stage.questions.items() if question.is_ended}
+            failed = {key for key, answer in ended.items() if not answer.cancelled() and answer.exception()}
+            assert failed == self.expected_unanswered
+        if self.stage.client.state is EngineState.RUNNING:
+            self._check_submitted(self.stage.engine.submitted)
+            self._check_suspects()
+
+    def _check_submitted(self, submitted: list[JobKey]) -> None:
+        assert len(set(submitted)) == len(submitted)
+        assert not [key for key in submitted if self.stage.jobs[key].is_ended], "the engine works for nobody"
+
+    def _check_suspects(self) -> None:
+        engine, jobs, questions = self.stage.engine, self.stage.jobs, self.stage.questions
+        asked = [questions[key] for key in engine.asked]
+        works: list[Work] = [*(jobs[key] for key in engine.submitted), *(one for one in asked if not one.is_ended)]
+        waiting_suspects = {work for work in self.suspects if not work.is_ended}
+        if waiting_suspects and works:
+            assert len(works) == 1, "suspects run alone"
+            assert waiting_suspects.issuperset(works), "and before anything else"
+
+    async def check_stories(self) -> None:
+        assert sorted(self.stage.ended) == sorted(self.stage.jobs), "every job ends exactly once"
+        assert all(n_deaths <= DEATHS_OF_A_CULPRIT for n_deaths in self.n_deaths.values())
+        for key, job in self.stage.jobs.items():
+            if job.refusal is None:
+                events = await self.stage.events(key)
+                check_order(events)
+                assert events[-1].get("code") == job.failure
+
+
+@pytest.mark.long
+@settings(max_examples=300)
+@given(ACTS)
+@rehearsed
+async def test_every_job_ends_exactly_once_and_as_its_deaths_demand(
+    stage: Stage, acts: Sequence[tuple[int, int]]
+) -> None:
+    improvisation = Improvisation(stage)
+    for number, bits in acts:
+        await improvisation.act(number, bits)
+        improvisation.check()
+        if stage.failure is not None:
+            break
+    else:
+        improvisation.finish_all()
+    await improvisation.check_stories()

@@ -1,0 +1,216 @@
+"""The ready callback against a receiver (docs/protocol.md#start-up-and-callback; the notes' B.4)."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import msgspec
+import pytest
+import stamina
+from stamina.instrumentation import RetryDetails, RetryHook
+
+from tests.loopback import HOST, reserved_port
+from tests.loops import on_a_loop
+from tests.receiver import Received, Receiver
+from worker.errors import CallbackFailed
+from worker.server.front import pool_manager as pool
+
+pytestmark = pytest.mark.process
+
+BODY = '{"worker_id":"worker-123","vram_bytes":16000000000,"uri":"http://localhost:9090","note":"größer"}'.encode()
+SHORT_S = 1.0
+
+
+@pytest.fixture
+def on_retry() -> Iterator[Callable[[RetryHook], None]]:
+    """Sets what is called when a retry has been scheduled; afterwards stamina's defaults are back."""
+    yield lambda hook: stamina.instrumentation.set_on_retry_hooks([hook])
+    stamina.instrumentation.set_on_retry_hooks(None)
+
+
+def sets(event: asyncio.Event) -> RetryHook:
+    def hook(details: RetryDetails) -> None:
+        event.set()
+
+    return hook
+
+
+def announce(url: str, *, token: str | None = None, budget_s: float = 20.0, attempt_timeout_s: float = 5.0) -> None:
+    asyncio.run(pool.announce(url, BODY, token=token, budget_s=budget_s, attempt_timeout_s=attempt_timeout_s))
+
+
+def played(script: str, **options: float) -> tuple[CallbackFailed | None, list[Received]]:
+    """Announces once to a receiver with that script; what was raised, and what the receiver saw."""
+    with Receiver(script) as receiver:
+        try:
+            announce(receiver.url, **options)  # type: ignore[arg-type]  # mypy cannot pair ** with each keyword's type
+        except CallbackFailed as error:
+            return error, receiver.requests()
+        return None, receiver.requests()
+
+
+@pytest.mark.parametrize("status", ["200", "202", "204"])
+def test_any_2xx_is_success_at_the_first_attempt(status: str) -> None:
+    error, requests = played(status)
+    assert error is None
+    assert len(requests) == 1
+
+
+def test_the_body_arrives_byte_for_byte_as_json_by_post_at_the_url_as_given() -> None:
+    with Receiver() as receiver:
+        announce(receiver.url + "?pool=a%20b")
+        (request,) = receiver.requests()
+    assert request.body == BODY
+    assert (request.method, request.path) == ("POST", "/v2/internal/workers/ready?pool=a%20b")
+    assert request.headers["content-type"] == "application/json"
+    assert request.headers["content-length"] == str(len(BODY))
+
+
+def test_the_bearer_header_is_sent_exactly_when_there_is_a_token() -> None:
+    with Receiver() as receiver:
+        announce(receiver.url, token="s3cret")
+        announce(receiver.url)
+        announce(receiver.url.replace("//", "//user:password@"), token="s3cret")
+        sent = [request.headers.get("authorization") for request in receiver.requests()]
+    assert sent == ["Bearer s3cret", None, "Bearer s3cret"]
+
+
+@pytest.mark.parametrize(
+    ("status", "text"), [("400", "400 Bad Request"), ("404", "404 Not Found"), ("409", "409 Conflict")]
+)
+def test_a_4xx_is_final_after_one_request(status: str, text: str) -> None:
+    error, requests = played(f"{status},200")
+    assert str(error).startswith(f"Pool manager callback failed: {text} from http://{HOST}:")
+    assert len(requests) == 1
+
+
+@pytest.mark.parametrize("status", ["301", "307", "308"])
+def test_a_redirect_is_final_and_not_followed(status: str) -> None:
+    error, requests = played(f"{status},200")
+    assert status in str(error)
+    assert "redirects are not followed" in str(error)
+    assert [request.path for request in requests] == ["/v2/internal/workers/ready"]
+
+
+def test_5xx_is_tried_again_with_the_same_body_until_it_passes() -> None:
+    error, requests = played("500,503,200")
+    assert error is None
+    assert [request.body for request in requests] == [BODY] * 3
+    assert all(later.at_s > earlier.at_s for earlier, later in pairwise(requests))
+
+
+def test_a_closed_connection_without_an_answer_is_tried_again() -> None:
+    error, requests = played("reset,200")
+    assert error is None
+    assert len(requests) == 2
+
+
+def test_5xx_to_the_end_reports_the_last_status() -> None:
+    error, requests = played("503,500", budget_s=SHORT_S * 2)
+    assert str(error).startswith("Pool manager callback failed: 500 Internal Server Error from http://")
+    assert len(requests) >= 2
+
+
+def test_a_hanging_receiver_costs_one_attempt_and_a_later_one_succeeds() -> None:
+    error, requests = played("hang,200", attempt_timeout_s=0.3)
+    assert error is None
+    assert len(requests) == 2
+
+
+def test_a_receiver_that_always_hangs_fails_within_the_budget() -> None:
+    started = time.monotonic()
+    error, requests = played("hang", budget_s=SHORT_S, attempt_timeout_s=0.2)
+    assert str(error).startswith("Pool manager callback failed: no answer from ")
+    assert str(error).endswith("within 0.2 s")
+    assert len(requests) >= 2
+    assert time.monotonic() - started < 10
+
+
+def test_the_budget_also_cuts_an_attempt_under_way() -> None:
+    error, requests = played("hang", budget_s=0.5, attempt_timeout_s=60.0)
+    assert str(error).endswith("within 0.5 s")
+    assert len(requests) == 1
+
+
+def test_a_refused_connection_fails_with_what_and_where() -> None:
+    with reserved_port() as (port, _), pytest.raises(CallbackFailed) as failure:
+        announce(url := f"http://{HOST}:{port}/invalid", budget_s=SHORT_S)
+    assert str(failure.value) == f"Pool manager callback failed: no answer from {url}: Connection refused"
+
+
+@on_a_loop
+async def test_a_receiver_that_comes_up_late_is_reached(on_retry: Callable[[RetryHook], None]) -> None:
+    with reserved_port() as (port, let_go):
+        receiver, is_refused = Receiver(port=port), asyncio.Event()
+        on_retry(sets(is_refused))
+        announcing = asyncio.create_task(pool.announce(receiver.url, BODY, budget_s=30.0))
+        await is_refused.wait()
+        let_go()
+        with receiver:
+            await announcing
+            assert len(receiver.requests()) == 1
+
+
+@on_a_loop
+async def test_a_cancelled_callback_ends_at_once_during_an_attempt_and_during_a_wait(
+    on_retry: Callable[[RetryHook], None],
+) -> None:
+    is_waiting = asyncio.Event()
+    on_retry(sets(is_waiting))
+    with Receiver("hang") as hanging, Receiver("500") as failing:
+        for receiver, is_there in (
+            (hanging, asyncio.to_thread(hanging.requests, 1)),
+            (failing, is_waiting.wait()),
+        ):
+            announcing = asyncio.create_task(pool.announce(receiver.url, BODY))
+            await is_there
+            announcing.cancel()
+            await asyncio.wait([announcing], timeout=5)
+            assert announcing.cancelled()
+
+
+def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with reserved_port() as (port, _):
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://{HOST}:{port}")
+            monkeypatch.setenv(name.lower(), f"http://{HOST}:{port}")
+        error, requests = played("200", budget_s=SHORT_S)
+    assert error is None
+    assert len(requests) == 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1:99999/", "http://127.0.0.1:0/", "http:///ready", "ftp://127.0.0.1/", "http://a\x7fb/", "ready"],
+)
+def test_an_unusable_url_is_one_clear_line_at_once(url: str) -> None:
+    with pytest.raises(CallbackFailed) as failure:
+        announce(url)
+    assert str(failure.value).startswith("Pool manager callback failed: '")
+    assert str(failure.value).isprintable()
+
+
+def test_a_token_that_no_header_can_carry_is_refused_without_showing_it() -> None:
+    with Receiver() as receiver, pytest.raises(CallbackFailed, match="no HTTP header can carry") as failure:
+        announce(receiver.url, token="s3cret\n")
+    assert "s3cret" not in str(failure.value)
+
+
+@pytest.mark.parametrize("url", ["http://localhost:9999/callback", "http://localhost:9999"])
+def test_a_url_with_localhost_9999_is_test_mode(url: str) -> None:
+    assert pool.is_test_mode(url)
+
+
+@pytest.mark.parametrize("url", ["http://localhost:9998/callback", "http://127.0.0.1:9999/"])
+def test_other_urls_are_not_test_mode(url: str) -> None:
+    assert not pool.is_test_mode(url)
+
+
+def test_the_receiver_probes_the_reported_uri_before_it_answers() -> None:
+    with Receiver() as other, Receiver(wants_probe=True) as receiver:
+        for uri in (f"http://{HOST}:{other.port}", "http://127.0.0.1:1"):
+            asyncio.run(pool.announce(receiver.url, msgspec.json.encode({"uri": uri})))
+        assert [request.health_status for request in receiver.requests()] == [501, 0]

@@ -1,0 +1,219 @@
+"""The states of a job, of the engine client and of the front: every move is enumerated against its table."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.loops import on_a_loop
+from tests.server.front.rehearsal import CONFIG, FACTS, Stage, rehearsed
+from worker.apis.pool.framing import TEXT_ONLY
+from worker.config.settings import Settings
+from worker.errors import EngineCrashed
+from worker.observe.metrics import Metrics
+from worker.server.front import client, health, job
+from worker.server.front.client import EngineClient, EngineState
+from worker.server.front.health import READY_WORDS, STATES, Phase
+from worker.server.front.job import Job, JobState, next_chunk_of
+from worker.server.front.state import Front
+from worker.wire.jobs import Finished
+from worker.wire.refusals import Refused, Violation
+
+State = TypeVar("State", bound=Enum)
+
+REFUSED = (Violation("prompt", "non_empty", "prompt has no tokens for this model"),)
+
+
+def pairs(states: type[State]) -> list[tuple[State, State]]:
+    return [(before, after) for before in states for after in states]
+
+
+def check(table: Mapping[State, frozenset[State]], moved: Any, attribute: str, before: State, after: State) -> None:
+    """`moved._move(after)` from `before` does what the table says, and an illegal move changes nothing."""
+    setattr(moved, attribute, before)
+    if after in table[before]:
+        moved._move(after)
+        assert getattr(moved, attribute) is after
+        return
+    with pytest.raises(AssertionError, match=f"{before.name} -> {after.name} is not a legal move"):
+        moved._move(after)
+    assert getattr(moved, attribute) is before
+
+
+@pytest.mark.parametrize("states", [JobState, EngineState, Phase])
+def test_every_state_is_in_its_table(states: type[Enum]) -> None:
+    tables: dict[type[Enum], Mapping[Any, frozenset[Any]]] = {
+        JobState: job.LEGAL_MOVES,
+        EngineState: client.LEGAL_MOVES,
+        Phase: health.LEGAL_MOVES,
+    }
+    assert set(tables[states]) == set(states)
+    ends = {state for state, moves in tables[states].items() if not moves}
+    assert ends == {JobState: {JobState.ENDED}, EngineState: {EngineState.CLOSED}, Phase: {Phase.FAILED}}[states]
+
+
+# ── a job ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("before", "after"), pairs(JobState))
+@rehearsed
+async def test_a_job_moves_as_its_table_says(stage: Stage, before: JobState, after: JobState) -> None:
+    check(job.LEGAL_MOVES, stage.jobs[stage.submit()], "state", before, after)
+
+
+@rehearsed
+async def test_what_happens_to_a_job_moves_it(stage: Stage) -> None:
+    """The client may be answered from the moment at which the job leaves ARRIVED."""
+    found = stage.jobs[stage.submit()]
+    assert (found.state, found.decided.is_set()) == (JobState.ARRIVED, False)
+    found.accept(3)
+    assert (found.state, found.decided.is_set(), found.is_running) == (JobState.ACCEPTED, True, False)
+    found.start(0, 0.0)
+    assert (found.state, found.is_running) == (JobState.RUNNING, True)
+    found.rewind()
+    assert (found.state, found.is_running, found.decided.is_set()) == (JobState.ACCEPTED, False, True)
+    found.accept(3)
+    assert found.state is JobState.ACCEPTED, "a successor accepts it again"
+    found.start(0, 0.0)
+    found.delta("text", None, 1.0)
+    found.finish(Finished(found.key, "EOS"))
+    assert (found.state, found.outcome, found.is_running) == (JobState.ENDED, "success", False)
+
+
+def prepared(found: Job, state: JobState) -> None:
+    """Bring a job to a state by what the engine says."""
+    if state is not JobState.ARRIVED:
+        found.accept(3)
+    if state in (JobState.RUNNING, JobState.ENDED):
+        found.start(0, 0.0)
+    if state is JobState.ENDED:
+        found.fail("CANCELLED", "enough")
+
+
+@pytest.mark.parametrize("state", JobState)
+@rehearsed
+async def test_a_job_can_be_failed_in_every_state_and_ends_once(stage: Stage, state: JobState) -> None:
+    found = stage.jobs[stage.submit()]
+    prepared(found, state)
+    found.fail("INFERENCE_FAILED", "the engine crashed twice while running this job")
+    assert (found.state, found.decided.is_set()) == (JobState.ENDED, True)
+    assert stage.ended == [found.key]
+    assert [event["type"] for event in await stage.events(found.key)].count("error") == 1
+
+
+@pytest.mark.parametrize("state", JobState)
+@rehearsed
+async def test_what_an_engine_refuses_is_a_400_only_while_no_header_may_have_left(
+    stage: Stage, state: JobState
+) -> None:
+    found = stage.jobs[stage.submit()]
+    prepared(found, state)
+    found.refuse(Refused(job=found.key, violations=REFUSED))
+    was = {
+        JobState.ARRIVED: ("rejected", None),
+        JobState.ACCEPTED: ("error", "INVALID_REQUEST"),
+        JobState.RUNNING: ("error", "INVALID_REQUEST"),
+        JobState.ENDED: ("cancelled", "CANCELLED"),
+    }
+    assert (found.outcome, found.failure) == was[state]
+    assert (found.refusal is not None) == (state is JobState.ARRIVED)
+
+
+@rehearsed
+async def test_a_time_out_before_the_engine_has_taken_a_job_is_a_refusal(stage: Stage) -> None:
+    early, late = (stage.jobs[stage.submit()] for _ in range(2))
+    late.accept(3)
+    for found in (early, late):
+        found.fail("TIMEOUT", "the job's time is up")
+    assert early.refusal is not None
+    assert late.refusal is None
+    assert {early.outcome, late.outcome} == {"timeout"}
+
+
+@rehearsed
+async def test_an_event_that_the_dialect_leaves_out_is_not_the_end_of_the_stream(stage: Stage) -> None:
+    found = stage.jobs[stage.submit()]
+    found.dialect = TEXT_ONLY
+    prepared(found, JobState.RUNNING)
+    reading = asyncio.create_task(next_chunk_of([found]))
+    await asyncio.sleep(0)
+    found.delta("text", None, 1.0)
+    assert await reading == b"text"
+    found.finish(Finished(found.key, "EOS"))
+    assert await next_chunk_of([found]) == b""
+
+
+# ── the engine client ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("before", "after"), pairs(EngineState))
+@on_a_loop
+async def test_the_engine_client_moves_as_its_table_says(before: EngineState, after: EngineState) -> None:
+    moved = EngineClient(CONFIG, Stage(), environment={}, watchdog_s=30)
+    check(client.LEGAL_MOVES, moved, "state", before, after)
+
+
+# ── the front ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def new_front() -> Front:
+    return Front(Settings(model="m.gguf", worker_id="w-1"), Metrics("w-1"))
+
+
+async def opened(front: Front, *, with_engine: EngineState) -> None:
+    stage = Stage()
+    await stage.open()
+    stage.client.state = with_engine
+    front.open(stage.client)
+    stage.client.state = EngineState.RUNNING
+    await stage.client.close()
+
+
+@pytest.mark.parametrize(("before", "after"), pairs(Phase))
+@on_a_loop
+async def test_the_front_moves_as_its_table_says(before: Phase, after: Phase) -> None:
+    check(health.LEGAL_MOVES, await new_front(), "phase", before, after)
+
+
+@pytest.mark.parametrize(
+    ("acts", "phases"),
+    [
+        (["open", "die", "reload"], [Phase.READY, Phase.RESTARTING, Phase.READY]),
+        (["open dead", "reload"], [Phase.RESTARTING, Phase.READY]),
+        (["die", "reload", "open"], [Phase.STARTING, Phase.STARTING, Phase.READY]),
+        (["drain", "open"], [Phase.DRAINING, Phase.DRAINING]),
+        (["open", "drain", "drain"], [Phase.READY, Phase.DRAINING, Phase.DRAINING]),
+        (["open", "drain", "die", "reload"], [Phase.READY, *[Phase.DRAINING] * 3]),
+        (["open", "die", "drain", "reload"], [Phase.READY, Phase.RESTARTING, *[Phase.DRAINING] * 2]),
+        (["open", "fail", "drain", "reload", "fail"], [Phase.READY, *[Phase.FAILED] * 4]),
+        (["fail", "open"], [Phase.FAILED] * 2),
+        (["drain", "fail"], [Phase.DRAINING, Phase.FAILED]),
+    ],
+)
+@on_a_loop
+async def test_what_happens_to_the_front_moves_it(acts: Sequence[str], phases: Sequence[Phase]) -> None:
+    front = await new_front()
+    assert front.phase is Phase.STARTING
+    for act, phase in zip(acts, phases, strict=True):
+        match act:
+            case "open":
+                await opened(front, with_engine=EngineState.RUNNING)
+            case "open dead":
+                await opened(front, with_engine=EngineState.RESTARTING)
+            case "die":
+                front.on_restarting("it was ended by SIGKILL", "")
+            case "reload":
+                front.on_restarted(FACTS)
+            case "drain":
+                front.drain()
+            case "fail":
+                front.on_fatal(EngineCrashed("the engine died", "on purpose", ""))
+        assert front.phase is phase, act
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_every_phase_has_its_words(phase: Phase) -> None:
+    assert STATES[phase] == phase.name.lower()
+    assert phase in READY_WORDS

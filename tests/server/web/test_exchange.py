@@ -1,0 +1,214 @@
+"""Each HTTP exchange is logged and counted: refusals, accesses, and never data that a client made up.
+
+The worker has an engine without a model; its API key has the form of a UUID, which a correlation id may have too.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.server.web.wire import JSON, events_in, exchange, head
+from tests.worker_process import Event, Stream, WorkerProcess, check_order, serving_toy, toy_worker
+from worker.observe.redaction import MASK
+
+pytestmark = pytest.mark.process
+
+TOKEN = "0f5a8a3e-77c1-4c0e-9d52-4be1a26d7f10"
+GIVEN = {"authorization": f"Bearer {TOKEN}"}
+JOB = {"job_id": "j", "prompt": "abc", "max_tokens": 3}
+SECRET = "mellifluous"
+
+worker = serving_toy("--access-log", environment={"LLORCH_API_TOKEN": TOKEN})
+
+
+def lines_of(worker: WorkerProcess, answer: httpx2.Response) -> list[Event]:
+    """All log lines of an exchange, to its `access`, which is the last."""
+    correlation = answer.headers["x-correlation-id"]
+    worker.wait_for("access", correlation_id=correlation)
+    return [entry for entry in worker.log if entry.get("correlation_id") == correlation]
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request, and what is logged of its refusal."""
+
+    method: str
+    path: str
+    route: str
+    status: int
+    code: str
+    reason: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Any = None
+
+
+def execute(status: int, code: str, reason: str, body: Any = JOB, **headers: str) -> Case:
+    spelled = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Case("POST", "/execute", "/execute", status, code, reason, spelled, body)
+
+
+PAST = "X-Deadline passed"
+REFUSED = [
+    Case("GET", f"/{SECRET}?{SECRET}", "other", 404, "NOT_FOUND", "not found"),
+    Case("PROPFIND", "/health", "/health", 405, "METHOD_NOT_ALLOWED", "method not allowed"),
+    Case("GET", "/execute", "/execute", 405, "METHOD_NOT_ALLOWED", "method not allowed"),
+    Case("GET", f"/cancel/{SECRET}", "/cancel/{job_id}", 405, "METHOD_NOT_ALLOWED", "method not allowed"),
+    Case("GET", "/metrics", "/metrics", 401, "UNAUTHORIZED", "this route needs", {"authorization": f"Bearer {SECRET}"}),
+    Case("POST", "/cancel", "/cancel", 422, "INVALID_REQUEST", "Failed to deserialize the JSON", body={SECRET: SECRET}),
+    execute(415, "UNSUPPORTED_MEDIA_TYPE", "unsupported media type", content_type=SECRET),
+    execute(413, "BODY_TOO_LARGE", "request entity too large", {**JOB, "prompt": SECRET * 200_000}),
+    execute(400, "INVALID_REQUEST", "the body is not JSON", SECRET.encode()),
+    execute(422, "INVALID_REQUEST", "Failed to deserialize the JSON", {**JOB, "max_tokens": SECRET}),
+    execute(
+        400,
+        "INVALID_REQUEST",
+        "max_tokens: range, stop: max_count, stop: max_length",
+        {**JOB, "max_tokens": 0, "stop": [SECRET * 10] * 5},
+    ),
+    execute(400, "INVALID_REQUEST", "X-Deadline is not a time", x_deadline=SECRET),
+    execute(504, "DEADLINE_EXCEEDED", PAST, x_deadline="1"),
+    execute(400, "INVALID_REQUEST", "prompt: context_length", {**JOB, "prompt": SECRET * 200}),
+]
+
+
+def send(worker: WorkerProcess, case: Case) -> httpx2.Response:
+    content = case.body if isinstance(case.body, bytes) else json.dumps(case.body).encode()
+    headers = {"content-type": JSON, **GIVEN, **case.headers}
+    with worker.client() as client:
+        return client.request(case.method, case.path, content=content, headers=headers)
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case.status} {case.method} {case.path[:20]}")
+def test_every_refusal_is_one_line_and_one_count_and_quotes_nothing(worker: WorkerProcess, case: Case) -> None:
+    method = "other" if case.method == "PROPFIND" else case.method
+    counted = (
+        f'worker_refusals_total{{code="{case.code}"}}',
+        f'worker_http_requests_total{{method="{method}",route="{case.route}",status="{case.status}"}}',
+    )
+    before = samples(worker)
+    answer = send(worker, case)
+    assert answer.status_code == case.status
+    lines = lines_of(worker, answer)
+    (refused,) = [line for line in lines if line["event"] == "refused"]
+    told = {name: refused[name] for name in ("level", "method", "route", "status", "code")}
+    assert told == {
+        "level": "info",
+        "method": method,
+        "route": case.route,
+        "status": case.status,
+        "code": case.code,
+    }
+    assert refused["reason"].startswith(case.reason)
+    assert SECRET not in json.dumps(refused)
+    after = samples(worker)
+    assert [after[name] - before.get(name, 0) for name in counted] == [1, 1]
+
+
+def samples(worker: WorkerProcess) -> dict[str, float]:
+    text = worker.get("/metrics", headers=GIVEN).text.replace(f',worker_id="{worker.log[0]["worker_id"]}"', "")
+    pairs = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def test_a_job_that_the_engine_refuses_is_logged_with_the_code_of_its_answer(worker: WorkerProcess) -> None:
+    answer = worker.post("/execute", json={**JOB, "prompt": SECRET * 200}, headers=GIVEN)
+    (end,) = [line for line in lines_of(worker, answer) if line["event"] == "execute_end"]
+    assert (end["outcome"], end["code"]) == ("rejected", "INVALID_REQUEST")
+    assert (end["queue_time_ms"], end["time_to_first_token_ms"], end["cached_tokens"]) == (None, None, 0)
+
+
+def test_an_answered_request_is_not_logged_as_refused(worker: WorkerProcess) -> None:
+    answer = worker.post("/cancel", json={"job_id": "nobody"}, headers=GIVEN)
+    assert [line["event"] for line in lines_of(worker, answer)] == ["access"]
+
+
+# ── accesses ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_access_line_has_method_path_status_bytes_and_time_but_no_query(worker: WorkerProcess) -> None:
+    answer = worker.get(f"/health?{SECRET}={SECRET}")
+    (access,) = lines_of(worker, answer)
+    assert (access["method"], access["path"], access["status"]) == ("GET", "/health", 200)
+    assert access["bytes"] == len(answer.content)
+    assert access["ms"] >= 0
+    assert SECRET not in json.dumps(access)
+
+
+def test_a_stream_is_logged_at_its_end_with_all_its_bytes(worker: WorkerProcess) -> None:
+    answer = worker.post("/execute", json=JOB, headers=GIVEN)
+    lines = lines_of(worker, answer)
+    events = events_in(answer.text)
+    (end,) = [line for line in lines if line["event"] == "execute_end"]
+    assert end["time_to_first_token_ms"] == events[-1]["time_to_first_token_ms"]
+    assert end["queue_time_ms"] >= 0
+    assert end["cached_tokens"] == events[0]["cached_tokens"]
+    assert [line["event"] for line in lines] == ["execute_start", "execute_end", "access"]
+    assert (lines[-1]["path"], lines[-1]["status"], lines[-1]["bytes"]) == ("/execute", 200, len(answer.content))
+
+
+def test_an_answer_without_a_body_has_no_bytes(worker: WorkerProcess) -> None:
+    with worker.client() as client:
+        (access,) = lines_of(worker, client.head("/health"))
+    assert (access["method"], access["bytes"]) == ("HEAD", 0)
+
+
+def test_a_long_path_is_cut(worker: WorkerProcess) -> None:
+    answer = worker.post(f"/cancel/{'x' * 5000}", headers=GIVEN)
+    (access,) = lines_of(worker, answer)
+    assert access["path"] == "/cancel/" + "x" * 248
+
+
+def test_without_the_flag_there_is_no_access_line(tmp_path: Path) -> None:
+    with toy_worker(tmp_path) as worker:
+        worker.ready()
+        assert worker.get("/nope").status_code == 404
+        worker.terminate()
+        assert worker.exit_code() == 0
+        assert [line["event"] for line in worker.log][-3:] == ["refused", "shutdown", "shutdown"]
+
+
+# ── the API key, sent where it does not belong ───────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("before", ["", "job-", "x" * 240])
+def test_the_key_as_a_job_id_stays_out_of_the_log(worker: WorkerProcess, before: str) -> None:
+    """This holds where it is cut, too: half of a key is half a secret."""
+    with Stream(worker.url, {**JOB, "job_id": before + TOKEN}, GIVEN) as stream:
+        check_order(list(stream))
+        lines = lines_of(worker, stream.response)
+    assert {line["job_id"] for line in lines if "job_id" in line} == {(before + MASK)[:256]}
+    cancelled = worker.post(f"/cancel/{before}{TOKEN}", headers=GIVEN)
+    (access,) = lines_of(worker, cancelled)
+    assert access["path"].startswith(f"/cancel/{before}")
+    assert TOKEN[:8] not in "".join(worker.stderr)
+
+
+def test_the_key_as_a_correlation_id_stays_out_of_the_log(worker: WorkerProcess) -> None:
+    sent = {**GIVEN, "x-correlation-id": TOKEN}
+    assert worker.post("/execute", json=JOB, headers=sent).headers["x-correlation-id"] == TOKEN
+    assert worker.wait_for("execute_start", correlation_id=MASK)
+    assert worker.wait_for("access", path="/execute", correlation_id=MASK)
+    assert TOKEN[:8] not in "".join(worker.stderr)
+
+
+def test_bytes_that_are_not_http_reach_no_route_and_are_counted_and_logged(worker: WorkerProcess) -> None:
+    before = samples(worker)
+    refusal = exchange(worker, b"nonsense\r\n\r\n")
+    assert refusal.status == 400
+    correlation = refusal.headers["x-correlation-id"]
+    refused = worker.wait_for("refused", correlation_id=correlation)
+    assert (refused["status"], refused["code"], refused["route"]) == (400, "INVALID_REQUEST", "other")
+    assert worker.wait_for("access", correlation_id=correlation)["bytes"] == len(refusal.body)
+    assert exchange(worker, head("GET", "/livez")).status == 200
+    after = samples(worker)
+    name = 'worker_http_requests_total{{method="{}",route="{}",status="{}"}}'.format
+    assert after[name("GET", "/livez", 200)] == before[name("GET", "/livez", 200)] + 1
+    assert after[name("other", "other", 400)] == before.get(name("other", "other", 400), 0) + 1

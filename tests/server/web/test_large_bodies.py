@@ -1,0 +1,227 @@
+"""Pictures and files that no model reads do not count among what a body may have, and are not held."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.server.web.flood import Watch
+from tests.server.web.wire import JSON, head, read_answer
+from tests.worker_process import WorkerProcess, serving_toy
+
+pytestmark = pytest.mark.process
+
+MIB = 2**20
+PICTURE = "iVBORw0KGgo/+A=="
+"""Some base64; a picture has it again and again."""
+
+Fields = dict[str, Any]
+
+
+def picture(n_bytes: int) -> str:
+    return PICTURE * (n_bytes // len(PICTURE))
+
+
+def messages(part: Fields, text: str = "look") -> Fields:
+    """A conversation whose tool has answered with this block."""
+    call = {"type": "tool_use", "id": "a", "name": "shot", "input": {"data": "of the model"}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "here"}, part]}
+    turns = [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    return {"model": "toy", "max_tokens": 1, "messages": turns}
+
+
+def responses(part: Fields, text: str = "look", kind: str = "function") -> Fields:
+    """The same in OpenAI's form."""
+    called = {"arguments": "{}"} if kind == "function" else {"input": "go"}
+    call = {"type": f"{kind}_call", "call_id": "a", "name": "shot", **called}
+    result = {"type": f"{kind}_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "here"}, part]}
+    return {"model": "toy", "input": [{"role": "user", "content": text}, call, result], "store": False}
+
+
+def source(data: str, kind: str = "image", media: str = "image/png") -> Fields:
+    return {"type": kind, "source": {"type": "base64", "media_type": media, "data": data}}
+
+
+def text_document(text: str) -> Fields:
+    return {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": text}}
+
+
+MESSAGES, RESPONSES = "/v1/messages/count_tokens", "/v1/responses/input_tokens"
+Made = Callable[[str], Fields]
+REPLACED: dict[str, tuple[str, Made]] = {
+    "image": (MESSAGES, lambda data: messages(source(data))),
+    "PDF": (MESSAGES, lambda data: messages(source(data, "document", "application/pdf"))),
+    "image in a list": (MESSAGES, lambda data: messages(source(data)) | {"system": [{"type": "text", "text": "a"}]}),
+    "input_image": (
+        RESPONSES,
+        lambda data: responses({"type": "input_image", "image_url": f"data:image/png;base64,{data}"}),
+    ),
+    "input_file": (RESPONSES, lambda data: responses({"type": "input_file", "filename": "a.pdf", "file_data": data})),
+    "custom": (RESPONSES, lambda data: responses({"type": "input_image", "image_url": data}, kind="custom_tool")),
+}
+IN_A_USERS_MESSAGE: dict[str, tuple[str, str, Made]] = {
+    "messages": ("/v1/messages", "messages[0].content[1].type", source),
+    "responses": ("/v1/responses", "input[0].content[1].type", lambda data: {"type": "input_image", "image_url": data}),
+    "file": ("/v1/responses", "input[0].content[1].type", lambda data: {"type": "input_file", "file_data": data}),
+    "chat": (
+        "/v1/chat/completions",
+        "messages[0].content[1].type",
+        lambda data: {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
+    ),
+    "sound": (
+        "/v1/chat/completions",
+        "messages[0].content[1].type",
+        lambda data: {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
+    ),
+}
+
+
+def post(worker: WorkerProcess, path: str, body: bytes, *, is_chunked: bool = False) -> httpx2.Response:
+    def pieces() -> Iterator[bytes]:
+        for at in range(0, len(body), 100_001):
+            yield body[at : at + 100_001]
+
+    return worker.post(path, content=pieces() if is_chunked else body, headers={"content-type": JSON})
+
+
+def seen(response: httpx2.Response) -> tuple[int, str, str | None]:
+    return response.status_code, response.text, response.headers.get("x-ignored-fields")
+
+
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunks"])
+@pytest.mark.parametrize(
+    "spell", [json.dumps, lambda value: json.dumps(value, sort_keys=True, indent=1)], ids=["", "sorted"]
+)
+@pytest.mark.parametrize("kind", REPLACED)
+def test_a_large_picture_in_a_result_is_what_a_small_one_is(
+    toy: WorkerProcess, kind: str, spell: Any, *, is_chunked: bool
+) -> None:
+    path, made = REPLACED[kind]
+    small = seen(post(toy, path, spell(made(picture(100))).encode()))
+    large = seen(post(toy, path, spell(made(picture(5 * MIB))).encode(), is_chunked=is_chunked))
+    assert small == large
+    assert small[0] == 200, small
+    assert small[2] is not None
+
+
+@pytest.mark.parametrize("kind", IN_A_USERS_MESSAGE)
+@pytest.mark.parametrize("n_bytes", [100, 3 * MIB, 20 * MIB])
+def test_a_picture_in_a_users_message_is_a_400_that_names_its_place(
+    toy: WorkerProcess, kind: str, n_bytes: int
+) -> None:
+    path, place, part = IN_A_USERS_MESSAGE[kind]
+    text = {"type": "input_text" if path == "/v1/responses" else "text", "text": "What is this?"}
+    turns = [{"role": "user", "content": [text, part(picture(n_bytes))]}]
+    fields = {"input": turns, "store": False} if path == "/v1/responses" else {"messages": turns, "max_tokens": 1}
+    response = post(toy, path, json.dumps(fields).encode())
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(f"{place} must be ")
+
+
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunks"])
+def test_a_text_beside_pictures_is_read_whole(toy: WorkerProcess, *, is_chunked: bool) -> None:
+    """A document of plain text has its text where pictures have their bytes, and what a model wrote may be anything."""
+
+    def counted(*parts: Fields) -> int:
+        body = messages(source(picture(100)))
+        body["messages"][2]["content"][0]["content"] += parts
+        body["messages"][1]["content"][0]["input"] = {"source": {"type": "base64", "data": "B" * 100_000}}
+        response = post(toy, MESSAGES, json.dumps(body, sort_keys=True).encode(), is_chunked=is_chunked)
+        assert response.status_code == 200, response.text
+        n_tokens: int = response.json()["input_tokens"]
+        return n_tokens
+
+    text = text_document("A" * 50_000)
+    pictures = [source(picture(3 * MIB)) for _ in range(3)]
+    n_pictures = counted(*pictures) - counted()
+    assert 0 < n_pictures < 1000
+    assert counted(text) - counted() > 10_000
+    assert counted(pictures[0], text, *pictures[1:]) == counted(text) + n_pictures
+
+
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunks"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (MESSAGES, messages(source(picture(3 * MIB)), "x" * 3 * MIB)),
+        (MESSAGES, messages(text_document("A" * 3 * MIB))),
+        (RESPONSES, responses({"type": "input_text", "text": "A" * 3 * MIB})),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 3 * MIB}]}),
+        ("/tokenize", {"prompt": "x" * 3 * MIB}),
+    ],
+)
+def test_too_much_text_is_a_413_that_asks_for_less_of_it(
+    toy: WorkerProcess, path: str, body: Fields, *, is_chunked: bool
+) -> None:
+    response = post(toy, path, json.dumps(body).encode(), is_chunked=is_chunked)
+    assert response.status_code == 413
+    message = response.json()["error"]["message"]
+    assert message.startswith("the text of the request body exceeds 2,097,152 bytes: send a shorter prompt")
+    assert "--max-prompt-chars" in message
+
+
+narrow = serving_toy("--max-body-mb", "4")
+
+
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunks"])
+@pytest.mark.parametrize("kind", REPLACED)
+def test_too_many_pictures_are_a_413_that_names_the_setting(
+    narrow: WorkerProcess, kind: str, *, is_chunked: bool
+) -> None:
+    path, made = REPLACED[kind]
+    assert post(narrow, path, json.dumps(made(picture(3 * MIB))).encode(), is_chunked=is_chunked).status_code == 200
+    response = post(narrow, path, json.dumps(made(picture(5 * MIB))).encode(), is_chunked=is_chunked)
+    assert response.status_code == 413
+    message = response.json()["error"]["message"]
+    assert message.startswith("the request body exceeds 4,194,304 bytes: leave out older pictures and files")
+    assert "--max-body-mb" in message
+
+
+@pytest.mark.parametrize("path", ["/execute", "/cancel"])
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunks"])
+def test_the_pool_managers_routes_keep_their_limit(toy: WorkerProcess, path: str, *, is_chunked: bool) -> None:
+    response = post(toy, path, json.dumps(messages(source(picture(3 * MIB)))).encode(), is_chunked=is_chunked)
+    assert (response.status_code, response.text) == (413, "Failed to buffer the request body: length limit exceeded")
+
+
+@pytest.mark.parametrize("wrong", [b"\n", b"\xff", b"\\x", b'"', b"\\ud800"])
+def test_a_fault_in_or_behind_a_large_picture_is_found(toy: WorkerProcess, wrong: bytes) -> None:
+    body = json.dumps(messages(source(picture(3 * MIB) + "*" + picture(MIB)))).encode()
+    for broken in (body.replace(b"*", wrong), body[:-1], body + b"]"):
+        response = post(toy, MESSAGES, broken)
+        assert response.status_code == 400
+        assert "JSON" in response.json()["error"]["message"]
+
+
+# ── many at once ─────────────────────────────────────────────────────────────────────────────────
+
+N_CLIENTS = 64
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_64_clients_of_60_mb_each_take_the_memory_that_all_bodies_share(toy: WorkerProcess) -> None:
+    body = json.dumps(messages(source(picture(60_000_000)))).encode()
+    request = head("POST", MESSAGES, content_type=JSON, content_length=len(body), connection="close")
+
+    def send(_: int) -> int:
+        with toy.connect() as sock:
+            sock.sendall(request)
+            sock.sendall(body)
+            return read_answer(sock).status
+
+    assert send(0) == 200
+    with Watch(toy) as watch, ThreadPoolExecutor(N_CLIENTS) as pool:
+        statuses = Counter(pool.map(send, range(N_CLIENTS)))
+    assert set(statuses) <= {200, 503}, statuses
+    assert statuses[200] >= 4
+    assert watch.n_failed == 0
+    assert watch.rss_most - watch.rss_before < 64e6

@@ -1,0 +1,122 @@
+"""An offer of another protocol changes nothing about a request: any offer, any request, cut anywhere."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from httptools import HttpParserError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.server.web.request_parser import RequestParser
+
+
+@dataclass
+class Heard:
+    """The requests that were parsed: method, URL, version, headers and body of each."""
+
+    whole: list[tuple[bytes, bytes, str, tuple[tuple[bytes, bytes], ...], bytes]] = field(default_factory=list)
+    n_heads: int = 0
+
+    def __post_init__(self) -> None:
+        self.parser = RequestParser(self)
+
+    def on_message_begin(self) -> None:
+        self.url = self.body = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.n_heads += 1
+        assert not self.parser.should_upgrade()
+
+    def on_body(self, body: bytes) -> None:
+        self.body += body
+
+    def on_message_complete(self) -> None:
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        self.whole.append((method, self.url, version, tuple(self.headers), self.body))
+
+
+def heard_of(data: bytes, cuts: Collection[int] = ()) -> Heard:
+    heard = Heard()
+    edges = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
+    for begin, end in pairwise(edges):
+        heard.parser.feed_data(data[begin:end])
+    return heard
+
+
+OFFERS = (
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQBAAAAAAIAAAAA\r\n",
+    b"connection: upgrade\r\nUPGRADE: websocket\r\nSec-WebSocket-Version: 13\r\n",
+    b"Upgrade: TLS/1.0, HTTP/1.1\r\nUpgrade: IRC/6.9\r\nConnection: keep-alive\r\nConnection: Upgrade\r\n",
+    b"Connection: close, upgrade\r\nUpgrade: foo\r\n",
+)
+LINES = (*OFFERS, b"Connection: upgrade\r\nUpgrade:\r\n", b"Upgrade: h2c\r\n", b"")
+"""The last three offer nothing."""
+
+BODY = b'{"job_id":"j"}'
+FRAMED = {
+    b"": b"",
+    BODY: b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY),
+    BODY * 2: b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n%x;x=y\r\n%b\r\n0\r\nT: u\r\n\r\n"
+    % (len(BODY), BODY, len(BODY), BODY),
+}
+"""The framings of a body, after the other headers."""
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[bytes, bytes]:
+    """A request and its body."""
+    method = draw(st.sampled_from([b"GET", b"POST", b"HEAD", b"OPTIONS", b"DELETE", b"PROPFIND"]))
+    path = draw(st.sampled_from([b"/execute", b"/v1/chat/completions", b"/health?x=%20", b"/nope", b"*"]))
+    version = draw(st.sampled_from([b"1.1", b"1.0"]))
+    body = draw(st.sampled_from(list(FRAMED))) if version == b"1.1" else b""
+    head = b"%b %b HTTP/%b\r\nHost: a\r\nX-Empty:\r\nX-High: \xff\r\n" % (method, path, version)
+    return head + draw(st.sampled_from(LINES)) + (FRAMED[body] or b"\r\n"), body
+
+
+def without_offers(data: bytes) -> bytes:
+    for offer in OFFERS:
+        lines = offer.split(b"\r\n")
+        data = data.replace(offer, b"\r\n".join(line for line in lines if not line.lower().startswith(b"upgrade:")))
+    return data
+
+
+@given(st.lists(requests(), min_size=1, max_size=4), st.sets(st.integers(1, 2000), max_size=12))
+def test_requests_arrive_as_if_nothing_had_been_offered(sent: list[tuple[bytes, bytes]], cuts: set[int]) -> None:
+    """Bodies too, and what is pipelined behind them."""
+    data = b"".join(request for request, _ in sent)
+    heard = heard_of(data, cuts)
+    assert heard.whole == heard_of(without_offers(data)).whole
+    assert heard.n_heads == len(heard.whole) >= 1
+    assert all(body == got for (_, body), (*_, got) in zip(sent, heard.whole, strict=False))
+
+
+@pytest.mark.parametrize("offer", [offer for offer in OFFERS if b"close" not in offer])
+def test_bytes_that_are_not_http_after_an_offer_are_refused(offer: bytes) -> None:
+    heard = Heard()
+    with pytest.raises(HttpParserError):
+        heard.parser.feed_data(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n" + offer + b"\r\n{}\x00 garbage\r\n\r\n")
+    assert heard.n_heads == 1
+
+
+def test_a_tunnel_is_answered_and_its_bytes_are_not_a_request() -> None:
+    heard = heard_of(b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\nGET /health HTTP/1.1\r\n\r\n")
+    assert [method for method, *_ in heard.whole] == [b"CONNECT"]
+
+
+@given(
+    st.sampled_from([b"", b"a", b"a b", b"a\tb", b"\xff"]),
+    st.text(" \t").map(str.encode),
+    st.text(" \t").map(str.encode),
+)
+def test_spaces_around_a_value_are_not_part_of_it(value: bytes, before: bytes, behind: bytes) -> None:
+    ((_, _, _, headers, _),) = heard_of(b"GET / HTTP/1.1\r\nX: %b%b%b\r\n\r\n" % (before, value, behind)).whole
+    assert headers == ((b"X", value),)

@@ -1,0 +1,1 @@
+"""OpenAI's chat completions: requests become jobs, and deltas of answers become messages and chunks."""

@@ -1,0 +1,307 @@
+"""The body of `POST /v1/chat/completions`: a conversation, tools and fields.
+
+Owns: the route's own fields, and the kinds of tools: functions are offered, others are left out and named. Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from worker.apis.chat.message import (
+    ChatAnswer,
+    MessageTerms,
+)
+from worker.apis.core.answers import Allowance, Choice, Heading
+from worker.apis.core.bodies import Problems
+from worker.apis.core.conversation import read_conversation, unread_members
+from worker.apis.core.fields import (
+    GeneratingRequest,
+    Generation,
+    Terms,
+    conversing,
+    idle_variables,
+    read_generation,
+    read_object,
+    read_struct,
+)
+from worker.apis.core.payloads import Places
+from worker.apis.core.rules import int_range
+from worker.apis.core.thinking import EFFORTS, Thinking, thinking_of, turned_off, with_idle_named
+from worker.apis.core.tools import (
+    CallChoice,
+    Offered,
+    Tool,
+    check_count,
+    check_twins,
+    checked_use,
+    chosen_word,
+    function_tool,
+    mode_of,
+    names_one,
+)
+from worker.wire.chat_format import ChatFormat
+from worker.wire.encoding import doc
+from worker.wire.jobs import MAX_LOGPROBS, MarkUse
+from worker.wire.prompts import Conversation
+
+_MEDIA = ("image_url", "image_url.url", "file.file_data", "input_audio.data", "video_url.url")
+PAYLOADS = Places(frozenset(f".messages[].content[].{name}" for name in _MEDIA), frozenset({"", "image_url"}))
+_EFFORT = "reasoning_effort"
+_BUDGETS = ("thinking_token_budget", "thinking_budget_tokens")
+"""vLLM's name and llama-server's."""
+
+# ── requests ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the model may call."""
+
+    name: Annotated[str, doc("1 to 128 ASCII letters, digits or characters of _.:/-")]
+    description: Annotated[str | None, doc("The model reads it.")] = None
+    parameters: Annotated[dict[str, Any] | None, doc("The JSON schema of the arguments, an object's.")] = None
+    strict: Annotated[bool | None, doc("Calls follow the schema in any case.")] = None
+
+
+class ChatTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool."""
+
+    type: Annotated[str, doc("Other types than function are left out and named in x-ignored-tools.")] = "function"
+    function: FunctionDefinition | None = None
+
+
+class ChatThinking(msgspec.Struct, frozen=True, kw_only=True):
+    """The reasoning that a request asks for."""
+
+    type: Annotated[str | None, doc("disabled asks for none.")] = None
+    budget_tokens: Annotated[int | None, doc("The most tokens of reasoning.", minimum=0)] = None
+
+
+class ChatRequest(GeneratingRequest, frozen=True, kw_only=True):
+    """The body of `POST /v1/chat/completions`. It may also have the sampling fields of `/execute`. A field that is null
+    counts as absent. Fields that have no effect are ignored and named in `x-ignored-fields`."""
+
+    messages: Annotated[Any, doc("The conversation.")] = None
+    max_completion_tokens: Annotated[int | None, doc("Alias of max_tokens.", minimum=1)] = None
+    logprobs: Annotated[bool | None, doc("Report the log-probabilities of the answer's tokens.")] = None
+    top_logprobs: Annotated[
+        int | None, doc("Also report this many of the most probable tokens. Only with logprobs.", minimum=0, maximum=20)
+    ] = None
+    tools: Annotated[list[ChatTool] | None, doc("The functions that the model may call.")] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, doc("none, auto, required, a function, or allowed_tools.")] = (
+        None
+    )
+    parallel_tool_calls: Annotated[bool | None, doc("false: the answer has one call at most.")] = None
+    reasoning_effort: Annotated[
+        str | None, doc(f"One of {', '.join(EFFORTS)}, or a word of the chat template's own.")
+    ] = None
+    thinking: Annotated[ChatThinking | None, doc("Reasoning, in the form of other servers.")] = None
+    thinking_token_budget: Annotated[int | None, doc("The most tokens of reasoning.", minimum=0)] = None
+    thinking_budget_tokens: Annotated[int | None, doc("Alias of thinking_token_budget.", minimum=0)] = None
+    reasoning_format: Annotated[str | None, doc("none leaves the reasoning in the content, between its markers.")] = (
+        None
+    )
+    chat_template_kwargs: Annotated[dict[str, Any] | None, doc("Variables for the chat template.")] = None
+    add_generation_prompt: Annotated[bool | None, doc("Answer with the assistant's next message.")] = None
+    continue_final_message: Annotated[bool | None, doc("Continue the last message instead.")] = None
+    prompt_logprobs: Annotated[int | None, doc("Only /v1/completions supports it.", const=None)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAsked:
+    """A chat request that has passed every check which does not need its tokens."""
+
+    prompt: Conversation
+    generation: Generation
+    wants_logprobs: bool
+    reasoning_fields: tuple[str, ...]
+    marks: ClassVar[MarkUse] = "split"
+
+    def choices(self, heading: Heading) -> list[Choice]:
+        """A choice for each of the n answers, in order."""
+        allowance = Allowance()
+        terms = MessageTerms(
+            reading=self.generation.reading,
+            wants_logprobs=self.wants_logprobs,
+            reasoning_fields=self.reasoning_fields,
+        )
+        options = self.generation.options if self.generation.is_stream else None
+        return [ChatAnswer(i, allowance, heading, options, terms) for i in range(self.generation.n)]
+
+
+def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
+    """Raises: NotAnObject, UnknownModel, FieldsRefused."""
+    members = read_object(body)
+    problems = Problems()
+    request = read_struct(problems, ChatRequest, members)
+    _check_contradictions(problems, request)
+    offered = read_tools(
+        problems,
+        request.tools or (),
+        members.get("tools"),
+        request.tool_choice,
+        is_parallel=request.parallel_tool_calls is not False,
+    )
+    thinking = _thinking(problems, request, terms)
+    prompt = read_conversation(
+        problems,
+        request.messages,
+        tools=offered.use.for_template(),
+        template_kwargs=thinking.variables | (request.chat_template_kwargs or {}),
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        max_chars=terms.max_text_chars,
+    )
+    tokens_field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    generation = read_generation(
+        problems,
+        members,
+        request,
+        terms,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        max_tokens=request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens,
+        names={
+            "prompt": "messages",
+            "logprobs": "top_logprobs",
+            "max_tokens": tokens_field,
+        },
+        ignored=(
+            *unread_members(request.messages),
+            *idle_variables(request.chat_template_kwargs, terms),
+            *thinking.ignored,
+        ),
+    )
+    generation = conversing(generation, offered, thinking, terms)
+    assert prompt is not None  # or there were problems
+    reading = replace(generation.reading, keeps_thoughts=request.reasoning_format == "none")
+    if generation.shows_marks:
+        reading = replace(reading, form=_unmarked(reading.form), is_divided=True)
+    return ChatAsked(prompt, replace(generation, reading=reading), bool(request.logprobs), terms.reasoning_fields)
+
+
+def _unmarked(form: ChatFormat) -> ChatFormat:
+    """The form of an answer whose control tokens are shown: only calls are read out of it."""
+    return ChatFormat(name=form.name, source=form.source, calls=form.calls, opening=form.opening)
+
+
+def _thinking(problems: Problems, request: ChatRequest, terms: Terms) -> Thinking:
+    """The wishes about reasoning; chat_template_kwargs overrides their variables. Names the fields that have no effect:
+    agents send reasoning_effort to every model."""
+    settings = request.thinking or ChatThinking()
+    budgets = {name: getattr(request, name) for name in _BUDGETS} | {"thinking.budget_tokens": settings.budget_tokens}
+    given = {name: budget for name, budget in budgets.items() if budget is not None}
+    for name, budget in given.items():
+        int_range(problems, name, budget, 0)
+    effort, keys = request.reasoning_effort, terms.template_keys
+    if effort in EFFORTS:
+        found = thinking_of(problems, _EFFORT, effort, keys, budget=_smallest(given))
+    else:
+        own = {_EFFORT: effort} if effort is not None and _EFFORT in keys else {}
+        found = Thinking(variables=own, budget=_smallest(given))
+    if settings.type == "disabled":
+        found = turned_off(keys)
+    wishes = [name for name in (_EFFORT, "thinking") if getattr(request, name) is not None]
+    return with_idle_named(found, wishes, sorted(given), can_limit=terms.can_limit_reasoning)
+
+
+def _smallest(budgets: Mapping[str, int]) -> int | None:
+    return min(budgets.values(), default=None)
+
+
+def _check_contradictions(problems: Problems, request: ChatRequest) -> None:
+    if None not in (request.max_tokens, request.max_completion_tokens) and (
+        request.max_tokens != request.max_completion_tokens
+    ):
+        text = "and max_completion_tokens set the same limit but differ; send one of them"
+        problems.add("max_tokens", "exclusive(max_completion_tokens)", text)
+    if request.top_logprobs is not None and not request.logprobs:
+        # With logprobs the rule that /execute has too reads the number.
+        int_range(problems, "top_logprobs", request.top_logprobs, 0, MAX_LOGPROBS)
+        problems.add("top_logprobs", "needs(logprobs)", "needs logprobs to be true")
+    if request.prompt_logprobs is not None:
+        problems.add("prompt_logprobs", "unsupported", "is supported by /v1/completions only; remove it")
+
+
+# ── tools ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Named(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+
+
+class _ChosenTool(msgspec.Struct, frozen=True, kw_only=True):
+    type: str = "function"
+    function: _Named | None = None
+    allowed_tools: dict[str, Any] | None = None
+
+
+class _AllowedTools(msgspec.Struct, frozen=True, kw_only=True):
+    mode: str = "auto"
+    tools: list[_ChosenTool]
+
+
+def read_tools(
+    problems: Problems, tools: Sequence[ChatTool], raw: object, choice: object, *, is_parallel: bool
+) -> Offered:
+    """The tools. `raw` are the same as the client sent them."""
+    check_count(problems, "tools", len(tools))
+    found: list[Tool] = []
+    offered = Offered()
+    for at, tool in enumerate(tools):
+        if problems.is_full:
+            return Offered()
+        place = f"tools[{at}].function"
+        if tool.type != "function":
+            offered.skipped.append(_name_of(raw[at] if isinstance(raw, list) else None, tool.type))
+        elif tool.function is None:
+            problems.add(place, "required", "is missing")
+        elif (read := function_tool(problems, place, tool.function)) is not None:
+            found.append(read)
+    check_twins(problems, found)
+    word, only = _choice(problems, choice)
+    is_parallel = is_parallel and not names_one(choice)
+    offered.use = checked_use(problems, found, word, only, is_parallel=is_parallel)
+    return offered
+
+
+def _name_of(raw: object, kind: str) -> str:
+    """The name of a tool of another kind, as far as it has one."""
+    if isinstance(raw, dict):
+        inner = raw.get(kind)
+        for members in (raw, inner):
+            if isinstance(members, dict) and isinstance(members.get("name"), str):
+                return str(members["name"])
+    return kind
+
+
+def _choice(problems: Problems, choice: object) -> tuple[CallChoice, frozenset[str] | None]:
+    """The choice, and the names of the tools that it allows, if they are not all."""
+    word = chosen_word(problems, choice)
+    if word is not None:
+        return word, None
+    chosen = problems.shaped("tool_choice", choice, _ChosenTool)
+    if chosen is None:
+        return "auto", None
+    if chosen.type == "function":
+        return "required", _names(problems, "tool_choice", [chosen])
+    place = "tool_choice.allowed_tools"
+    if chosen.type != "allowed_tools":
+        text = "must be function or allowed_tools; this worker has no tools of its own"
+        problems.add("tool_choice.type", "one_of", text)
+        return "auto", None
+    allowed = problems.shaped(place, chosen.allowed_tools, _AllowedTools)
+    if allowed is None:
+        return "auto", None
+    word = mode_of(problems, place, allowed.mode)
+    if not allowed.tools:
+        problems.add(f"{place}.tools", "non_empty", "must not be empty")
+    return word, _names(problems, f"{place}.tools", allowed.tools)
+
+
+def _names(problems: Problems, place: str, chosen: Sequence[_ChosenTool]) -> frozenset[str]:
+    """The names of chosen functions."""
+    names = [one.function.name for one in chosen if one.function is not None]
+    if len(names) < len(chosen):
+        problems.add(f"{place}.function", "required", "is missing")
+    return frozenset(names)

@@ -1,0 +1,1 @@
+"""OpenAI's completions: requests become jobs, and text becomes choices and chunks."""

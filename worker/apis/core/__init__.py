@@ -1,0 +1,1 @@
+"""The common part of all APIs: fields and their rules, conversations, tools, errors, and the reading of answers."""

@@ -1,0 +1,209 @@
+"""The constraint on an answer, in the spellings of OpenAI, vLLM and llama-server.
+
+Owns: the fields that carry a constraint, and the constraint of `/execute` that each of them becomes. Pure.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+
+from worker.apis.core.bodies import MAX_ERRORS, Problems
+from worker.apis.core.constraints import schema_text
+from worker.apis.core.errors import NotAnObject
+from worker.wire.encoding import doc, encode_json
+from worker.wire.jobs import SchemaText
+
+FORMATS = ("text", "json_object", "json_schema")
+_ANY_OBJECT = {"type": "object"}
+
+Field = Literal["grammar", "json_schema", "regex"]
+_OWN: tuple[Field, ...] = ("grammar", "json_schema", "regex")
+_LARK_HEADER = "%llguidance"
+
+
+class NamedSchema(msgspec.Struct, frozen=True, kw_only=True):
+    """A schema that the answer must satisfy; the worker enforces it whether `strict` is true or not."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: Annotated[dict[str, Any] | None, doc("Same as in /execute.")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """The form of the answer that a client asks for."""
+
+    type: Annotated[str, doc("Any text, any JSON object, or JSON that a schema allows.", enum=list(FORMATS))]
+    json_schema: Annotated[NamedSchema | None, doc("Only with `json_schema`.")] = None
+    schema: Annotated[dict[str, Any] | None, doc("Only with `json_object`, as in llama-server.")] = None
+
+
+_JSON = dict[str, Any] | str | None
+_CHOICES = doc("The answer is one of these texts.", minItems=1)
+_GRAMMAR = doc("Same as in /execute; a text without `::=` is Lark.")
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's form of a constraint: at most one of the first five fields. None of the options is supported."""
+
+    json: Annotated[_JSON, doc("A JSON schema as an object or as text.")] = None
+    regex: Annotated[str | None, doc("Same as in /execute.")] = None
+    choice: Annotated[list[str] | None, _CHOICES] = None
+    grammar: Annotated[str | None, _GRAMMAR] = None
+    json_object: Annotated[bool | None, doc("Any JSON object.")] = None
+    structural_tag: Annotated[dict[str, Any] | str | None, doc("Not supported.", const=None)] = None
+    whitespace_pattern: Annotated[str | None, doc("Not supported.", const=None)] = None
+    disable_any_whitespace: Annotated[bool | None, doc("Not supported.", enum=[False, None])] = None
+    disable_additional_properties: Annotated[bool | None, doc("Not supported.", enum=[False, None])] = None
+
+
+_OPTIONS = ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+
+
+class ConstrainedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that constrain an answer. `grammar` and `regex` are the same as in `/execute`. A request has at most
+    one of all these."""
+
+    response_format: ResponseFormat | None = None
+    json_schema: Annotated[dict[str, Any] | bool | None, doc("Same as in /execute.")] = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Annotated[_JSON, doc("Older spelling of structured_outputs.json.")] = None
+    guided_regex: Annotated[str | None, doc("Older spelling of structured_outputs.regex.")] = None
+    guided_choice: Annotated[list[str] | None, _CHOICES] = None
+    guided_grammar: Annotated[str | None, _GRAMMAR] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The constraint on an answer as fields of `/execute`, and the client's names for them."""
+
+    fields: Mapping[str, str | None]
+    names: Mapping[str, str]
+
+
+def constraint_of(problems: Problems, request: ConstrainedRequest, own: Mapping[str, Any]) -> Wanted:
+    """The constraint that the request asks for. `own` has the fields of `/execute` that were sent.
+
+    Raises: NotAnObject.
+    """
+    for name in _OPTIONS:
+        if getattr(request.structured_outputs, name, None) not in (None, False):
+            text = "is not supported by this worker; remove it"
+            problems.add(f"structured_outputs.{name}", "unsupported", text)
+    asked = _asked(request, own)
+    fields: dict[str, str | None] = dict.fromkeys(_OWN)
+    if not asked:
+        return Wanted(fields, {})
+    if len(asked) > 1:
+        *others, last = (one.place for one in asked)
+        text = f"cannot go with {' and '.join(others)}; send one of them"
+        problems.add(last, f"exclusive({','.join(others)})", text)
+    first = asked[0]
+    fields[first.field] = first.read(problems, first.place, first.value)
+    return Wanted(fields, {first.field: first.place})
+
+
+Read = Callable[[Problems, str, Any], str | None]
+"""(problems, field, its value) → the constraint's text; None if it asks for nothing or has an error."""
+
+
+class _Asked(NamedTuple):
+    """A constraint as it was sent."""
+
+    place: str
+    field: Field
+    """The field of `/execute` that has the same effect."""
+    read: Read
+    value: Any
+
+
+def _asked(request: ConstrainedRequest, own: Mapping[str, Any]) -> list[_Asked]:
+    """All constraints of a request, in an order that does not depend on the request's."""
+    form, outputs = request.response_format, request.structured_outputs or StructuredOutputs()
+    spelled = (
+        _Asked("response_format", "json_schema", _format, None if form is None or form.type == "text" else form),
+        _Asked("grammar", "grammar", _text, own.get("grammar")),
+        _Asked("json_schema", "json_schema", _schema, request.json_schema),
+        _Asked("regex", "regex", _text, own.get("regex")),
+        _Asked("guided_json", "json_schema", _json, request.guided_json),
+        _Asked("guided_regex", "regex", _text, request.guided_regex),
+        _Asked("guided_choice", "regex", _choice, request.guided_choice),
+        _Asked("guided_grammar", "grammar", _grammar, request.guided_grammar),
+        _Asked("structured_outputs.json", "json_schema", _json, outputs.json),
+        _Asked("structured_outputs.regex", "regex", _text, outputs.regex),
+        _Asked("structured_outputs.choice", "regex", _choice, outputs.choice),
+        _Asked("structured_outputs.grammar", "grammar", _grammar, outputs.grammar),
+        _Asked("structured_outputs.json_object", "json_schema", _any_object, outputs.json_object or None),
+    )
+    return [one for one in spelled if one.value is not None]
+
+
+# ── each spelling ────────────────────────────────────────────────────────────────────────────────
+
+
+def _text(problems: Problems, place: str, value: str) -> str:  # noqa: ARG001 - a Read
+    return value
+
+
+def _schema(problems: Problems, place: str, value: object) -> SchemaText:  # noqa: ARG001 - a Read
+    """Raises: NotAnObject if the schema is nested so deeply that it cannot be encoded again."""
+    try:
+        return SchemaText(encode_json(value).decode())
+    except RecursionError:
+        raise NotAnObject("the body is nested too deeply") from None
+
+
+def _json(problems: Problems, place: str, value: dict[str, Any] | str) -> SchemaText | None:
+    """A schema, or the text of one."""
+    if not isinstance(value, str):
+        return _schema(problems, place, value)
+    try:
+        msgspec.json.decode(value)
+        schema = schema_text(value.encode())
+        fault = "is the JSON text null, not a schema; send a schema" if schema is None else ""
+    except msgspec.ValidationError as error:
+        schema, fault = None, f"is JSON text but not a schema: {error}"
+    except (msgspec.DecodeError, RecursionError):
+        schema, fault = None, "is text but not JSON; send a schema as an object or as JSON text"
+    if fault:
+        problems.add(place, "json_schema", fault)
+    return schema
+
+
+def _any_object(problems: Problems, place: str, value: bool) -> SchemaText:  # noqa: ARG001, FBT001 - a Read
+    return _schema(problems, place, _ANY_OBJECT)
+
+
+def _choice(problems: Problems, place: str, value: list[str]) -> str | None:
+    """The regular expression that matches exactly these texts."""
+    if not value:
+        problems.add(place, "non_empty", "must not be empty")
+    for at, text in islice(enumerate(value), MAX_ERRORS):
+        if not text:
+            problems.add(f"{place}[{at}]", "non_empty", "must not be empty")
+    return "|".join(map(re.escape, value)) if value and all(value) else None
+
+
+def _grammar(problems: Problems, place: str, value: str) -> str:  # noqa: ARG001 - a Read
+    """A grammar in the notation of `/execute`. vLLM's clients send Lark without a header; a text without `::=` is
+    Lark."""
+    is_lark = "::=" not in value and value.strip() and not value.lstrip().startswith(_LARK_HEADER)
+    return f"{_LARK_HEADER} {{}}\n{value}" if is_lark else value
+
+
+def _format(problems: Problems, place: str, value: ResponseFormat) -> SchemaText | None:
+    schema: object = None
+    match value.type:
+        case "json_object":
+            schema = value.schema or _ANY_OBJECT
+        case "json_schema":
+            schema = None if value.json_schema is None else value.json_schema.schema
+            if schema is None:
+                problems.add(f"{place}.json_schema.schema", "required", "is missing; send the schema of the answer")
+        case _:
+            problems.add(f"{place}.type", "one_of", f"must be one of {', '.join(FORMATS)}")
+    return None if schema is None else _schema(problems, place, schema)

@@ -1,0 +1,185 @@
+"""Refusals and failures in OpenAI's shape: `{"error":{"message","type","param","code"}}`.
+
+Owns: types and codes. Pure.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+
+from worker.apis.core.bodies import FieldError, FieldsRefused
+from worker.apis.core.events import ErrorEvent, StreamCode
+from worker.errors import InvalidRequest, Unauthorized, WorkerBusy, WorkerError
+from worker.wire.encoding import doc, encode_json
+from worker.wire.refusals import Overflow
+
+ErrorType = Literal[
+    "invalid_request_error", "authentication_error", "not_found_error", "rate_limit_error", "server_error"
+]  # fmt: skip
+
+CANCELLED_STATUS = 499
+"""nginx's status for a request that its client has ended, here by `POST /cancel`. Clients retry a request after 409 or
+5xx, but a cancelled request must not be retried."""
+
+
+_MAX_QUOTED_CHARS = 100
+"""A message shows this many characters of a name."""
+
+
+def _quoted(name: str) -> str:
+    """A name on one line, cut if it is long."""
+    text = repr(name)
+    return text if len(text) <= _MAX_QUOTED_CHARS else f"{text[:_MAX_QUOTED_CHARS]}…"
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """The error: a message for people, and a type, a field and a code for programs."""
+
+    message: Annotated[str, doc("Text for people; the wording may change.")]
+    type: ErrorType
+    param: Annotated[str | None, doc("The field, spelled as in the request.")] = None
+    code: str | None = None
+
+
+class ApiErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A refusal or a failure."""
+
+    error: ErrorDetail
+
+
+class NotAnObject(InvalidRequest):
+    """The body is not a JSON object, so it holds no request."""
+
+    wording, unquoted = "{}", "the body is not a JSON object"
+
+
+class UnknownModel(WorkerError):
+    """The request names another model than the one that is served."""
+
+    code, http_status, retriable = "NOT_FOUND", 404, False
+    unquoted = "another model"
+
+    def __init__(self, asked: str, served: str) -> None:
+        super().__init__(f"model {_quoted(asked)} not found; this worker serves {_quoted(served)}")
+
+
+CODES: dict[str, str] = {
+    "context_length": "context_length_exceeded",
+    "max_tokens_in": "context_length_exceeded",
+    "no_chat_template": "no_chat_template",
+    "required": "missing_required_parameter",
+    "type": "invalid_type",
+    "unsupported": "unsupported_parameter",
+}
+"""The codes of rules by the rule's name."""
+
+OTHER_CODE = "invalid_value"
+"""The code of all other rules."""
+
+
+class Failure(NamedTuple):
+    """The status and type of a job that failed, outside a stream."""
+
+    status: int
+    type: ErrorType
+
+
+_FAILURES: dict[StreamCode, Failure] = {
+    "CANCELLED": Failure(CANCELLED_STATUS, "invalid_request_error"),
+    "TIMEOUT": Failure(504, "server_error"),
+    "VRAM_OOM": Failure(500, "server_error"),
+    "INVALID_REQUEST": Failure(400, "invalid_request_error"),
+    "INFERENCE_FAILED": Failure(500, "server_error"),
+    "ENGINE_RESTARTED": Failure(503, "server_error"),
+}
+_GOING = Failure(503, "server_error")
+"""The worker cancelled the job because it is about to exit."""
+
+
+def error_detail(error: WorkerError) -> ErrorDetail:
+    """A refusal in OpenAI's words."""
+    match error:
+        case FieldsRefused(errors=errors):
+            first = errors[0]
+            code = CODES.get(first.constraint.partition("(")[0], OTHER_CODE)
+            message = str(error)
+            if error.overflow is not None:
+                message = "; ".join([_overflow(first, error.overflow), *(other.message for other in errors[1:])])
+            return ErrorDetail(message=message, type="invalid_request_error", param=first.field, code=code)
+        case UnknownModel():
+            return ErrorDetail(message=str(error), type="not_found_error", param="model", code="model_not_found")
+        case Unauthorized():
+            return ErrorDetail(message=str(error), type="authentication_error", code="invalid_api_key")
+        case WorkerBusy():
+            return ErrorDetail(message=str(error), type="rate_limit_error", code=error.code.lower())
+        case _:
+            kind: ErrorType = "invalid_request_error" if error.http_status < _MIN_SERVER_STATUS else "server_error"
+            return ErrorDetail(message=str(error), type=kind, code=error.code.lower())
+
+
+_MIN_SERVER_STATUS = 500
+_PLACE = re.compile(r"(messages|tools)\[(\d{1,9})\]")
+
+
+def _overflow(error: FieldError, overflow: Overflow) -> str:
+    """The error in OpenAI's own words. Agents search for them to learn that they must shorten the conversation."""
+    n_tokens, limit = overflow.n_tokens, overflow.most
+    text = (
+        f"This model's maximum context length is {limit} tokens. "
+        f"However, your {error.field} resulted in {n_tokens} tokens"
+    )
+    if error.constraint.partition("(")[0] == "max_tokens_in":
+        text += f"; this worker accepts no longer prompt (--max-tokens-in {limit})"
+    elif n_tokens <= limit:
+        text += ", and an answer needs room for one more"
+    return f"{text}. Please reduce the length of the {error.field}."
+
+
+def failure(event: ErrorEvent) -> Failure:
+    """The status and type of a job that failed, outside a stream."""
+    return _GOING if event.code == "CANCELLED" and event.retriable else _FAILURES[event.code]
+
+
+def failure_detail(event: ErrorEvent) -> ErrorDetail:
+    return ErrorDetail(message=event.message, type=failure(event).type, code=event.code.lower())
+
+
+def error_body(detail: ErrorDetail) -> bytes:
+    return encode_json(ApiErrorBody(error=detail))
+
+
+def refused_as_spelled(
+    refused: FieldsRefused, names: Mapping[str, str], messages: Sequence[str] = (), tools: Sequence[str] = ()
+) -> FieldsRefused:
+    """The same refusal with the client's names of the fields. `messages` and `tools`: the places of these in the
+    request, if it has them in another form."""
+    return FieldsRefused(respelled(replaced(refused.errors, messages, tools), names), refused.overflow)
+
+
+def replaced(errors: Iterable[FieldError], messages: Sequence[str], tools: Sequence[str] = ()) -> Iterator[FieldError]:
+    """Yield the same errors with the places of messages and tools in the request."""
+
+    def place(found: re.Match[str]) -> str:
+        places, at = tools if found[1] == "tools" else messages, int(found[2])
+        return places[at] if at < len(places) else found[0]
+
+    for error in errors:
+        field, message = (_PLACE.sub(place, text, count=1) for text in (error.field, error.message))
+        yield msgspec.structs.replace(error, field=field, message=message)
+
+
+def respelled(errors: Iterable[FieldError], names: Mapping[str, str]) -> list[FieldError]:
+    """The same errors with the client's names of the fields; `names` maps our names to the client's."""
+    return [_respelled(error, names) for error in errors]
+
+
+def _respelled(error: FieldError, names: Mapping[str, str]) -> FieldError:
+    name, constraint = names.get(error.field, error.field), error.constraint
+    message = name + error.message[len(error.field) :] if error.message.startswith(error.field) else error.message
+    other = constraint.removeprefix("exclusive(").removesuffix(")")
+    if other in names and other != constraint:
+        message = message.replace(f"cannot go with {other}", f"cannot go with {names[other]}")
+        constraint = f"exclusive({names[other]})"
+    return msgspec.structs.replace(error, field=name, constraint=constraint, message=message)

@@ -1,0 +1,1 @@
+"""Anthropic's Messages: requests become jobs, and deltas of answers become blocks and events."""

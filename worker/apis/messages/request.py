@@ -1,0 +1,270 @@
+"""The body of `POST /v1/messages` and `/v1/messages/count_tokens`: a conversation, tools and fields.
+
+Owns: the route's own fields, and which tools are offered. The tools that Anthropic runs or defines are left out and
+named, and so are tools whose loading is deferred. Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from worker.apis.core.answers import Choice, Heading
+from worker.apis.core.bodies import Problems
+from worker.apis.core.constraint_fields import NamedSchema, ResponseFormat
+from worker.apis.core.fields import (
+    SHARED,
+    GeneratingRequest,
+    Generation,
+    Terms,
+    conversing,
+    ignored_fields,
+    in_header,
+    read_foreign,
+    read_object,
+    read_struct,
+)
+from worker.apis.core.rules import int_range
+from worker.apis.core.thinking import EFFORTS, Thinking, thinking_of, turned_off, turned_on, with_idle_named
+from worker.apis.core.tools import (
+    CallChoice,
+    Offered,
+    Tool,
+    check_count,
+    check_twins,
+    checked_use,
+    function_tool,
+    listed,
+)
+from worker.apis.core.turns import Turns, read_turns
+from worker.apis.core.unread import unread
+from worker.apis.messages.answer import MessageAnswer, TokenCount
+from worker.apis.messages.blocks import read_message_blocks, read_system
+from worker.wire.encoding import doc
+from worker.wire.jobs import MarkUse
+from worker.wire.prompts import Conversation
+from worker.wire.questions import Tokenized
+
+_KINDS = ("enabled", "adaptive", "disabled")
+_DISPLAYS = ("summarized", "omitted")
+_WITHOUT_EFFECT = frozenset({"metadata", "service_tier"})
+
+
+_TOOL_CHOICES: Mapping[str, CallChoice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+
+
+class MessageTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool of the client's."""
+
+    type: Annotated[str | None, doc("custom. Other types are left out and named in x-ignored-tools.")] = None
+    name: str | None = None
+    description: str | None = None
+    input_schema: Annotated[dict[str, Any] | None, doc("The JSON schema of the arguments.")] = None
+    strict: bool | None = None
+    defer_loading: Annotated[bool | None, doc("true: the tool is left out and named in x-ignored-tools.")] = None
+
+
+class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The choice among the tools."""
+
+    type: Annotated[str, doc("any: some call. tool: a call of the named tool.", enum=list(_TOOL_CHOICES))]
+    name: str | None = None
+    disable_parallel_tool_use: Annotated[bool | None, doc("true: the answer has one call at most.")] = None
+
+
+class ThinkingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The amount of reasoning, and whether it is shown."""
+
+    type: Annotated[str, doc("adaptive leaves it to the model.", enum=list(_KINDS))]
+    budget_tokens: Annotated[int | None, doc("The most tokens of reasoning, with `enabled`.", minimum=1)] = None
+    display: Annotated[str | None, doc("omitted: the blocks have no text.", enum=[*_DISPLAYS, None])] = None
+
+
+class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The effort of the model, and the form of the answer."""
+
+    effort: Annotated[str | None, doc("How much the model reasons.", enum=[*EFFORTS, None])] = None
+    format: Annotated[dict[str, Any] | None, doc("`json_schema` with `schema`.")] = None
+
+
+class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `POST /v1/messages`. It may also have `seed` and the sampling fields of `/execute`. A field that is
+    null counts as absent. Fields that have no effect are ignored and named in `x-ignored-fields`."""
+
+    model: Annotated[str | None, doc("Any name is accepted, unless `--strict-model` is set.")] = None
+    messages: Annotated[Any, doc("The conversation.")] = None
+    system: Annotated[Any, doc("A text, or text blocks.")] = None
+    max_tokens: Annotated[int | None, doc("Maximum tokens to generate. It must be sent.", minimum=1)] = None
+    stop_sequences: Annotated[list[str] | None, doc("At most 16 texts that end the answer and are not shown.")] = None
+    stream: Annotated[bool | None, doc("Stream the answer as server-sent events.")] = None
+    tools: Annotated[Any, doc("Tools of the client.")] = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingSettings | None = None
+    output_config: OutputSettings | None = None
+    output_format: Annotated[dict[str, Any] | None, doc("Older spelling of output_config.format.")] = None
+    mcp_servers: Annotated[list[Any] | None, doc("Left out, and named in x-ignored-tools.")] = None
+    seed: Annotated[int | None, doc("Makes the answer repeatable.")] = None
+    metadata: Annotated[dict[str, Any] | None, doc("No effect.")] = None
+    service_tier: Annotated[str | None, doc("No effect.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageAsked:
+    """A request that has passed every check which does not need its tokens."""
+
+    prompt: Conversation
+    generation: Generation
+    shows_thinking: bool
+    marks: ClassVar[MarkUse] = "split"
+
+    def choices(self, heading: Heading) -> list[Choice]:
+        """The one answer."""
+        is_stream = self.generation.is_stream
+        return [
+            MessageAnswer(heading, self.generation.reading, shows_thinking=self.shows_thinking, is_stream=is_stream)
+        ]
+
+
+def read_messages(body: bytes | bytearray, terms: Terms) -> MessageAsked:
+    """Raises: NotAnObject, UnknownModel, FieldsRefused."""
+    return _read(body, terms, needs_max_tokens=True)
+
+
+def read_counted(body: bytes | bytearray, terms: Terms) -> MessageAsked:
+    """The request of which only the prompt's tokens are counted. Raises: see read_messages."""
+    return _read(body, terms, needs_max_tokens=False)
+
+
+def _read(body: bytes | bytearray, terms: Terms, *, needs_max_tokens: bool) -> MessageAsked:
+    members = read_object(body)
+    problems = Problems()
+    request = read_struct(problems, MessagesRequest, members)
+    if needs_max_tokens and members.get("max_tokens") is None:
+        problems.add("max_tokens", "required", "is missing; send the most tokens that the answer may have")
+    turns = Turns()
+    left_out = read_system(problems, request.system, turns, keeps_bill=terms.keeps_billing_block)
+    left_out += read_message_blocks(problems, request.messages, turns)
+    offered = read_tools(problems, request.tools, request.tool_choice)
+    thinking = _thinking(problems, request, terms)
+    is_continued = _check_last(problems, turns)
+    prompt = read_turns(problems, turns, thinking, offered, terms, names={}, is_continued=is_continued)
+    is_older = request.output_config is None or request.output_config.format is None
+    place = "output_format" if is_older else "output_config.format"
+    names = {"stop": "stop_sequences", "json_schema": place, "response_format": place}
+    generation = read_foreign(
+        problems,
+        members,
+        GeneratingRequest(
+            model=request.model,
+            seed=request.seed,
+            stream=request.stream,
+            stop=request.stop_sequences,
+            response_format=_response_format(problems, request, place),
+        ),
+        terms,
+        max_tokens=request.max_tokens,
+        names=names,
+    )
+    generation = conversing(generation, offered, thinking, terms)
+    assert prompt is not None  # or there were problems
+    further = [*left_out, *offered.unread, *thinking.ignored]
+    servers = [str(one.get("name") or "mcp") for one in request.mcp_servers or () if isinstance(one, dict)]
+    made = replace(
+        generation,
+        names={**generation.names, "prompt": "messages"},
+        ignored=ignored_fields(members, MessagesRequest, known=SHARED, unheeded=_WITHOUT_EFFECT, further=further),
+        ignored_tools=in_header([*offered.skipped, *servers]),
+        places=tuple(turns.places),
+    )
+    is_shown = request.thinking is None or request.thinking.display != "omitted"
+    return MessageAsked(prompt, made, is_shown)
+
+
+def _check_last(problems: Problems, turns: Turns) -> bool:
+    """An answer must be able to follow the last message. Returns True if the answer continues it."""
+    if not turns.messages or turns.messages[-1]["role"] != "assistant":
+        return False
+    last, place = turns.messages[-1], turns.places[-1]
+    if last.get("tool_calls"):
+        text = "has a tool_use without a tool_result; send the result in a user's message"
+        problems.add(place, "needs(tool_result)", text)
+    elif not last["content"]:
+        problems.add(place, "non_empty", "is the last message and has no text to continue; remove it")
+    return True
+
+
+def _thinking(problems: Problems, request: MessagesRequest, terms: Terms) -> Thinking:
+    settings = request.thinking
+    effort = None if request.output_config is None else request.output_config.effort
+    budget = None
+    if settings is not None:
+        if settings.type not in _KINDS:
+            problems.add("thinking.type", "one_of", f"must be one of {', '.join(_KINDS)}")
+        if settings.display not in (None, *_DISPLAYS):
+            problems.add("thinking.display", "one_of", f"must be one of {', '.join(_DISPLAYS)}")
+        int_range(problems, "thinking.budget_tokens", settings.budget_tokens, 1)
+        if settings.type == "enabled":
+            budget = settings.budget_tokens
+            if budget is None:
+                text = "is missing; send the most tokens of reasoning, or type adaptive"
+                problems.add("thinking.budget_tokens", "required", text)
+        elif settings.budget_tokens is not None:
+            problems.add("thinking.budget_tokens", "needs(enabled)", "needs type enabled; remove it")
+    wanted = thinking_of(problems, "output_config.effort", effort, terms.template_keys, budget=budget)
+    if settings is not None:
+        is_off = settings.type == "disabled"
+        wanted = turned_off(terms.template_keys) if is_off else turned_on(wanted, terms.template_keys)
+    wishes = {"thinking": settings, "output_config.effort": effort}
+    return with_idle_named(
+        wanted,
+        [name for name, given in wishes.items() if given is not None],
+        [] if budget is None else ["thinking.budget_tokens"],
+        can_limit=terms.can_limit_reasoning,
+    )
+
+
+def _response_format(problems: Problems, request: MessagesRequest, place: str) -> ResponseFormat | None:
+    """The form of the answer in the spelling of chats. `place`: its place in the request."""
+    own = None if request.output_config is None else request.output_config.format
+    form = request.output_format if own is None else own
+    if form is None:
+        return None
+    if form.get("type") != "json_schema":
+        problems.add(f"{place}.type", "one_of", "must be json_schema")
+    if not isinstance(form.get("schema"), dict):
+        problems.add(f"{place}.schema", "required", "is missing; send the schema of the answer")
+        return None
+    return ResponseFormat(type="json_schema", json_schema=NamedSchema(schema=form["schema"]))
+
+
+def read_tools(problems: Problems, tools: object, choice: ToolChoice | None) -> Offered:
+    """The tools."""
+    offered = Offered()
+    found: list[Tool] = []
+    for place, tool, raw in listed(problems, "tools", tools, MessageTool):
+        if tool.type not in (None, "custom") or tool.defer_loading:
+            offered.skipped.append(tool.name or tool.type or place)
+        elif (read := function_tool(problems, place, tool, "input_schema")) is not None:
+            offered.unread += unread("tools", raw, MessageTool)
+            found.append(read)
+    check_count(problems, "tools", len(found))
+    check_twins(problems, found)
+    choice = choice or ToolChoice(type="auto")
+    if choice.type not in _TOOL_CHOICES:
+        problems.add("tool_choice.type", "one_of", f"must be one of {', '.join(_TOOL_CHOICES)}")
+    is_one = choice.type == "tool"
+    if is_one and choice.name is None:
+        problems.add("tool_choice.name", "required", "is missing")
+    offered.use = checked_use(
+        problems,
+        found,
+        _TOOL_CHOICES.get(choice.type, "auto"),
+        frozenset({choice.name}) if is_one and choice.name is not None else None,
+        is_parallel=not choice.disable_parallel_tool_use and not is_one,
+    )
+    return offered
+
+
+def token_count(answer: Tokenized) -> TokenCount:
+    return TokenCount(input_tokens=len(answer.tokens))

@@ -1,0 +1,293 @@
+"""An answer of `POST /v1/responses` as it grows: deltas become items, and each change is an event.
+
+Owns: the events, their order, their numbers, and the text of custom tools, which is read out of the JSON of their
+arguments while that comes. Pure except for the ids that it draws and the time of the answer's end.
+
+    response.created  response.in_progress                                         any time: response.in_progress
+    └ for each item:  output_item.added  [content_part.added]  deltas  … done  [content_part.done]  output_item.done
+    response.completed | response.incomplete | response.failed
+"""
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from worker.apis.core.answers import usage_of
+from worker.apis.core.errors import failure_detail
+from worker.apis.core.events import ErrorEvent, StreamCode
+from worker.apis.core.parts import Event, Opening, Part, Parts, PartsChoice
+from worker.apis.core.reading import Reading
+from worker.apis.core.thinking import encoded_thoughts
+from worker.apis.core.tools import TEXT_ARGUMENT, ToolUse
+from worker.apis.responses.resource import (
+    CustomToolCall,
+    ErrorCode,
+    FunctionCall,
+    Incomplete,
+    Item,
+    OutputMessage,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    ResponseFailure,
+    ResponseResource,
+    SummaryText,
+    usage_in_names,
+)
+from worker.formats.read.parse import CallBegun, Content, Thought
+
+_CODES: dict[StreamCode, ErrorCode] = {"INVALID_REQUEST": "invalid_prompt"}
+"""The codes of failures; all others are server_error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """The form in which a request wants the reasoning."""
+
+    in_summary: bool = False
+    """True if the reasoning stands in the place of its summary."""
+    is_encoded: bool = False
+    """True if the reasoning is sent in encrypted_content, too."""
+
+
+# ── items ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """The events of a kind of item."""
+
+    prefix: str
+    """The beginning of the item's id."""
+    text: str
+    """The beginning of the names of the text's events."""
+    member: str = "text"
+    """The member of the last of these that has the whole text."""
+    further: Mapping[str, Any] = field(default_factory=dict)
+    """More members of the text's events."""
+    part: str = ""
+    """The beginning of the names of the events of the item's one part; empty if it has none."""
+    place: Mapping[str, Any] = field(default_factory=dict)
+    """The place of that part, which all events of it and its text name."""
+    new_part: Callable[..., Any] = str
+    """The type of that part."""
+
+
+_MESSAGE = _Form(
+    prefix="msg",
+    text="response.output_text",
+    further={"logprobs": ()},
+    part="response.content_part",
+    place={"content_index": 0},
+    new_part=OutputText,
+)
+_REASONING = _Form(
+    prefix="rs",
+    text="response.reasoning_text",
+    part="response.content_part",
+    place={"content_index": 0},
+    new_part=ReasoningText,
+)
+_SUMMARY = _Form(
+    prefix="rs",
+    text="response.reasoning_summary_text",
+    part="response.reasoning_summary_part",
+    place={"summary_index": 0},
+    new_part=SummaryText,
+)
+_CALL = _Form(prefix="fc", text="response.function_call_arguments", member="arguments")
+_CUSTOM_CALL = _Form(prefix="ctc", text="response.custom_tool_call_input", member="input")
+
+
+class ItemPart(Part):
+    """An item of the answer."""
+
+    def __init__(self, index: int, opening: Opening, use: ToolUse, shown: Shown) -> None:
+        super().__init__(index, opening)
+        self._shown = shown
+        self._tool = use.named(opening.name) if isinstance(opening, CallBegun) else None
+        self._argument = TextArgument() if self._tool is not None and self._tool.kind == "custom" else None
+        self._form = self._form_of(opening)
+        self.id = f"{self._form.prefix}_{secrets.token_hex(16)}"
+        self._at = {"item_id": self.id, "output_index": index, **self._form.place}
+
+    def begun(self) -> Iterator[Event]:
+        yield "response.output_item.added", {"output_index": self.index, "item": self.item()}
+        if self._form.part:
+            yield f"{self._form.part}.added", {**self._at, "part": self._form.new_part(text="")}
+
+    def grown(self, text: str) -> Iterator[Event]:
+        yield from super().grown(text if self._argument is None else self._argument.push(text))
+
+    def ended(self) -> Iterator[Event]:
+        if self._argument is not None:
+            yield from super().grown(self._argument.finish())
+        form, text = self._form, self.text
+        yield f"{form.text}.done", {**self._at, form.member: text, **form.further}
+        if form.part:
+            yield f"{form.part}.done", {**self._at, "part": form.new_part(text=text)}
+        yield "response.output_item.done", {"output_index": self.index, "item": self.item()}
+
+    def item(self) -> Item:
+        """The item as it is now."""
+        if isinstance(self.opening, CallBegun):
+            return self._call(self.opening)
+        is_new = self.status == "in_progress"
+        parts = () if is_new else (self._form.new_part(text=self.text),)
+        match self.opening:
+            case Content():
+                return OutputMessage(id=self.id, status=self.status, content=parts)
+            case Thought():
+                in_summary, is_encoded = self._shown.in_summary, self._shown.is_encoded and not is_new
+                return ReasoningItem(
+                    id=self.id,
+                    status=self.status,
+                    summary=parts if in_summary else (),
+                    content=UNSET if in_summary or is_new else parts,
+                    encrypted_content=encoded_thoughts(self.text) if is_encoded else UNSET,
+                )
+
+    def _call(self, call: CallBegun) -> FunctionCall | CustomToolCall:
+        tool = self._tool
+        name = call.name if tool is None else tool.given_name
+        namespace = UNSET if tool is None or tool.namespace is None else tool.namespace
+        if self._argument is not None:
+            return CustomToolCall(id=self.id, call_id=call.id, name=name, input=self.text, namespace=namespace)
+        return FunctionCall(
+            id=self.id, call_id=call.id, name=name, arguments=self.text, status=self.status, namespace=namespace
+        )
+
+    def _form_of(self, opening: Opening) -> _Form:
+        match opening:
+            case Content():
+                return _MESSAGE
+            case Thought():
+                return _SUMMARY if self._shown.in_summary else _REASONING
+            case CallBegun():
+                return _CALL if self._argument is None else _CUSTOM_CALL
+
+    def _delta(self, text: str) -> Event:
+        return f"{self._form.text}.delta", {**self._at, "delta": text, **self._form.further}
+
+
+def items(use: ToolUse, shown: Shown) -> Parts[ItemPart]:
+    """The items of an answer."""
+    return Parts(partial(ItemPart, use=use, shown=shown))
+
+
+class ResponseAnswer(PartsChoice[ItemPart]):
+    """The one answer of a request."""
+
+    filler = Content("")
+
+    def __init__(self, resource: ResponseResource, reading: Reading, shown: Shown, *, is_stream: bool) -> None:
+        super().__init__(reading, items(reading.use, shown), is_stream=is_stream)
+        self._resource = resource
+        self._n_events = 0
+
+    def sign_of_life(self) -> bytes:
+        """The answer as it is now. Codex gives up after 300 s without an event; it does not count comments."""
+        return self._first() + self._sent([("response.in_progress", {"response": self._resource})])
+
+    def made(self) -> ResponseResource:
+        """The resource as it is now."""
+        usage = None if self.finished is None else usage_in_names(usage_of([self]))
+        output = tuple(part.item() for part in self._parts.all)
+        whole = msgspec.structs.replace(self._resource, output=output, usage=usage)
+        if self.failed is not None:
+            message = failure_detail(self.failed).message
+            error = ResponseFailure(code=_CODES.get(self.failed.code, "server_error"), message=message)
+            return msgspec.structs.replace(whole, status="failed", error=error)
+        if self.finish_reason == "length":
+            return msgspec.structs.replace(whole, status="incomplete", incomplete_details=Incomplete())
+        return msgspec.structs.replace(whole, status="completed", completed_at=int(time.time()))
+
+    def _begun(self) -> bytes:
+        return self.sign_of_life()
+
+    def _last(self) -> Iterator[Event]:
+        whole = self.made()
+        yield f"response.{whole.status}", {"response": whole}
+
+    def _failed(self, event: ErrorEvent) -> bytes:  # noqa: ARG002 - made() has it
+        self._parts.cut()
+        return self._first() + self._sent([("response.failed", {"response": self.made()})])
+
+    def _first(self) -> bytes:
+        """The first event, if it was not sent yet."""
+        return self._sent([("response.created", {"response": self._resource})]) if not self._n_events else b""
+
+    def _bytes(self, kind: str, members: dict[str, Any]) -> bytes:
+        self._n_events += 1
+        return super()._bytes(kind, {"sequence_number": self._n_events - 1, **members})
+
+
+# ── the text of a custom tool ────────────────────────────────────────────────────────────────────
+
+_OPENING = re.compile(rf'\s*\{{\s*"{TEXT_ARGUMENT}"\s*:\s*"')
+_UNITS = re.compile(r'(?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*')
+"""The characters of a JSON string that are complete."""
+_HALF_PAIR = re.compile(r"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})\Z")
+"""A high surrogate at the end, whose other half may follow."""
+_MAX_OPENING_CHARS = 256
+"""A text whose first so many characters are no opening is read only when it is complete."""
+
+
+class TextArgument:
+    """Reads the one text argument of a custom tool out of the JSON of its arguments, as the JSON comes."""
+
+    def __init__(self) -> None:
+        self._all: list[str] = []
+        self._rest = ""
+        """The JSON that is not decoded yet."""
+        self._is_open = False
+
+    def push(self, part: str) -> str:
+        """The characters of the argument that the part completes."""
+        self._all.append(part)
+        self._rest += part
+        if not self._is_open:
+            found = _OPENING.match(self._rest[:_MAX_OPENING_CHARS])
+            if found is None:
+                return ""
+            self._is_open, self._rest = True, self._rest[found.end() :]
+        units = _UNITS.match(self._rest)
+        assert units is not None  # it matches nothing, too
+        end = units.end()
+        half = _HALF_PAIR.search(self._rest, 0, end)
+        if half is not None and not self._rest.startswith('"', end):
+            end -= len(half[1])
+        text = _decoded(self._rest[:end])
+        self._rest = self._rest[end:]
+        return text
+
+    def finish(self) -> str:
+        """The characters that are left at the end. Arguments of another form are a text as they are."""
+        if self._is_open:
+            return ""
+        arguments = "".join(self._all)
+        try:
+            value = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError):
+            return arguments
+        text = value.get(TEXT_ARGUMENT) if isinstance(value, dict) else None
+        return text if isinstance(text, str) else arguments
+
+
+_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\(.)", re.DOTALL)
+
+
+def _decoded(units: str) -> str:
+    """The text of complete characters of a JSON string; half a surrogate pair becomes U+FFFD."""
+    if "\\" not in units:
+        return units
+    text = _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else _ESCAPES.get(found[2], found[2]), units)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,0 +1,203 @@
+"""A row of logits as a request sees it: biased, banned, divided by the temperature, penalised.
+
+Only a few tokens are touched by more than the temperature. They are kept apart with their scores, so that the row
+itself can stay float32 and untouched. Owns that split, and the penalties on tokens that the job has generated:
+repetition, frequency, presence, DRY, in that order. Knows nothing of what is cut or drawn. Pure; the step thread.
+"""
+
+from collections import Counter
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+
+from worker.engine.sampling.arrays import NO_IDS, Ids, Logits, Reals
+from worker.engine.sampling.estimate import Estimate, numpy_estimate
+from worker.wire.jobs import MAX_BIAS, SamplingParams
+
+
+class NoToken(ValueError):
+    """No token is possible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Every token's score: the logit over the temperature in float64, except for the touched ones."""
+
+    logits: Logits
+    """float32[n_vocab], only read."""
+    temperature: float
+    touched: Ids
+    """Ids of the touched tokens, distinct and ascending."""
+    scores: Reals
+    """The touched tokens' scores; -inf is a ban."""
+    estimate: Estimate = numpy_estimate
+    """The function that weighs the logits."""
+
+    def bulk(self) -> Logits:
+        """The logits with -inf at the touched tokens."""
+        if not self.touched.size:
+            return self.logits
+        bulk = self.logits.copy()
+        bulk[self.touched] = -np.inf
+        return bulk
+
+    def all_scores(self) -> Reals:
+        """float64[n_vocab]: every token's score."""
+        scores = self.logits.astype(np.float64)
+        if self.temperature != 1.0:
+            scores /= self.temperature
+        scores[self.touched] = self.scores
+        return scores
+
+    def check(self, highest: float) -> None:
+        """Refuse a row whose highest score is no number. max and argmax prefer NaN to +inf, and that to numbers.
+
+        Raises: ValueError; NoToken when the highest is -inf.
+        """
+        if -np.inf < highest < np.inf:
+            return
+        if highest == np.inf:
+            raise ValueError("cannot sample: the logits contain +inf; the model's computation failed for this job")
+        if highest != -np.inf:
+            raise ValueError("cannot sample: the logits contain NaN; the model's computation failed for this job")
+        if self.logits.max() == -np.inf:
+            raise NoToken("cannot sample: every logit is -inf, so no token is possible")
+        raise NoToken("cannot sample: logit_bias, ignore_eos and min_tokens together ban every possible token")
+
+
+def has_only_bans(sampling: SamplingParams, n_generated: int) -> bool:
+    """Return whether no score but a banned token's is changed."""
+    return not sampling.logit_bias and (n_generated == 0 or not are_on(sampling))
+
+
+def row_of(
+    logits: Logits,
+    sampling: SamplingParams,
+    generated: Seq[int],
+    ends: Ids,
+    temperature: float,
+    *,
+    estimate: Estimate = numpy_estimate,
+) -> Row:
+    """The row after bias and bans, min_tokens, temperature and the penalties, in this order.
+
+    `ends`: the vocabulary's end-of-generation ids. `temperature`: positive; it is used in place of the request's.
+    """
+    bans = banned(sampling, len(generated), ends)
+    if has_only_bans(sampling, len(generated)):
+        touched = np.unique(bans) if bans.size else NO_IDS
+        return Row(logits, temperature, touched, np.full(touched.size, -np.inf), estimate)
+    tokens = window(sampling, generated)
+    counts = Counter(tokens)
+    biased = np.fromiter(map(int, sampling.logit_bias), dtype=np.intp)
+    touched = np.unique(np.concatenate([biased, bans, np.fromiter(counts, dtype=np.intp)]))
+    scores = logits[touched].astype(np.float64)
+    _add_bias(scores, np.searchsorted(touched, biased), sampling)
+    scores[np.searchsorted(touched, bans)] = -np.inf
+    if temperature != 1.0:
+        scores /= temperature
+    if tokens:
+        penalise(touched, scores, sampling, tokens, counts)
+    return Row(logits, temperature, touched, scores, estimate)
+
+
+def banned(sampling: SamplingParams, n_generated: int, ends: Ids) -> Ids:
+    """Tokens that cannot be drawn now, besides those with a bias of -MAX_BIAS."""
+    if n_generated < sampling.min_tokens:
+        return np.concatenate([ends, np.array(sampling.stop_token_ids, dtype=np.intp)])
+    return ends if sampling.ignore_eos else NO_IDS
+
+
+def _add_bias(scores: Reals, places: Ids, sampling: SamplingParams) -> None:
+    bias = np.fromiter(sampling.logit_bias.values(), dtype=np.float64)
+    is_ban = bias <= -MAX_BIAS
+    scores[places[~is_ban]] += bias[~is_ban]
+    scores[places[is_ban]] = -np.inf
+
+
+# ── penalties ───────────────────────────────────────────────────────────────────────────────────────
+
+_MIN_PENALTY = 1e-6
+"""docs/protocol.md#sampling: penalty 0 acts as this; it is a floor, so a smaller penalty is never a stronger one."""
+
+_MAX_DRY = 1e100
+"""DRY subtracts at most this. It is beyond any score, and its square is still a number, so that a long repetition makes
+a token hopeless and not impossible."""
+
+
+def are_on(sampling: SamplingParams) -> bool:
+    """Return whether any penalty looks at any token."""
+    is_off = (
+        sampling.repetition_penalty == 1.0
+        and sampling.frequency_penalty == 0.0
+        and sampling.presence_penalty == 0.0
+        and sampling.dry_multiplier == 0.0
+    )
+    return not is_off and sampling.repeat_last_n != 0
+
+
+def window(sampling: SamplingParams, generated: Seq[int]) -> Seq[int]:
+    """The generated tokens that the penalties look at; none when every penalty is off."""
+    if not are_on(sampling):
+        return ()
+    return generated if sampling.repeat_last_n < 0 else generated[-sampling.repeat_last_n :]
+
+
+def penalise(ids: Ids, scores: Reals, sampling: SamplingParams, tokens: Seq[int], counts: Counter[int]) -> None:
+    """Change, in place, the scores of the tokens of a window.
+
+    `ids`: distinct, ascending; all of `tokens` are among them. `scores`: of the ids, after the temperature.
+    `counts`: how often each of the tokens occurs.
+    Sources: repetition: Keskar et al. 2019 (CTRL), with negative scores multiplied instead of divided; frequency and
+    presence: OpenAI's API reference, "score - count * frequency - presence"; DRY: p-e-w, "DRY: A modern repetition
+    penalty that reliably prevents looping", text-generation-webui pull request 5677, without its sequence breakers;
+    llama.cpp's llama_sampler_dry computes the same.
+    """
+    seen = np.searchsorted(ids, np.fromiter(counts, dtype=np.intp))
+    if sampling.repetition_penalty != 1.0:
+        scores[seen] = _repeated(scores[seen], sampling.repetition_penalty)
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        n_times = np.fromiter(counts.values(), dtype=np.float64)
+        scores[seen] -= n_times * sampling.frequency_penalty + sampling.presence_penalty
+    if sampling.dry_multiplier:
+        lengths = repetitions(tokens, sampling.dry_allowed_length)
+        carried_on = np.searchsorted(ids, np.fromiter(lengths, dtype=np.intp))
+        scores[carried_on] -= dry(np.fromiter(lengths.values(), dtype=np.float64), sampling)
+
+
+def _repeated(scores: Reals, penalty: float) -> Reals:
+    """The scores after the repetition penalty: tokens become less likely for a penalty above 1, more likely below."""
+    penalty = max(penalty, _MIN_PENALTY)
+    return np.where(scores > 0.0, scores / penalty, scores * penalty)
+
+
+def dry(lengths: Reals, sampling: SamplingParams) -> Reals:
+    """DRY's penalties for repetitions of these lengths: multiplier * base^(length - allowed_length), at most 1e100."""
+    with np.errstate(over="ignore"):
+        sizes: Reals = sampling.dry_multiplier * sampling.dry_base ** (lengths - sampling.dry_allowed_length)
+    return np.minimum(sizes, _MAX_DRY)
+
+
+def repetitions(tokens: Seq[int], shortest: int) -> dict[int, int]:
+    """token → how many final tokens of `tokens`, at most, also stand right before an earlier place of that token.
+
+    Counts below `shortest` (at least 1) are left out. Takes time linear in len(tokens), whatever they are.
+    Source: Gusfield's Z algorithm on the reversed tokens; only places that begin with the last token can match.
+    """
+    backwards = list(reversed(tokens))
+    n_tokens = len(backwards)
+    matched = [0] * n_tokens
+    longest: dict[int, int] = {}
+    begin = end = 0  # [begin, end) is the match found so far that reaches furthest
+    for place in [place for place in range(1, n_tokens) if backwards[place] == backwards[0]]:
+        length = matched[place - begin] if place < end else 0
+        if place + length >= end:
+            length = max(end - place, 0)
+            while place + length < n_tokens and backwards[length] == backwards[place + length]:
+                length += 1
+            begin, end = place, place + length
+        matched[place] = length
+        if length >= shortest and length > longest.get(backwards[place - 1], 0):
+            longest[backwards[place - 1]] = length
+    return longest

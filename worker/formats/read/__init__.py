@@ -1,0 +1,1 @@
+"""The text of an answer to content, reasoning and calls. The front reads answers on its event loop."""

@@ -1,0 +1,416 @@
+"""The way from a configuration to a running model: library → info → placement → weights → context → warm-up → facts.
+
+Composition only; every step's knowledge lies in its own module. Runs on the thread that will run the steps.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from worker.config.engine_settings import Configure
+from worker.engine.backend import LoadedModel
+from worker.engine.channels import ControlTokens
+from worker.engine.prefill_budget import widest_step_of
+from worker.errors import ModelLoadFailed
+from worker.formats.render.template import ChatTemplates
+from worker.formats.tool_format import chat_format
+from worker.host import available_memory_bytes, cpu_quota
+from worker.llama.constrained import constraints_of
+from worker.llama.context import Context
+from worker.llama.devices import memory_of
+from worker.llama.gpu_attention import attention_at, check_cache_types, check_flash
+from worker.llama.invariance import REPEATED_PRODUCTS_OFF, Rule, check_order, own_types, rule_of, type_k_of
+from worker.llama.kernels import choose_kernels, fixed
+from worker.llama.kv import Kv
+from worker.llama.library import OnLog, build, give_back_memory, open_library
+from worker.llama.model import Model
+from worker.llama.numerics import numerics_of
+from worker.llama.prompts import Prompts
+from worker.llama.repack import amx_of, layout_of
+from worker.llama.runner import LlamaRunner
+from worker.llama.self_test import Serving, demanded
+from worker.llama.warm_up import Shapes, warm_up
+from worker.models.facts.info import ModelInfo, read_info
+from worker.models.loading.chat import chat_of, check_given_template, marks_of
+from worker.models.loading.contexts import context_sizes, load_weights
+from worker.models.loading.draft import Drafting, with_draft_model, with_head, without
+from worker.models.loading.paging import paging
+from worker.models.loading.places import Places, places_of, to_stderr
+from worker.models.plan.buffers import BufferSizes
+from worker.models.plan.devices import Backend
+from worker.models.plan.heads import heads_off, with_heads
+from worker.models.plan.memory import Plan, snapshot_bytes
+from worker.models.plan.pair import Beside, asked_of, left_in_main
+from worker.models.plan.placement import Placement
+from worker.models.plan.prefix_support import Kept, kept_of, prefix_cache_limit
+from worker.models.plan.residency import Holding, is_resident, off_plan, residency_on
+from worker.models.plan.snapshots import drafts_off
+from worker.server.saved.keeper import Keeper, Keeping
+from worker.wire.chat_format import HERMES, ChatFormat
+from worker.wire.encoding import encode_json
+from worker.wire.jobs import SlotId, TokenId
+from worker.wire.load import (
+    Attention,
+    Determinism,
+    Drafts,
+    Loaded,
+    ModelFacts,
+    Offload,
+    OffPlan,
+)
+from worker.wire.refusals import Violation
+
+log = logging.getLogger(__name__)
+"""Its warnings go to the front, which logs them (server/process/main.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRunner:
+    """A runner, warm and empty, and what is to be reported of it. Closing the runner frees everything."""
+
+    runner: LlamaRunner
+    model: Model
+    info: ModelInfo
+    facts: Loaded
+    shapes: Shapes
+    widest_step: int
+    """The tokens of a prefill step while no job generates."""
+    drafting: Drafting
+
+
+def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
+    """Load a model for the engine process; the library's warnings and errors go to stderr, which the front reads."""
+    check_given_template(config)
+    loaded = load_runner(config, on_progress, to_stderr)
+    runner, shapes = loaded.runner, loaded.shapes
+    facts = loaded.facts
+    try:
+        chat = chat_of(config, loaded.info, loaded.model)
+        if config.must_be_invariant:
+            facts = msgspec.structs.replace(facts, determinism=_tested(config, loaded, on_progress))
+    except ModelLoadFailed:
+        runner.close()
+        raise
+    sizes = runner.sizes + loaded.drafting.sizes
+    on_gpus = [Holding(gpu, sizes.on_device(gpu.name)) for gpu in loaded.model.devices if gpu.is_gpu]
+    keeper = _keeper(config, loaded)
+    form = chat_format(chat.for_tools, loaded.model.end_names) if isinstance(chat, ChatTemplates) else HERMES
+    marks = marks_of(loaded.model, form)
+    return LoadedModel(
+        runner,
+        Prompts(loaded.model, chat),
+        constraints_of(loaded.model, marks, form).constrain,
+        msgspec.structs.replace(facts, model=_model_facts(loaded, chat, form, marks)),
+        marks=marks,
+        give_back=give_back_memory,
+        message_ends=frozenset(map(TokenId, loaded.model.ends.tolist())),
+        widest_step=loaded.widest_step,
+        retained_slots=tuple(map(SlotId, range(loaded.facts.parallel, runner.context.n_slots))),
+        max_dead_cells=0 if shapes.retention is None else shapes.retention.max_dead_cells,
+        draft=loaded.drafting.draft,
+        residency=residency_on(on_gpus, memory_of, is_resident=loaded.facts.resident) if on_gpus else None,
+        find=None if keeper is None else keeper.find,
+        flush=None if keeper is None or config.prefix_cache_dir is None else keeper.flush,
+    )
+
+
+def _tested(config: Configure, loaded: LoadedRunner, on_progress: Callable[[int], None]) -> Determinism:
+    """The load goes on at 100 percent meanwhile. Raises: ModelLoadFailed, as `demanded`."""
+    serving = Serving(
+        chunk=loaded.shapes.chunk,
+        is_fixed=config.deterministic,
+        n_parallel=loaded.facts.parallel,
+        has_drafts=bool(loaded.shapes.row_costs),
+        context_length=loaded.facts.context_length,
+    )
+    return demanded(config, loaded.runner, serving, lambda: on_progress(100))
+
+
+def _keeper(config: Configure, loaded: LoadedRunner) -> Keeper | None:
+    """Return the keeper of finished jobs' cells, if anything is kept and the front has memory for it."""
+    kv, facts = loaded.runner.kv, loaded.facts
+    if config.arena_fd < 0 or not facts.prefix_cache_bytes:
+        return None
+    context = loaded.runner.context
+    # All that decides which bits a cell has, beside the model and its tokens; what the context made of the
+    # configuration counts. Chunks do not: if answers depend on them, they depend on other jobs too.
+    made_by = (
+        *(build(), facts.backend, facts.device_name, facts.offload.gpu_layers),
+        *(facts.offload.tensor_split, config.split_mode, config.cache_type_k, config.cache_type_v, config.flash_attn),
+        *(facts.swa_full, context.n_ctx, context.n_batch, context.n_ubatch, context.n_slots, config.threads),
+        *(config.threads_batch, cpu_quota(), config.deterministic, config.must_be_invariant, kv.layout),
+        *(facts.drafts.snapshots, sorted(own_types())),
+    )
+    keeping = Keeping(
+        arena_fd=config.arena_fd,
+        directory=config.prefix_cache_dir,
+        limit_bytes=facts.prefix_cache_bytes,
+        model_paths=loaded.info.part_paths,
+        facts=repr(made_by).encode(),
+        layout=kv.layout,
+    )
+    try:
+        kv.keeper = Keeper(keeping)
+    except OSError as error:
+        log.warning("what jobs compute is not kept beyond the engine: %s", error.strerror)
+    return kv.keeper
+
+
+def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: OnLog | None = None) -> LoadedRunner:
+    """Load, measure and warm up. `on_progress`: whole percents of the weights, never falling.
+
+    Raises: ModelNotFound, BadModelFile, ModelLoadFailed, InsufficientMemory; everything is freed then.
+    """
+    if config.must_be_invariant and not config.deterministic:
+        os.putenv(*REPEATED_PRODUCTS_OFF)
+    open_library(on_log)
+    info = with_heads(read_info(Path(config.model_path)), config)
+    available_bytes = available_memory_bytes()
+    places = places_of(config, available_bytes)
+    kernels = choose_kernels(config, info, places.kernels)
+    placement, beside = places.served, _beside(config, places)
+    if beside is not None:
+        available_bytes = left_in_main(beside.placement, available_bytes)
+    if warning := check_cache_types(config, placement.device, type_k_of(config, is_on_gpu=placement.group.is_gpu)):
+        log.warning(warning)
+    prefix_bytes = prefix_cache_limit(config, placement, available_bytes)
+    with paging(on_progress, info.file_bytes) as progress, ExitStack() as undo:
+        model = undo.enter_context(load_weights(config, info, placement, progress.hear))
+        runner, drafting = _runner_and_head(config, info, model, placement.plan)
+        check_flash(config, model.device, is_without_flash=runner.context.is_without_flash)
+        check_order(config, info, has_order=_has_order(runner), n_jobs=placement.plan.parallel)
+        found = _found(info, placement, model, runner.sizes + drafting.sizes, n_batch=runner.context.n_batch)
+        if config.require_full_offload and not found.is_resident:
+            raise _incomplete(placement)
+        wants_drafts = config.prompt_lookup != "off" or beside is not None or drafting.draft is not None
+        shapes = _warmed_up(config, runner, wants_drafts=wants_drafts)
+        why_no_drafts = _drafts_off(config, info, placement.plan, runner.kv)
+        if beside is not None:
+            drafting = _load_draft(beside, runner, on_progress, why_no_drafts)
+        undo.pop_all()
+    widest_step = _widest_step(config, shapes, runner)
+    is_without_flash = runner.context.is_without_flash
+    rule = _rule(config, info, runner, placement)
+    facts = msgspec.structs.replace(
+        _facts(info, placement, found, shapes, _kept(info, placement, prefix_bytes, runner.kv, shapes)),
+        places=encode_json(places),
+        memory_bytes=found.memory_bytes + drafting.model_bytes,
+        drafts=Drafts(
+            off_because=why_no_drafts,
+            snapshots=placement.plan.n_snapshots,
+            snapshot_bytes=snapshot_bytes(placement.plan, placement.need),
+            next_token_head=drafting.head if info.n_mtp_blocks else None,
+        ),
+        draft=drafting.model,
+        amx=amx_of(model.sizes),
+        kernels=kernels,
+        step_s=shapes.chunk_s * widest_step / shapes.chunk,
+        batch_invariance=rule.invariance(config),
+        determinism=rule.determinism,
+        numerics=numerics_of(config, info, placement, model.sizes, is_without_flash=is_without_flash)
+        if config.wants_numerics
+        else None,
+    )
+    return LoadedRunner(runner, model, info, facts, shapes, widest_step, drafting)
+
+
+def _runner_and_head(config: Configure, info: ModelInfo, model: Model, plan: Plan) -> tuple[LlamaRunner, Drafting]:
+    """The model's runner, and its head or why there is none."""
+    sizes = context_sizes(config, model, plan)
+    why_off = heads_off(info, config) or drafts_off(info, config, plan)
+    if why_off is not None:
+        return LlamaRunner(model, Context(model, **sizes)), without(why_off)
+    context, drafting = with_head(model, plan.parallel, sizes)
+    return LlamaRunner(model, context), drafting
+
+
+def _beside(config: Configure, places: Places) -> Beside | None:
+    """Return the draft model and its place, if there is to be one."""
+    if config.draft is None or places.draft is None:
+        return None
+    info = read_info(Path(config.draft.path))
+    own = asked_of(config, info, places.draft.plan.n_cells, places.served.plan.parallel)
+    return Beside(own, info, places.draft)
+
+
+def _warmed_up(config: Configure, runner: LlamaRunner, *, wants_drafts: bool) -> Shapes:
+    """A successor's steps have its predecessor's shapes, and their costs are not measured again."""
+    known = config.predecessor
+    return warm_up(
+        runner,
+        chunk=0 if known is None else known.prefill_chunk,
+        row_costs=() if known is None else known.row_costs,
+        switch_s=0.0 if known is None else known.switch_s,
+        padded_widths=() if known is None else known.padded_widths,
+        target_s=config.itl_target_s,
+        is_deterministic=config.deterministic,
+        wants_drafts=wants_drafts,
+    )
+
+
+def _rule(config: Configure, info: ModelInfo, runner: LlamaRunner, placement: Placement) -> Rule:
+    return rule_of(
+        config,
+        info,
+        is_on_gpu=runner.model.device.is_gpu,
+        is_without_flash=runner.context.is_without_flash,
+        is_in_order=runner.kv.seq_ids.forgotten_seq_id is not None,
+        own_types=own_types(),
+        layout=layout_of if placement.weights_in_main.repacked else lambda _: None,
+    )
+
+
+def _has_order(runner: LlamaRunner) -> bool:
+    """Return whether cells are in order, or there are none on a CPU."""
+    has_cells = not runner.model.device.is_gpu and runner.sizes.of_kind("KV") > 0
+    return runner.kv.seq_ids.forgotten_seq_id is not None or not has_cells
+
+
+def _kept(info: ModelInfo, placement: Placement, limit_bytes: int, kv: Kv, shapes: Shapes) -> Kept:
+    return kept_of(
+        info,
+        placement,
+        limit_bytes,
+        can_share=kv.can_share,
+        state_bytes=kv.n_state_bytes,
+        is_copying_worthwhile=shapes.retention is None or shapes.retention.is_copying_worthwhile,
+    )
+
+
+def _drafts_off(config: Configure, info: ModelInfo, plan: Plan, kv: Kv) -> str | None:
+    """Return the reason why nothing is drafted: the context decides that, and the model info knows the words."""
+    unknown = None if kv.max_undone else f"llama.cpp's memory for {info.architecture} cannot be cut"
+    return drafts_off(info, config, plan) or unknown
+
+
+def _widest_step(config: Configure, shapes: Shapes, runner: LlamaRunner) -> int:
+    if config.deterministic:
+        return shapes.chunk
+    return widest_step_of(shapes.chunk, shapes.ubatch_size, can_abort=runner.can_abort)
+
+
+def placed(config: Configure, info: ModelInfo) -> Placement:
+    """Return the place for a model alone on this machine now. Its kernels are not timed, so that a report names always
+    the same. Raises: ModelLoadFailed, InsufficientMemory.
+    """
+    config = replace(config, kernels=fixed(config.kernels))
+    places = places_of(config, available_memory_bytes())
+    choose_kernels(config, info, places.kernels)
+    return places.served
+
+
+def _load_draft(
+    beside: Beside, served: LlamaRunner, on_progress: Callable[[int], None], why_off: str | None
+) -> Drafting:
+    """The draft model, which is closed with the served one. The load goes on at 100 percent meanwhile.
+
+    Raises: ModelLoadFailed where it cannot draft for it.
+    """
+    if why_off is not None:
+        raise ModelLoadFailed(
+            f"--draft-model {beside.config.model_path}: wrong drafts could not be taken from the memory of the model "
+            f"itself: {why_off}; or remove --draft-model"
+        )
+    model = load_weights(beside.config, beside.info, beside.placement, lambda _: on_progress(100))
+    served.model.close_before(model.close)
+    sizes = context_sizes(beside.config, model, beside.placement.plan)
+    return with_draft_model(beside, model, sizes, served.model)
+
+
+def _model_facts(
+    loaded: LoadedRunner, chat: ChatTemplates | Violation, form: ChatFormat, marks: ControlTokens
+) -> ModelFacts:
+    model, info = loaded.model, loaded.info
+    templates = chat if isinstance(chat, ChatTemplates) else None
+    return ModelFacts(
+        n_ctx_train=info.context_length,
+        n_params=sum(math.prod(tensor.dims) for tensor in info.tensors),
+        file_bytes=info.file_bytes,
+        bos_token=model.name_of("bos"),
+        eos_token=model.name_of("eos"),
+        pad_token=model.name_of("pad"),
+        can_infill=model.infill_marks is not None,
+        chat_template=templates.default.source if templates else None,
+        chat_template_caps=templates.caps if templates else (),
+        chat_format=form,
+        can_limit_reasoning=bool(marks.closers or marks.text_markers),
+    )
+
+
+def _incomplete(placement: Placement) -> ModelLoadFailed:
+    where = ", ".join(device.name for device in placement.group.devices)
+    return ModelLoadFailed(
+        f"only a part of the model is on {where}: "
+        "use --gpu-layers all, a smaller model, or remove --require-full-offload"
+    )
+
+
+# ── facts ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The buffers and their devices, once the context is made."""
+
+    n_vocab: int
+    is_resident: bool
+    memory_bytes: int
+    batch_size: int
+    off_plan: tuple[OffPlan, ...]
+    attention: Attention | None
+
+
+def _found(info: ModelInfo, placement: Placement, model: Model, sizes: BufferSizes, *, n_batch: int) -> _Found:
+    free_after = [memory_of(device).free_bytes for device in model.devices]
+    return _Found(
+        n_vocab=model.n_vocab,
+        is_resident=is_resident(info, placement, model.n_offloaded, sizes),
+        memory_bytes=sum(map(sizes.on_device, model.device_names)) if model.device.is_gpu else sizes.total_bytes,
+        batch_size=n_batch,
+        off_plan=off_plan(placement, sizes, free_after),
+        attention=attention_at(model.device_names if model.device.is_gpu else (), sizes),
+    )
+
+
+def _facts(info: ModelInfo, placement: Placement, found: _Found, shapes: Shapes, kept: Kept) -> Loaded:
+    plan, group, device = placement.plan, placement.group, placement.device
+    return Loaded(
+        name=info.name,
+        quant_kind=info.quant_kind,
+        tokenizer_kind=info.tokenizer_kind,
+        vocab_size=found.n_vocab,
+        context_length=plan.context_length,
+        n_cells=plan.n_cells,
+        parallel=plan.parallel,
+        resident=found.is_resident,
+        backend=cast(Backend, device.backend),  # candidates() gives no other
+        device_index=device.index,
+        device_name=" + ".join(one.description for one in group.devices),
+        memory_architecture=device.memory_architecture,
+        memory_bytes=found.memory_bytes,
+        prefill_chunk=shapes.chunk,
+        row_costs=shapes.row_costs,
+        switch_s=shapes.switch_s,
+        padded_widths=shapes.padded_widths,
+        ubatch_size=shapes.ubatch_size,
+        batch_size=found.batch_size,
+        prefix_cache_bytes=kept.limit_bytes,
+        prefix_cache_off=kept.off_because,
+        checkpoint_bytes=kept.checkpoint_bytes,
+        checkpoint_stride=kept.checkpoint_stride,
+        swa_full=plan.swa_full if info.windows else None,
+        offload=Offload(
+            gpu_layers=placement.n_gpu_layers,
+            layers_total=placement.n_layers,
+            tensor_split=group.shares if len(group.devices) > 1 else (),
+            off_plan=found.off_plan,
+        ),
+        attention=found.attention,
+    )

@@ -1,0 +1,203 @@
+"""One engine process and the socket to it, for as long as that process lives.
+
+It runs on the front's event loop and never waits for the engine: frames come in through callbacks and leave through the
+transport's buffer, which is bounded because the front bounds the jobs in flight. client.py and dispatch.py have the
+policy: which jobs are sent, and the consequences of a death.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Mapping, Sequence
+from typing import Protocol, cast
+
+from worker.config.engine_settings import Configure
+from worker.errors import StartupError
+from worker.observe.log_lines import escape
+from worker.server.front.supervision import failures_to, supervised
+from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
+from worker.wire.messages import Inbound, Outbound
+
+_CLOSE_TIMEOUT_S = 5.0
+"""An engine whose socket is closed exits at once; one that does not is wedged."""
+
+LAST_WORDS_BYTES = 4096
+
+
+class LinkOwner(Protocol):
+    """The receiver of an engine's events. The client and the tests' recorder implement it."""
+
+    def on_message(self, generation: int, message: Outbound) -> None: ...
+
+    def on_line(self, line: str) -> None:
+        """A line of the engine's stderr."""
+        ...
+
+    def on_exit(self, generation: int, cause: str, last_words: str) -> None:
+        """The process is gone and everything it had sent has been delivered. This is called once."""
+        ...
+
+    def on_fatal(self, error: StartupError) -> None:
+        """The front failed over what the engine sent, and cannot go on."""
+        ...
+
+
+class EngineLink(asyncio.Protocol):
+    """Use `spawn`; afterwards `send`, `kill` and `close`."""
+
+    def __init__(self, generation: int, owner: LinkOwner) -> None:
+        self._generation = generation
+        self._owner = owner
+        self._buffer = FrameBuffer()
+        self._tail = StderrTail()
+        self._transport: asyncio.Transport | None = None
+        self._process: Process | None = None
+        self._socket_closed = asyncio.Event()
+        self._kill_cause: str | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def spawn(
+        cls,
+        command: Sequence[str],
+        generation: int,
+        owner: LinkOwner,
+        environment: Mapping[str, str],
+        inherited_fds: Sequence[int] = (),
+    ) -> "EngineLink":
+        """Start the engine in its own session, so that a terminal's Ctrl-C reaches the front only. Raises: OSError."""
+        link = cls(generation, owner)
+        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            with theirs:
+                link._process = await asyncio.create_subprocess_exec(
+                    *command,
+                    str(theirs.fileno()),
+                    str(generation),
+                    stdin=DEVNULL,
+                    stdout=DEVNULL,
+                    stderr=PIPE,
+                    pass_fds=[theirs.fileno(), *inherited_fds],
+                    start_new_session=True,
+                    env=dict(environment),
+                )
+            ours.setblocking(False)
+            await asyncio.get_running_loop().create_connection(lambda: link, sock=ours)
+            undo.pop_all()
+        link._watching = supervised(link._watch(link._process), owner.on_fatal, "the watch over the engine process")
+        return link
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def send(self, message: Inbound | Configure) -> None:
+        """Queue a frame. Once the engine is gone this does nothing, because `on_exit` reports that."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_frame(self._generation, message))
+
+    def kill(self, cause: str) -> None:
+        """Send SIGKILL, which also ends a stopped process. `cause` is what on_exit reports."""
+        self._kill_cause = self._kill_cause or cause
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def close(self) -> None:
+        """Close the socket, wait for the exit, and kill the engine if that does not come. Idempotent."""
+        if self._transport is not None:
+            self._transport.abort()
+        if self._watching is None:
+            return
+        done, _ = await asyncio.wait([self._watching], timeout=_CLOSE_TIMEOUT_S)
+        if not done:
+            self.kill("it did not exit when its socket closed")
+            await asyncio.wait([self._watching], timeout=_CLOSE_TIMEOUT_S)
+
+    # ── asyncio.Protocol ─────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from asyncio's
+
+    def data_received(self, data: bytes) -> None:
+        with failures_to(self._owner.on_fatal, "the engine's socket"):
+            self._deliver(data)
+
+    def _deliver(self, data: bytes) -> None:
+        """Deliver whole frames, also those before one that cannot be read: they say in whose step this happened."""
+        frames: list[tuple[int, Outbound]] = []
+        unreadable: ValueError | None = None
+        try:
+            for generation, body in self._buffer.feed(data):
+                frames.append((generation, outbound_decoder.decode(body)))
+        except ValueError as error:  # msgspec's decoding errors are ValueErrors too
+            unreadable = error
+        for generation, message in frames:
+            self._owner.on_message(generation, message)
+        if unreadable is not None:
+            assert self._transport is not None
+            self._transport.abort()  # nothing it sends is believed from here on
+            self.kill(f"it sent a frame that cannot be read: {unreadable}")
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self._socket_closed.set()
+
+    # ── the process ──────────────────────────────────────────────────────────────────────────────
+
+    async def _watch(self, process: Process) -> None:
+        """Read stderr until it ends, even if the owner fails over a line, because an engine that cannot write stands
+        still. Call the owner once the process is gone and its last frame was delivered."""
+        assert process.stderr is not None
+        while data := await process.stderr.read(4096):
+            with failures_to(self._owner.on_fatal, "the engine's stderr"):
+                for line in self._tail.feed(data):
+                    self._owner.on_line(line)
+        code = await process.wait()
+        await self._socket_closed.wait()
+        self._owner.on_exit(self._generation, self._kill_cause or _describe(code), self._tail.last_words)
+
+
+def _describe(code: int) -> str:
+    if code >= 0:
+        return f"it exited with code {code}"
+    try:
+        return f"it was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"it was ended by signal {-code}"
+
+
+class StderrTail:
+    """The engine's raw stderr, cut into lines, of which the last 4 KiB are kept. Pure: `feed` takes what the pipe gave.
+
+    Lines are without their end, never empty, with invalid UTF-8 replaced and control characters escaped;
+    one longer than 4 KiB is cut there.
+    """
+
+    def __init__(self) -> None:
+        self._unfinished = b""
+        self._tail = b""
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """The lines that `chunk` completes."""
+        self._tail = (self._tail + chunk)[-LAST_WORDS_BYTES:]
+        *complete, rest = (self._unfinished + chunk).split(b"\n")
+        *overlong, self._unfinished = _cut(rest)
+        return _readable([piece for line in complete for piece in _cut(line)] + overlong)
+
+    @property
+    def last_words(self) -> str:
+        """The last lines, joined with ` | ` for a one-line report; an unfinished line counts."""
+        half_a_character = bytes(range(0x80, 0xC0))
+        return " | ".join(_readable(self._tail.lstrip(half_a_character).split(b"\n")))
+
+
+def _cut(line: bytes) -> list[bytes]:
+    return [line[at : at + LAST_WORDS_BYTES] for at in range(0, len(line), LAST_WORDS_BYTES)] or [b""]
+
+
+def _readable(lines: list[bytes]) -> list[str]:
+    return [escape(line.strip().decode(errors="replace")) for line in lines if line.strip()]

@@ -1,0 +1,287 @@
+"""The keeper: a thread that saves cells so that they outlive a crash of the engine, and the worker.
+
+Owns the cells kept beyond this process, in memory of the front's (arena.py) and in files (directory.py), and the check
+of what is found later. The step thread hands copies over, and waits for nothing here: a copy stays its own until it has
+been written, and moves then. What is evicted before its turn is never written.
+
+Loading a saved part may crash an engine. So a part that is being loaded is marked until a step with it has run, and a
+part that is found marked is dropped.
+"""
+
+import logging
+import mmap
+import os
+import queue
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from worker.engine.backend import Checkpoint, Found, Saved
+from worker.host import sha256_of
+from worker.server.saved.arena import Arena, Bytes, Room
+from worker.server.saved.copies import Kept, Layout, NoCells, SavedCells, SavedCheckpoint
+from worker.server.saved.directory import CacheFiles, read_key
+from worker.server.saved.records import (
+    CELLS,
+    CHECKPOINT,
+    CODE_BYTES,
+    Untrusted,
+    binding_of,
+    code_of,
+    read_record,
+    record_of,
+)
+from worker.wire.jobs import TokenId
+
+log = logging.getLogger(__name__)
+"""Its warnings go to the front, which logs them (server/process/main.py)."""
+
+FIND_S = 2.0
+"""The longest that the first job waits until the saved cells are checked, at about 1 GB/s. The rest follow later."""
+
+_NICENESS = 10
+"""Steps come first; on one that waits for a thread whose processor is taken, all of its threads wait."""
+
+_SLACK = 2
+"""The memory's address space as a multiple of the limit, so that holes between entries do not take its room. Entries
+that are evicted a moment later are in it as well."""
+
+_NO_KEY = b""
+"""The key without a directory: the memory is the front's and ours alone, and the code finds what a crash left
+broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """The cells to keep, and the model and settings that they belong to."""
+
+    arena_fd: int
+    directory: Path | None
+    limit_bytes: int
+    model_paths: tuple[Path, ...]
+    facts: bytes
+    """All that decides what cells look like and mean, beside the model."""
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """A copy that has no user any more."""
+
+    room: Room
+    code: bytes
+
+
+class Keeper:
+    """`take`, `mark` and `flush` are the step thread's; they wait for no disk. Made once the model is loaded."""
+
+    def __init__(self, keeping: Keeping) -> None:
+        """Raises: OSError where there is no address space for what is to be kept."""
+        self._keeping = keeping
+        self._arena = Arena(keeping.arena_fd, _SLACK * keeping.limit_bytes)
+        self._key, self._binding = _NO_KEY, b""
+        self._files: CacheFiles | None = None
+        self._has_warned = False
+        self._queue: queue.SimpleQueue[weakref.ref[Kept] | _Left | threading.Event] = queue.SimpleQueue()
+
+    # ── the step thread ──────────────────────────────────────────────────────────────────────────
+
+    def find(self, report: Callable[[Found], None]) -> None:
+        """Begin. `report` is called once, on the keeper's thread, with the saved cells that can be trusted; until then,
+        or FIND_S, this waits.
+        """
+        has_reported = threading.Event()
+        threading.Thread(target=self._run, args=(report, has_reported), name="keeper", daemon=True).start()
+        has_reported.wait(FIND_S)
+
+    def take(self, saved: Kept) -> None:
+        """Keep a copy whose tokens are known, if it is still there when its turn comes."""
+        self._queue.put(weakref.ref(saved))
+
+    def mark(self, parts: Iterable[Kept], *, is_in_use: bool) -> None:
+        """Parts are about to be loaded, or a step with them has run."""
+        for part in parts:
+            if part.room is not None:
+                self._arena.mark(part.room, is_in_use=is_in_use)
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all that was taken is kept."""
+        is_done = threading.Event()
+        self._queue.put(is_done)
+        is_done.wait(timeout_s)
+
+    # ── the keeper's thread ──────────────────────────────────────────────────────────────────────
+
+    def _run(self, report: Callable[[Found], None], has_reported: threading.Event) -> None:
+        try:
+            self._identify()
+            report(self._found())
+            has_reported.set()
+            if sys.platform == "linux":
+                with suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            while True:
+                self._serve(self._queue.get())
+        except Exception as error:  # noqa: BLE001 - top of a thread: jobs continue without it, and the log says so
+            log.warning("the prefix cache no longer outlives this engine: %s: %s", type(error).__name__, error)
+        finally:
+            has_reported.set()
+
+    def _identify(self) -> None:
+        """Determine the model whose cells these are. A digest of its file is needed only if others may have written
+        what is found.
+        """
+        keeping = self._keeping
+        stamp = binding_of(*map(_stamp_of, keeping.model_paths))
+        model = stamp
+        if keeping.directory is not None:
+            self._key = read_key(keeping.directory)
+            noted = self._arena.note
+            # A predecessor of this engine has read the same files.
+            is_known = noted[: len(stamp)] == stamp
+            model = noted[len(stamp) : 2 * len(stamp)] if is_known else _digest_of(keeping.model_paths)
+            self._arena.note = stamp + model
+        self._binding = binding_of(model, keeping.facts)
+        if keeping.directory is not None:
+            self._files = CacheFiles(keeping.directory, self._binding, keeping.limit_bytes)
+
+    def _found(self) -> Found:
+        """Return what is there, prefixes first; remove what cannot be trusted."""
+        parts: list[tuple[list[TokenId], Saved]] = []
+        checkpoints: list[tuple[list[TokenId], Checkpoint]] = []
+        reasons: list[str] = []
+        for found in (*self._in_memory(), *(self._in_files() if self._files is not None else ())):
+            if isinstance(found, str):
+                reasons.append(found)
+                continue
+            tokens = [TokenId(token) for token in found.tokens]
+            if isinstance(found, SavedCells):
+                parts.append((tokens, found))
+                continue
+            checkpoints.append((tokens, found))
+            if not self._keeping.layout.n_caches:
+                parts.append((tokens, NoCells(0, len(tokens))))
+        parts.sort(key=lambda part: (len(part[0]) - part[1].n_tokens, -part[1].n_tokens))
+        checkpoints.sort(key=lambda each: each[1].n_tokens)
+        return Found(tuple(parts), len(reasons), reasons[0] if reasons else None, checkpoints=tuple(checkpoints))
+
+    def _in_memory(self) -> Iterator[Kept | str]:
+        """Yield what another engine of this front has left there, or why it is dropped."""
+        self._codes: set[bytes] = set()
+        for room, was_in_use in self._arena.found:
+            view = self._arena.view(room)
+            code = code_of(view.data)
+            try:
+                if was_in_use:
+                    raise Untrusted("the previous engine crashed while loading it")
+                yield self._trusted(view, room)
+                self._codes.add(code)
+            except ValueError as error:
+                self._forget(_Left(room, code))
+                yield str(error)
+
+    def _in_files(self) -> Iterator[Kept | str]:
+        """Yield what is only there, or why it is dropped."""
+        assert self._files is not None
+        known = set(map(self._files.name, self._codes))
+        for name in self._files.names():
+            if name in known:
+                continue
+            room: Room | None = None
+            try:
+                data = self._files.read(name)
+                read_record(data, key=self._key, binding=self._binding)
+                if name != self._files.name(code_of(data)):
+                    raise Untrusted("its name belongs to other content")
+                room = self._arena.store([data])
+                view = np.frombuffer(data, np.uint8) if room is None else self._arena.view(room)
+                yield self._trusted(view, room)
+            except FileNotFoundError:  # another worker has just removed it
+                continue
+            except OSError as error:
+                yield f"{name}: {error.strerror}"
+            except ValueError as error:
+                self._files.remove(name)
+                if room is not None:
+                    self._arena.free(room)
+                yield f"{name}: {error}"
+
+    def _trusted(self, view: Bytes, room: Room | None) -> Kept:
+        """Raises: Untrusted, ValueError."""
+        record = read_record(view.data, key=self._key, binding=self._binding)
+        end = len(view) - CODE_BYTES
+        state = view[end - len(record.state) : end]
+        saved: Kept
+        if record.kind == CHECKPOINT:
+            saved = SavedCheckpoint(state, self._keeping.layout, record.tokens)
+            if saved.n_tokens != len(record.tokens):
+                raise Untrusted(f"it is the state after {saved.n_tokens} tokens, not after {len(record.tokens)}")
+        else:
+            saved = SavedCells([state], self._keeping.layout, record.tokens, self.take)
+            if saved.start + saved.n_tokens != len(record.tokens):
+                raise Untrusted(
+                    f"its {saved.n_tokens} cells from {saved.start} on are not the last of {len(record.tokens)}"
+                )
+        if room is not None:
+            self._settle(saved, room, state, code_of(view.data))
+        return saved
+
+    def _serve(self, work: "weakref.ref[Kept] | _Left | threading.Event") -> None:
+        match work:
+            case weakref.ref():
+                saved = work()
+                if saved is not None and saved.room is None:
+                    self._keep(saved)
+            case _Left():
+                self._forget(work)
+            case threading.Event():
+                work.set()
+
+    def _keep(self, saved: Kept) -> None:
+        kind = CHECKPOINT if isinstance(saved, SavedCheckpoint) else CELLS
+        parts = record_of(saved.tokens, saved.data, key=self._key, binding=self._binding, kind=kind)
+        room = self._arena.store(parts)
+        if room is None:
+            return
+        view = self._arena.view(room)
+        # Looked at once, its pages are there when the step thread reads them: 3 ms for 23 MB instead of 21.
+        view[:: mmap.PAGESIZE].sum()
+        code = code_of(view.data)
+        end = len(view) - CODE_BYTES
+        self._settle(saved, room, view[end - saved.n_bytes : end], code)
+        if self._files is not None:
+            try:
+                self._files.write(self._files.name(code), view.data)
+            except OSError as error:
+                self._warn_once(f"--prefix-cache-dir: a file could not be written: {error.strerror}")
+
+    def _settle(self, saved: Kept, room: Room, state: Bytes, code: bytes) -> None:
+        """Let the copy be in the room from now on, which is free again once the copy has no user."""
+        saved.move_to(room, state)
+        weakref.finalize(saved, self._queue.put, _Left(room, code)).atexit = False
+
+    def _forget(self, left: _Left) -> None:
+        self._arena.free(left.room)
+        if self._files is not None:
+            self._files.remove(self._files.name(left.code))
+
+    def _warn_once(self, warning: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(warning)
+
+
+def _stamp_of(path: Path) -> bytes:
+    """Return a value that changes when the file is replaced."""
+    found = path.stat()
+    return f"{path} {found.st_ino} {found.st_size} {found.st_mtime_ns}".encode(errors="surrogateescape")
+
+
+def _digest_of(paths: Iterable[Path]) -> bytes:
+    return binding_of(*(sha256_of(path).encode() for path in paths))

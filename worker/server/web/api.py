@@ -1,0 +1,312 @@
+"""The routes for clients of OpenAI, vLLM and llama-server, and the steps of every such route from body to answer.
+
+No rule is in this module: worker/apis has the shapes, and jobs take the same path as those of `/execute`. Runs on the
+front's event loop, and waits for nothing but the client and, for tokens of a text, the engine.
+"""
+
+import functools
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import TypeVar
+
+from litestar import Response, get, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.response.base import ASGIResponse
+
+from worker import __version__
+from worker.apis.chat import request as chat
+from worker.apis.chat.message import REASONING_FIELDS
+from worker.apis.chat.request import ChatAsked, read_chat
+from worker.apis.completions.request import CompletionAsked, Echo, PlainPrompt, read_completion
+from worker.apis.core.answers import Choice, Heading, last_chunks, whole
+from worker.apis.core.bodies import FieldsRefused
+from worker.apis.core.errors import UnknownModel, refused_as_spelled
+from worker.apis.core.fields import Generation, Terms, in_header
+from worker.apis.core.headers import trace_context
+from worker.apis.core.job_request import JobRequest
+from worker.apis.core.models import ModelList, fingerprint, model_card
+from worker.apis.core.payloads import NO_PLACES, Places
+from worker.apis.infill import tokens
+from worker.apis.infill.request import InfillAsked, read_infill
+from worker.apis.messages.request import MessageAsked
+from worker.apis.responses.request import ResponseAsked
+from worker.config.engine_settings import MAX_PROMPT_CHARS
+from worker.errors import WorkerLoading
+from worker.server.front.admission import LOADING_RETRY_S
+from worker.server.front.job import Job
+from worker.server.front.state import Front
+from worker.server.web.bodies import AnyRequest, Bodies
+from worker.server.web.connection import check_address, is_crowded
+from worker.server.web.middleware import counted
+from worker.server.web.refusals import OPENAI_ERRORS, Errors, json_answer
+from worker.server.web.streaming import JobResponse
+from worker.wire.encoding import encode_json
+from worker.wire.jobs import Prompt
+from worker.wire.load import Loaded
+from worker.wire.questions import Tokenized
+
+Asked = TypeVar("Asked")
+Reader = Callable[[bytearray, Terms], Asked]
+"""(body, terms) → the request. Raises: WorkerError."""
+
+Conversed = ChatAsked | InfillAsked | ResponseAsked | MessageAsked
+"""A request with one prompt."""
+
+
+def api_routes(api: "Api") -> list[HTTPRouteHandler]:
+    return [*_model_routes(api), *_generating_routes(api), *_token_routes(api)]
+
+
+class Api:
+    """The parts that the routes share: the model's name, and the steps from a body to jobs."""
+
+    def __init__(self, front: Front, bodies: Bodies) -> None:
+        self.front = front
+        self.created = int(time.time())
+        self._bodies = bodies
+
+    @property
+    def facts(self) -> Loaded:
+        """Raises: WorkerLoading before a model was loaded."""
+        if self.front.facts is None:
+            raise WorkerLoading("the model is still loading", LOADING_RETRY_S)
+        return self.front.facts
+
+    @functools.cached_property
+    def model_name(self) -> str:
+        return self.front.settings.served_name(self.facts.name)
+
+    async def read(self, request: AnyRequest, read: Reader[Asked], payloads: Places = NO_PLACES) -> Asked:
+        """The decoded request without its payloads (apis/core/payloads.py). Raises: WorkerError, HTTPException."""
+        check_address(request.scope)
+        settings = self.front.settings
+        terms = Terms(
+            model=self.model_name,
+            is_strict=settings.strict_model,
+            max_tokens_out=min(settings.max_tokens_out or self.facts.context_length, self.facts.context_length),
+            max_text_chars=MAX_PROMPT_CHARS,
+            vocab_size=self.facts.vocab_size,
+            template_keys=self.facts.model.template_keys,
+            n_ctx=self.facts.context_length,
+            can_infill=self.facts.model.can_infill,
+            takes_predictions=bool(self.facts.row_costs) and settings.prompt_lookup != "off",
+            chat_format=self.facts.model.chat_format,
+            can_limit_reasoning=self.facts.model.can_limit_reasoning,
+            reads_fenced=not settings.no_fenced_calls,
+            reasoning_fields=REASONING_FIELDS if settings.reasoning_field == "both" else (settings.reasoning_field,),
+            keeps_billing_block=settings.keep_billing_block,
+        )
+        return await self._bodies.decoded(request, lambda body: read(body, terms), payloads)
+
+    def heading(self, prefix: str) -> Heading:
+        """The heading of a new answer, whose id begins with the prefix."""
+        return Heading(
+            id=f"{prefix}{uuid.uuid4().hex}",
+            created=int(time.time()),
+            model=self.model_name,
+            system_fingerprint=fingerprint(self.facts, __version__),
+        )
+
+    def answer(
+        self,
+        request: AnyRequest,
+        asked: Conversed | CompletionAsked,
+        heading: Heading,
+        prompts: Sequence[Prompt],
+        choices: Sequence[Choice],
+        *,
+        prompt_logprobs: int | None = None,
+        errors: Errors = OPENAI_ERRORS,
+    ) -> ASGIResponse:
+        """Open the jobs of an answer, n for each prompt, and answer with their output. Raises: see open_jobs."""
+        generation, n = asked.generation, asked.generation.n
+        tools = generation.reading.use.for_engine()
+        jobs = self.front.open_jobs(
+            [
+                JobRequest(
+                    job_id=heading.id if len(choices) == 1 else f"{heading.id}-{at}",
+                    fields=generation.choice(number),
+                    prompt=prompt,
+                    dialect=choice,
+                    prompt_logprobs=prompt_logprobs,
+                    prediction=generation.prediction,
+                    marks="shown" if generation.shows_marks else asked.marks,
+                    stops_anywhere=generation.reading.keeps_thoughts,
+                    tools=tools,
+                    reasoning_budget=generation.reasoning_budget,
+                    answer_id=heading.id,
+                    model=generation.model,
+                    n_answers=n if number == 0 else None,
+                )
+                for at, ((prompt, number), choice) in enumerate(zip(product(prompts, range(n)), choices, strict=True))
+            ],
+            request.headers.get("x-deadline"),
+            request.scope["state"]["correlation_id"],
+            timeout_s=self.front.settings.inference_timeout_sec,
+            trace=trace_context(request.scope["headers"]),
+            is_crowded=is_crowded(request.scope),
+        )
+        headers = {"x-request-id": heading.id} | ignored_headers(generation)
+        refuse = partial(_refused, generation=generation, render_error=errors.render)
+        accepted = partial(_accepted_headers, generation, jobs, self.facts.context_length)
+        respond = partial(JobResponse, self.front, jobs, refuse, headers, headers_when_accepted=accepted)
+        if generation.is_stream:
+            return respond(ending=partial(last_chunks, heading, choices, n, generation.options))
+        return respond(whole=partial(whole, heading, choices, n, errors.failure))
+
+
+def _refused(
+    error: Exception, generation: Generation, render_error: Callable[[Exception], Response[bytes]]
+) -> Response[bytes]:
+    """The answer to an engine's refusal, with the client's names of the fields."""
+    if isinstance(error, FieldsRefused):
+        tools = [tool.place for tool in generation.reading.use.tools]
+        error = refused_as_spelled(error, generation.names, generation.places, tools)
+    return render_error(error)
+
+
+def _accepted_headers(generation: Generation, jobs: Sequence[Job], context_length: int) -> dict[str, str]:
+    """Report the length to which answers are cut, if a request asked for more tokens than its longest prompt leaves,
+    and the tools whose schemas the engine cannot enforce."""
+    max_tokens = generation.cut_to(context_length - max(job.prompt_tokens for job in jobs))
+    cut = {} if max_tokens is None else {"x-max-tokens-cut": str(max_tokens)}
+    tools = generation.reading.use.tools
+    loose = in_header(tools[place].given_name for place in jobs[0].unenforced_tools)
+    return cut | ({"x-unenforced-tools": ", ".join(loose)} if loose else {})
+
+
+def ignored_headers(generation: Generation) -> dict[str, str]:
+    """The headers that name the fields without effect and the tools that the worker does not have."""
+    tools = {"x-ignored-tools": ", ".join(generation.ignored_tools)} if generation.ignored_tools else {}
+    return _ignored(generation.ignored) | tools
+
+
+def _ignored(names: Sequence[str]) -> dict[str, str]:
+    return {"x-ignored-fields": ", ".join(names)} if names else {}
+
+
+def _body(body: object, ignored: Sequence[str] = ()) -> Response[bytes]:
+    return json_answer(encode_json(body), headers=_ignored(ignored))
+
+
+def _model_routes(api: Api) -> list[HTTPRouteHandler]:
+    @get("/v1/models", sync_to_thread=False)
+    def models() -> Response[bytes]:
+        return _body(ModelList(data=[model_card(api.facts, api.model_name, api.created)]))
+
+    @get("/v1/models/{model_id:path}", sync_to_thread=False)
+    def model(request: AnyRequest) -> Response[bytes]:
+        """The model, if its name is served here; names may contain slashes."""
+        asked = request.scope["path"].removeprefix("/v1/models/").removesuffix("/")
+        if asked != api.model_name:
+            raise UnknownModel(asked, api.model_name)
+        return _body(model_card(api.facts, api.model_name, api.created))
+
+    return [models, model]
+
+
+def _generating_routes(api: Api) -> list[HTTPRouteHandler]:
+    chats = generating(api, "/v1/chat/completions", read_chat, chat.PAYLOADS, prefix="chatcmpl-")
+    fill = generating(api, "/infill", read_infill, NO_PLACES, prefix="fill-", operation="infill")
+
+    @post("/v1/completions", status_code=200)
+    async def text_completions(request: AnyRequest) -> ASGIResponse:
+        """Answer with the continuation of one text or several, complete or as a stream."""
+        with counted(api.front, request, "text_completion"):
+            asked = await api.read(request, read_completion)
+            echoed = [await _echoed(api.front, asked, prompt) for prompt in asked.prompts]
+            heading = api.heading("cmpl-")
+            return api.answer(
+                request,
+                asked,
+                heading,
+                [asked.to_engine(prompt) for prompt, _ in echoed],
+                asked.choices(heading, [echo for _, echo in echoed]),
+                prompt_logprobs=asked.needs_prompt_logprobs,
+            )
+
+    return [chats, text_completions, fill]
+
+
+def generating(
+    api: Api,
+    path: str,
+    read: Reader[Conversed],
+    payloads: Places,
+    *,
+    prefix: str,
+    operation: str = "chat",
+    errors: Errors = OPENAI_ERRORS,
+) -> HTTPRouteHandler:
+    """A route whose requests have one prompt. Its answers are complete, or a stream; their ids begin with `prefix`."""
+
+    @post(path, status_code=200)
+    async def generate(request: AnyRequest) -> ASGIResponse:
+        with counted(api.front, request, operation):
+            asked = await api.read(request, read, payloads)
+            heading = api.heading(prefix)
+            return api.answer(request, asked, heading, [asked.prompt], asked.choices(heading), errors=errors)
+
+    return generate
+
+
+async def _echoed(front: Front, asked: CompletionAsked, prompt: PlainPrompt) -> tuple[PlainPrompt, Echo | None]:
+    """The prompt for the engine, and the beginning of its answer. Raises: see Front.tokenize."""
+    if not asked.is_echo:
+        return prompt, None
+    if asked.logprobs is None:
+        return prompt, Echo(prompt if isinstance(prompt, str) else await front.detokenize(prompt))
+    ids = (await front.tokenize(prompt)).tokens if isinstance(prompt, str) else prompt
+    text = prompt if isinstance(prompt, str) else await front.detokenize(prompt)
+    return ids, Echo(text, ids[0], await front.detokenize(ids[:1]))
+
+
+def _token_routes(api: Api) -> list[HTTPRouteHandler]:
+    @post("/tokenize", status_code=200)
+    async def tokenize(request: AnyRequest) -> Response[bytes]:
+        asked = await api.read(request, tokens.read_tokenize)
+        answer = api.front.tokenize(asked.prompt, add_special=asked.add_special, parse_special=asked.parse_special)
+        found = (await spelled(answer, {"prompt": asked.field})).tokens
+        most = api.facts.context_length
+        return _body(tokens.TokensBody(tokens=found, count=len(found), max_model_len=most), asked.ignored)
+
+    @post("/detokenize", status_code=200)
+    async def detokenize(request: AnyRequest) -> Response[bytes]:
+        asked = await api.read(request, tokens.read_detokenize)
+        text = await api.front.detokenize(asked.tokens)
+        return _body(tokens.TextBody(content=text, prompt=text), asked.ignored)
+
+    @get("/tokenizer_info", sync_to_thread=False)
+    def tokenizer_info() -> Response[bytes]:
+        return _body(tokens.tokenizer_info(api.facts))
+
+    @post("/v1/chat/completions/render", status_code=200)
+    async def render_chat(request: AnyRequest) -> Response[bytes]:
+        """Answer with the tokens of the prompt that the template makes of a conversation."""
+        asked = await api.read(request, read_chat, chat.PAYLOADS)
+        return _body(await _rendered(api.front, asked.prompt, asked.generation), asked.generation.ignored)
+
+    @post("/v1/completions/render", status_code=200)
+    async def render_completion(request: AnyRequest) -> Response[bytes]:
+        asked = await api.read(request, read_completion)
+        prompts = map(asked.to_engine, asked.prompts)
+        rendered = [await _rendered(api.front, prompt, asked.generation) for prompt in prompts]
+        return _body(rendered, asked.generation.ignored)
+
+    return [tokenize, detokenize, tokenizer_info, render_chat, render_completion]
+
+
+async def _rendered(front: Front, prompt: Prompt, generation: Generation) -> tokens.RenderedBody:
+    found = await spelled(front.tokenize(prompt), generation.names)
+    return tokens.RenderedBody(token_ids=found.tokens, prompt=found.text)
+
+
+async def spelled(answer: Awaitable[Tokenized], names: Mapping[str, str], places: Sequence[str] = ()) -> Tokenized:
+    """The awaited answer. A refusal has the client's names of the fields, and its places of messages."""
+    try:
+        return await answer
+    except FieldsRefused as refused:
+        raise refused_as_spelled(refused, names, places) from None

@@ -1,0 +1,138 @@
+"""The application: all routes of docs/protocol.md#http, and those of health, metrics, cancel and shutdown in full.
+
+No rule of the worker is in this module: decode, call the front, encode. Runs on the front's event loop, and waits for
+nothing but the client.
+"""
+
+import re
+
+import msgspec
+from litestar import Litestar, Response, get, post
+from litestar.handlers import HTTPRouteHandler
+
+from worker import __version__
+from worker.apis.core.bodies import CancelBody, shutdown_body
+from worker.apis.pool.execute import parse_cancel
+from worker.server.front.health import Phase
+from worker.server.front.state import Front
+from worker.server.web.agents import agent_routes
+from worker.server.web.api import Api, api_routes
+from worker.server.web.bodies import AnyRequest, Bodies
+from worker.server.web.execute import execute_route
+from worker.server.web.middleware import Middleware
+from worker.server.web.pages import document_of, document_routes, page_routes
+from worker.server.web.refusals import json_answer, probe_answer, refusal_of
+from worker.wire.encoding import encode_json
+
+
+def create_app(front: Front) -> Middleware:
+    """The whole HTTP side of the worker as one ASGI application."""
+    handlers = described_routes(front)
+    handlers += document_routes(document_of(front.settings))
+    handlers += [] if front.settings.no_page else page_routes()
+    route_list = _route_list(handlers)
+
+    def refused(request: AnyRequest, error: Exception) -> Response[bytes]:
+        return refusal_of(request.scope, error, route_list)
+
+    app = Litestar(
+        route_handlers=handlers,
+        exception_handlers={Exception: refused},
+        openapi_config=None,
+        request_max_body_size=None,  # the routes have limits of their own (large_bodies.py)
+        logging_config=None,
+    )
+    return Middleware(app, front.settings, front.metrics)
+
+
+def described_routes(front: Front) -> list[HTTPRouteHandler]:
+    """The routes that the document describes, which are all but those of the document and the pages."""
+    bodies = Bodies(front.settings)
+    handlers = [*_state_routes(front), execute_route(front, bodies), *_control_routes(front, bodies)]
+    api = Api(front, bodies)
+    return [*handlers, *api_routes(api), *_probe_routes(front), *agent_routes(api)]
+
+
+def _state_routes(front: Front) -> list[HTTPRouteHandler]:
+    @get(["/health", "/v1/health"], sync_to_thread=False)
+    def health() -> Response[bytes]:
+        """The cached state, with status 503 only before the worker was ready for the first time."""
+        return _json(front.health(), 503 if front.phase is Phase.STARTING else 200)
+
+    @get("/v1/ready", sync_to_thread=False)
+    def ready() -> Response[bytes]:
+        return _json(front.readiness())
+
+    @get("/readyz", sync_to_thread=False)
+    def readyz() -> Response[bytes]:
+        """200 if the worker takes jobs; the length of the queue does not matter."""
+        return probe_answer(is_ok=front.phase is Phase.READY, yes="ready")
+
+    @get("/livez", sync_to_thread=False)
+    def livez() -> Response[bytes]:
+        """200 shows that the front's event loop runs. A worker that is about to exit is not alive."""
+        return probe_answer(is_ok=front.phase is not Phase.FAILED, yes="alive", no="failed")
+
+    @get("/metrics", sync_to_thread=False)
+    def metrics(request: AnyRequest) -> Response[bytes]:
+        body, content_type = front.scrape(request.headers.get("accept"))
+        return Response(body, headers={"content-type": content_type})
+
+    return [health, ready, readyz, livez, metrics]
+
+
+def _probe_routes(front: Front) -> list[HTTPRouteHandler]:
+    @get("/version", sync_to_thread=False)
+    def version() -> Response[bytes]:
+        return json_answer(encode_json({"version": __version__}))
+
+    @get("/ping", sync_to_thread=False)
+    def ping() -> Response[bytes]:
+        """Answer like /readyz; model servers use this name."""
+        return probe_answer(is_ok=front.phase is Phase.READY, yes="pong")
+
+    return [version, ping]
+
+
+def _control_routes(front: Front, bodies: Bodies) -> list[HTTPRouteHandler]:
+    @post("/cancel", status_code=202)
+    async def cancel(request: AnyRequest) -> Response[bytes]:
+        """End a job; idempotent, also for unknown ids."""
+        return cancelled((await bodies.decoded(request, parse_cancel)).job_id)
+
+    @post("/cancel/{job_id:str}", status_code=202, sync_to_thread=False)
+    def cancel_by_path(job_id: str) -> Response[bytes]:
+        return cancelled(job_id)
+
+    def cancelled(job_id: str) -> Response[bytes]:
+        front.cancel(job_id)
+        return _json(CancelBody(job_id=job_id), 202)
+
+    @post(
+        ["/shutdown", "/v1/shutdown", "/v1/admin/shutdown"],
+        status_code=202,
+        sync_to_thread=False,
+    )
+    def shutdown() -> Response[bytes]:
+        """Drain and exit, as SIGTERM does."""
+        front.drain_requested.set()
+        front.drain()
+        return _json(shutdown_body(front.settings.shutdown_timeout_sec), 202)
+
+    return [cancel, cancel_by_path, shutdown]
+
+
+def _route_list(handlers: list[HTTPRouteHandler]) -> str:
+    """The answer to an unknown path, which lists all routes."""
+    lines = [f"{method} {path}" for handler in handlers for method, path in places(handler)]
+    return "\n".join(["There is no such route. This worker has:", *lines, ""])
+
+
+def places(handler: HTTPRouteHandler) -> list[tuple[str, str]]:
+    """The method and path of every route of a handler, parameters as {name}."""
+    paths = sorted(re.sub(r":\w+}", "}", path) for path in handler.paths)
+    return [(method, path) for path in paths for method in sorted(handler.http_methods)]
+
+
+def _json(body: msgspec.Struct, status: int = 200) -> Response[bytes]:
+    return json_answer(encode_json(body), status)

@@ -1,0 +1,119 @@
+"""The pages for browsers: the chat with the model at `/` (docs/page.md), and `/docs` about the routes.
+
+Owns: the files in page/, their headers, and the policies for browsers. The files of the chat hold no data of this
+worker, so they need no token: the page asks for the token, and all its data comes from routes that require it. The
+worker serves all files itself, so that the pages work without other servers. Their paths are relative, because a proxy
+may serve the worker below a path.
+"""
+
+import secrets
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+from litestar import Response, get
+from litestar.exceptions import NotFoundException
+from litestar.handlers import HTTPRouteHandler
+
+from worker import __version__
+from worker.config.settings import Settings
+from worker.server.web.bodies import AnyRequest
+from worker.wire.encoding import encode_json
+
+BROWSED_PATHS = frozenset({"/docs", "/docs/", "/docs/page.js", "/docs/redoc.standalone.js"})
+"""Browsers ask for a password but never for a bearer token, so these pages accept the token as a password. No other
+path does, because a browser also sends a password with requests that another site's page starts.
+"""
+
+_SCRIPTS = ("chat", "dom", "markdown", "panel", "parts", "probabilities", "request", "stream", "vitals")
+_PARTS = {"chat.css": "text/css"} | {f"{name}.js": "text/javascript" for name in _SCRIPTS}
+"""The files in the same directory as chat.html, with their types."""
+
+PAGE_PATHS = frozenset({"/", *(f"/page/{name}" for name in _PARTS)})
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'"
+)
+"""The policy of the chat allows nothing from other servers and nothing inline. A script that passes text to the browser
+as HTML fails."""
+
+_POLICY_OF_DOCS = (
+    "default-src 'none'; script-src 'self'; style-src 'nonce-{nonce}' "
+    "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=' 'sha256-QMIg+bpjm3JdElJ388KYke01izlUW0UoNOeKjpMxdgc='; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The digests belong to a style element that the bundle creates before it knows the nonce: empty, then full. They
+change with the bundle."""
+
+_FRESH = {"cache-control": "no-cache"}
+"""The browser must not mix the files of two versions."""
+
+
+def page_routes() -> list[HTTPRouteHandler]:
+    """The routes of the chat and its files."""
+
+    @get("/", sync_to_thread=False)
+    def page() -> Response[bytes]:
+        return _browsed(_file("chat/chat.html"), "text/html", {"content-security-policy": POLICY, **_FRESH})
+
+    @get("/page/{name:str}", sync_to_thread=False)
+    def part(name: str) -> Response[bytes]:
+        if name not in _PARTS:
+            raise NotFoundException
+        return _browsed(_file(f"chat/{name}"), _PARTS[name], _FRESH)
+
+    return [page, part]
+
+
+def document_of(settings: Settings) -> bytes:
+    """The OpenAPI document of page/openapi.json, with what depends on the worker's settings."""
+    document = msgspec.json.decode(_file("openapi.json"))
+    document["info"]["version"] = __version__
+    # Without a token the header has no effect, and clients may send it.
+    document["security"] = [{"token": []}] if settings.api_key is not None else [{}, {"token": []}]
+    fields = document["components"]["schemas"]["ExecuteRequest"]["properties"]
+    fields["prompt"]["maxLength"] = settings.max_prompt_chars
+    fields["max_tokens"]["maximum"] = fields["min_tokens"]["maximum"] = settings.execute_tokens_out
+    return encode_json(document)
+
+
+def document_routes(document: bytes) -> list[HTTPRouteHandler]:
+    """The routes of the document, the page about it, and that page's scripts."""
+
+    @get(["/openapi/openapi.json", "/openapi", "/openapi.json"], sync_to_thread=False)
+    def openapi() -> Response[bytes]:
+        return Response(document, headers={"content-type": "application/vnd.oai.openapi+json"})
+
+    @get("/docs", sync_to_thread=False)
+    def page(request: AnyRequest) -> Response[bytes]:
+        nonce = secrets.token_urlsafe(16)
+        # In a script element only "<" can end the text, and in JSON it occurs only in strings.
+        embedded = document.replace(b"<", rb"\u003c")
+        prefix = b"" if request.scope["raw_path"].endswith(b"/") else b"docs/"
+        head = _file("page.html").replace(b"{nonce}", nonce.encode()).replace(b"{prefix}", prefix)
+        policy = {"content-security-policy": _POLICY_OF_DOCS.format(nonce=nonce)}
+        return _browsed(head.replace(b"{document}", embedded), "text/html", policy)
+
+    @get("/docs/page.js", sync_to_thread=False)
+    def script() -> Response[bytes]:
+        return _browsed(_file("page.js"), "text/javascript", {})
+
+    @get("/docs/redoc.standalone.js", sync_to_thread=False)
+    def redoc() -> Response[bytes]:
+        return _browsed(_file("redoc.standalone.js"), "text/javascript", {"cache-control": "private, max-age=3600"})
+
+    return [openapi, page, script, redoc]
+
+
+def _browsed(body: bytes, media_type: str, headers: dict[str, str]) -> Response[bytes]:
+    """A file, with headers that stop a browser from guessing its type and from sending referrers."""
+    guards = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+    return Response(body, media_type=media_type, headers=guards | headers)
+
+
+@cache
+def _file(name: str) -> bytes:
+    """The file with this path in `page/`."""
+    return files(__package__).joinpath("page", name).read_bytes()

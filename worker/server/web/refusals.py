@@ -1,0 +1,212 @@
+"""The form of a refusal on the wire: the texts of docs/protocol.md#http, OpenAI's shape on the routes of `/v1`, or
+Anthropic's on `/v1/messages`; and a refusal as the log and the counters name it.
+
+Owns: the choice between the forms by path.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from litestar import Response
+from litestar.exceptions import HTTPException, MethodNotAllowedException
+from litestar.types import Receive, Scope, Send
+
+from worker.apis.core.answers import failure_body
+from worker.apis.core.bodies import FieldsRefused, encode_error, encode_violations
+from worker.apis.core.errors import ErrorDetail, ErrorType, error_body, error_detail
+from worker.apis.core.events import ErrorEvent
+from worker.apis.messages import errors as anthropic
+from worker.apis.pool.execute import BodyRejected
+from worker.errors import InternalError, Unauthorized, WorkerBusy, WorkerError, WorkerLoading
+from worker.observe.log_lines import get_logger
+from worker.server.web.bodies import AnyRequest, EncodedBody
+from worker.server.web.pages import BROWSED_PATHS
+
+log = get_logger()
+
+_TEXT = "text/plain"
+_JSON = "application/json"
+
+_API = "/v1/"
+_OTHER_API_PATHS = frozenset({"/v1", "/infill", "/tokenize", "/detokenize", "/tokenizer_info"})
+_MESSAGES = "/v1/messages"
+
+_POOL_MANAGER_PATHS = re.compile(
+    "/v1/(health|ready|shutdown|admin/shutdown|(inference|infer|jobs|loading/progress)(/.*)?)/*", re.DOTALL
+)
+"""The pool manager's paths under `/v1` (docs/protocol.md#http): the old paths, supported or not."""
+
+HTTP_ERRORS = {
+    404: ("NOT_FOUND", "unknown_url", "no route {method} {path}: /docs lists the routes of this worker"),
+    405: ("METHOD_NOT_ALLOWED", "method_not_allowed", "{method} is not allowed on {path}: use {allow}"),
+    413: ("BODY_TOO_LARGE", "body_too_large", "{detail}"),
+    415: ("UNSUPPORTED_MEDIA_TYPE", "unsupported_media_type", "send a JSON body with content-type: application/json"),
+}
+"""Litestar's own refusals by their status: the code in the log, and the code and the text on `/v1`."""
+
+_MAX_PATH_CHARS = 100
+"""A message shows this many characters of a path."""
+
+REFUSAL = "refusal"
+"""The key of an exchange's Refusal in the state of its scope."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    status: int
+    code: str
+    reason: str
+    """A text of the worker, never a value of the request."""
+
+
+NOT_HTTP = Refusal(400, "INVALID_REQUEST", "the bytes are not an HTTP request")
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """The shape of an API's errors."""
+
+    refusal: Callable[[WorkerError], bytes]
+    http_error: Callable[[int, str, str], bytes]
+    """The body for (status, code, message)."""
+    failure: Callable[[ErrorEvent], bytes]
+
+    def render(self, error: Exception) -> Response[bytes]:
+        """The answer to an error before the first byte of an answer."""
+        known = _known(error)
+        return json_answer(self.refusal(known), known.http_status, _retry_after(known))
+
+
+def _openai_http_error(status: int, code: str, message: str) -> bytes:
+    kind: ErrorType = "not_found_error" if status == HTTPStatus.NOT_FOUND else "invalid_request_error"
+    return error_body(ErrorDetail(message=message, type=kind, code=code))
+
+
+def _anthropic_http_error(status: int, _code: str, message: str) -> bytes:
+    return anthropic.error_body(anthropic.MessagesError(type=anthropic.type_of(status), message=message))
+
+
+OPENAI_ERRORS = Errors(
+    refusal=lambda error: error_body(error_detail(error)),
+    http_error=_openai_http_error,
+    failure=failure_body,
+)
+ANTHROPIC_ERRORS = Errors(
+    refusal=lambda error: anthropic.error_body(anthropic.error_detail(error)),
+    http_error=_anthropic_http_error,
+    failure=lambda event: anthropic.error_body(anthropic.failure_detail(event)),
+)
+
+
+def is_messages_path(path: str) -> bool:
+    """True if the path belongs to Anthropic's API, also if no such route exists."""
+    return path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
+
+
+def errors_of(path: str) -> Errors | None:
+    """The shape of errors on a path of OpenAI's, vLLM's, llama-server's or Anthropic's API, also if no such route
+    exists; None on the pool manager's and all other paths."""
+    is_api = path.startswith(_API) or path.rstrip("/") in _OTHER_API_PATHS
+    if not is_api or _POOL_MANAGER_PATHS.fullmatch(path):
+        return None
+    return ANTHROPIC_ERRORS if is_messages_path(path) else OPENAI_ERRORS
+
+
+def refusal_of(scope: Scope, error: Exception, route_list: str = "") -> Response[bytes]:
+    """Note the refusal for the log, and return its answer; an unknown path gets `route_list`."""
+    note_refusal(scope, error)
+    errors = errors_of(scope["path"])
+    if isinstance(error, HTTPException):
+        return _http_error(error, route_list) if errors is None else _api_http_error(scope, error, errors)
+    return render_error(error) if errors is None else errors.render(error)
+
+
+async def send_refusal(scope: Scope, error: WorkerError, receive: Receive, send: Send) -> None:
+    """Answer a request that no route gets."""
+    answer = refusal_of(scope, error).to_asgi_response(app=None, request=AnyRequest(scope))
+    if isinstance(error, Unauthorized):
+        answer.headers.add("www-authenticate", "Bearer")
+        if scope["path"] in BROWSED_PATHS:
+            answer.headers.add("www-authenticate", 'Basic realm="llorch-worker", charset="UTF-8"')
+    await answer(scope, receive, send)
+
+
+def note_refusal(scope: Scope, error: Exception) -> None:
+    """Note the error that is answered, so that the end of the exchange reports it."""
+    match error:
+        case WorkerError():
+            noted = Refusal(error.http_status, error.code, error.reason)
+        case HTTPException(status_code=status):
+            code, _, _ = HTTP_ERRORS.get(status, ("INVALID_REQUEST", "", ""))
+            noted = Refusal(status, code, HTTPStatus(status).phrase.lower())
+        case _:
+            noted = Refusal(InternalError.http_status, InternalError.code, type(error).__name__)
+    scope["state"][REFUSAL] = noted
+
+
+def render_error(error: Exception) -> Response[bytes]:
+    """An error as docs/protocol.md#http words it."""
+    match error:
+        case BodyRejected():
+            return text_answer(str(error), error.http_status)
+        case FieldsRefused(errors=errors):
+            return json_answer(encode_violations(errors), error.http_status)
+    known = _known(error)
+    return json_answer(encode_error(known), known.http_status, _retry_after(known))
+
+
+def _http_error(error: HTTPException, route_list: str) -> Response[bytes]:
+    """The answer to Litestar's own refusals: unknown paths and methods, and bodies that are too large."""
+    match error:
+        case MethodNotAllowedException():
+            return text_answer("", 405, _allow(error))
+        case HTTPException(status_code=413):
+            return text_answer("Failed to buffer the request body: length limit exceeded", 413)
+        case HTTPException(status_code=404):
+            return text_answer(route_list, 404)
+    return text_answer(error.detail, error.status_code, error.headers)
+
+
+def _api_http_error(scope: Scope, error: HTTPException, errors: Errors) -> Response[bytes]:
+    status = error.status_code
+    _, code, words = HTTP_ERRORS.get(status, ("", "invalid_request", HTTPStatus(status).phrase.lower()))
+    headers = _allow(error) if isinstance(error, MethodNotAllowedException) else error.headers
+    message = words.format(
+        method=scope["state"]["method"],
+        path=ascii(scope["path"][:_MAX_PATH_CHARS])[1:-1],
+        allow=(headers or {}).get("allow", "").replace(",", " or "),
+        detail=error.detail,
+    )
+    if isinstance(error, EncodedBody):
+        message = error.detail
+    return json_answer(errors.http_error(status, code, message), status, headers)
+
+
+def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response[bytes]:
+    return Response(body, status_code=status, media_type=_JSON, headers=headers)
+
+
+def text_answer(body: str, status: int, headers: dict[str, str] | None = None) -> Response[bytes]:
+    return Response(body.encode(), status_code=status, media_type=_TEXT, headers=headers)
+
+
+def probe_answer(*, is_ok: bool, yes: str, no: str = "not ready") -> Response[bytes]:
+    return text_answer(yes if is_ok else no, 200 if is_ok else 503)
+
+
+def _allow(error: MethodNotAllowedException) -> dict[str, str]:
+    offered = (error.headers or {}).get("allow", "").split(", ")
+    return {"allow": "GET,HEAD" if "GET" in offered else "POST"}
+
+
+def _retry_after(error: WorkerError) -> dict[str, str] | None:
+    return {"retry-after": str(error.retry_after_s)} if isinstance(error, WorkerBusy | WorkerLoading) else None
+
+
+def _known(error: Exception) -> WorkerError:
+    if isinstance(error, WorkerError):
+        return error
+    log.error("error", code=InternalError.code, exc_info=error)
+    return InternalError("the request could not be answered; the log has the cause")

@@ -1,0 +1,153 @@
+"""The responses that carry the output of jobs, as a stream or as one answer. They always end their jobs.
+
+Litestar's own streams do not close their source if the client disconnects during a blocked send. These responses end
+their jobs in a `finally`, and notice a disconnect while they wait for the engine. connection.py limits every send.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, Self
+
+from litestar import Request, Response
+from litestar.response.base import ASGIResponse
+from litestar.types import Receive, Scope, Send
+
+from worker.server.front.job import Job, next_chunk_of
+from worker.server.front.state import Front
+from worker.server.front.supervision import first_of, running
+from worker.server.web.connection import wait_until_taken
+from worker.server.web.refusals import note_refusal
+
+SILENCE_S = 10.0
+"""The longest silence of a stream: proxies close a silent stream after 60 s, some earlier."""
+
+CHUNKS_PER_TURN = 32
+"""A send that does not block does not yield either, so the loop serves other tasks after this many chunks."""
+
+
+class Timers(Protocol):
+    """The clock of an event loop: asyncio's, or a test's."""
+
+    def time(self) -> float: ...
+
+    def call_at(self, when: float, callback: Callable[[], None], /) -> asyncio.TimerHandle: ...
+
+
+class SignsOfLife:
+    """Inside the `with`, one of the jobs sends a sign of life whenever their stream was silent for SILENCE_S.
+
+    One timer serves the stream and is set again only when it has expired, so a token costs one look at the clock.
+    """
+
+    def __init__(self, jobs: Sequence[Job], timers: Timers) -> None:
+        self._jobs = jobs
+        self._timers = timers
+
+    def __enter__(self) -> Self:
+        self.sent()
+        self._set_timer()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def sent(self) -> None:
+        """Note that data was sent to the client."""
+        self._due_s = self._timers.time() + SILENCE_S
+
+    def _set_timer(self) -> None:
+        self._timer = self._timers.call_at(self._due_s, self._look)
+
+    def _look(self) -> None:
+        if self._timers.time() >= self._due_s:
+            if job := next((job for job in self._jobs if not job.is_ended), None):
+                job.show_life()
+            self.sent()
+        self._set_timer()
+
+
+class JobResponse(ASGIResponse):
+    """A response that sends nothing before the engine has accepted every job. `render_error` answers a refusal.
+
+    It is a stream, whose events are sent as they come, unless `whole` makes one answer of all of them.
+    """
+
+    def __init__(
+        self,
+        front: Front,
+        jobs: Sequence[Job],
+        render_error: Callable[[Exception], Response[bytes]],
+        headers: Mapping[str, str],
+        *,
+        headers_when_accepted: Callable[[], Mapping[str, str]] = dict,
+        ending: Callable[[], bytes] = bytes,
+        whole: Callable[[], tuple[int, bytes]] | None = None,
+    ) -> None:
+        """`headers_when_accepted` need the prompts' tokens. `ending` is the end of a stream in which no job failed.
+        `whole` returns the status and the body when all jobs have ended or one has failed."""
+        streamed = {"cache-control": "no-cache", "x-accel-buffering": "no"} if whole is None else {}
+        # The media type is set as a header, because ASGIResponse would add a charset to it.
+        super().__init__(headers={"content-type": jobs[0].dialect.media_type, **streamed, **headers})
+        del self.headers["content-length"]
+        self._front = front
+        self._jobs = jobs
+        self._render_error = render_error
+        self._headers_when_accepted = headers_when_accepted
+        self._ending = ending
+        self._whole = whole
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the exchange and watch for a disconnect; the first to end ends the other."""
+        with self._front.watched():
+            async with running(_departure(receive)) as left, running(self._exchange(scope, receive, send)) as exchange:
+                try:
+                    await first_of(exchange, left)
+                finally:
+                    for job in self._jobs:
+                        job.fail("CANCELLED", "the client disconnected")
+
+    async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
+        for job in self._jobs:
+            await job.decided.wait()
+            if job.refusal is not None:
+                note_refusal(scope, job.refusal)
+                answer = self._render_error(job.refusal)
+                request = Request[Any, Any, Any](scope, receive, send)
+                await answer.to_asgi_response(app=None, request=request)(scope, receive, send)
+                return
+        self.headers.update(self._headers_when_accepted())
+        if self._whole is None:
+            await self._send_events(scope, send)
+        else:
+            await self._send_whole(scope, send, self._whole)
+
+    async def _send_events(self, scope: Scope, send: Send) -> None:
+        """Take only the events from the jobs that can be sent at once, because a cancel drops the others."""
+        await wait_until_taken(scope)  # an earlier answer on the same connection may still be unread
+        await self.start_response(send)
+        living = () if self._front.settings.no_keepalive else self._jobs
+        with SignsOfLife(living, asyncio.get_running_loop()) as signs:
+            n_sent = 0
+            while chunk := await next_chunk_of(self._jobs):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await wait_until_taken(scope)
+                signs.sent()
+                n_sent += 1
+                if n_sent % CHUNKS_PER_TURN == 0:
+                    await asyncio.sleep(0)
+        ending = self._ending() if all(job.failure is None for job in self._jobs) else b""
+        await send({"type": "http.response.body", "body": ending, "more_body": False})
+
+    async def _send_whole(self, scope: Scope, send: Send, whole: Callable[[], tuple[int, bytes]]) -> None:
+        while await next_chunk_of(self._jobs):
+            pass
+        self.status_code, body = whole()
+        self.headers["content-length"] = str(len(body))
+        await wait_until_taken(scope)
+        await self.start_response(send)
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _departure(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,5 +1,0 @@
-"""HTTP: routes, connections and their limits, streams and whole answers, and the pages at / and /docs.
-
-Only this room has Litestar. It runs on the front's event loop, and reads large bodies on a thread. It may import front,
-openai, anthropic, protocol, wire, config, observe and errors.
-"""
