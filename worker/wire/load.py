@@ -172,7 +172,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Determinism(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict of a rule, or of the self-test: the same tokens give the same logits, bit for bit, beside any others."""
+    """The verdict of a rule, or of the self-test: do the same tokens give the same bits of logits in every batch?"""
 
     is_same: bool
     differences: tuple[str, ...] = ()

@@ -22,8 +22,6 @@ COPYING_IS_SLOW = (
     "prefixes stay in the device's memory as far as there is room"
 )
 
-_NO_LIMIT = 2**63 - 1
-
 
 def obstacle(info: ModelInfo, *, swa_full: bool, parallel: int) -> str | None:
     """Return the reason why every prompt is computed from its start; None if cached prefixes are reused."""
