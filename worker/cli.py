@@ -24,7 +24,7 @@ from worker.config import legacy
 from worker.config.config_file import config_option
 from worker.config.contradictions import check
 from worker.config.environment import environment
-from worker.config.option import SettingOption, Text, shown
+from worker.config.option import SettingOption, TextType, shown
 from worker.config.row import Panel
 from worker.config.settings import Settings, options
 from worker.config.spellings import flag_hint, is_llama_servers, unread
@@ -200,7 +200,7 @@ def _other_model(flags: Mapping[str, Any]) -> str:
     if HF_REPO in flags:
         repo: str = flags[HF_REPO]
         return repo if repo.startswith("hf:") else f"hf:{repo}"
-    return Text().convert(flags[MODEL_FILE], None, None)
+    return TextType().convert(flags[MODEL_FILE], None, None)
 
 
 def setting_options(*panels: Panel, also: Collection[str] = (), but: Collection[str] = ()) -> list[click.Option]:
@@ -217,7 +217,7 @@ def _hf_repo_option(*, has_flag: bool) -> SettingOption:
     option = SettingOption(
         [f"--{HF_REPO.replace('_', '-')}"],
         also=("-hf",),
-        type=Text(),
+        type=TextType(),
         panel="Model",
         metavar="ORG/REPO[:QUANT]",
         help="Serve this repository of the Hugging Face hub; short for --model hf:ORG/REPO[:QUANT].",

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.config.given import NEEDED, parse
-from worker.config.option import JsonObject, Origin, SettingOption, Text, Url, ZmqEndpoint, flag_name
+from worker.config.option import JsonObject, Origin, SettingOption, TextType, Url, ZmqEndpoint, flag_name
 from worker.config.settings import Settings, options
 from worker.errors import UsageError
 
@@ -30,7 +30,7 @@ def values_of(option: SettingOption) -> st.SearchStrategy[Any]:
             return st.sampled_from(["http://localhost:3000", "https://[::1]", "tauri://localhost"])
         case ZmqEndpoint():
             return st.sampled_from(["tcp://127.0.0.1:0", "tcp://127.0.0.2:5557", "tcp://[::1]:1"])
-        case Text(forms=forms, pattern=pattern) if forms:
+        case TextType(forms=forms, pattern=pattern) if forms:
             return st.from_regex(re.compile(pattern, re.ASCII), fullmatch=True)
         case click.FloatRange(min=low, max=high):
             return st.floats(low, high).map(lambda number: float(f"{number:.6f}")).filter(lambda n: n >= 0.1)

@@ -13,12 +13,12 @@ from tests.config.given import NEEDED, parse
 from worker.config.contradictions import check
 from worker.config.engine import read_chat_template
 from worker.config.engine_settings import CACHE_TYPES, DEFAULT_PROMPT_CHARS, FlashAttn
-from worker.config.option import SettingOption, Text, flag_name
+from worker.config.option import SettingOption, TextType, flag_name
 from worker.config.settings import Settings, flags_of, options
 from worker.errors import UsageError
 
 RANGED = [option for option in options() if isinstance(option.type, click.IntRange | click.FloatRange)]
-PATTERNED = [option for option in options() if isinstance(option.type, Text) and option.type.forms]
+PATTERNED = [option for option in options() if isinstance(option.type, TextType) and option.type.forms]
 
 
 def given(name: str, value: object) -> Any:
@@ -106,7 +106,7 @@ def test_a_range_includes_both_its_ends_and_nothing_beyond(option: SettingOption
 
 @pytest.mark.parametrize("option", PATTERNED, ids=lambda option: option.name)
 def test_every_pattern_is_reported_in_words_where_it_is_broken(option: SettingOption) -> None:
-    assert isinstance(option.type, Text)
+    assert isinstance(option.type, TextType)
     with pytest.raises(UsageError, match=f"'%%' is not valid; allowed is {re.escape(option.type.forms)}$"):
         given(option.name, "%%")
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.formats.render.forms import Message
-from worker.formats.render.tracers import Found, Tracers
+from worker.formats.render.tracers import Misplaced, Tracers
 
 LAW = settings(max_examples=200)
 
@@ -56,7 +56,7 @@ def test_written_texts_are_found_and_missing_texts_are_lost(messages: list[Messa
     written = [repr(one) if how == "Python" else json.dumps(one, ensure_ascii=how != "as it is") for one in messages]
     traced = tracers.put_into(messages)
     texts = [repr(one) if how == "Python" else json.dumps(one, ensure_ascii=how != "as it is") for one in traced]
-    assert tracers.found_in("".join(texts)) == Found(None, None)
+    assert tracers.found_in("".join(texts)) == Misplaced(None, None)
     for at, (text, bare) in enumerate(zip(texts, written, strict=True)):
         left = "".join([*texts[:at], *texts[at + 1 :]])
         assert tracers.found_in(left).lost == (None if text == bare else at)
@@ -76,8 +76,8 @@ def test_a_message_before_an_earlier_one_is_moved() -> None:
     said: list[Message] = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
     tracers = Tracers(characters(), frozenset())
     system, first, answer, second = (str(one["content"]) for one in tracers.put_into(said))
-    assert tracers.found_in(first + answer + second + system) == Found(None, None)
-    assert tracers.found_in(system + first + second + answer) == Found(None, 3)
+    assert tracers.found_in(first + answer + second + system) == Misplaced(None, None)
+    assert tracers.found_in(system + first + second + answer) == Misplaced(None, 3)
 
 
 def test_results_may_follow_their_calls_directly() -> None:
@@ -107,4 +107,4 @@ def test_there_may_be_more_texts_than_witnesses() -> None:
     messages: list[Message] = [{"role": "user", "content": "a"} for _ in range(3)]
     tracers = Tracers(iter("\U000f0000"), frozenset())
     assert tracers.put_into(messages)[1:] == messages[1:]
-    assert tracers.found_in("a\U000f0000aa") == Found(None, None)
+    assert tracers.found_in("a\U000f0000aa") == Misplaced(None, None)

@@ -6,7 +6,7 @@ import rich_click as click
 from click.types import FloatParamType, IntParamType
 
 from tools.reference.text import code, codes
-from worker.config.option import JsonObject, Text
+from worker.config.option import JsonObject, TextType
 
 _WORDS: Final[dict[type, str]] = {
     JsonObject: "a JSON object",
@@ -27,7 +27,7 @@ def allowed(option: click.Option) -> str:
     if isinstance(kind, click.IntRange | click.FloatRange):
         low, high = _number(kind.min), _number(kind.max)
         return f"{low} to {high}" if high else f"{low} or more"
-    if isinstance(kind, Text) and kind.forms:
+    if isinstance(kind, TextType) and kind.forms:
         return kind.forms
     return next((words for of, words in _WORDS.items() if isinstance(kind, of)), "a text")
 

@@ -12,7 +12,7 @@ from typing import Any
 import rich_click as click
 from click.types import BoolParamType
 
-from worker.config.option import ANY_PATH, Origin, SettingOption, Text
+from worker.config.option import ANY_PATH, Origin, SettingOption, TextType
 from worker.config.settings import options
 from worker.errors import UsageError
 
@@ -70,7 +70,7 @@ def _toml_types(kind: click.ParamType[Any]) -> tuple[type, ...]:
             return (int,)
         case BoolParamType():
             return (bool,)
-        case Text() if kind.forms and not isinstance(kind, Origin):
+        case TextType() if kind.forms and not isinstance(kind, Origin):
             return (str, int)  # `gpu-layers = 20`, `device = 0`
         case _:
             return (str,)

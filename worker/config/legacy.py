@@ -8,7 +8,7 @@ from typing import Any
 
 import rich_click as click
 
-from worker.config.option import SettingOption, Text, flag_name
+from worker.config.option import SettingOption, TextType, flag_name
 from worker.errors import UsageError
 
 DEVICE_NUMBERS = ("gpu_device", "cuda_device", "metal_device", "gpu")
@@ -21,7 +21,7 @@ IGNORED_SWITCHES = ("local_mode",)
 def options() -> list[SettingOption]:
     """Flags that work and that no help names."""
     kinds: tuple[tuple[Sequence[str], dict[str, Any]], ...] = (
-        (DEVICE_NUMBERS, {"type": Text(r"[0-9]{1,3}", "0..999")}),
+        (DEVICE_NUMBERS, {"type": TextType(r"[0-9]{1,3}", "0..999")}),
         (("backend",), {"type": click.Choice(list(BACKENDS))}),
         (IGNORED_VALUES, {}),
         (IGNORED_SWITCHES, {"is_flag": True}),

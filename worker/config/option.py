@@ -30,7 +30,7 @@ _WEB_ORIGIN = re.compile(
 _OWN_PORTS = {"http": 80, "https": 443}
 
 
-class Text(click.ParamType[str]):
+class TextType(click.ParamType[str]):
     """Text that a pattern allows; `forms` says in words what that is."""
 
     name = "text"
@@ -56,7 +56,7 @@ class Text(click.ParamType[str]):
         return rv.replace(",", " ").split()
 
 
-class Url(Text):
+class Url(TextType):
     """A URL that can be called: urlsplit finds no host, a port past 65535, a broken IPv6 address."""
 
     name = "url"
@@ -75,7 +75,7 @@ class Url(Text):
         return url
 
 
-class ZmqEndpoint(Text):
+class ZmqEndpoint(TextType):
     """An address on which ZeroMQ binds two sockets, one at the port and one at the next. It looks up no names."""
 
     name = "endpoint"
@@ -96,7 +96,7 @@ class ZmqEndpoint(Text):
         return endpoint
 
 
-class Origin(Text):
+class Origin(TextType):
     """An origin, read as the text by which browsers name it in a header.
 
     They write http and https origins in lower case and without the scheme's own port, and the address of IPv6 in its
@@ -136,7 +136,7 @@ def _web_origin(found: re.Match[str]) -> str:
     return f"{scheme}://{host}" + (f":{port}" if port and port != _OWN_PORTS[scheme] else "")
 
 
-class Token(Text):
+class TokenType(TextType):
     """A secret that a header can carry. No message shows it."""
 
     name = "token"
@@ -150,7 +150,7 @@ class Token(Text):
         return value
 
 
-class JsonObject(Text):
+class JsonObject(TextType):
     """The text of a JSON object."""
 
     name = "json"
@@ -169,7 +169,7 @@ class HomePath(click.Path):
     """A path whose `~` is understood: no shell sees the one in a variable, in a file or in `--models-dir=~/x`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        text = Text().convert(os.fspath(value), param, ctx)
+        text = TextType().convert(os.fspath(value), param, ctx)
         try:
             path = Path(text).expanduser()
         except RuntimeError as error:  # `~nobody/`
@@ -221,7 +221,7 @@ class SettingOption(click.RichOption):
         """The variable that gives the setting, and its value. An empty one gives nothing, but for the token's: an
         empty secret must not serve without one. Raises: UsageError for two that differ.
         """
-        is_secret = isinstance(self.type, Token)
+        is_secret = isinstance(self.type, TokenType)
         given = [
             (name, value)
             for name in self.variables
@@ -239,7 +239,7 @@ class SettingOption(click.RichOption):
         """The value as the setting's type. Raises: UsageError with the place, the value and what is allowed."""
         if self.multiple and not isinstance(value, str):
             return tuple(one for each in value or () for one in self.read(place, ctx, each))
-        is_secret = isinstance(self.type, Token)
+        is_secret = isinstance(self.type, TokenType)
         others = [other for other in ctx.command.params if isinstance(other, click.Option)]
         if not is_secret and any(value in other.opts for other in others):
             raise UsageError(f"{place}: a value is missing before {value}")
@@ -276,7 +276,7 @@ def option_of(each: Field[Any]) -> SettingOption:
         row["type"] = kind
     if isinstance(kind, click.IntRange | click.FloatRange):
         row.setdefault("metavar", "N" if isinstance(kind, click.IntRange) else "SECONDS")
-    if isinstance(kind, Text) and kind.forms:
+    if isinstance(kind, TextType) and kind.forms:
         row["help"] += f" [{kind.forms}]"
     return SettingOption([flag_name(each.name)], default=each.default, **row)
 
@@ -288,13 +288,13 @@ def _kind_of(values: Any, annotation: Any) -> click.ParamType[Any]:
         case click.ParamType():
             return values
         case Form(pattern, words):
-            return Text(pattern, words)
+            return TextType(pattern, words)
         case (int() | float(), _):
             return (click.IntRange if of is int else click.FloatRange)(*values)
     if values or get_origin(of) is Literal:
         return click.Choice(values or get_args(of))
     by_type = {Path: ANY_PATH, JsonText: JsonObject()}
-    return by_type.get(of) or Text()
+    return by_type.get(of) or TextType()
 
 
 def shown(value: object) -> str:

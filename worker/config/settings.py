@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from worker.config.engine_settings import DEFAULT_PROMPT_CHARS, DEFAULT_TIMEOUT_SEC, DEFAULT_TOKENS_OUT, EngineSettings
-from worker.config.option import Origin, SettingOption, Token, Url, ZmqEndpoint, flag_name, option_of
+from worker.config.option import Origin, SettingOption, TokenType, Url, ZmqEndpoint, flag_name, option_of
 from worker.config.row import Form, Panel, of_network, of_operation
 from worker.observe.log_lines import Format, Level
 
@@ -56,7 +56,7 @@ class Settings(EngineSettings):
         None,
         "Require this bearer token from clients. Prefer LLORCH_API_TOKEN or LLORCH_API_KEY: process lists show a flag "
         "until the worker has overwritten it.",
-        Token(),
+        TokenType(),
         envvar=API_TOKEN[0],
         other_envvar=API_TOKEN[1],
         show_default="none: open",

@@ -94,7 +94,7 @@ def check_lark(text: str) -> None:
 
 def lark_of(text: str, token_of: TokenOf) -> str:
     """A GBNF grammar in Lark. Raises: BadGrammar."""
-    return _Reader(text, token_of).lark()
+    return _GbnfReader(text, token_of).lark()
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ class _Level:
         return " | ".join(" ".join(sequence) or '""' for sequence in self.alternatives)
 
 
-class _Reader:
+class _GbnfReader:
     def __init__(self, text: str, token_of: TokenOf) -> None:
         self._text, self._token_of = text, token_of
         self._rules: dict[str, str] = {}

@@ -364,7 +364,7 @@ def _divided(calls: CallFormat) -> CallFormat:
 # ── one call ─────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Found(NamedTuple):
+class _FormatFound(NamedTuple):
     """A call in a rendering: its notation without the markers around it, and its place."""
 
     notation: CallFormat
@@ -372,7 +372,7 @@ class _Found(NamedTuple):
     end: int
 
 
-def _found_in(text: str, name: str, call_id: str) -> _Found | None:
+def _found_in(text: str, name: str, call_id: str) -> _FormatFound | None:
     """The call with this name in the text."""
     if name not in text:
         return None
@@ -393,17 +393,17 @@ def _values_in(text: str, start: int = 0) -> Iterator[tuple[int, int, Json]]:
         start = end
 
 
-def _object_in(text: str, name: str, call_id: str) -> _Found | None:
+def _object_in(text: str, name: str, call_id: str) -> _FormatFound | None:
     for start, end, value in _values_in(text):
         assert isinstance(value, dict)
         arguments = next((key for key, one in value.items() if _is_arguments(one)), None)
         if arguments == name:
-            return _Found(CallFormat(form="object", name_key="", arguments_key=""), start, end)
+            return _FormatFound(CallFormat(form="object", name_key="", arguments_key=""), start, end)
         name_key = next((key for key, one in value.items() if one == name), None)
         if arguments is not None and name_key is not None:
             id_key = next((key for key, one in value.items() if one == call_id or _ID_KEY.fullmatch(key)), "")
             notation = CallFormat(form="object", name_key=name_key, arguments_key=arguments, id_key=id_key)
-            return _Found(notation, start, end)
+            return _FormatFound(notation, start, end)
     return None
 
 
@@ -416,18 +416,18 @@ def _is_arguments(value: Json) -> bool:
     return value == _ARGUMENTS
 
 
-def _named_in(text: str, name: str, call_id: str) -> _Found | None:
+def _named_in(text: str, name: str, call_id: str) -> _FormatFound | None:
     for start, end, value in _values_in(text, text.find(name)):
         if value == _ARGUMENTS:
             place = text.rfind(name, 0, start)
             between = text[place + len(name) : start]
             id_begin, has_id, name_end = between.partition(call_id)
             notation = CallFormat(form="named", name_end=name_end if has_id else between)
-            return _Found(replace(notation, id_begin=id_begin) if has_id else notation, place, end)
+            return _FormatFound(replace(notation, id_begin=id_begin) if has_id else notation, place, end)
     return None
 
 
-def _tagged_in(text: str, name: str) -> _Found | None:
+def _tagged_in(text: str, name: str) -> _FormatFound | None:
     place = text.rfind(name, 0, text.find(_KEY, text.find(name)))
     texts, end = [], place + len(name)
     for word in (_KEY, _VALUE, _NEXT, str(_NUMBER)):
@@ -440,7 +440,7 @@ def _tagged_in(text: str, name: str) -> _Found | None:
     if before_number == "=":
         quote = before_text[-1:]
         is_python = begin == "(" and quote in ("'", '"') and gap == f"{quote}, " and text.startswith(")", end)
-        return _Found(CallFormat(form="python"), place, end + 1) if is_python else None
+        return _FormatFound(CallFormat(form="python"), place, end + 1) if is_python else None
     marks = _marks_in(before_text, before_number)
     parameter_end = _common_prefix(gap, text[end:])
     parameter_begin = gap[len(parameter_end) :]
@@ -456,7 +456,7 @@ def _tagged_in(text: str, name: str) -> _Found | None:
         values=values,
         mark_end=mark_end,
     )
-    return _Found(notation, place, end + len(parameter_end))
+    return _FormatFound(notation, place, end + len(parameter_end))
 
 
 def _marks_in(before_text: str, before_number: str) -> tuple[ValueForm, str, str] | None:

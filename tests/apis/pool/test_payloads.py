@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from worker.apis.chat.request import PAYLOADS as CHAT
-from worker.apis.core.payloads import MAX_TOKENS, MIN_PAYLOAD_BYTES, Payloads, Places
+from worker.apis.core.payloads import MAX_TOKENS, MIN_PAYLOAD_BYTES, MediaPlaces, Payloads
 from worker.apis.messages.blocks import PAYLOADS as MESSAGES
 from worker.apis.responses.items import PAYLOADS as RESPONSES
 
@@ -23,7 +23,7 @@ Pairs = list[tuple[str, Any]]
 """An object, whose names may come twice."""
 
 
-def left(text: bytes, places: Places, cuts: list[int], max_bytes: int = NO_LIMIT) -> tuple[bytes, bool]:
+def left(text: bytes, places: MediaPlaces, cuts: list[int], max_bytes: int = NO_LIMIT) -> tuple[bytes, bool]:
     """Return the kept part of a text that comes in pieces, and whether it is too long."""
     payloads = Payloads(places, max_bytes)
     edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
@@ -137,7 +137,7 @@ def differences(whole: Any, kept: Any, path: str = "") -> Iterator[tuple[str, An
         yield path, None, whole, kept
 
 
-def payloads_in(whole: Any, places: Places, path: str = "") -> Iterator[str]:
+def payloads_in(whole: Any, places: MediaPlaces, path: str = "") -> Iterator[str]:
     """Yield the payloads of a value."""
     match whole:
         case dict():
@@ -160,7 +160,7 @@ def payloads_in(whole: Any, places: Places, path: str = "") -> Iterator[str]:
     asked, st.lists(st.integers(0, 2**31), max_size=30), st.sampled_from([plain, in_utf8]), st.sampled_from(["", " \n"])
 )
 def test_only_payloads_differ_and_all_of_them(
-    request: tuple[Places, Pairs], cuts: list[int], string: Callable[[str], str], space: str
+    request: tuple[MediaPlaces, Pairs], cuts: list[int], string: Callable[[str], str], space: str
 ) -> None:
     places, body = request
     text = spelled(body, string, plain, space).encode()
@@ -177,7 +177,7 @@ def test_only_payloads_differ_and_all_of_them(
 
 
 @given(asked, st.lists(st.integers(0, 2**31), max_size=30), st.integers(0, 40_000))
-def test_any_pieces_give_the_same_bytes(request: tuple[Places, Pairs], cuts: list[int], max_bytes: int) -> None:
+def test_any_pieces_give_the_same_bytes(request: tuple[MediaPlaces, Pairs], cuts: list[int], max_bytes: int) -> None:
     places, body = request
     text = spelled(body, plain, plain).encode()
     kept, is_too_long = left(text, places, cuts, max_bytes)
@@ -188,7 +188,7 @@ def test_any_pieces_give_the_same_bytes(request: tuple[Places, Pairs], cuts: lis
 
 
 @given(asked, st.integers(0, 40_000))
-def test_a_text_is_too_long_if_what_is_left_is(request: tuple[Places, Pairs], max_bytes: int) -> None:
+def test_a_text_is_too_long_if_what_is_left_is(request: tuple[MediaPlaces, Pairs], max_bytes: int) -> None:
     places, body = request
     text = spelled(body, plain, plain).encode()
     is_too_long = left(text, places, [], max_bytes)[1]
@@ -200,7 +200,7 @@ def test_a_text_is_too_long_if_what_is_left_is(request: tuple[Places, Pairs], ma
 
 @given(asked, st.sampled_from([plain, in_escapes]), st.sampled_from([plain, in_escapes]))
 def test_escapes_hide_no_text_from_the_reader(
-    request: tuple[Places, Pairs], string: Callable[[str], str], name: Callable[[str], str]
+    request: tuple[MediaPlaces, Pairs], string: Callable[[str], str], name: Callable[[str], str]
 ) -> None:
     places, body = request
     text = spelled(body, string, name).encode()
@@ -229,7 +229,7 @@ SOURCE = b'{"messages":[{"content":[{"source":{"type":"base64","data":"%b"}}]}]}
     st.integers(0, 2**31) | st.none(),
 )
 def test_what_is_no_json_stays_so(
-    request: tuple[Places, Pairs], edits: list[tuple[int, bytes]], end: int | None
+    request: tuple[MediaPlaces, Pairs], edits: list[tuple[int, bytes]], end: int | None
 ) -> None:
     places, body = request
     text = bytearray(spelled(body, plain, plain).encode())
@@ -329,7 +329,7 @@ def nested(path: str, kind: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("places", [MESSAGES, CHAT, RESPONSES])
-def test_each_place_is_found_in_objects_of_each_kind(places: Places) -> None:
+def test_each_place_is_found_in_objects_of_each_kind(places: MediaPlaces) -> None:
     for path, kind in product(places.paths, places.kinds):
         before, behind = nested(path, kind)
         kept, _ = left(f'{before}"{"A" * LONG}"{behind}'.encode(), places, [])
@@ -337,7 +337,7 @@ def test_each_place_is_found_in_objects_of_each_kind(places: Places) -> None:
 
 
 @pytest.mark.parametrize("places", [MESSAGES, CHAT, RESPONSES])
-def test_nothing_is_removed_from_objects_of_other_kinds(places: Places) -> None:
+def test_nothing_is_removed_from_objects_of_other_kinds(places: MediaPlaces) -> None:
     """Items of hosted services have members of many names, and the model reads some of them."""
     for path, kind in product(places.paths, ["text", "input_text", "shell_call", "code_interpreter_call_output"]):
         before, behind = nested(path, kind)

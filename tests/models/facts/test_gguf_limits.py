@@ -37,8 +37,8 @@ from worker.models.facts.gguf import (
     MAX_KEYS,
     MAX_STRING_BYTES,
     MAX_TENSORS,
-    Allowance,
     Header,
+    ReadAllowance,
     read_header,
 )
 from worker.models.facts.info import MAX_PARTS, read_info
@@ -64,7 +64,7 @@ def mapped(path: Path) -> Iterator[mmap.mmap]:
         yield data
 
 
-def refused(path: Path, allowance: Allowance) -> tuple[str, int]:
+def refused(path: Path, allowance: ReadAllowance) -> tuple[str, int]:
     """The line, and the most bytes that were allocated on the way to it."""
     with mapped(path) as data:
         tracemalloc.start()
@@ -79,10 +79,10 @@ def refused(path: Path, allowance: Allowance) -> tuple[str, int]:
 @pytest.mark.parametrize("n_keys", [MAX_KEYS + 1, 93_000, 5_400_000])
 def test_more_keys_than_any_model_has_are_refused_before_the_first_is_read(tmp_path: Path, n_keys: int) -> None:
     path = sparse(tmp_path / "m.gguf", replace(tiny_model(), n_keys=n_keys).header(), 24 + 100 * n_keys)
-    allowance = Allowance()
+    allowance = ReadAllowance()
     line, n_allocated = refused(path, allowance)
     assert f"{n_keys} metadata keys at byte 16: at most {MAX_KEYS}" in line
-    assert allowance == Allowance()
+    assert allowance == ReadAllowance()
     assert n_allocated < MIB
 
 
@@ -111,16 +111,16 @@ def test_much_of_anything_is_refused_where_its_limit_is_reached(tmp_path: Path, 
     make, why = MUCH[kind]
     keys = make()
     path = sparse(tmp_path / "m.gguf", GgufFile(n_keys=500).header() + keys, 24 + len(keys))
-    line, n_allocated = refused(path, Allowance())
+    line, n_allocated = refused(path, ReadAllowance())
     assert why in line
     assert n_allocated < 40 * MIB
 
 
 def test_the_strings_of_all_arrays_count_together() -> None:
     data = GgufFile({f"x{number}": ["a"] * 3 for number in range(3)}).to_bytes()
-    assert read_header(data, Path("m.gguf"), Allowance(n_strings=9)).version == 3
+    assert read_header(data, Path("m.gguf"), ReadAllowance(n_strings=9)).version == 3
     with pytest.raises(BadModelFile, match=f"'x2': the arrays up to it hold more than {MAX_ARRAY_STRINGS} strings"):
-        read_header(data, Path("m.gguf"), Allowance(n_strings=8))
+        read_header(data, Path("m.gguf"), ReadAllowance(n_strings=8))
 
 
 def test_a_header_is_not_read_past_its_limit_however_long_its_strings(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_header_is_not_read_past_its_limit_however_long_its_strings(tmp_path: 
             file.write(struct.pack("<Q", MAX_STRING_BYTES))
             file.seek(MAX_STRING_BYTES, 1)
         file.truncate(len(start) + 1000 * (8 + MAX_STRING_BYTES))
-    line, _ = refused(path, Allowance())
+    line, _ = refused(path, ReadAllowance())
     assert "metadata key 'x'" in line
     assert f"those of a model may take {MAX_HEADER_BYTES} bytes" in line
 
@@ -205,7 +205,7 @@ def test_the_worst_file_that_is_accepted_takes_little_memory_and_time(tmp_path: 
 
 def test_the_parts_of_a_model_share_its_limits(tmp_path: Path) -> None:
     paths = tiny_split(tmp_path)
-    shared = Allowance()
+    shared = ReadAllowance()
     for path in paths:
         with mapped(path) as data:
             assert isinstance(read_header(data, path, shared), Header)

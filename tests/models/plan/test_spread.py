@@ -7,7 +7,7 @@ import pytest
 from tests.models.plan.rehearsed import MIB, info, layered
 from worker.models.facts.gguf import Tensor
 from worker.models.plan.buffers import Buffer, BufferSizes
-from worker.models.plan.spread import InMain, Part, spread
+from worker.models.plan.spread import InMain, Share, spread
 
 FILE = layered(n_blocks=4)
 """4210 MiB, 1000 of them an embedding."""
@@ -17,8 +17,8 @@ def buffers(*sizes: tuple[str, str, int]) -> BufferSizes:
     return BufferSizes(tuple(Buffer(name, kind, n * MIB) for name, kind, n in sizes))
 
 
-def part(weights: int = 0, kv: int = 0, compute: int = 0) -> Part:
-    return Part(weights * MIB, kv * MIB, compute * MIB)
+def part(weights: int = 0, kv: int = 0, compute: int = 0) -> Share:
+    return Share(weights * MIB, kv * MIB, compute * MIB)
 
 
 def test_without_gpus_all_is_in_main_memory() -> None:

@@ -26,7 +26,7 @@ from worker.apis.core.fields import (
     read_object,
     read_struct,
 )
-from worker.apis.core.payloads import Places
+from worker.apis.core.payloads import MediaPlaces
 from worker.apis.core.rules import int_range
 from worker.apis.core.thinking import EFFORTS, Thinking, thinking_of, turned_off, with_idle_named
 from worker.apis.core.tools import (
@@ -47,7 +47,7 @@ from worker.wire.jobs import MAX_LOGPROBS, MarkUse
 from worker.wire.prompts import Conversation
 
 _MEDIA = ("image_url", "image_url.url", "file.file_data", "input_audio.data", "video_url.url")
-PAYLOADS = Places(frozenset(f".messages[].content[].{name}" for name in _MEDIA), frozenset({"", "image_url"}))
+PAYLOADS = MediaPlaces(frozenset(f".messages[].content[].{name}" for name in _MEDIA), frozenset({"", "image_url"}))
 _EFFORT = "reasoning_effort"
 _BUDGETS = ("thinking_token_budget", "thinking_budget_tokens")
 """vLLM's name and llama-server's."""

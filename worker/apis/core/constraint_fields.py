@@ -111,7 +111,7 @@ Read = Callable[[Problems, str, Any], str | None]
 """(problems, field, its value) → the constraint's text; None if it asks for nothing or has an error."""
 
 
-class _Asked(NamedTuple):
+class _Spelled(NamedTuple):
     """A constraint as it was sent."""
 
     place: str
@@ -121,23 +121,23 @@ class _Asked(NamedTuple):
     value: Any
 
 
-def _asked(request: ConstrainedRequest, own: Mapping[str, Any]) -> list[_Asked]:
+def _asked(request: ConstrainedRequest, own: Mapping[str, Any]) -> list[_Spelled]:
     """All constraints of a request, in an order that does not depend on the request's."""
     form, outputs = request.response_format, request.structured_outputs or StructuredOutputs()
     spelled = (
-        _Asked("response_format", "json_schema", _format, None if form is None or form.type == "text" else form),
-        _Asked("grammar", "grammar", _text, own.get("grammar")),
-        _Asked("json_schema", "json_schema", _schema, request.json_schema),
-        _Asked("regex", "regex", _text, own.get("regex")),
-        _Asked("guided_json", "json_schema", _json, request.guided_json),
-        _Asked("guided_regex", "regex", _text, request.guided_regex),
-        _Asked("guided_choice", "regex", _choice, request.guided_choice),
-        _Asked("guided_grammar", "grammar", _grammar, request.guided_grammar),
-        _Asked("structured_outputs.json", "json_schema", _json, outputs.json),
-        _Asked("structured_outputs.regex", "regex", _text, outputs.regex),
-        _Asked("structured_outputs.choice", "regex", _choice, outputs.choice),
-        _Asked("structured_outputs.grammar", "grammar", _grammar, outputs.grammar),
-        _Asked("structured_outputs.json_object", "json_schema", _any_object, outputs.json_object or None),
+        _Spelled("response_format", "json_schema", _format, None if form is None or form.type == "text" else form),
+        _Spelled("grammar", "grammar", _text, own.get("grammar")),
+        _Spelled("json_schema", "json_schema", _schema, request.json_schema),
+        _Spelled("regex", "regex", _text, own.get("regex")),
+        _Spelled("guided_json", "json_schema", _json, request.guided_json),
+        _Spelled("guided_regex", "regex", _text, request.guided_regex),
+        _Spelled("guided_choice", "regex", _choice, request.guided_choice),
+        _Spelled("guided_grammar", "grammar", _grammar, request.guided_grammar),
+        _Spelled("structured_outputs.json", "json_schema", _json, outputs.json),
+        _Spelled("structured_outputs.regex", "regex", _text, outputs.regex),
+        _Spelled("structured_outputs.choice", "regex", _choice, outputs.choice),
+        _Spelled("structured_outputs.grammar", "grammar", _grammar, outputs.grammar),
+        _Spelled("structured_outputs.json_object", "json_schema", _any_object, outputs.json_object or None),
     )
     return [one for one in spelled if one.value is not None]
 

@@ -31,7 +31,7 @@ _PAYLOAD = re.compile(rb'(?:[ !#-\[\]-~]++|\\(?:["\\/bfnrt]|u00[0-9a-fA-F]{2}))*
 """Base64 and URLs in every spelling of JSON. The rest of a string that goes on in another way is no payload."""
 
 
-class Places(NamedTuple):
+class MediaPlaces(NamedTuple):
     """The payloads of a request: strings at `paths`, such as `.input[].output[].image_url`, in objects whose `type` is
     one of `kinds`. An empty kind stands for objects without a type."""
 
@@ -39,7 +39,7 @@ class Places(NamedTuple):
     kinds: frozenset[str] = frozenset()
 
 
-NO_PLACES = Places()
+NO_PLACES = MediaPlaces()
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Payloads:
     for them.
     """
 
-    def __init__(self, places: Places, max_bytes: int) -> None:
+    def __init__(self, places: MediaPlaces, max_bytes: int) -> None:
         self.kept = bytearray()
         self.is_too_long = False
         """True if more than `max_bytes` are left without the payloads, or more than MAX_TOKENS are to be followed."""

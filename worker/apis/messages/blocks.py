@@ -12,7 +12,7 @@ import msgspec
 
 from worker.apis.core.bodies import Problems
 from worker.apis.core.conversation import entries
-from worker.apis.core.payloads import Places
+from worker.apis.core.payloads import MediaPlaces
 from worker.apis.core.thinking import decoded_thoughts
 from worker.apis.core.turns import KIND, LEFT_OUT, Turns, got, joined
 from worker.apis.core.unread import unread
@@ -22,7 +22,7 @@ ROLES = ("user", "assistant", "system")
 BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "document")
 _MEDIA = ("image", "document", "search_result", "tool_reference")
 
-PAYLOADS = Places(
+PAYLOADS = MediaPlaces(
     frozenset(
         f".{blocks}.source.data" for blocks in ("system[]", "messages[].content[]", "messages[].content[].content[]")
     ),
@@ -77,7 +77,7 @@ def read_system(problems: Problems, value: object, turns: Turns, *, keeps_bill: 
     """Add the system message. Return the names of what is left out."""
     content = "" if value is None else problems.shaped("system", value, str | list[Block]) or ""
     left_out = list(unread("system", value, list[Block]))
-    reader = _Reader(problems, left_out, turns)
+    reader = _BlockReader(problems, left_out, turns)
     texts = [content] if isinstance(content, str) else reader.texts("system", content)
     kept = (
         texts
@@ -95,7 +95,7 @@ def read_message_blocks(problems: Problems, value: object, turns: Turns) -> list
     """Add the messages. Return the names of what is left out."""
     value = entries(problems, "messages", value)
     left_out = list(unread("messages", value, list[GivenMessage]))
-    reader = _Reader(problems, left_out, turns)
+    reader = _BlockReader(problems, left_out, turns)
     for at, raw in enumerate(value):
         if problems.is_full:
             return []
@@ -105,7 +105,7 @@ def read_message_blocks(problems: Problems, value: object, turns: Turns) -> list
     return left_out
 
 
-class _Reader:
+class _BlockReader:
     """Reads messages."""
 
     def __init__(self, problems: Problems, left_out: list[str], turns: Turns) -> None:

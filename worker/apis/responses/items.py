@@ -13,7 +13,7 @@ import msgspec
 from worker.apis.core.bodies import Problems
 from worker.apis.core.constraints import MAX_DEPTH
 from worker.apis.core.conversation import entries
-from worker.apis.core.payloads import Places
+from worker.apis.core.payloads import MediaPlaces
 from worker.apis.core.thinking import decoded_thoughts
 from worker.apis.core.tools import TEXT_ARGUMENT, flattened
 from worker.apis.core.turns import LEFT_OUT, Turns, got, joined
@@ -53,7 +53,7 @@ _MEDIA: Final = ("image", "computer_screenshot", "input_image", "input_file")
 _MEDIA_PLACES = (
     f"{parts}.{name}" for parts in ("content[]", "output[]", "output") for name in ("image_url", "file_data")
 )
-PAYLOADS = Places(
+PAYLOADS = MediaPlaces(
     frozenset(f".input[].{where}" for where in (*_MEDIA_PLACES, "result")),
     frozenset({"input_image", "input_file", "computer_screenshot", "image_generation_call"}),
 )

@@ -65,7 +65,7 @@ def read_tools(
 ) -> Offered:
     """The tools. `further`: lists of tools in the input, by their places; a tool whose name is taken counts once."""
     offered = Offered()
-    reader = _Reader(problems, offered)
+    reader = _ToolReader(problems, offered)
     found = list(reader.all_in("tools", tools))
     for place, more in further.items():
         taken = {tool.name for tool in found}
@@ -78,7 +78,7 @@ def read_tools(
     return offered
 
 
-class _Reader:
+class _ToolReader:
     """Reads the tools of one request, those of namespaces too."""
 
     def __init__(self, problems: Problems, offered: Offered) -> None:

@@ -108,7 +108,7 @@ def grammar_of_answer(
     """The grammar of an answer that is calls and nothing else, or what `otherwise` says, which is the right side of a
     rule. Reasoning is not part of it. Raises: Inexpressible.
     """
-    writer = _Writer(form, controls)
+    writer = _GrammarWriter(form, controls)
     answer = writer.calls(tools, is_parallel=is_parallel)
     has_heads = form.form == "harmony" and "<|message|>" in controls.tokens
     if otherwise is not None:
@@ -119,13 +119,13 @@ def grammar_of_answer(
 def grammar_of_call(form: CallFormat, tools: Seq[Tool], controls: Controls, *, is_parallel: bool) -> str:
     """The grammar of one call from one of its `begins_of` on, or of all calls in their section. Raises:
     Inexpressible."""
-    writer = _Writer(form, controls)
+    writer = _GrammarWriter(form, controls)
     return writer.grammar(writer.begun_calls(tools, is_parallel=is_parallel))
 
 
 def grammar_of_head(controls: Controls) -> str:
     """The grammar of the markers before an answer's text, in a form with headers."""
-    writer = _Writer(CallFormat(form="harmony"), controls)
+    writer = _GrammarWriter(CallFormat(form="harmony"), controls)
     return writer.grammar(_joined(writer.often(controls.thoughts), writer.marker(controls.final)))
 
 
@@ -187,7 +187,7 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-class _Writer:
+class _GrammarWriter:
     """Writes the rules of one grammar."""
 
     def __init__(self, form: CallFormat, controls: Controls) -> None:

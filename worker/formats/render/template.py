@@ -16,7 +16,7 @@ from worker.formats.render.escapes import Escaper, Escapes, Json, Names, Span, t
 from worker.formats.render.forms import REASONING, Forms, Message, in_forms, with_tools
 from worker.formats.render.probes import contents_known, forms_known
 from worker.formats.render.sandbox import Runaway, Sandbox, Unrendered
-from worker.formats.render.tracers import Found, Tracers
+from worker.formats.render.tracers import Misplaced, Tracers
 from worker.wire.prompts import Conversation
 from worker.wire.refusals import Violation
 
@@ -87,7 +87,7 @@ class ChatTemplate:
             except Unrendered as error:
                 refusal = refusal or self._named(error, messages, forms, given, is_open=is_open)
                 continue
-            if found == Found(None, None):
+            if found == Misplaced(None, None):
                 return rendered
             if found.lost is None:
                 moved = moved or rendered
@@ -109,9 +109,9 @@ class ChatTemplate:
 
     def says(self, messages: list[Message], forms: Forms, *, tools: Json) -> bool:
         """True if the rendering contains all messages in order (probes.Template)."""
-        return self._found(messages, forms, {"tools": tools, **self._variables}, is_open=True) == Found(None, None)
+        return self._found(messages, forms, {"tools": tools, **self._variables}, is_open=True) == Misplaced(None, None)
 
-    def _found(self, messages: list[Message], forms: Forms, given: dict[str, Json], *, is_open: bool) -> Found:
+    def _found(self, messages: list[Message], forms: Forms, given: dict[str, Json], *, is_open: bool) -> Misplaced:
         """The messages that the rendering lost or moved. Raises: Unrendered."""
         unused = self._escaper.unused_in([cast(Json, messages), given])
         tracers = Tracers(unused, self._escaper.words)

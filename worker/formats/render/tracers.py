@@ -22,7 +22,7 @@ _ESCAPED = re.compile(r"\\U([0-9a-f]{8})|\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Misplaced:
     """The first message that is not in a rendering, and the first that does not follow the one before it; None if there
     is no such message."""
 
@@ -31,7 +31,7 @@ class Found:
 
 
 @dataclass(slots=True)
-class _Turn:
+class _TracedTurn:
     """The tracers of one message."""
 
     at: int
@@ -51,24 +51,24 @@ class Tracers:
     """The characters that are neither in the conversation nor in the template."""
     words: frozenset[str]
     """The template's words, which it may search for in a text."""
-    _turns: list[_Turn] = field(default_factory=list)
+    _turns: list[_TracedTurn] = field(default_factory=list)
 
     def put_into(self, messages: list[Message]) -> list[Message]:
         """Copies of the messages with tracers."""
         made = []
         for at, message in enumerate(messages):
-            turn = _Turn(at, message.get("role"))
+            turn = _TracedTurn(at, message.get("role"))
             self._turns.append(turn)
             made.append(self._message(message, turn))
         return made
 
-    def found_in(self, text: str) -> Found:
+    def found_in(self, text: str) -> Misplaced:
         """The messages that the rendering lost or moved."""
         positions: dict[str, list[int]] = {}
         for found in _PRIVATE.finditer(_ESCAPED.sub(_unescaped, text)):
             positions.setdefault(found[0], []).append(found.start())
         lost = next((turn.at for turn in self._turns if not positions.keys() >= {*turn.said, *turn.called}), None)
-        return Found(lost, self._moved(positions) if lost is None else lost)
+        return Misplaced(lost, self._moved(positions) if lost is None else lost)
 
     def _moved(self, positions: Mapping[str, list[int]]) -> int | None:
         """The first message that does not follow the one before it. A template may put leading system messages
@@ -92,7 +92,7 @@ class Tracers:
                 start_of_results = end
         return None
 
-    def _message(self, message: Message, turn: _Turn) -> Message:
+    def _message(self, message: Message, turn: _TracedTurn) -> Message:
         made = dict(message)
         content = message.get("content")
         if isinstance(content, str):

@@ -224,7 +224,7 @@ class Header:
 
 
 @dataclass(slots=True)
-class Allowance:
+class ReadAllowance:
     """The budget for reading the headers of one model; all its parts share it."""
 
     n_tensors: int = MAX_TENSORS
@@ -235,14 +235,14 @@ class Allowance:
 
 
 def read_header(
-    data: Bytes, path: Path, allowance: Allowance | None = None, *, whole: frozenset[str] = frozenset()
+    data: Bytes, path: Path, allowance: ReadAllowance | None = None, *, whole: frozenset[str] = frozenset()
 ) -> Header:
     """Walk the header of the file whose bytes are `data`; `path` is for messages. A model's parts share an `allowance`,
     of which this takes what it needs. `whole`: the arrays that are read to their last element.
 
     Raises: BadModelFile: the bytes are no GGUF that llama.cpp could load.
     """
-    allowance = allowance or Allowance()
+    allowance = allowance or ReadAllowance()
     cursor = _Cursor(data, path, allowance)
     version, n_tensors, n_keys = _read_counts(cursor)
     allowance.n_tensors -= n_tensors
@@ -260,7 +260,7 @@ def read_header(
 class _Cursor:
     """A position in the bytes. `inside` names what is being read, for the message when the file ends there."""
 
-    def __init__(self, data: Bytes, path: Path, allowance: Allowance) -> None:
+    def __init__(self, data: Bytes, path: Path, allowance: ReadAllowance) -> None:
         self._data = data
         self._path = path
         self.allowance = allowance

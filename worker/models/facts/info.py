@@ -25,9 +25,9 @@ from worker.models.facts.computable import check_computable
 from worker.models.facts.gguf import (
     DEFAULT_ALIGNMENT,
     MAX_TENSORS,
-    Allowance,
     Header,
     Metadata,
+    ReadAllowance,
     Tensor,
     read_header,
 )
@@ -195,7 +195,7 @@ def read_info(path: Path) -> ModelInfo:
 
     Raises: ModelNotFound, BadModelFile: one line with what, where in the file and why.
     """
-    allowance = Allowance()
+    allowance = ReadAllowance()
     header, file_bytes = _read_file(path, allowance)
     part_paths = _part_paths(header.metadata)
     tensors, alignment = list(header.tensors), header.alignment
@@ -214,7 +214,7 @@ def read_words(path: Path) -> Words:
 
     Raises: ModelNotFound, BadModelFile.
     """
-    header, _ = _read_file(path, Allowance())
+    header, _ = _read_file(path, ReadAllowance())
     _, gaps = check_vocabulary(header.metadata)
     return Words(gaps, *_chat_templates(header.metadata))
 
@@ -227,7 +227,7 @@ def _chat_templates(metadata: Metadata) -> tuple[str | None, str | None]:
     )
 
 
-def _read_file(path: Path, allowance: Allowance) -> tuple[Header, int]:
+def _read_file(path: Path, allowance: ReadAllowance) -> tuple[Header, int]:
     """The header and the size in bytes of one file."""
     try:
         # Asked before opening, which would wait for ever on a named pipe.
@@ -266,7 +266,7 @@ def _part_paths(metadata: Metadata) -> tuple[Path, ...]:
     return parts
 
 
-def _read_part(path: Path, number: int, allowance: Allowance) -> tuple[Header, int]:
+def _read_part(path: Path, number: int, allowance: ReadAllowance) -> tuple[Header, int]:
     """A part after the first; `number` counts from 0."""
     header, file_bytes = _read_file(path, allowance)
     split_no = header.metadata.number("split.no", 0xFFFF, low=0, kind="u16")

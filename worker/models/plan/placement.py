@@ -15,7 +15,7 @@ from worker.models.facts.info import ModelInfo
 from worker.models.plan.devices import Device, candidates
 from worker.models.plan.memory import KV_SHARE, WIDER_UBATCHES, Need, Plan, largest, most_useful_cells, plan_of
 from worker.models.plan.snapshots import with_snapshots
-from worker.models.plan.spread import InMain, Part, spread
+from worker.models.plan.spread import InMain, Share, spread
 from worker.models.upstream.numbers import CELL_STEP
 
 HOST_SHARE = 0.9
@@ -53,8 +53,8 @@ class Placement:
     n_layers: int
     plan: Plan
     need: Need
-    host: Part
-    gpus: tuple[Part, ...]
+    host: Share
+    gpus: tuple[Share, ...]
     """The parts in the order of the group's devices; none for the CPU."""
     weights_in_main: InMain
     """The layout of the weights in `host`, which is also how they are to be loaded."""
@@ -78,7 +78,7 @@ class Placement:
         )
 
     @property
-    def main_memory(self) -> Part:
+    def main_memory(self) -> Share:
         """All that lies there, with what is on GPUs that have no memory of their own."""
         shared = (
             part
@@ -93,7 +93,7 @@ class Shortage:
     """A place with too little room."""
 
     place: str
-    part: Part
+    part: Share
     available_bytes: int
 
 

@@ -19,7 +19,7 @@ MAPPED_ALIGNMENT = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Share:
     """The bytes in one place."""
 
     weights_bytes: int = 0
@@ -31,8 +31,8 @@ class Part:
     def total_bytes(self) -> int:
         return self.weights_bytes + self.kv_bytes + self.compute_bytes
 
-    def __add__(self, other: "Part") -> "Part":
-        return Part(
+    def __add__(self, other: "Share") -> "Share":
+        return Share(
             self.weights_bytes + other.weights_bytes,
             self.kv_bytes + other.kv_bytes,
             self.compute_bytes + other.compute_bytes,
@@ -62,16 +62,16 @@ class InMain:
         return self.as_in_file + self.repacked + (self.left_in_file if self.is_mapped else 0)
 
 
-def spread(info: ModelInfo, buffers: BufferSizes, gpu_names: Seq[str]) -> tuple[InMain, Part, tuple[Part, ...]]:
+def spread(info: ModelInfo, buffers: BufferSizes, gpu_names: Seq[str]) -> tuple[InMain, Share, tuple[Share, ...]]:
     """Return the weights in main memory, all that is there, and what is on each GPU."""
     gpus = tuple(_part_of(one for one in buffers.buffers if one.is_on(name)) for name in gpu_names)
     rest = BufferSizes(tuple(one for one in buffers.buffers if not any(one.is_on(name) for name in gpu_names)))
     in_main = _in_main(info, rest, sum(gpu.weights_bytes for gpu in gpus))
     others = _part_of(one for one in rest.buffers if one.kind != "model")
-    return in_main, others + Part(in_main.total_bytes), gpus
+    return in_main, others + Share(in_main.total_bytes), gpus
 
 
-def _part_of(buffers: Iterable[Buffer]) -> Part:
+def _part_of(buffers: Iterable[Buffer]) -> Share:
     weights_bytes = kv_bytes = compute_bytes = 0
     for buffer in buffers:
         match buffer.kind:
@@ -81,7 +81,7 @@ def _part_of(buffers: Iterable[Buffer]) -> Part:
                 kv_bytes += buffer.size_bytes
             case _:
                 compute_bytes += buffer.size_bytes
-    return Part(weights_bytes, kv_bytes, compute_bytes)
+    return Share(weights_bytes, kv_bytes, compute_bytes)
 
 
 def _in_main(info: ModelInfo, rest: BufferSizes, gpu_bytes: int) -> InMain:

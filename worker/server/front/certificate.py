@@ -44,7 +44,7 @@ class _Bounds(msgspec.Struct, frozen=True):
     name: str
 
 
-class _Level(msgspec.Struct, frozen=True):
+class _ReportLevel(msgspec.Struct, frozen=True):
     name: str
     verdict: ParityVerdict
 
@@ -61,7 +61,7 @@ class Certificate(msgspec.Struct, frozen=True):
     model: _Model
     bounds: _Bounds
     """The bounds that were used: `built in`, or the name of the user's file."""
-    levels: tuple[_Level, ...]
+    levels: tuple[_ReportLevel, ...]
     numerics: Numerics | None = None
     """The numerics of the measured model; None in an older report, and if no level computed with it."""
 

@@ -27,11 +27,11 @@ MAX_BYTES = 64 * 1024 * 1024
 """The bytes of all kept batches: a batch about a long prompt has a hundred times those of a usual one."""
 
 
-class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class _BlocksEvent(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The base of the events. Fields that consumers require are there even if they are null."""
 
 
-class BlockStored(_Event, frozen=True, kw_only=True):
+class BlockStored(_BlocksEvent, frozen=True, kw_only=True):
     block_hashes: tuple[BlockHash, ...]
     parent_block_hash: BlockHash | None
     token_ids: tuple[TokenId, ...]
@@ -41,16 +41,16 @@ class BlockStored(_Event, frozen=True, kw_only=True):
     lora_name: None = None
 
 
-class BlockRemoved(_Event, frozen=True, kw_only=True):
+class BlockRemoved(_BlocksEvent, frozen=True, kw_only=True):
     block_hashes: tuple[BlockHash, ...]
     medium: Medium
 
 
-class AllBlocksCleared(_Event, frozen=True, kw_only=True):
+class AllBlocksCleared(_BlocksEvent, frozen=True, kw_only=True):
     """The blocks of all media are gone."""
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True):
+class EventBatch(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
     """The seconds since 1970."""
     events: tuple[BlockStored | BlockRemoved | AllBlocksCleared, ...]
@@ -86,7 +86,7 @@ class KvEvents:
         return list(enumerate(islice(self._kept, start - first, None), start))
 
     def _publish(self, events: tuple[BlockStored | BlockRemoved | AllBlocksCleared, ...]) -> None:
-        batch = encode_messagepack(Batch(self._clock(), events))
+        batch = encode_messagepack(EventBatch(self._clock(), events))
         self._send(self.n_batches, batch)
         self._kept.append(batch)
         self._n_kept_bytes += len(batch)

@@ -28,7 +28,7 @@ from worker.apis.core.fields import Generation, Terms, in_header
 from worker.apis.core.headers import trace_context
 from worker.apis.core.job_request import JobRequest
 from worker.apis.core.models import ModelList, fingerprint, model_card
-from worker.apis.core.payloads import NO_PLACES, Places
+from worker.apis.core.payloads import NO_PLACES, MediaPlaces
 from worker.apis.infill import tokens
 from worker.apis.infill.request import InfillAsked, read_infill
 from worker.apis.messages.request import MessageAsked
@@ -79,7 +79,7 @@ class Api:
     def model_name(self) -> str:
         return self.front.settings.served_name(self.facts.name)
 
-    async def read(self, request: AnyRequest, read: Reader[Asked], payloads: Places = NO_PLACES) -> Asked:
+    async def read(self, request: AnyRequest, read: Reader[Asked], payloads: MediaPlaces = NO_PLACES) -> Asked:
         """The decoded request without its payloads (apis/core/payloads.py). Raises: WorkerError, HTTPException."""
         check_address(request.scope)
         settings = self.front.settings
@@ -235,7 +235,7 @@ def generating(
     api: Api,
     path: str,
     read: Reader[Conversed],
-    payloads: Places,
+    payloads: MediaPlaces,
     *,
     prefix: str,
     operation: str = "chat",

@@ -11,7 +11,7 @@ from litestar import Request
 from litestar.exceptions import HTTPException
 
 from worker.apis.core.headers import foreign_codings, is_json_content_type
-from worker.apis.core.payloads import Places
+from worker.apis.core.payloads import MediaPlaces
 from worker.config.settings import Settings
 from worker.server.web.large_bodies import LARGE_BODY_BYTES, LargeBodies
 
@@ -42,7 +42,7 @@ class Bodies:
         self._decoding = asyncio.Lock()
 
     async def decoded(
-        self, request: AnyRequest, read: Callable[[bytearray], Decoded], payloads: Places | None = None
+        self, request: AnyRequest, read: Callable[[bytearray], Decoded], payloads: MediaPlaces | None = None
     ) -> Decoded:
         """The result of `read` for the body without its `payloads` (see LargeBodies.received).
 

@@ -12,7 +12,7 @@ from typing import Any
 from litestar import Request
 from litestar.exceptions import HTTPException
 
-from worker.apis.core.payloads import NO_PLACES, Payloads, Places
+from worker.apis.core.payloads import NO_PLACES, MediaPlaces, Payloads
 from worker.errors import WorkerBusy
 from worker.server.web.connection import BODY_PART_BYTES, connection_of
 
@@ -94,7 +94,7 @@ class LargeBodies:
         """The time by which each body, or its next part, must have arrived if others wait for memory."""
 
     @asynccontextmanager
-    async def received(self, request: Request[Any, Any, Any], places: Places | None) -> AsyncIterator[bytearray]:
+    async def received(self, request: Request[Any, Any, Any], places: MediaPlaces | None) -> AsyncIterator[bytearray]:
         """The body without the payloads at these places; its memory is returned when the context ends. None: the route
         is not one of those that --max-body-mb limits.
 
@@ -135,7 +135,7 @@ class LargeBodies:
             self._latest.pop(bound, None)
             self._memory.give_back(n_taken)
 
-    def _check(self, n_bytes: int, n_text_bytes: int, places: Places | None, *, is_too_long: bool = False) -> None:
+    def _check(self, n_bytes: int, n_text_bytes: int, places: MediaPlaces | None, *, is_too_long: bool = False) -> None:
         if places is not None and n_bytes > self._max_whole_bytes:
             way_out = "leave out older pictures and files, or start the worker with a larger --max-body-mb"
             raise BodyTooLarge("the request body", self._max_whole_bytes, way_out)
