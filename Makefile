@@ -91,7 +91,7 @@ wheel-test: .venv/installed-dev model
 	$(BIN)/python -m pytest -m wheel -s tests/test_wheel.py
 
 formats-test: .venv/installed-dev
-	$(BIN)/python -m tests.chat.round_trips
+	$(BIN)/python -m tests.formats.round_trips
 
 # The folder comes before the environment's own llama.cpp.
 emulated-test: .venv/installed-dev model
@@ -188,7 +188,7 @@ vocabularies: .venv/installed
 newest-llama:
 	$(PYTHON) scripts/pin_llama.py newest
 	$(MAKE) .venv/installed-dev model vocabularies
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal tests/upstream tests/llama tests/loading tests/plan tests/saved tests/constraints tests/model
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal tests/models tests/llama tests/server/saved tests/constraints
 
 format: .venv/installed-dev
 	$(BIN)/ruff format

@@ -1,6 +1,6 @@
 """Every row of the vectors' B.1 that describes an exchange, sent over a socket: streamed, or refused word for word.
 
-The tables are those of tests/protocol, so that the parser and the whole worker are held to the same rows.
+The tables are those of tests/apis/pool, so that the parser and the whole worker are held to the same rows.
 """
 
 from collections.abc import Callable
