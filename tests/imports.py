@@ -11,8 +11,7 @@ import client
 import parity
 import worker
 
-WINGS = ("server", "apis", "formats", "models")
-"""Folders of worker/ whose folders are rooms."""
+WINGS = ("server", "apis", "formats", "models")  # their folders are rooms
 
 ROOTS = tuple(Path(str(package.__file__)).parent for package in (worker, parity, client))
 

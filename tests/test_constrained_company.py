@@ -210,7 +210,7 @@ def test_an_answer_is_the_same_where_jobs_are_paused(
 
 def test_an_answer_is_the_same_in_steps_of_fixed_shapes(model: LoadedModel, alone: list[Told]) -> None:
     """Those of --deterministic; this model's bits do not depend on them."""
-    assert answers(model, between=1, deterministic=True, chunk=64).told() == alone
+    assert answers(model, between=1, is_deterministic=True, chunk=64).told() == alone
 
 
 def test_text_that_is_forced_as_a_whole_takes_no_step(model: LoadedModel) -> None:

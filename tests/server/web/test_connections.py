@@ -114,7 +114,8 @@ def test_a_body_that_does_not_arrive_is_cut(impatient: WorkerProcess) -> None:
     check_order(impatient.run(prompt=COUNT, max_tokens=1))
 
 
-hasty = serving("shallow_model", "--ctx-size", "2048", scope="function", constants={"web.server.UNUSED_TIMEOUT_S": 1})
+HASTY = {"server.web.server.UNUSED_TIMEOUT_S": 1}
+hasty = serving("shallow_model", "--ctx-size", "2048", scope="function", constants=HASTY)
 
 
 def test_a_connection_without_another_request_is_closed(hasty: WorkerProcess) -> None:
@@ -165,7 +166,7 @@ def remote_ports(worker: WorkerProcess) -> set[int]:
 
 
 N_FOR_JOBS = 4
-FEW = {"web.connection_limits.MAX_CONNECTIONS": N_FOR_JOBS + RESERVED}
+FEW = {"server.web.connection_limits.MAX_CONNECTIONS": N_FOR_JOBS + RESERVED}
 narrow = serving("shallow_model", "--ctx-size", "2048", scope="function", constants=FEW)
 """A worker that takes few connections."""
 

@@ -194,7 +194,7 @@ def test_a_client_that_does_not_read_holds_no_more_than_four_mebibytes(any_model
     `started` and two reports of `metrics` are too much. Reports come by the clock, so they come sooner here: a fast
     processor's job is over in two seconds.
     """
-    frequent = altered(constants={"front.job.METRICS_EVERY_S": 0.1})
+    frequent = altered(constants={"server.front.job.METRICS_EVERY_S": 0.1})
     with (
         serve_default(any_model, "--ctx-size", "4096", *UNHURRIED, command=frequent) as worker,
         dribble(worker.ready()) as sock,
@@ -211,7 +211,7 @@ def test_a_client_that_does_not_read_holds_no_more_than_four_mebibytes(any_model
 
 def test_a_send_without_progress_ends_the_job(any_model: Path) -> None:
     """The limit is 30 s, here half a second, which 2,048 tokens outlast. The client neither reads nor leaves."""
-    impatient = altered(constants={"web.connection.READING_TIMEOUT_S": 0.5})
+    impatient = altered(constants={"server.web.connection.READING_TIMEOUT_S": 0.5})
     with serve_default(any_model, "--ctx-size", "4096", *UNHURRIED, command=impatient) as worker:
         with dribble(worker.ready()) as sock:
             # Too little for the four mebibytes: only the time-out can end it before its last token.

@@ -160,7 +160,7 @@ def test_clients_read_the_answer(guarded: WorkerProcess, client: Client, refusal
 
 # ── bounds ───────────────────────────────────────────────────────────────────────────────────────
 
-brief = serving_toy("--max-body-mb", "1", constants={"web.connection.BODY_TIMEOUT_S": 2.0})
+brief = serving_toy("--max-body-mb", "1", constants={"server.web.connection.BODY_TIMEOUT_S": 2.0})
 MAX_DROPPED_BYTES = 4 * 2**20
 """Twice the largest body of that worker, which `/execute` takes."""
 MAX_BUFFERED_BYTES = 16 * 2**20

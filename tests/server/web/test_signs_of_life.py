@@ -159,7 +159,7 @@ async def test_json_lines_have_no_comments(stage: Stage) -> None:
 # ── a real worker ────────────────────────────────────────────────────────────────────────────────
 
 
-SOONER = {"web.streaming.SILENCE_S": 0.1}
+SOONER = {"server.web.streaming.SILENCE_S": 0.1}
 lively = serving("any_model", *ONE_SLOT, "--ctx-size", "4096", constants=SOONER)
 """A worker that breaks a silence sooner."""
 

@@ -97,7 +97,7 @@ def dribble(worker: WorkerProcess, *, segment_bytes: int = 500) -> socket.socket
 
 
 IMPATIENCE_S = 2.0
-IMPATIENCES = {f"web.connection.{what}_TIMEOUT_S": IMPATIENCE_S for what in ("HEADERS", "BODY", "READING")}
+IMPATIENCES = {f"server.web.connection.{what}_TIMEOUT_S": IMPATIENCE_S for what in ("HEADERS", "BODY", "READING")}
 IMPATIENT = altered(constants=IMPATIENCES)
 """The command of a worker that gives up on its clients sooner."""
 
