@@ -72,7 +72,7 @@ run: $(if $(FITTING),.venv/wheel,.venv/installed)
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
 	@exec $(BIN)/llorch-worker --model $(MODEL) --log-format pretty $(ARGS)
 
-check: .venv/installed-dev
+check: .venv/installed-dev vocabularies
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
