@@ -26,8 +26,6 @@ class Server:
     """The version of llama.cpp that a llama-server reports."""
     pids: Mapping[str, int] = field(default_factory=dict)
     """Its processes by their kind; none if it was not started here."""
-    allocated_bytes: int = 0
-    """Memory that it allocated for the model, as a worker of ours says it; 0 of others."""
     silence_s: float = SILENCE_S
     """A stream that says nothing for so long is given up."""
 

@@ -153,29 +153,21 @@ async def _check_ready(plan: Plan, address: Address) -> None:
         )
 
 
-class _Said(msgspec.Struct, frozen=True):
-    """The facts that a server reports about itself: llama-server its build, our worker its memory."""
-
+class _Props(msgspec.Struct, frozen=True):
     build_info: str = ""
-    memory_bytes: int = 0
-    vram_bytes: int = 0
-    """0 on a CPU."""
 
 
 async def _server(plan: Plan, address: Address, pids: Mapping[str, int]) -> Server:
-    path = "/props" if isinstance(plan.dialect, LlamaServer) else "/health"
+    version = await _version(address) if isinstance(plan.dialect, LlamaServer) else ""
+    return Server(name=plan.name, address=address, dialect=plan.dialect, version=version, pids=pids)
+
+
+async def _version(address: Address) -> str:
+    """The build that a llama-server reports; "" where it says none."""
     try:
-        said = msgspec.json.decode((await ask_once(address, "GET", path)).body, type=_Said)
+        return msgspec.json.decode((await ask_once(address, "GET", "/props")).body, type=_Props).build_info
     except msgspec.DecodeError:
-        said = _Said()
-    return Server(
-        name=plan.name,
-        address=address,
-        dialect=plan.dialect,
-        version=said.build_info,
-        pids=pids,
-        allocated_bytes=said.memory_bytes,
-    )
+        return ""
 
 
 def _parts(pid: int) -> dict[str, int]:

@@ -52,8 +52,6 @@ class Found:
     wanted: Wanted
     played: list[Played] = field(default_factory=list)
     resident: Sequence[Resident] = ()
-    allocated_bytes: int = 0
-    """Memory that our worker allocated for the model, as it says itself."""
     versions: dict[str, str] = field(default_factory=dict)
     """The versions of the peers."""
 
@@ -109,8 +107,6 @@ async def _open_sides(stack: AsyncExitStack, found: Found, scenarios: Sequence[S
             server = await stack.enter_async_context(served(plan, wanted.logs, wanted.environment))
             if server.version:
                 found.versions[plan.name] = server.version
-            if part in ("ours", "ours without drafts"):
-                found.allocated_bytes = server.allocated_bytes
             sides.append(ServedSide(server, part))
     tools = [tool for tool in (wanted.llama_bench, wanted.batched_bench) if tool is not None]
     sides += [tool for tool in tools if any(map(tool.plays, scenarios))]

@@ -21,9 +21,6 @@ PROGRAM = (sys.executable, "-m", "tests.tools.bench.stand_in")
 
 Event = dict[str, Any]
 
-MEMORY_BYTES = 123_456_789
-"""The bytes that it reports at /health as allocated."""
-
 _ENDLESS_TOKENS, _ENDLESS_PAUSE_S = 1000, 0.01
 """A job of more tokens is in no hurry: it lasts until its client leaves."""
 
@@ -44,7 +41,6 @@ class Manner:
     """The stream is sent in pieces of this many bytes, whatever they cut."""
     is_no_http: bool = False
     is_ready: bool = True
-    vram_bytes: int = 0
     idle_s: float | None = None
     """A connection is closed when no request has come for this long."""
     hold: threading.Event | None = None
@@ -110,8 +106,7 @@ class _Handler(QuietHandler):
             self.wfile.write(b"SMTP here\r\n\r\n")
             self.close_connection = True
             return
-        health = {"memory_bytes": MEMORY_BYTES, "vram_bytes": self.server.manner.vram_bytes}
-        said = {"build_info": "b1-stand-in"} if self.path == "/props" else health
+        said = {"build_info": "b1-stand-in"} if self.path == "/props" else {}
         self._plain(200 if self.server.manner.is_ready else 503, json.dumps(said).encode())
 
     def do_POST(self) -> None:
@@ -200,5 +195,5 @@ def _value(flag: str, default: int) -> int:
 
 if __name__ == "__main__":
     n_places = _value("--parallel", 1000) + _value("--max-queue", 1000)
-    with StandIn(Manner(n_places=n_places, vram_bytes=_value("--vram-bytes", 0)), _value("--port", 0)) as program:
+    with StandIn(Manner(n_places=n_places), _value("--port", 0)) as program:
         program.serve_forever()
