@@ -37,7 +37,7 @@ def test_the_site_asks_no_other_server() -> None:
         ("operating.md", "[a](../README.md)", "[a](index.md)"),
         ("tutorial/agent.md", "[a](../clients.md#agents)", "[a](../clients.md#agents)"),
         ("security.md", "[a](../SECURITY.md)", "[a](security-policy.md)"),
-        ("page.md", "[`markdown.js`](../worker/web/page/chat/markdown.js)", "`markdown.js`"),
+        ("page.md", "[`markdown.js`](../worker/server/web/page/chat/markdown.js)", "`markdown.js`"),
         ("page.md", "[a](https://example.com/x)", "[a](https://example.com/x)"),
         ("page.md", "[a](#token)", "[a](#token)"),
         ("page.md", "```sh\n[a](../README.md)\n```", "```sh\n[a](../README.md)\n```"),

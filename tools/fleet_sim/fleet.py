@@ -103,7 +103,8 @@ class Fleet:
 
     def cached_share(self) -> float:
         """The share of the prompts' tokens that needed no computing, of the requests sent in the window."""
-        return sum(one.n_cached for one in self._counted()) / sum(len(one.ask.prompt) for one in self._counted())
+        counted = self._counted()
+        return sum(one.n_cached for one in counted) / sum(len(one.ask.prompt) for one in counted)
 
     def result(self) -> tuple[str, ...]:
         """A line of the table, from the times of the requests that were sent in the window."""

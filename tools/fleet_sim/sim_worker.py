@@ -248,10 +248,8 @@ class SimWorker:
 
     costs: StepCosts
     clock: Clock = field(default_factory=Clock)
-    inbox: deque[tuple[float, Served]] = field(default_factory=deque)
-    """(arrival, request)"""
-    is_awake: bool = False
-    """True if one of its steps is due."""
+    inbox: deque[tuple[float, Served]] = field(default_factory=deque)  # (arrival, request)
+    is_awake: bool = False  # one of its steps is due
     engine: Engine = field(init=False)
     _jobs: dict[JobKey, Served] = field(default_factory=dict)
     _ended: list[Served] = field(default_factory=list)

@@ -27,8 +27,7 @@ class Ask:
 
     session: int
     prompt: Sequence[TokenId]
-    answer: TokenId
-    """All of its `n_tokens` tokens."""
+    answer: TokenId  # all of its `n_tokens` tokens
     n_tokens: int
 
     @property

@@ -19,7 +19,6 @@ from worker.wire.jobs import MAX_BIAS, SamplingParams, narrow
 MAX_STOPS = 4
 MAX_STOP_BYTES = 100
 """Bytes of UTF-8; the message says characters, as it always did."""
-MAX_DRY_ALLOWED_LENGTH = 2048
 MAX_BIASES = 1024
 MAX_STOP_TOKEN_IDS = 64
 MAX_SALT_CHARS = 256
