@@ -2,7 +2,7 @@
 
     [u32 body bytes][u32 generation][body]
 
-This is pure encoding and decoding. process/ and server/front/link.py decide who sends and when.
+This is pure encoding and decoding. server/process and server/front/link.py decide who sends and when.
 """
 
 import struct
