@@ -1,6 +1,6 @@
 """Calls as a trained model writes them, in whatever form: they are read as calls, and other answers are not.
 
-`make models-test` runs this and prints the counts, which docs/tool-formats.md has next to llama-server's.
+`make models-test` runs this and prints the counts, which docs/measurements/2026-11-calls.md has next to llama-server's.
 """
 
 import json

@@ -22,7 +22,7 @@ from worker.formats.render.template import ChatTemplate, ChatTemplates
 from worker.formats.tool_format import MAX_RENDERINGS, chat_format, declared
 from worker.wire.chat_format import HERMES, CallFormat, ChatFormat, ReasoningFormat
 
-PAGE = Path(__file__).parents[2] / "docs" / "tool-formats.md"
+PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "templates.md"
 LAW = settings(max_examples=100)
 
 

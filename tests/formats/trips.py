@@ -1,6 +1,6 @@
 """The way of an answer through a template and back: it is rendered as history, cut out of the prompt, and read.
 
-The table in docs/tool-formats.md is `table()` of llama.cpp's templates.
+The table in docs/measurements/templates.md is `table()` of llama.cpp's templates.
 """
 
 from collections.abc import Iterable
