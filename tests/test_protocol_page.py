@@ -11,27 +11,12 @@ from worker import errors
 from worker.apis.core.bodies import HealthBody, ReadyCallback
 from worker.apis.core.events import EVENT_TYPES, StreamCode
 from worker.config.settings import options
-from worker.observe.log_lines import LogEvent
-from worker.observe.metrics import Metrics
 from worker.server.front.health import Phase
 from worker.wire.load import Tried
 
 PAGE = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text()
 NAMED = set(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", " ".join(re.findall(r"`[^`\n]+`", PAGE))))
 """The words of everything set as code."""
-
-
-def series() -> Iterator[str]:
-    body, _ = Metrics("w").render(None)
-    for name in re.findall(r"^# TYPE (\S+)", body.decode(), re.MULTILINE):
-        if not name.startswith(("process_", "worker_engine_process_")):  # the page has them as a family
-            yield name.removeprefix("vllm:")
-
-
-def test_the_page_writes_every_name_of_vllms_with_its_prefix() -> None:
-    body, _ = Metrics("w").render(None)
-    names = re.findall(r"^# TYPE (vllm:\S+)", body.decode(), re.MULTILINE)
-    assert [name for name in names if not re.search(rf"`{name}[`{{]", PAGE)] == []
 
 
 def codes() -> Iterator[str]:
@@ -45,13 +30,11 @@ def codes() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        ("log event", get_args(LogEvent)),
         ("stream event", EVENT_TYPES),
         ("stream code", get_args(StreamCode)),
         ("state", [phase.name.lower() for phase in Phase]),
         ("key of /health", HealthBody.__struct_fields__ + Tried.__struct_fields__),
         ("key of the callback", ReadyCallback.__struct_fields__),
-        ("series", list(series())),
         ("code", list(codes())),
     ],
 )

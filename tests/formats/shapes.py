@@ -1,6 +1,6 @@
 """Conversations of all shapes with a word of its own in every part, and what becomes of them in a template.
 
-The table in docs/chat.md is `table()` of llama.cpp's templates and the default model's.
+The table in docs/measurements/templates.md is `table()` of llama.cpp's templates and the default model's.
 """
 
 import re

@@ -14,7 +14,7 @@ from worker.models.facts.info import read_info
 
 pytestmark = pytest.mark.model
 
-PAGE = Path(__file__).parents[2] / "docs" / "chat.md"
+PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "templates.md"
 WITH_MORE = "fireworks-ai-llama-3-firefunction-v2"
 """It renders nothing without what only its users know."""
 

@@ -17,8 +17,8 @@ _LEVELS: Final = {"info": "info", "warning": "warning", "error": "error", "excep
 _INTRODUCTION: Final = """\
 Log lines go to standard error, as JSON or in a readable form (`--log-format`). Each line has `timestamp`, `level`,
 `event` and `worker_id`, and if they apply `job_id`, `correlation_id` and `request_id`. Prompts, answers and secrets are
-never logged. A `…` stands for further fields, which depend on the occasion;
-[the protocol](../protocol.md#metrics-and-logs) names them."""
+never logged. A `…` stands for further fields, which depend on the occasion; [the
+protocol](../protocol.md#metrics-and-logs) names those that programs read."""
 
 
 @dataclass(slots=True)
