@@ -39,7 +39,7 @@ from worker.server.front.admission import LOADING_RETRY_S
 from worker.server.front.job import Job
 from worker.server.front.state import Front
 from worker.server.web.bodies import AnyRequest, Bodies
-from worker.server.web.connection import check_address, is_crowded
+from worker.server.web.connection import check_address, connection_of
 from worker.server.web.middleware import counted
 from worker.server.web.refusals import OPENAI_ERRORS, Errors, json_answer
 from worker.server.web.streaming import JobResponse
@@ -147,7 +147,7 @@ class Api:
             request.scope["state"]["correlation_id"],
             timeout_s=self.front.settings.inference_timeout_sec,
             trace=trace_context(request.scope["headers"]),
-            is_crowded=is_crowded(request.scope),
+            is_crowded=connection_of(request.scope).limits.is_full,
         )
         headers = {"x-request-id": heading.id} | ignored_headers(generation)
         refuse = partial(_refused, generation=generation, render_error=errors.render)

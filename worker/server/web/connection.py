@@ -1,8 +1,8 @@
 """One HTTP connection with features that uvicorn lacks: limits on waits for the client, half-close, and a close in
 stages while the client is sending.
 
-Each callback notes its event, which moves a request by the table `MOVES`, and ends in `_review`, which reads the wait
-for the client off the state of the request that is being answered, or that is coming.
+Each callback notes its event, which moves a request by the table `MOVES`, and ends in `_review`, which takes the wait
+for the client from the state of the request that is being answered, or that is coming.
 
     UNUSED ──bytes──▶ OPENED ──begin──▶ HEADERS ──end──▶ BODY ──end──▶ SERVED ──answered──▶ UNUSED
                                                          │  ▲ for memory
@@ -23,8 +23,9 @@ from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, assert_never, cast
+from typing import Any, Protocol, cast
 
+from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -33,7 +34,6 @@ from uvicorn.server import ServerState
 from worker.apis.core.headers import correlation_id
 from worker.errors import WorkerBusy
 from worker.server.web.connection_limits import ConnectionLimits, ConnectionState
-from worker.server.web.request_parser import RequestParser
 
 HEADERS_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
@@ -42,12 +42,10 @@ BODY_PART_BYTES may take this long for each such part."""
 
 BODY_PART_BYTES = 4 * 1024 * 1024
 
-READING_TIMEOUT_S = 30.0
+READING_TIMEOUT_S, LOOKS = 30.0, 10
 """docs/protocol.md#life-of-a-job: a send without progress for this long ends the connection, and with it the job. The
-farewell has the same limit: a closed transport would wait forever for the client to read the rest of an answer."""
-
-LOOKS = 10
-"""The number of checks within that time whether bytes were sent."""
+farewell has the same limit: a closed transport would wait forever for the client to read the rest of an answer. So many
+checks are made within that time."""
 
 MAX_OVERHEAD_BYTES = 64 * 1024
 """The most bytes outside the body: request line, headers, blank lines, chunk framing, trailers.
@@ -61,18 +59,11 @@ _FRAMING_PER_BODY_BYTE = 8
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 1.0
 """The interval between checks of a half-closed connection grows, because a reset comes after one round trip."""
 
-_INTERIM_ANSWER = b"HTTP/1.1 100 Continue\r\n\r\n"
-_LEADING_ZERO = b"0"
-
 _WITHOUT_CHUNKS = ("0.9", "1.0")
 """The versions of HTTP whose clients cannot read a chunked body."""
 
 _ABSOLUTE_TARGET = re.compile(rb"[a-z][a-z0-9+.-]*://([^/?#]*)", re.IGNORECASE)
-
-_SO_NWRITE = 0x1024
-
 _EXTENSION = "llorch.connection"
-
 
 _Wait = Enum("_Wait", ["FIRST_BYTE", "HEADERS", "BODY", "READING", "FAREWELL"])
 """The client's next move, for which it has a limited time. The time starts again when this changes."""
@@ -122,10 +113,78 @@ _OWED = (*_ARRIVING, RequestState.SERVED)
 """The states in which a request has no complete answer."""
 
 
+class Listener(Protocol):
+    """uvicorn's protocol, which receives the parsed parts of a request."""
+
+    url: bytes
+    headers: list[tuple[bytes, bytes]]
+
+    def on_header(self, name: bytes, value: bytes) -> None: ...
+    def on_headers_complete(self) -> None: ...
+    def on_message_complete(self) -> None: ...
+
+
+class RequestParser(HttpRequestParser):
+    """httptools' parser, which ignores every offer to switch to another protocol, as RFC 9110 7.8 allows.
+
+    Clients make such offers in ordinary requests: the JDK's client sends `Upgrade: h2c` with each. httptools treats
+    what follows the head of such a request as the other protocol's. So this parser parses the head again without its
+    Upgrade lines: the listener gets the beginning and the headers twice, and their end once.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._begin()
+
+    def _begin(self) -> None:
+        super().__init__(self)
+        # uvicorn sets it too: a request pipelined after one that ends the connection is not an error.
+        self.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def __getattr__(self, name: str) -> Any:
+        """The callbacks that this class does not have are the listener's."""
+        return getattr(self._listener, name)
+
+    @property
+    def _is_offer(self) -> bool:
+        """CONNECT is itself an offer: the request has no other content."""
+        return self.should_upgrade() and self.get_method() != b"CONNECT"
+
+    def feed_data(self, data: Any) -> None:
+        """Raises: HttpParserError."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                super().feed_data(rest)
+                return
+            except HttpParserUpgrade as offer:
+                if not self._is_offer:
+                    return
+                rest = rest[offer.args[0] :]
+                head = self._head_without_offer()
+                self._begin()  # the parser may be in the state of a closed connection
+                super().feed_data(head)
+
+    def _head_without_offer(self) -> bytes:
+        line = b"%b %b HTTP/%b" % (self.get_method(), self._listener.url, self.get_http_version().encode())
+        headers = [b"%b: %b" % header for header in self._listener.headers if header[0].lower() != b"upgrade"]
+        return b"\r\n".join([line, *headers, b"", b""])
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailing spaces are not part of the value (RFC 9110, 5.5); the parser has removed leading ones.
+        self._listener.on_header(name, value.rstrip(b" \t"))
+
+    def on_headers_complete(self) -> None:
+        if not self._is_offer:
+            self._listener.on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._is_offer:
+            self._listener.on_message_complete()
+
+
 class BoundedConnection(HttpToolsProtocol):
     """uvicorn's protocol with a limit on every wait for the client."""
-
-    parser: RequestParser  # type: ignore[assignment] # it has what uvicorn uses of httptools' own
 
     def __init__(
         self,
@@ -145,8 +204,11 @@ class BoundedConnection(HttpToolsProtocol):
         self._max_dropped_bytes = max_dropped_bytes
         self._n_body_bytes = 0
         """The bytes of the current body that have arrived."""
+        self._n_overhead_bytes = 0
         self._is_parting = False
         """True if the worker has shut down its sending side, and drops what arrives."""
+        self._has_client_finished = False
+        """True if the client has shut down its sending side with a FIN."""
         assert isinstance(server_state, ConnectionLimits)
         self.limits = server_state
         self._requests = deque([RequestState.OPENED])
@@ -154,9 +216,6 @@ class BoundedConnection(HttpToolsProtocol):
         self._wait: _Wait | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
-        self._n_overhead_bytes = 0
-        self._has_client_finished = False
-        """True if the client has shut down its sending side with a FIN."""
 
     @property
     def address(self) -> str | None:
@@ -165,6 +224,10 @@ class BoundedConnection(HttpToolsProtocol):
     def drop(self) -> None:
         """Close without waiting for the client; the unread part of an answer is lost."""
         self.transport.abort()
+
+    async def wait_until_taken(self) -> None:
+        """Return once the client has read so much that another send does not wait."""
+        await self.flow.drain()
 
     # ── asyncio.Protocol ─────────────────────────────────────────────────────────────────────────
 
@@ -175,9 +238,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.limits.leave(self)
-        self._cancel_timer()
-        if self._look is not None:
-            self._look.cancel()
+        for timer in filter(None, (self._timer, self._look)):
+            timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -324,38 +386,24 @@ class BoundedConnection(HttpToolsProtocol):
         wait = _Wait.READING if is_blocked else self._state.wait
         if self.transport.is_closing():
             wait = _Wait.FAREWELL
-        if wait is not self._wait:
-            self._wait = wait
-            self._restart_timer()
-
-    def _restart_timer(self) -> None:
-        self._cancel_timer()
-        match self._wait:
-            case None:
-                pass
-            case _Wait.READING | _Wait.FAREWELL:
-                self._look_at_taking(sys.maxsize, n_vain=0)
-            case _Wait.BODY:
-                self._look_at_body(-BODY_PART_BYTES)
-            case _Wait.FIRST_BYTE | _Wait.HEADERS:
-                self._timer = self.loop.call_later(HEADERS_TIMEOUT_S, self.transport.abort)
-            case _:
-                assert_never(self._wait)
-
-    def _cancel_timer(self) -> None:
+        if wait is self._wait:
+            return
+        self._wait = wait
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-
-    @property
-    def untaken_bytes(self) -> int:
-        """The bytes of answers that are in our buffer or in the kernel's, unacknowledged by the client's machine."""
-        return self.transport.get_write_buffer_size() + _send_queue_bytes(self.transport.get_extra_info("socket"))
+        if wait in (_Wait.READING, _Wait.FAREWELL):
+            self._look_at_taking(sys.maxsize, n_vain=0)
+        elif wait is _Wait.BODY:
+            self._look_at_body(-BODY_PART_BYTES)
+        elif wait is not None:
+            self._timer = self.loop.call_later(HEADERS_TIMEOUT_S, self.transport.abort)
 
     def _look_at_taking(self, n_before: int, n_vain: int) -> None:
         """Drop the connection unless bytes are sent, however slowly. `n_vain` counts the checks since the last
         progress."""
-        n_untaken = self.untaken_bytes
+        # In our buffer, or in the kernel's and unacknowledged by the client's machine.
+        n_untaken = self.transport.get_write_buffer_size()
+        n_untaken += _send_queue_bytes(self.transport.get_extra_info("socket"))
         n_vain = 0 if n_untaken < n_before else n_vain + 1
         if n_vain < LOOKS:
             self._timer = self.loop.call_later(READING_TIMEOUT_S / LOOKS, self._look_at_taking, n_untaken, n_vain)
@@ -393,9 +441,9 @@ class BoundedConnection(HttpToolsProtocol):
             return
         if self.cycle.response_started:
             if self.cycle.chunked_encoding:
-                self.transport.write(_LEADING_ZERO)
+                self.transport.write(b"0")
         elif self.cycle.scope["http_version"] == "1.1":
-            self.transport.write(_INTERIM_ANSWER)
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _look_for_reset(self, next_s: float) -> None:
         """End after a reset, or look again later: the transport no longer reads and does not notice a reset itself."""
@@ -424,21 +472,11 @@ async def _answer(app: ASGI3Application, scope: Any, receive: ASGIReceiveCallabl
     await app(scope, receive, send_unchunked if scope["http_version"] in _WITHOUT_CHUNKS else send)
 
 
-def is_crowded(scope: Mapping[str, Any]) -> bool:
-    """True if a job on this connection would use a connection reserved for health, cancel and metrics."""
-    return connection_of(scope).limits.is_full
-
-
 def check_address(scope: Mapping[str, Any]) -> None:
     """Raises: WorkerBusy if the address has requests on more connections than --max-connections-per-address."""
     connection = connection_of(scope)
     if connection.limits.is_over_limit(connection):
         raise WorkerBusy("too many requests come from this address; try again later", retry_after_s=1)
-
-
-async def wait_until_taken(scope: Mapping[str, Any]) -> None:
-    """Return once the client has read so much that another send does not wait."""
-    await connection_of(scope).flow.drain()
 
 
 def _send_queue_bytes(sock: socket.socket | None) -> int:
@@ -447,7 +485,7 @@ def _send_queue_bytes(sock: socket.socket | None) -> int:
         return 0
     try:
         if sys.platform == "darwin":
-            return sock.getsockopt(socket.SOL_SOCKET, _SO_NWRITE)
+            return sock.getsockopt(socket.SOL_SOCKET, 0x1024)
         (n_bytes,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
         return int(n_bytes)
     except (OSError, ValueError):  # closed meanwhile

@@ -16,7 +16,7 @@ from worker.apis.pool.execute import checked_prompt, parse_execute
 from worker.apis.pool.framing import choose_dialect
 from worker.server.front.state import Front
 from worker.server.web.bodies import AnyRequest, Bodies
-from worker.server.web.connection import check_address, is_crowded
+from worker.server.web.connection import check_address, connection_of
 from worker.server.web.middleware import counted
 from worker.server.web.refusals import render_error
 from worker.server.web.streaming import JobResponse
@@ -40,7 +40,7 @@ def execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
                 request.scope["state"]["correlation_id"],
                 timeout_s=timeout_s,
                 trace=trace_context(request.scope["headers"]),
-                is_crowded=is_crowded(request.scope),
+                is_crowded=connection_of(request.scope).limits.is_full,
             )
         job_id = request_id(jobs[0].request.job_id)
         return JobResponse(front, jobs, render_error, {} if job_id is None else {"x-request-id": job_id})

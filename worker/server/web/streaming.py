@@ -15,7 +15,7 @@ from litestar.types import Receive, Scope, Send
 from worker.server.front.job import Job, next_chunk_of
 from worker.server.front.state import Front
 from worker.server.front.supervision import first_of, running
-from worker.server.web.connection import wait_until_taken
+from worker.server.web.connection import connection_of
 from worker.server.web.refusals import note_refusal
 
 SILENCE_S = 10.0
@@ -123,14 +123,14 @@ class JobResponse(ASGIResponse):
 
     async def _send_events(self, scope: Scope, send: Send) -> None:
         """Take only the events from the jobs that can be sent at once, because a cancel drops the others."""
-        await wait_until_taken(scope)  # an earlier answer on the same connection may still be unread
+        await connection_of(scope).wait_until_taken()  # an earlier answer on the same connection may still be unread
         await self.start_response(send)
         living = () if self._front.settings.no_keepalive else self._jobs
         with SignsOfLife(living, asyncio.get_running_loop()) as signs:
             n_sent = 0
             while chunk := await next_chunk_of(self._jobs):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                await wait_until_taken(scope)
+                await connection_of(scope).wait_until_taken()
                 signs.sent()
                 n_sent += 1
                 if n_sent % CHUNKS_PER_TURN == 0:
@@ -143,7 +143,7 @@ class JobResponse(ASGIResponse):
             pass
         self.status_code, body = whole()
         self.headers["content-length"] = str(len(body))
-        await wait_until_taken(scope)
+        await connection_of(scope).wait_until_taken()
         await self.start_response(send)
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
