@@ -13,7 +13,7 @@ from worker.cli import parse
 from worker.server.front.client import ENGINE_COMMAND, EngineClient
 from worker.server.front.state import Front
 from worker.server.web import server
-from worker.server.web.site import Site
+from worker.server.web.middleware import Site
 
 
 def _fail(*_: object, **__: object) -> None:

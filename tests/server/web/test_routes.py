@@ -1,5 +1,7 @@
 """Labels of metrics are closed sets: a path becomes a route that is offered, or one word for all others."""
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 from hypothesis import given
@@ -7,9 +9,10 @@ from hypothesis import strategies as st
 from litestar import Litestar, get, post
 from litestar.params import FromPath
 
+from tests.loops import on_a_loop
 from worker.config.settings import Settings
 from worker.observe.metrics import Metrics
-from worker.server.web.middleware import CLIENT_LEFT, OTHER, ExchangeLog, Routes
+from worker.server.web.middleware import CLIENT_LEFT, OTHER, Middleware, Routes
 
 
 @get(["/health", "/v1/health"], sync_to_thread=False)
@@ -48,10 +51,25 @@ def test_no_path_makes_a_new_label(path: str) -> None:
 # ── an exchange without an answer ────────────────────────────────────────────────────────────────
 
 
-def test_a_client_that_leaves_before_its_answer_is_counted_with_499() -> None:
+@on_a_loop
+async def test_a_client_that_leaves_before_its_answer_is_counted_with_499() -> None:
+    has_begun = asyncio.Event()
+
+    @get("/slow/{name:str}")
+    async def slow(name: FromPath[str]) -> None:
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    async def left(*_: object) -> Any:
+        return {"type": "http.disconnect"}
+
     metrics = Metrics("w-1")
-    scope: Any = {"type": "http", "method": "POST", "path": "/cancel/7", "state": {}}
-    log = ExchangeLog(APP, Settings(model="m.gguf"), metrics)
-    log.end(log.begin(scope), None)
-    labels = f'method="POST",route="/cancel/{{job_id}}",status="{CLIENT_LEFT}",worker_id="w-1"'
+    app = Middleware(Litestar([slow], openapi_config=None), Settings(model="m.gguf"), metrics)
+    scope: Any = {"type": "http", "method": "GET", "path": "/slow/7", "state": {}, "headers": [], "query_string": b""}
+    exchange = asyncio.create_task(app(scope, left, left))
+    await has_begun.wait()
+    exchange.cancel()
+    with suppress(asyncio.CancelledError):
+        await exchange
+    labels = f'method="GET",route="/slow/{{name}}",status="{CLIENT_LEFT}",worker_id="w-1"'
     assert f"worker_http_requests_total{{{labels}}} 1.0" in metrics.render(None)[0].decode()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from litestar.datastructures import Headers
 
 from worker.errors import Forbidden, WorkerError, WrongHost
-from worker.server.web.site import ANY_HOST_PATHS, Cors, Site
+from worker.server.web.middleware import ANY_HOST_PATHS, Cors, Site
 
 Lines = list[tuple[bytes, bytes]]
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.server.web.wire import JSON, Answer, read_answer
 from tests.worker_process import WorkerProcess, serving_toy
+from worker.server.web.middleware import ANY_HOST_PATHS
 from worker.server.web.pages import BROWSED_PATHS, PAGE_PATHS
-from worker.server.web.site import ANY_HOST_PATHS
 
 pytestmark = pytest.mark.process
 
