@@ -14,7 +14,7 @@ from tests.queued import queued
 from tests.server.front.rehearsal import CONFIG
 from worker.engine.backend import LoadedModel, Read
 from worker.engine.config import EngineConfig
-from worker.engine.drafting.history import HISTORY_BYTES
+from worker.engine.drafting.lookups import HISTORY_BYTES
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
 from worker.models.loading.load import load_model

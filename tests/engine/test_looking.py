@@ -8,8 +8,7 @@ from tests.engine.fake_runner import FakeRunner, ToyModel
 from worker.engine.channels import ChannelText
 from worker.engine.config import EngineConfig
 from worker.engine.drafting.drafts import LOOKING_SHARE, MAX_RESTING, Drafts
-from worker.engine.drafting.history import HISTORY_BYTES
-from worker.engine.drafting.ngram import NgramLookup
+from worker.engine.drafting.lookups import HISTORY_BYTES, NgramLookup
 from worker.engine.sequence import Sequence, State
 from worker.engine.step import Step
 from worker.wire.jobs import JobKey, SamplingParams, SlotId, TokenId

@@ -13,7 +13,7 @@ from tests.engine.rig import Rig
 from tests.kv_mirror import Mirror
 from worker.engine.kv_blocks import BLOCK_TOKENS, BlockJournal, block_hashes
 from worker.engine.prefix_tree import PrefixIndex, n_common
-from worker.engine.salt import salt_of, salted
+from worker.engine.step import salt_of, salted
 from worker.wire.blocks import BlocksRemoved
 from worker.wire.jobs import Finished, SlotId, TokenId
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.llama.conftest import GREEDY
-from worker.engine.drafting.step_costs import interpolated
+from worker.engine.drafting.pricing import interpolated
 from worker.engine.step import Slice
 from worker.llama.batch import RowGroups
 from worker.llama.held_width import MAX_SURPLUS, HeldWidth

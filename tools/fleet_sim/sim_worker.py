@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from tools.fleet_sim.workloads import Ask
 from worker.engine.backend import Checkpoint, Meanwhile, Saved, do_nothing
 from worker.engine.config import EngineConfig
-from worker.engine.drafting.step_costs import interpolated
+from worker.engine.drafting.pricing import interpolated
 from worker.engine.loop import Engine
 from worker.engine.sequence import Queued
 from worker.engine.step import Sampled, Score, Step

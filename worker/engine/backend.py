@@ -13,8 +13,8 @@ import msgspec
 
 from worker.config.engine_settings import Configure
 from worker.engine.channels import NO_CONTROL_TOKENS, ControlTokens
-from worker.engine.drafting.hidden_rows import HiddenRows
 from worker.engine.step import Constraint, Sampled, Score, Step
+from worker.limits import MAX_HIDDEN_ROWS
 from worker.wire.jobs import Logprob, Prompt, SlotId, Submit, TokenId
 from worker.wire.load import Loaded, Residency, RowCosts
 from worker.wire.refusals import Violation
@@ -31,7 +31,6 @@ class Saved(Protocol):
 
     def split(self, n_tokens: int) -> tuple["Saved", "Saved"]:
         """Return the first `n_tokens` and the rest as two copies that are freed separately; 0 < n_tokens < its own."""
-        ...
 
 
 class Checkpoint(Protocol):
@@ -49,25 +48,21 @@ class Kv(Protocol):
 
     def trim(self, slot: SlotId, n_keep: int) -> None:
         """Free the slot's cells from position n_keep on; 0 empties it. Other slots keep cells that they share."""
-        ...
 
     @property
     def n_free_cells(self) -> int:
         """The number of cells that no slot holds."""
-        ...
 
     @property
     def can_share(self) -> bool:
         """Return True if the first cells of a slot can be another's too. If not, `share`, `save` and `load` are
         refused."""
-        ...
 
     @property
     def has_state(self) -> bool:
         """Return True if a slot has a recurrent state beside its cells, or instead. Then `trim` empties a slot or keeps
         all of it but `max_undone` tokens, and a slot can begin only where there is a checkpoint.
         """
-        ...
 
     @property
     def max_undone(self) -> int:
@@ -75,40 +70,33 @@ class Kv(Protocol):
         the memory cannot be cut elsewhere; 0 if none. With a state, only from the last slices, if they are of one
         length.
         """
-        ...
 
     def checkpoint(self, slot: SlotId, tokens: Seq[TokenId] = ()) -> Checkpoint:
         """Copy the slot's state, which is the one after all of its cells. `tokens` are those of the cells, if the copy
         is to outlive this process.
         """
-        ...
 
     def share(self, source: SlotId, target: SlotId, n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
         """Give the empty slot `target` the first n_tokens cells of `source`; they take no room. Its state is that of
         the checkpoint, which is needed if `source` has more cells.
         """
-        ...
 
     def n_cells_of(self, slots: Collection[SlotId]) -> int:
         """Return how many cells these slots hold and no other does; a cell that several of them share counts once."""
-        ...
 
     def save(self, slot: SlotId, start: int, tokens: Seq[TokenId] = (), *, end: int | None = None) -> Saved:
         """Copy the slot's cells [start, end), which are not empty; without `end` up to its last. `tokens` are those of
         the cells [0, end), if the copy is to outlive this process.
         """
-        ...
 
     def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
         """Fill the empty slot with the first n_tokens of the parts, in order, and with the state after them.
 
         The caller has checked `n_free_cells`. The parts stay their owner's.
         """
-        ...
 
     def count_tokens(self) -> list[int]:
         """Return how many tokens each slot has. Raises: KvMismatch if the counts that are kept of them differ."""
-        ...
 
 
 Meanwhile = Callable[[], None]
@@ -125,22 +113,18 @@ class Runner(Protocol):
     @property
     def kv(self) -> Kv:
         """The memory that the steps fill."""
-        ...
 
     @property
     def n_threads(self) -> int:
         """The number of threads that compute now."""
-        ...
 
     @property
     def can_abort(self) -> bool:
         """True if `request_abort` stops a running step."""
-        ...
 
     @property
     def is_asynchronous(self) -> bool:
         """True if a device computes steps while this process does something else."""
-        ...
 
     def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
         """Decode the step and draw for every slice that has `sampling`, in the order of slices: one token, and one more
@@ -153,19 +137,15 @@ class Runner(Protocol):
         Scores may be there in any case, and are right even if the cells are not kept. Any other exception is fatal for
         the process.
         """
-        ...
 
     def logprob(self, score: Score, n_top: int) -> Logprob:
         """Return the log-probability of a score, with the `n_top` ≤ MAX_TOPS most probable tokens."""
-        ...
 
     def request_abort(self) -> None:
         """Ask a running step to stop early, from any thread. This has no effect if it cannot."""
-        ...
 
     def forget_abort(self) -> None:
         """Withdraw `request_abort`. This is called before each step."""
-        ...
 
 
 class KvMismatch(Exception):
@@ -200,11 +180,50 @@ class Prompts(Protocol):
 
     def read(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> Read | Violation:
         """Return the tokens of a prompt of any length, or why it has none. The flags are those of Tokenize."""
-        ...
 
     def detokenize(self, tokens: Seq[TokenId]) -> str | Violation:
         """Return the text of the tokens, special ones by their names; U+FFFD stands for bytes of no whole character."""
-        ...
+
+
+class HiddenRows:
+    """The positions [begin, end) of each slot that have a hidden row, the last layer's output, at most MAX_HIDDEN_ROWS.
+    The model's next-token head reads a token and the row of the token before it. Its cells of a slot begin with a token
+    of the text, whose position is `first`."""
+
+    def __init__(self) -> None:
+        self._spans: dict[SlotId, range] = {}
+        self._firsts: dict[SlotId, int] = {}
+
+    def add(self, slot: SlotId, end: int, n_rows: int) -> None:
+        """Count the rows of the positions before `end`, which were computed now. Those of later positions are of other
+        tokens; those of earlier ones stay if none is missing between."""
+        begin, span = end - n_rows, self._span(slot)
+        start = span.start if span.start <= begin <= span.stop else begin
+        self._spans[slot] = range(max(start, end - MAX_HIDDEN_ROWS), end)
+
+    def forget(self, slot: SlotId) -> None:
+        """Drop all rows of a slot, which has another text now."""
+        self._spans.pop(slot, None)
+
+    def has(self, slot: SlotId, position: int) -> bool:
+        return position in self._span(slot)
+
+    def kept(self, slot: SlotId, n_tokens: int) -> range:
+        """Drop the rows from position n_tokens on, which are of wrong drafts. Return the positions that have a row."""
+        span = self._span(slot)
+        end = min(span.stop, n_tokens)
+        self._spans[slot] = range(min(span.start, end), end)
+        return self._spans[slot]
+
+    def begin(self, slot: SlotId, first: int) -> None:
+        """Let the head's cells of a slot begin with the token at position `first`."""
+        self._firsts[slot] = first
+
+    def first(self, slot: SlotId) -> int:
+        return self._firsts.get(slot, 0)
+
+    def _span(self, slot: SlotId) -> range:
+        return self._spans.get(slot, range(0))
 
 
 @dataclass(frozen=True, slots=True)

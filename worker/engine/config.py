@@ -6,7 +6,7 @@ from typing import Self
 from worker.config.engine_settings import Configure, Scheduling
 from worker.engine.backend import LoadedModel
 from worker.engine.checkpoints import Stops
-from worker.engine.drafting.history import HISTORY_BYTES
+from worker.engine.drafting.lookups import HISTORY_BYTES
 from worker.engine.prefill_budget import PrefillBudget
 from worker.engine.shares import FairShares, FirstCome, Policy
 from worker.limits import MAX_DRAFTS

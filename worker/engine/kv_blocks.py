@@ -4,7 +4,7 @@ This module owns the blocks' hashes, and the count of the slots that hold a bloc
 evictions: the prefix index reports what it keeps, and the engine reports after each step what its slots hold. It runs
 on the step thread, and only if blocks are reported at all.
 
-A block stands for its tokens, all before them and the prompt's salt (salt.py), so that sequences with the same prefix
+A block stands for its tokens, all before them and the prompt's salt (step.py), so that sequences with the same prefix
 have the same blocks. Tokens after the last whole block are not reported.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from struct import Struct
 
-from worker.engine.salt import salt_of
+from worker.engine.step import salt_of
 from worker.wire.blocks import BlockHash, BlocksRemoved, BlocksStored, Medium
 from worker.wire.jobs import SlotId, TokenId
 

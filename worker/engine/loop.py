@@ -17,11 +17,10 @@ from worker.engine.config import EngineConfig
 from worker.engine.drafting.drafts import N_READ, Drafts
 from worker.engine.kv_blocks import BlockJournal
 from worker.engine.reports import MAX_REPORTED, Reports
-from worker.engine.salt import salted
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Queued, Sequence, State
 from worker.engine.state_cache import prefix_cache_of
-from worker.engine.step import Aborted, BadBatch, NoRoom, Sampled, Step, Token
+from worker.engine.step import Aborted, BadBatch, NoRoom, Sampled, Step, Token, salted
 from worker.wire.blocks import BlocksChanged
 from worker.wire.jobs import Delta, FailureCode, JobKey, Logprob, SlotId, StepKind, StopReason, TokenId
 from worker.wire.load import PrefixCacheFound

@@ -9,7 +9,7 @@ runs on the engine's step thread.
 
 Every node has cells, so the root is none. A child's first token is its key among its siblings. Evicting leaves a
 parent with one child as it is: cells can be split, not joined. A node may have the scores of its first tokens too, if
-its parent has all of its own; they go with the node. The salt of a prompt (salt.py) is part of the first node's key.
+its parent has all of its own; they go with the node. The salt of a prompt (step.py) is part of the first node's key.
 """
 
 from array import array
@@ -24,8 +24,7 @@ from operator import attrgetter
 
 from worker.engine.backend import Checkpoint, Found, Saved
 from worker.engine.kv_blocks import BLOCK_TOKENS, BlockJournal
-from worker.engine.salt import salt_of
-from worker.engine.step import Score
+from worker.engine.step import Score, salt_of
 from worker.wire.blocks import BlockHash
 from worker.wire.jobs import TokenId
 

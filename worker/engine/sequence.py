@@ -10,14 +10,15 @@ Owned by the step thread. Knows nothing of the decode call or the clock, and of 
 
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Self
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from worker.engine.channels import ChannelText
-from worker.engine.drafting.acceptance import Account, Lookup
+from worker.engine.drafting.lookups import Lookup
+from worker.engine.drafting.pricing import Account, Draft
 from worker.engine.step import Constraint, Score, Scoring, Slice, Token
 from worker.wire.jobs import Delta, JobKey, SamplingParams, SlotId, StopReason, Submit, TokenId
 
@@ -227,6 +228,19 @@ class Sequence:
             return "EOS"
         return "MAX_TOKENS" if self.is_out_of_tokens else None
 
+    def n_draftable(self, n_most: int) -> int:
+        """Return how many draft tokens it may have: none if the next token is known, and none after the last allowed
+        token."""
+        if self.n_to_compute > 1 or self.forced:
+            return 0
+        return max(0, min(n_most, self.max_tokens - len(self.generated) - 1))
+
+    def permitted(self, draft: Draft) -> Draft:
+        """Return the draft as far as the constraint allows it."""
+        if self.constraint is None or not draft.tokens:
+            return draft
+        return replace(draft, tokens=draft.tokens[: self.constraint.n_allowed(draft.tokens)])
+
     def prefill_slice(self, n_most: int, grain: int) -> Slice | None:
         """Return a slice of up to `n_most` of the tokens to compute. If it has all of them, the last one draws unless
         nothing is generated. If not, it ends at a stop or at an absolute multiple of `grain`, or is None if `n_most`
@@ -245,7 +259,7 @@ class Sequence:
         if not self.is_scoring:
             return slice_
         begin = self.n_computed + 1
-        return replace(slice_, scoring=Scoring(self.prompt[begin : begin + len(tokens)], self.scores))
+        return structs.replace(slice_, scoring=Scoring(self.prompt[begin : begin + len(tokens)], self.scores))
 
     def decode_slice(self, draft: Seq[TokenId] = (), n_most: int = 1) -> Slice:
         """Return a slice of up to `n_most` of the tokens to compute, and of the draft tokens after them. There are

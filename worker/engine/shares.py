@@ -46,19 +46,15 @@ class Policy(Protocol):
 
     def rank(self, sequence: Sequence) -> Rank:
         """Return the place of a waiting sequence in the queue; the lowest is first."""
-        ...
 
     def cells_to_reserve(self, sequence: Sequence) -> int:
         """Return how many cells to reserve for a sequence, beyond those it has."""
-        ...
 
     def may_be_preempted(self, running: Sequence, waiting: Sequence, /) -> bool:
         """Return True if the running sequence may be paused to give the waiting one its slot and its cells."""
-        ...
 
     def victim(self, running: Collection[Sequence]) -> Sequence:
         """Return the one of at least two sequences to pause when the cells have run out."""
-        ...
 
 
 class FirstCome:

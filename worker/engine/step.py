@@ -27,35 +27,28 @@ class Constraint(Protocol):
 
     def begin(self, state: ChannelState) -> None:
         """Begin the text in a state. This is called once, before the first token."""
-        ...
 
     def accept(self, token: TokenId) -> None:
         """Advance by a token that was drawn under this constraint and does not end the job."""
-        ...
 
     def take_forced(self, n_enough: int) -> Seq[Token]:
         """Advance by the tokens that must come next, and return them; none if there is a choice, or an end. The search
         stops at `n_enough` tokens or a few more, because there may be no last one.
         """
-        ...
 
     @property
     def is_over(self) -> bool:
         """Return True if only an end may follow."""
-        ...
 
     @property
     def unenforced_tools(self) -> tuple[int, ...]:
         """The places of tools whose schemas it cannot enforce."""
-        ...
 
     def n_allowed(self, tokens: Seq[TokenId]) -> int:
         """Return how many of the tokens, from the first on, the constraint allows."""
-        ...
 
     def close(self) -> None:
         """Free what it holds. Idempotent."""
-        ...
 
 
 Score = NewType("Score", bytes)
@@ -149,3 +142,37 @@ class Aborted(StepFailed):
 
 class BadBatch(StepFailed):
     """llama_decode -1: some slice is invalid."""
+
+
+class _SaltedToken(int):
+    """The first token of a salted prompt: an id, and a salt. It is written and computed as the id alone.
+
+    It differs from the same token without the salt or with another one, so no comparison of two texts from their
+    beginnings finds anything that clients of different salts have in common. What packs tokens into bytes loses the
+    salt, and asks `salt_of` first.
+    """
+
+    salt: bytes
+
+    def __new__(cls, token: TokenId, salt: bytes) -> "_SaltedToken":
+        made = super().__new__(cls, token)
+        made.salt = salt
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _SaltedToken) and self.salt == other.salt and int(self) == int(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = int.__hash__
+
+
+def salted(prompt: list[TokenId], salt: bytes) -> list[TokenId]:
+    """Return a prompt, which is not empty, that shares nothing with prompts of another salt; without one as it is."""
+    return [TokenId(_SaltedToken(prompt[0], salt)), *prompt[1:]] if salt else prompt
+
+
+def salt_of(tokens: Seq[TokenId]) -> bytes:
+    """Return the salt of a text from its beginning on; nothing if it has none."""
+    return tokens[0].salt if tokens and isinstance(tokens[0], _SaltedToken) else b""

@@ -18,8 +18,7 @@ import numpy as np
 from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
-from worker.engine.backend import Meanwhile, do_nothing
-from worker.engine.drafting.hidden_rows import HiddenRows
+from worker.engine.backend import HiddenRows, Meanwhile, do_nothing
 from worker.engine.step import Slice
 from worker.limits import MAX_HIDDEN_ROWS
 from worker.llama.context import Context

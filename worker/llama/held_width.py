@@ -6,7 +6,7 @@ nothing, and until they have cost together as much as a change. Whatever comes, 
 and where another job ends or a prompt is read before, a change is saved. Pure; step thread.
 """
 
-from worker.engine.drafting.step_costs import interpolated
+from worker.engine.drafting.pricing import interpolated
 from worker.wire.load import RowCosts
 
 MAX_SURPLUS = 0.1

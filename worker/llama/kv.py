@@ -28,7 +28,7 @@ from typing import Any
 from llama_cpp import llama_cpp as capi
 
 from worker.engine.backend import Checkpoint, KvMismatch, Saved
-from worker.engine.salt import salt_of
+from worker.engine.step import salt_of
 from worker.limits import MAX_DRAFTS
 from worker.llama.seq_ids import SeqIds
 from worker.models.upstream.numbers import MROPE_TYPES

@@ -20,7 +20,7 @@ import numpy as np
 from llama_cpp import llama_cpp as capi
 
 from worker.engine.backend import Checkpoint, Saved
-from worker.engine.salt import salt_of
+from worker.engine.step import salt_of
 from worker.llama.kv import ALL, Kv
 from worker.llama.seq_ids import SeqIds
 from worker.server.saved.arena import Bytes

@@ -10,9 +10,8 @@ from tests.engine.drafting.step_costs import Costs, cost
 from tests.engine.fake_runner import FakeRunner, Request, ToyModel, alone
 from tests.engine.toy_constraint import N_VOCAB, ToyConstraint
 from tests.queued import queued
-from worker.engine.backend import LoadedDraft
+from worker.engine.backend import HiddenRows, LoadedDraft
 from worker.engine.config import EngineConfig
-from worker.engine.drafting.hidden_rows import HiddenRows
 from worker.engine.loop import Engine
 from worker.engine.step import Sampled, Step
 from worker.wire.jobs import Finished, JobKey, Logprob, SamplingParams, SlotId, StepDone, StepKind, TokenId, TopToken

@@ -4,7 +4,7 @@ from itertools import accumulate, pairwise
 
 from hypothesis import strategies as st
 
-from worker.engine.drafting.acceptance import NO_DRAFT, Draft
+from worker.engine.drafting.pricing import NO_DRAFT, Draft
 from worker.wire.jobs import TokenId
 
 CPU = ((1, 7.5e-3), (2, 11e-3), (4, 19e-3), (8, 34e-3), (16, 66e-3))

@@ -13,7 +13,7 @@ from tests.engine.drafting.draft_rig import ITL_TARGET_S, DraftRig, Guesser
 from tests.engine.drafting.step_costs import CPU, GPU, Costs, cheap, cost
 from tests.engine.fake_runner import Request, ToyModel
 from worker.engine.drafting.draft_model import CATCH_UP_SHARE
-from worker.engine.drafting.speculation import MAX_LOST, N_INVESTED
+from worker.engine.drafting.pricing import MAX_LOST, N_INVESTED
 from worker.limits import MAX_DRAFTS, MAX_HIDDEN_ROWS
 
 LAW = settings(max_examples=25)

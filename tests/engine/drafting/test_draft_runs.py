@@ -8,10 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.drafting.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
-from worker.engine.drafting.acceptance import Acceptance, Account, Proposal
-from worker.engine.drafting.history import HISTORY_BYTES, EarlierAnswers, History
-from worker.engine.drafting.ngram import NgramLookup
-from worker.engine.drafting.speculation import MAX_LOST, Speculation
+from worker.engine.drafting.lookups import HISTORY_BYTES, EarlierAnswers, History, NgramLookup
+from worker.engine.drafting.pricing import MAX_LOST, Acceptance, Account, Proposal, Speculation
 from worker.wire.jobs import TokenId
 
 LAW = settings(max_examples=200)

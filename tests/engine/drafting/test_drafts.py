@@ -9,9 +9,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.drafting.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
-from worker.engine.drafting.acceptance import Acceptance, Account, Draft, Proposal
-from worker.engine.drafting.speculation import MAX_HELD_UP, MIN_GAIN, Speculation
-from worker.engine.drafting.step_costs import N_TIMED
+from worker.engine.drafting.pricing import (
+    MAX_HELD_UP,
+    MIN_GAIN,
+    N_TIMED,
+    Acceptance,
+    Account,
+    Draft,
+    Proposal,
+    Speculation,
+)
 from worker.wire.jobs import TokenId
 
 LAW = settings(max_examples=200)

@@ -5,9 +5,8 @@ from collections.abc import Sequence as Seq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.drafting.acceptance import NO_DRAFT, Acceptance, Draft
-from worker.engine.drafting.history import HISTORY_BYTES, NGRAM_SIZES, EarlierAnswers, History
-from worker.engine.drafting.ngram import MAX_COUNTED
+from worker.engine.drafting.lookups import EARLIER_SIZES, HISTORY_BYTES, MAX_COUNTED, EarlierAnswers, History
+from worker.engine.drafting.pricing import NO_DRAFT, Acceptance, Draft
 from worker.wire.jobs import TokenId
 
 LAW = settings(max_examples=300)
@@ -52,7 +51,7 @@ def test_a_draft_is_what_followed_the_last_tokens_in_an_earlier_job(
     draft = drafted(remembered(History(limit_bytes), jobs), tokens, n_most)
     if draft is NO_DRAFT:
         return
-    assert min(NGRAM_SIZES) <= draft.n_matched <= MAX_COUNTED
+    assert min(EARLIER_SIZES) <= draft.n_matched <= MAX_COUNTED
     assert len(draft.tokens) <= n_most
     assert any(is_read_from(job, tokens, draft) for job in jobs)
 
@@ -81,7 +80,7 @@ def test_the_history_takes_as_many_bytes_as_were_allowed_and_no_more(
 ) -> None:
     history = History(limit_bytes)
     n_bytes = history.n_bytes
-    assert limit_bytes - 4 * (1 + len(NGRAM_SIZES)) < n_bytes <= limit_bytes
+    assert limit_bytes - 4 * (1 + len(EARLIER_SIZES)) < n_bytes <= limit_bytes
     assert remembered(history, jobs, n_at_once).n_bytes == n_bytes
 
 

@@ -3,8 +3,8 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from worker.engine.drafting.acceptance import NO_DRAFT, Draft
-from worker.engine.drafting.ngram import MAX_COUNTED, TRUST_BEHIND_A_CHANGE, NgramLookup
+from worker.engine.drafting.lookups import MAX_COUNTED, TRUST_BEHIND_A_CHANGE, NgramLookup
+from worker.engine.drafting.pricing import NO_DRAFT, Draft
 from worker.wire.jobs import TokenId
 
 LAW = settings(max_examples=300)

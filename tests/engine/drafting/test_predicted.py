@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.engine.drafting.test_draft_runs import words
 from tests.engine.fake_runner import Request, ToyModel
 from tests.engine.rig import Rig
-from worker.engine.drafting import predicted
-from worker.engine.drafting.acceptance import NO_DRAFT
-from worker.engine.drafting.predicted import MAX_TOKENS, N_INDEXED, Predicted
+from worker.engine.drafting import lookups
+from worker.engine.drafting.lookups import MAX_PREDICTED, N_INDEXED, Predicted
+from worker.engine.drafting.pricing import NO_DRAFT
 from worker.limits import MAX_DRAFTS
 from worker.wire.jobs import Finished, JobKey, StepDone, TokenId
 
@@ -177,9 +177,9 @@ def test_of_places_that_are_alike_the_next_one_is_meant() -> None:
 
 
 def test_what_is_looked_at_is_bounded_and_indexed_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    long = words(MAX_TOKENS + 5, seed=4)
-    assert Predicted(long, long[:MAX_TOKENS]).propose(8) is NO_DRAFT
-    monkeypatch.setattr(predicted, "N_INDEXED", 10)
+    long = words(MAX_PREDICTED + 5, seed=4)
+    assert Predicted(long, long[:MAX_PREDICTED]).propose(8) is NO_DRAFT
+    monkeypatch.setattr(lookups, "N_INDEXED", 10)
     text = words(100, seed=5)
     new = words(20, seed=6)
     told = list(new)
@@ -192,4 +192,4 @@ def test_what_is_looked_at_is_bounded_and_indexed_step_by_step(monkeypatch: pyte
         told.append(token)
     told += [*new, *text[70:74]]
     assert lookup.propose(8).tokens == tuple(text[74:82])
-    assert N_INDEXED < MAX_TOKENS
+    assert N_INDEXED < MAX_PREDICTED

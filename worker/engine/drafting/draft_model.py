@@ -11,7 +11,7 @@ A head reads a token with the model's hidden row of the one before it. So it see
 row, and computes what it drafted itself again once the model's rows are there.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from math import exp
@@ -19,9 +19,7 @@ from typing import Self
 
 from worker.engine.backend import LoadedDraft
 from worker.engine.config import EngineConfig
-from worker.engine.drafting.acceptance import N_CLASSES, Acceptance, Draft, Proposal
-from worker.engine.drafting.speculation import Proposals, Running, Speculation, n_allowed, permitted
-from worker.engine.drafting.step_costs import StepCosts
+from worker.engine.drafting.pricing import N_CLASSES, Acceptance, Draft, Proposal, Speculation, StepCosts
 from worker.engine.sequence import Sequence
 from worker.engine.step import Sampled, Slice, Step, StepFailed
 from worker.wire.jobs import SamplingParams, SlotId, TokenId
@@ -47,6 +45,9 @@ HALF_LIFE_STEPS = 64
 again some hundred tokens later."""
 HALF_LIFE_JOBS = 4
 """The number of new jobs after which observations of all jobs' drafts count half."""
+
+Running = Mapping[SlotId, Sequence]
+Proposals = Mapping[SlotId, list[Proposal]]
 
 _GREEDY = SamplingParams(seed=0, temperature=0.0, logprobs=0)
 _NO_TOKEN = TokenId(-1)
@@ -135,8 +136,7 @@ class _Growing:
 
 
 class DraftModel:
-    """A DraftSource (drafts.py) whose drafts take time. So they are made only for sequences for which they are expected
-    to pay.
+    """Its `propose` is a `DraftSource` (drafts.py) whose drafts take time: they are made only where they should pay.
 
     `draft` has a slot for each slot of jobs, and as many spare ones behind them if it has recurrent state. `n_most` is
     the largest number of draft tokens for a job in a step. If the draft model fails, `warn` gets the reason, once, and
@@ -178,7 +178,7 @@ class DraftModel:
 
     def _propose(self, sequences: Running, found: Proposals) -> float:
         speculation, n_rows = self._speculation, len(sequences)
-        followed = [self._follow(each) for each in sequences.values() if n_allowed(each, 1)]
+        followed = [self._follow(each) for each in sequences.values() if each.n_draftable(1)]
         self._catch_up([each for each in followed if each.n_lacking > MAX_LACKING], n_rows)
         able = [each for each in followed if 0 < each.n_lacking <= MAX_LACKING]
         able = [each for each in able if speculation.can_pay(each.sequence.account)]
@@ -191,14 +191,14 @@ class DraftModel:
         return self._make(able[:n_made], depth, found) if n_made else 0.0
 
     def _make(self, followed: Seq[_Followed], depth: int, found: Proposals) -> float:
-        drafts = [_Growing(each, n_allowed(each.sequence, depth), each.slot, each.held) for each in followed]
+        drafts = [_Growing(each, each.sequence.n_draftable(depth), each.slot, each.held) for each in followed]
         began_s = self._clock()
         self._grow(drafts)
         made_s = self._clock() - began_s
         for each in drafts:
             sequence, worth = each.followed.sequence, each.followed.worth
             sequence.account.pay(made_s / len(drafts))
-            draft = permitted(Draft(tuple(each.tokens), n_asked=each.n_most), sequence)
+            draft = sequence.permitted(Draft(tuple(each.tokens), n_asked=each.n_most))
             found[each.followed.slot].append(Proposal(sequence.account, worth, draft))
         if self._draft.hidden is not None:
             for one in followed:

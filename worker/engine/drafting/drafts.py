@@ -1,35 +1,21 @@
 """Drafts in decode steps: the best draft of any source, with as many tokens as pay, judged by the draws.
 
-This module owns which jobs have drafts, and the sources of these. ngram.py, predicted.py, history.py and draft_model.py
-find or make them, and speculation.py prices them.
-
-No step takes a draft only to find out whether it would be right.
+This module owns which jobs have drafts. lookups.py and draft_model.py find or make them, and pricing.py prices them. No
+step takes a draft only to find out whether it would be right.
 """
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Protocol
 
 from msgspec.structs import replace
 
 from worker.engine.backend import Kv, LoadedDraft
 from worker.engine.config import EngineConfig
-from worker.engine.drafting.acceptance import NO_DRAFT, Acceptance, Proposal
-from worker.engine.drafting.draft_model import DraftModel
-from worker.engine.drafting.history import EarlierAnswers, History
-from worker.engine.drafting.ngram import NgramLookup
-from worker.engine.drafting.predicted import Predicted
-from worker.engine.drafting.speculation import (
-    EvenSpeculation,
-    Proposals,
-    Running,
-    Speculation,
-    n_allowed,
-    permitted,
-)
-from worker.engine.salt import salt_of
+from worker.engine.drafting.draft_model import DraftModel, Proposals, Running
+from worker.engine.drafting.lookups import EarlierAnswers, History, NgramLookup, Predicted
+from worker.engine.drafting.pricing import NO_DRAFT, Acceptance, EvenSpeculation, Proposal, Speculation
 from worker.engine.sequence import Sequence, State
-from worker.engine.step import Sampled, Step
+from worker.engine.step import Sampled, Step, salt_of
 from worker.limits import MAX_DRAFTS
 from worker.wire.jobs import SlotId, TokenId
 
@@ -46,27 +32,21 @@ step generates fewer."""
 
 _UNJUDGED = Acceptance()
 
-
-class DraftSource(Protocol):
-    """A source of drafts. Every draw judges all that it proposes, also what the step does not take."""
-
-    def propose(self, sequences: Running, n_most: int, found: Proposals) -> float:
-        """Add drafts of at most n_most tokens for the sequences of a step to those that are `found` already. Return
-        the seconds that it took to make them, which the step has to win back."""
-        ...
+DraftSource = Callable[[Running, int, Proposals], float]
+"""(sequences of a step, n_most, proposals so far) → the seconds that it took to make drafts, which the step has to win
+back. It adds drafts of at most n_most tokens to the proposals. Every draw judges all of these, also what the step does
+not take."""
 
 
-class Lookups:
-    """The drafts that are looked up in texts."""
-
-    def propose(self, sequences: Running, n_most: int, found: Proposals) -> float:
-        for slot, sequence in sequences.items():
-            n_wanted = n_allowed(sequence, n_most)
-            for lookup in sequence.lookups:
-                draft = lookup.propose(n_wanted)
-                if draft.tokens:
-                    found[slot].append(Proposal(sequence.account, lookup.acceptance, permitted(draft, sequence)))
-        return 0.0
+def look_up(sequences: Running, n_most: int, found: Proposals) -> float:
+    """The `DraftSource` of the drafts that are looked up in texts."""
+    for slot, sequence in sequences.items():
+        n_wanted = sequence.n_draftable(n_most)
+        for lookup in sequence.lookups:
+            draft = lookup.propose(n_wanted)
+            if draft.tokens:
+                found[slot].append(Proposal(sequence.account, lookup.acceptance, sequence.permitted(draft)))
+    return 0.0
 
 
 class Drafts:
@@ -86,17 +66,16 @@ class Drafts:
     ) -> None:
         n_each, costs = kv.max_undone, config.row_costs if kv.max_undone else ()
         is_even = kv.has_state and n_each
-        self._speculation = (
-            EvenSpeculation(costs, n_each, config.switch_s)
-            if is_even
-            else Speculation(costs, MAX_DRAFTS, config.switch_s)
-        )
+        kind, n_most = (EvenSpeculation, n_each) if is_even else (Speculation, MAX_DRAFTS)
+        self._speculation = kind(costs, n_most, config.switch_s)
         self._is_on, self._has_own_text = bool(costs), config.has_own_text
         self._history, self._of_earlier = History(config.history_bytes if costs else 0), Acceptance()
-        self._sources: list[DraftSource] = [Lookups()]
+        self._sources: list[DraftSource] = [look_up]
         if draft is not None and draft.row_costs and costs:
             n_most = min(config.draft_max, n_each)
-            self._sources.append(DraftModel(draft, self._speculation, config, n_most=n_most, clock=clock, warn=warn))
+            model = DraftModel(draft, self._speculation, config, n_most=n_most, clock=clock, warn=warn)
+            self._sources.append(model.propose)
+        self._has_lookups_alone = len(self._sources) == 1
         self._clock = clock
         self._proposals: dict[SlotId, list[Proposal]] = {}
         """The proposals of all sources for the current step, also those that the step did not take."""
@@ -146,17 +125,13 @@ class Drafts:
             self._n_resting = min(MAX_RESTING, int(spent_s / (LOOKING_SHARE * step_s))) if step_s else 0
         return drafted
 
-    @property
-    def _has_lookups_alone(self) -> bool:
-        return len(self._sources) == 1
-
     def _with_drafts(self, step: Step, running: Running) -> Step:
         n_most = self._speculation.most_drafts(len(step.slices))
         if n_most == 0:
             return step
         sequences = {slice_.slot: running[slice_.slot] for slice_ in step.slices}
         self._proposals = {slot: [Proposal(each.account, _UNJUDGED, NO_DRAFT)] for slot, each in sequences.items()}
-        made_s = sum(source.propose(sequences, n_most, self._proposals) for source in self._sources)
+        made_s = sum(propose(sequences, n_most, self._proposals) for propose in self._sources)
         best = [self._speculation.best(proposals, len(sequences)) for proposals in self._proposals.values()]
         if self._has_lookups_alone and not any(proposal.draft.tokens for proposal in best):
             return step

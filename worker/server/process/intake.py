@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from worker.config.engine_settings import Configure, inbound_decoder
 from worker.engine.backend import Found, LoadedModel
 from worker.engine.loop import Engine
-from worker.engine.salt import salted
 from worker.engine.sequence import Queued
+from worker.engine.step import salted
 from worker.server.process.outbox import Outbox, die, leave
 from worker.wire.frames import FrameBuffer
 from worker.wire.jobs import Accepted, Cancel, JobKey, Submit, TokenId
