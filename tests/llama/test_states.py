@@ -257,7 +257,7 @@ def test_a_state_is_a_copy_that_the_next_steps_do_not_change(
     computed(context, 0, some_tokens(1, 30), [20])
     state = context.kv.checkpoint(SlotId(0))
     assert isinstance(state, SavedCheckpoint)
-    before = np.frombuffer(state.data, np.uint8).copy()
+    before = np.frombuffer(state.items, np.uint8).copy()
     computed(context, 0, some_tokens(1, 30), [30])
-    assert (np.frombuffer(state.data, np.uint8) == before).all()
+    assert (np.frombuffer(state.items, np.uint8) == before).all()
     assert state.n_bytes == context.kv.n_state_bytes

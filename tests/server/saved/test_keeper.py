@@ -275,7 +275,7 @@ def test_states_are_found_after_the_cells_before_them_the_shortest_first(lasting
         assert tokens_in(found) == [TOKENS[:4], TOKENS]
         assert [tokens for tokens, _ in found.checkpoints] == [TOKENS[:4], TOKENS]
         states = [state for _, state in found.checkpoints if isinstance(state, SavedCheckpoint)]
-        assert [bytes(state.data) for state in states] == [recurrent_state(4).tobytes(), recurrent_state(6).tobytes()]
+        assert [bytes(state.items) for state in states] == [recurrent_state(4).tobytes(), recurrent_state(6).tobytes()]
 
 
 def test_a_state_without_cells_comes_with_their_places(keeping: Keeping) -> None:

@@ -131,8 +131,10 @@ class Arena:
         room = Room(self._free_rows.pop(), offset, n_bytes)
         try:
             for part in parts:
-                self._write(part, offset)
-                offset += len(part)
+                left = memoryview(part)
+                while left:
+                    n_written = os.pwrite(self._fd, left, offset)
+                    left, offset = left[n_written:], offset + n_written
             os.pwrite(self._fd, _ROW.pack(room.offset, n_bytes, 0), self._at(room.row))
         except OSError:
             self.free(room)
@@ -148,21 +150,17 @@ class Arena:
         os.pwrite(self._fd, _ROW.pack(room.offset, room.n_bytes, is_in_use), self._at(room.row))
 
     def free(self, room: Room) -> None:
-        """Free the entry, which is not read any more."""
+        """Free the entry, which is not read any more; its memory goes back where the system can make holes."""
         with suppress(OSError):
             os.pwrite(self._fd, _FREE, self._at(room.row))
-        self._give_back(room)
-        self._extents.give(room.offset, _whole(room.n_bytes))
-        self._free_rows.append(room.row)
-
-    def _give_back(self, room: Room) -> None:
-        """Make a hole in the file, where the system can."""
         if hasattr(mmap, "MADV_REMOVE"):
             with (
                 suppress(OSError),  # it cannot with this file
                 mmap.mmap(self._fd, room.n_bytes, flags=mmap.MAP_SHARED, offset=room.offset) as pages,
             ):
                 pages.madvise(mmap.MADV_REMOVE)
+        self._extents.give(room.offset, _whole(room.n_bytes))
+        self._free_rows.append(room.row)
 
     @property
     def note(self) -> bytes:
@@ -175,12 +173,6 @@ class Arena:
 
     def _at(self, row: int) -> int:
         return NOTE_BYTES + row * _ROW.size
-
-    def _write(self, data: Buffer, offset: int) -> None:
-        left = memoryview(data)
-        while left:
-            n_written = os.pwrite(self._fd, left, offset)
-            left, offset = left[n_written:], offset + n_written
 
 
 def _whole(n_bytes: int) -> int:

@@ -66,8 +66,8 @@ class Layout:
 
     @property
     def empty_bytes(self) -> int:
-        """Return the length of the state of a sequence without cells; every kind of memory that we cannot read writes
-        more or less.
+        """The length of the state of a sequence without cells; every kind of memory that we cannot read writes more or
+        less.
         """
         return HEADER_BYTES + self.n_caches * _CACHE_BYTES
 
@@ -77,43 +77,49 @@ ORDINARY = Layout()
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """K or V of one layer. `items`: uint8[n_rows, n_cells, item_bytes]; rows are 1 unless V is transposed."""
+    """The cells of a cache, or K or V of one of its layers."""
 
-    ggml_type: int
+    header: Bytes
+    """All that stands in the state between the block before and this one."""
     items: Bytes
+    """uint8[n_rows, n_cells, item_bytes]; rows are 1 unless V is transposed."""
+
+    @property
+    def ggml_type(self) -> int:
+        """The type of K or V: all headers of theirs end with it and eight bytes of sizes."""
+        return int(self.header[-12:-8].view("<i4")[0])
+
+    def of(self, which: slice | NDArray[np.intp]) -> "Block":
+        """Some of its cells, under the header of all."""
+        return replace(self, items=self.items[:, which])
 
 
 @dataclass(frozen=True, slots=True)
 class CacheState:
     """A sequence's part of one cache."""
 
-    cells: NDArray[np.int32]
-    """[n_cells, Layout.cell_ints] in the order in which they lie; the first column has their positions."""
-    is_transposed: bool
-    k: tuple[Block, ...]
-    v: tuple[Block, ...]
+    cells: Block
+    k: tuple[Block, ...] = ()
+    v: tuple[Block, ...] = ()
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return self.cells, *self.k, *self.v
+
+    @property
+    def numbers(self) -> NDArray[np.int32]:
+        """int32[n_cells, Layout.cell_ints], in the order in which the cells lie."""
+        numbers: NDArray[np.int32] = self.cells.items[0].view("<i4")
+        return numbers
 
     @property
     def positions(self) -> NDArray[np.int32]:
-        return self.cells[:, 0]
+        return self.numbers[:, 0]
 
-    @property
-    def cell_bytes(self) -> int:
-        """The bytes that one cell takes in the state."""
-        items = [block.items for block in self.k + self.v]
-        return 4 * int(self.cells.shape[1]) + sum(int(item.shape[0] * item.shape[2]) for item in items)
-
-    @property
-    def header_bytes(self) -> int:
-        """The bytes of the state that are not its cells. Each block of K or V has a header of 12 bytes, transposed or
-        not.
-        """
-        return _CACHE_BYTES + 8 + 12 * len(self.k + self.v)
-
-    def of(self, which: slice | NDArray[np.intp]) -> Self:
+    def of(self, which: slice | NDArray[np.intp]) -> "CacheState":
         """Some of its cells."""
-        k, v = (tuple(replace(block, items=block.items[:, which]) for block in blocks) for blocks in (self.k, self.v))
-        return replace(self, cells=self.cells[which], k=k, v=v)
+        k, v = (tuple(block.of(which) for block in blocks) for blocks in (self.k, self.v))
+        return CacheState(self.cells.of(which), k, v)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,56 +130,64 @@ class SeqState:
 
     @property
     def n_cells(self) -> int:
-        return len(self.caches[0].cells)
+        return len(self.caches[0].positions)
 
     @property
     def start(self) -> int:
         """The first position; the cells are in order."""
         return int(self.caches[0].positions[0])
 
-    @property
-    def seq_id(self) -> int:
-        return int(self.caches[0].cells[0, -1])
-
-    def cut(self, begin: int, end: int) -> Self:
+    def cut(self, begin: int, end: int) -> "SeqState":
         """The cells [begin, end), views still."""
-        return replace(self, caches=tuple(cache.of(slice(begin, end)) for cache in self.caches))
+        return SeqState(tuple(cache.of(slice(begin, end)) for cache in self.caches))
 
-    def in_order(self) -> Self:
+    def in_order(self) -> "SeqState":
         """The cells in the order of their positions; copied where they lie otherwise."""
         if all((cache.positions[1:] > cache.positions[:-1]).all() for cache in self.caches):
             return self
-        return replace(self, caches=tuple(cache.of(cache.positions.argsort()) for cache in self.caches))
+        return SeqState(tuple(cache.of(cache.positions.argsort()) for cache in self.caches))
 
 
-class SavedCells:
+class _Copy:
+    """Bytes that can be moved into the keeper's memory, and the tokens that they are of, if these are known."""
+
+    def __init__(self, items: Bytes, tokens: Seq[int]) -> None:
+        self.items = items
+        """The state, for this room and the library."""
+        self.tokens = array("i", tokens)
+        """All from position 0 to the last that the copy knows of."""
+        self.room: Room | None = None
+        """The keeper's memory for it, which outlives this process."""
+
+    @property
+    def n_bytes(self) -> int:
+        return self.items.nbytes
+
+    def move_to(self, room: Room, items: Bytes) -> None:
+        """Read the same bytes from `items`, in the keeper's memory, from now on. May be called from any thread at any
+        time.
+        """
+        self.items, self.room = items, room
+
+
+class SavedCells(_Copy):
     """The engine's Saved (backend.py): the cells of positions [start, start + n_tokens)."""
 
     def __init__(
         self, parts: Seq[Bytes], layout: Layout = ORDINARY, tokens: Seq[int] = (), keep: "Keep | None" = None
     ) -> None:
         """`parts`: states of at least one cell, one behind the other; a single one is the copy's own from now on.
-        `tokens`: all from position 0 to the last cell, if they are known. `keep` gets the parts that this is split
-        into.
+        `keep` gets the parts that this is split into.
 
         Raises: ValueError if the bytes are no saved state.
         """
         states = [parse_seq_state(part, layout) for part in parts]
         in_order = [state.in_order() for state in states]
-        if len(parts) == 1 and in_order[0] is states[0]:
-            self._data, self.state = parts[0], states[0]
-        else:
-            self._data = joined(in_order, lasting)
-            self.state = parse_seq_state(self._data, layout)
-        self._layout = layout
-        self._keep = keep
-        self.tokens = array("i", tokens)
-        self.room: Room | None = None
-
-    state: SeqState
-    """Views of the copy, for this room only."""
-    room: "Room | None"
-    """The keeper's memory for it, which outlives this process."""
+        is_own = len(parts) == 1 and in_order[0] is states[0]
+        super().__init__(parts[0] if is_own else joined(in_order, lasting), tokens)
+        self.state = states[0] if is_own else parse_seq_state(self.items, layout)
+        """Views of the copy, for this room only."""
+        self._layout, self._keep = layout, keep
 
     @property
     def start(self) -> int:
@@ -182,10 +196,6 @@ class SavedCells:
     @property
     def n_tokens(self) -> int:
         return self.state.n_cells
-
-    @property
-    def n_bytes(self) -> int:
-        return self._data.nbytes
 
     def split(self, n_tokens: int) -> tuple[Self, Self]:
         """Split the copy as Saved.split does. Raises: ValueError for a number out of range."""
@@ -201,63 +211,29 @@ class SavedCells:
         tokens = self.tokens[: self.start + end]
         return type(self)([joined([self.state.cut(begin, end)], lasting)], self._layout, tokens, self._keep)
 
-    @property
-    def data(self) -> memoryview:
-        """The state."""
-        return self._data.data
-
-    def move_to(self, room: "Room", data: Bytes) -> None:
-        """Read the same bytes from `data`, in the keeper's memory, from now on. May be called from any thread at any
-        time.
-        """
-        state = parse_seq_state(data, self._layout)
-        self._data, self.state, self.room = data, state, room
+    def move_to(self, room: Room, items: Bytes) -> None:
+        self.state = parse_seq_state(items, self._layout)
+        super().move_to(room, items)
 
 
-class SavedCheckpoint:
+class SavedCheckpoint(_Copy):
     """The engine's Checkpoint (backend.py): the recurrent state of a sequence after its first n_tokens."""
 
-    def __init__(self, data: Bytes, layout: Layout, tokens: Seq[int] = ()) -> None:
-        """`data` is the copy's own from now on. `tokens`: all that came before, if they are known.
+    def __init__(self, items: Bytes, layout: Layout, tokens: Seq[int] = ()) -> None:
+        """`items` is the copy's own from now on.
 
         Raises: ValueError for what is not the state of one sequence in a memory of that layout.
         """
-        self.n_tokens = parse_checkpoint(data, layout)
-        self.tokens = array("i", tokens)
-        self.room: Room | None = None
-        self._data = data
-
-    room: "Room | None"
-    """The keeper's memory for it, which outlives this process."""
-
-    @property
-    def n_bytes(self) -> int:
-        return self._data.nbytes
-
-    @property
-    def data(self) -> memoryview:
-        """The state."""
-        return self._data.data
-
-    @property
-    def items(self) -> Bytes:
-        """The state, for this room and the library."""
-        return self._data
-
-    def move_to(self, room: "Room", data: Bytes) -> None:
-        """Read the same bytes from `data`, in the keeper's memory, from now on. May be called from any thread at any
-        time.
-        """
-        self._data, self.room = data, room
+        self.n_tokens = parse_checkpoint(items, layout)
+        super().__init__(items, tokens)
 
 
 class NoCells(SavedCells):
     """The copy of positions where sequences have no cells: nothing but their number."""
 
     def __init__(self, start: int, stop: int) -> None:
+        _Copy.__init__(self, passing(0), ())
         self._start, self._stop, self._keep = start, stop, None
-        self.tokens = array("i")
-        self.room = None
 
     @property
     def start(self) -> int:
@@ -298,9 +274,6 @@ def chained(parts: Seq[SavedCells], n_tokens: int) -> Bytes:
     raise ValueError(f"{n_tokens} cells are asked for; the saved ones are {n_found}")
 
 
-# ── where copies lie ──────────────────────────────────────────────────────────────────────────────
-
-
 def passing(n_bytes: int) -> Bytes:
     """Room for a copy that is dropped at once."""
     return np.empty(n_bytes, np.uint8)
@@ -323,18 +296,25 @@ def lasting(n_bytes: int) -> Bytes:
     return np.frombuffer(room, np.uint8)
 
 
-# ── reading ──────────────────────────────────────────────────────────────────────────────────────
+# ── the bytes of a state ─────────────────────────────────────────────────────────────────────────
 
 
 class _Reader:
     def __init__(self, data: Bytes) -> None:
         self._data = data
-        self._at = 0
+        self._at = self._header_at = 0
 
     def numbers(self, codes: str) -> tuple[int, ...]:
-        return struct.unpack(f"<{codes}", self.take(struct.calcsize(f"<{codes}")).data)
+        return struct.unpack(f"<{codes}", self._take(struct.calcsize(f"<{codes}")).data)
 
-    def take(self, n_bytes: int) -> Bytes:
+    def block(self, n_rows: int, n_cells: int, item_bytes: int) -> Block:
+        """All that was read since the block before is its header."""
+        header = self._data[self._header_at : self._at]
+        items = self._take(n_rows * n_cells * item_bytes).reshape(n_rows, n_cells, item_bytes)
+        self._header_at = self._at
+        return Block(header, items)
+
+    def _take(self, n_bytes: int) -> Bytes:
         """Raises: ValueError when fewer are left."""
         end = self._at + n_bytes
         if end > len(self._data):
@@ -359,11 +339,10 @@ def parse_seq_state(data: Bytes, layout: Layout = ORDINARY) -> SeqState:
         raise ValueError(
             f"{reader.n_left} bytes follow the saved state: the model's memory is not of the expected kind"
         )
-    for cache in caches[1:]:
-        if not np.array_equal(np.sort(cache.positions), np.sort(caches[0].positions)):
-            raise ValueError(
-                f"one cache holds {len(caches[0].cells)} cells of the sequence, another {len(cache.cells)}"
-            )
+    first, *others = (cache.positions for cache in caches)
+    for other in others:
+        if not np.array_equal(np.sort(other), np.sort(first)):
+            raise ValueError(f"one cache holds {len(first)} cells of the sequence, another {len(other)}")
     return SeqState(caches)
 
 
@@ -371,30 +350,47 @@ def _cache(reader: _Reader, seq_id: int, layout: Layout) -> CacheState:
     n_streams, n_cells = reader.numbers("II")
     if n_streams != 1:
         raise ValueError(f"{n_streams} streams are in the saved state; only one can be read")
-    cells = reader.take(4 * layout.cell_ints * n_cells).view("<i4").reshape(n_cells, layout.cell_ints)
-    _check_owner(cells, seq_id)
+    cells = CacheState(reader.block(1, n_cells, 4 * layout.cell_ints))
+    is_foreign = (cells.numbers[:, 1] != 1) | (cells.numbers[:, -1] != seq_id)
+    if is_foreign.any():
+        raise ValueError(f"a cell at position {cells.positions[is_foreign.argmax()]} is not of sequence {seq_id} alone")
     if not n_cells:
-        return CacheState(cells, False, (), ())
+        return cells
     is_transposed, n_layers = reader.numbers("II")
-    k = tuple(_block(reader, n_cells, is_transposed=False) for _ in range(n_layers))
+    k = tuple(_layer(reader, n_cells, is_transposed=False) for _ in range(n_layers))
     # Some attention keeps no V of its own, but none that has sliding windows beside it.
     has_v = layout.n_caches > 1 or reader.n_left
-    v = tuple(_block(reader, n_cells, is_transposed=bool(is_transposed)) for _ in range(n_layers if has_v else 0))
-    return CacheState(cells, bool(is_transposed), k, v)
+    v = tuple(_layer(reader, n_cells, is_transposed=bool(is_transposed)) for _ in range(n_layers if has_v else 0))
+    return replace(cells, k=k, v=v)
 
 
-def _check_owner(cells: NDArray[np.int32], seq_id: int) -> None:
-    is_foreign = (cells[:, 1] != 1) | (cells[:, -1] != seq_id)
-    if is_foreign.any():
-        raise ValueError(f"a cell at position {cells[is_foreign.argmax(), 0]} is not of sequence {seq_id} alone")
-
-
-def _block(reader: _Reader, n_cells: int, *, is_transposed: bool) -> Block:
+def _layer(reader: _Reader, n_cells: int, *, is_transposed: bool) -> Block:
     if is_transposed:
-        ggml_type, item_bytes, n_rows = reader.numbers("iII")
+        _, item_bytes, n_rows = reader.numbers("iII")
     else:
-        (ggml_type, item_bytes), n_rows = reader.numbers("iQ"), 1
-    return Block(ggml_type, reader.take(n_rows * n_cells * item_bytes).reshape(n_rows, n_cells, item_bytes))
+        (_, item_bytes), n_rows = reader.numbers("iQ"), 1
+    return reader.block(n_rows, n_cells, item_bytes)
+
+
+def joined(states: Seq[SeqState], allocate: Allocate) -> Bytes:
+    """One state of all cells of the given ones, in their order; there are cells, and all are of one memory. Headers are
+    the first state's, but for the number of cells before those of each cache.
+    """
+    n_cells = sum(state.n_cells for state in states)
+    firsts = [block for cache in states[0].caches for block in cache.blocks]
+    n_bytes = sum(block.header.size + n_cells * block.items[:, 0].size for block in firsts)
+    data, at = allocate(n_bytes), 0
+    for caches in zip(*(state.caches for state in states), strict=True):
+        for number, blocks in enumerate(zip(*(cache.blocks for cache in caches), strict=True)):
+            header, (n_rows, _, item_bytes) = blocks[0].header, blocks[0].items.shape
+            begin, end = at + header.size, at + header.size + n_rows * n_cells * item_bytes
+            data[at:begin] = header
+            if number == 0:
+                data[begin - 4 : begin].view("<u4")[0] = n_cells
+            room = data[begin:end].reshape(n_rows, n_cells, item_bytes)
+            np.concatenate([block.items for block in blocks], axis=1, out=room)
+            at = end
+    return data
 
 
 def parse_checkpoint(data: Bytes, layout: Layout) -> int:
@@ -423,60 +419,3 @@ def state_bytes(empty: Bytes) -> int | None:
     if any(ggml_type != _F32 for ggml_type, _ in tensors):
         return None
     return len(empty) + _POSITION_BYTES + sum(row_bytes for _, row_bytes in tensors)
-
-
-# ── writing ──────────────────────────────────────────────────────────────────────────────────────
-
-
-class _Writer:
-    def __init__(self, room: Bytes) -> None:
-        self._room = room
-        self._at = 0
-
-    def numbers(self, codes: str, *values: int) -> None:
-        struct.pack_into(f"<{codes}", self._next(struct.calcsize(f"<{codes}")).data, 0, *values)
-
-    def items(self, parts: Seq[Bytes]) -> None:
-        """Arrays of [n_rows, some cells, item_bytes], one behind the other."""
-        n_rows, _, item_bytes = parts[0].shape
-        n_cells = sum(part.shape[1] for part in parts)
-        room = self._next(n_rows * n_cells * item_bytes).reshape(n_rows, n_cells, item_bytes)
-        np.concatenate(parts, axis=1, out=room)
-
-    def _next(self, n_bytes: int) -> Bytes:
-        room = self._room[self._at : self._at + n_bytes]
-        self._at += n_bytes
-        return room
-
-
-def joined(states: Seq[SeqState], allocate: Allocate) -> Bytes:
-    """One state of all cells of the given ones, in their order; there are cells, and all are of one memory."""
-    of_caches = list(zip(*(state.caches for state in states), strict=True))
-    n_cells = sum(state.n_cells for state in states)
-    n_bytes = sum(n_cells * caches[0].cell_bytes + caches[0].header_bytes for caches in of_caches)
-    data = allocate(HEADER_BYTES + n_bytes)
-    writer = _Writer(data)
-    writer.numbers("Ii", STATE_MAGIC, states[0].seq_id)
-    for caches in of_caches:
-        _write_cache(writer, caches, n_cells)
-    return data
-
-
-def _write_cache(writer: _Writer, states: Seq[CacheState], n_cells: int) -> None:
-    first = states[0]
-    writer.numbers("II", 1, n_cells)
-    writer.items([np.ascontiguousarray(state.cells).view(np.uint8)[np.newaxis] for state in states])
-    writer.numbers("II", first.is_transposed, len(first.k))
-    for blocks in zip(*(state.k for state in states), strict=True):
-        _write_blocks(writer, blocks, is_transposed=False)
-    for blocks in zip(*(state.v for state in states), strict=True):
-        _write_blocks(writer, blocks, is_transposed=first.is_transposed)
-
-
-def _write_blocks(writer: _Writer, blocks: Seq[Block], *, is_transposed: bool) -> None:
-    n_rows, _, item_bytes = blocks[0].items.shape
-    if is_transposed:
-        writer.numbers("iII", blocks[0].ggml_type, item_bytes, n_rows)
-    else:
-        writer.numbers("iQ", blocks[0].ggml_type, item_bytes)
-    writer.items([block.items for block in blocks])

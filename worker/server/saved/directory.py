@@ -19,7 +19,6 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from worker.errors import UsageError
@@ -91,13 +90,6 @@ def _make_key(directory: Path) -> None:
 # ── the files ────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    changed_ns: int
-    n_bytes: int
-    path: Path
-
-
 class CacheFiles:
     """The files of one binding in a directory that holds at most `limit_bytes` of all bindings' files."""
 
@@ -113,12 +105,12 @@ class CacheFiles:
     def names(self) -> list[str]:
         """Our own, the newest first, as many as the limit has room for. Raises: OSError."""
         ours, n_left = [], self._limit_bytes
-        for file in sorted(self._files(), key=lambda file: file.changed_ns, reverse=True):
-            if file.path.name.startswith(self._prefix):
-                n_left -= file.n_bytes
+        for path, found in reversed(self._oldest_first()):
+            if path.name.startswith(self._prefix):
+                n_left -= found.st_size
                 if n_left < 0:
                     break
-                ours.append(file.path.name)
+                ours.append(path.name)
         return ours
 
     def read(self, name: str) -> bytes:
@@ -153,22 +145,22 @@ class CacheFiles:
         """Remove what a writer before us has left unfinished, and the oldest files until there is room."""
         for unfinished in self._directory.glob(f"*{_UNFINISHED}"):
             unfinished.unlink(missing_ok=True)
-        files = sorted(self._files(), key=lambda file: file.changed_ns)
-        n_more = sum(file.n_bytes for file in files) + n_bytes - self._limit_bytes
-        for file in files:
+        files = self._oldest_first()
+        n_more = sum(found.st_size for _, found in files) + n_bytes - self._limit_bytes
+        for path, found in files:
             if n_more <= 0:
                 return
-            file.path.unlink(missing_ok=True)
-            n_more -= file.n_bytes
+            path.unlink(missing_ok=True)
+            n_more -= found.st_size
 
-    def _files(self) -> Iterator[_File]:
-        with os.scandir(self._directory) as entries:
-            for entry in entries:
-                if entry.name.endswith(_SUFFIX):
-                    with suppress(FileNotFoundError):  # another worker's has just gone
-                        found = entry.stat(follow_symlinks=False)
-                        if stat.S_ISREG(found.st_mode):
-                            yield _File(found.st_mtime_ns, found.st_size, Path(entry.path))
+    def _oldest_first(self) -> list[tuple[Path, os.stat_result]]:
+        files = []
+        for path in self._directory.iterdir():
+            with suppress(FileNotFoundError):  # another worker's has just gone
+                found = path.stat(follow_symlinks=False)
+                if path.suffix == _SUFFIX and stat.S_ISREG(found.st_mode):
+                    files.append((path, found))
+        return sorted(files, key=lambda file: file[1].st_mtime_ns)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

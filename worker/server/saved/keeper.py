@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -70,14 +71,6 @@ class Keeping:
     layout: Layout
 
 
-@dataclass(frozen=True, slots=True)
-class _Left:
-    """A copy that has no user any more."""
-
-    room: Room
-    code: bytes
-
-
 class Keeper:
     """`take`, `mark` and `flush` are the step thread's; they wait for no disk. Made once the model is loaded."""
 
@@ -88,7 +81,8 @@ class Keeper:
         self._key, self._binding = _NO_KEY, b""
         self._files: CacheFiles | None = None
         self._has_warned = False
-        self._queue: queue.SimpleQueue[weakref.ref[Kept] | _Left | threading.Event] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        """The work of the keeper's thread."""
 
     # ── the step thread ──────────────────────────────────────────────────────────────────────────
 
@@ -102,7 +96,7 @@ class Keeper:
 
     def take(self, saved: Kept) -> None:
         """Keep a copy whose tokens are known, if it is still there when its turn comes."""
-        self._queue.put(weakref.ref(saved))
+        self._queue.put(partial(self._keep, weakref.ref(saved)))
 
     def mark(self, parts: Iterable[Kept], *, is_in_use: bool) -> None:
         """Parts are about to be loaded, or a step with them has run."""
@@ -113,7 +107,7 @@ class Keeper:
     def flush(self, timeout_s: float) -> None:
         """Wait until all that was taken is kept."""
         is_done = threading.Event()
-        self._queue.put(is_done)
+        self._queue.put(is_done.set)
         is_done.wait(timeout_s)
 
     # ── the keeper's thread ──────────────────────────────────────────────────────────────────────
@@ -127,7 +121,7 @@ class Keeper:
                 with suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
             while True:
-                self._serve(self._queue.get())
+                self._queue.get()()
         except Exception as error:  # noqa: BLE001 - top of a thread: jobs continue without it, and the log says so
             log.warning("the prefix cache no longer outlives this engine: %s: %s", type(error).__name__, error)
         finally:
@@ -138,14 +132,15 @@ class Keeper:
         what is found.
         """
         keeping = self._keeping
-        stamp = binding_of(*map(_stamp_of, keeping.model_paths))
-        model = stamp
+        model = stamp = binding_of(*map(_stamp_of, keeping.model_paths))
         if keeping.directory is not None:
             self._key = read_key(keeping.directory)
             noted = self._arena.note
-            # A predecessor of this engine has read the same files.
-            is_known = noted[: len(stamp)] == stamp
-            model = noted[len(stamp) : 2 * len(stamp)] if is_known else _digest_of(keeping.model_paths)
+            if noted[: len(stamp)] == stamp:
+                # A predecessor of this engine has read the same files.
+                model = noted[len(stamp) : 2 * len(stamp)]
+            else:
+                model = binding_of(*(sha256_of(path).encode() for path in keeping.model_paths))
             self._arena.note = stamp + model
         self._binding = binding_of(model, keeping.facts)
         if keeping.directory is not None:
@@ -156,7 +151,7 @@ class Keeper:
         parts: list[tuple[list[TokenId], Saved]] = []
         checkpoints: list[tuple[list[TokenId], Checkpoint]] = []
         reasons: list[str] = []
-        for found in (*self._in_memory(), *(self._in_files() if self._files is not None else ())):
+        for found in (*self._in_memory(), *self._in_files()):
             if isinstance(found, str):
                 reasons.append(found)
                 continue
@@ -176,112 +171,95 @@ class Keeper:
         self._codes: set[bytes] = set()
         for room, was_in_use in self._arena.found:
             view = self._arena.view(room)
-            code = code_of(view.data)
             try:
                 if was_in_use:
                     raise Untrusted("the previous engine crashed while loading it")
-                yield self._trusted(view, room)
-                self._codes.add(code)
+                saved = self._trusted(view)
             except ValueError as error:
-                self._forget(_Left(room, code))
+                self._forget(room, code_of(view.data))
                 yield str(error)
+                continue
+            self._settle(saved, room)
+            self._codes.add(code_of(view.data))
+            yield saved
 
     def _in_files(self) -> Iterator[Kept | str]:
         """Yield what is only there, or why it is dropped."""
-        assert self._files is not None
+        if self._files is None:
+            return
         known = set(map(self._files.name, self._codes))
         for name in self._files.names():
             if name in known:
                 continue
-            room: Room | None = None
             try:
                 data = self._files.read(name)
-                read_record(data, key=self._key, binding=self._binding)
+                saved = self._trusted(np.frombuffer(data, np.uint8))
                 if name != self._files.name(code_of(data)):
                     raise Untrusted("its name belongs to other content")
-                room = self._arena.store([data])
-                view = np.frombuffer(data, np.uint8) if room is None else self._arena.view(room)
-                yield self._trusted(view, room)
             except FileNotFoundError:  # another worker has just removed it
                 continue
             except OSError as error:
                 yield f"{name}: {error.strerror}"
             except ValueError as error:
                 self._files.remove(name)
-                if room is not None:
-                    self._arena.free(room)
                 yield f"{name}: {error}"
+            else:
+                if (room := self._arena.store([data])) is not None:
+                    self._settle(saved, room)
+                yield saved
 
-    def _trusted(self, view: Bytes, room: Room | None) -> Kept:
+    def _trusted(self, view: Bytes) -> Kept:
         """Raises: Untrusted, ValueError."""
         record = read_record(view.data, key=self._key, binding=self._binding)
-        end = len(view) - CODE_BYTES
-        state = view[end - len(record.state) : end]
-        saved: Kept
+        state = np.frombuffer(record.state, np.uint8)
         if record.kind == CHECKPOINT:
-            saved = SavedCheckpoint(state, self._keeping.layout, record.tokens)
-            if saved.n_tokens != len(record.tokens):
-                raise Untrusted(f"it is the state after {saved.n_tokens} tokens, not after {len(record.tokens)}")
-        else:
-            saved = SavedCells([state], self._keeping.layout, record.tokens, self.take)
-            if saved.start + saved.n_tokens != len(record.tokens):
-                raise Untrusted(
-                    f"its {saved.n_tokens} cells from {saved.start} on are not the last of {len(record.tokens)}"
-                )
-        if room is not None:
-            self._settle(saved, room, state, code_of(view.data))
-        return saved
+            checkpoint = SavedCheckpoint(state, self._keeping.layout, record.tokens)
+            if checkpoint.n_tokens != len(record.tokens):
+                raise Untrusted(f"it is the state after {checkpoint.n_tokens} tokens, not after {len(record.tokens)}")
+            return checkpoint
+        cells = SavedCells([state], self._keeping.layout, record.tokens, self.take)
+        if cells.start + cells.n_tokens != len(record.tokens):
+            raise Untrusted(
+                f"its {cells.n_tokens} cells from {cells.start} on are not the last of {len(record.tokens)}"
+            )
+        return cells
 
-    def _serve(self, work: "weakref.ref[Kept] | _Left | threading.Event") -> None:
-        match work:
-            case weakref.ref():
-                saved = work()
-                if saved is not None and saved.room is None:
-                    self._keep(saved)
-            case _Left():
-                self._forget(work)
-            case threading.Event():
-                work.set()
-
-    def _keep(self, saved: Kept) -> None:
+    def _keep(self, taken: "weakref.ref[Kept]") -> None:
+        saved = taken()
+        if saved is None or saved.room is not None:
+            return
         kind = CHECKPOINT if isinstance(saved, SavedCheckpoint) else CELLS
-        parts = record_of(saved.tokens, saved.data, key=self._key, binding=self._binding, kind=kind)
+        parts = record_of(saved.tokens, saved.items.data, key=self._key, binding=self._binding, kind=kind)
         room = self._arena.store(parts)
         if room is None:
             return
         view = self._arena.view(room)
         # Looked at once, its pages are there when the step thread reads them: 3 ms for 23 MB instead of 21.
         view[:: mmap.PAGESIZE].sum()
-        code = code_of(view.data)
-        end = len(view) - CODE_BYTES
-        self._settle(saved, room, view[end - saved.n_bytes : end], code)
+        self._settle(saved, room)
         if self._files is not None:
             try:
-                self._files.write(self._files.name(code), view.data)
+                self._files.write(self._files.name(code_of(view.data)), view.data)
             except OSError as error:
-                self._warn_once(f"--prefix-cache-dir: a file could not be written: {error.strerror}")
+                if not self._has_warned:
+                    log.warning("--prefix-cache-dir: a file could not be written: %s", error.strerror)
+                self._has_warned = True
 
-    def _settle(self, saved: Kept, room: Room, state: Bytes, code: bytes) -> None:
+    def _settle(self, saved: Kept, room: Room) -> None:
         """Let the copy be in the room from now on, which is free again once the copy has no user."""
-        saved.move_to(room, state)
-        weakref.finalize(saved, self._queue.put, _Left(room, code)).atexit = False
+        view = self._arena.view(room)
+        end = len(view) - CODE_BYTES
+        saved.move_to(room, view[end - saved.n_bytes : end])
+        forget = partial(self._forget, room, code_of(view.data))
+        weakref.finalize(saved, self._queue.put, forget).atexit = False
 
-    def _forget(self, left: _Left) -> None:
-        self._arena.free(left.room)
+    def _forget(self, room: Room, code: bytes) -> None:
+        self._arena.free(room)
         if self._files is not None:
-            self._files.remove(self._files.name(left.code))
-
-    def _warn_once(self, warning: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            log.warning(warning)
+            self._files.remove(self._files.name(code))
 
 
 def _stamp_of(path: Path) -> bytes:
     """Return a value that changes when the file is replaced."""
     found = path.stat()
     return f"{path} {found.st_ino} {found.st_size} {found.st_mtime_ns}".encode(errors="surrogateescape")
-
-
-def _digest_of(paths: Iterable[Path]) -> bytes:
-    return binding_of(*(sha256_of(path).encode() for path in paths))
