@@ -1,6 +1,7 @@
 """A job's account as the counters get it."""
 
-from worker.observe.vllm_metrics import EndedJob, FinishReason
+from worker.observe.metrics import EndedJob
+from worker.observe.series import FinishReason
 
 
 def ended(

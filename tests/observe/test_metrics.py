@@ -2,7 +2,6 @@
 
 import os
 import sys
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -14,8 +13,8 @@ from tests.observe.ended import ended
 from tests.observe.test_vllm_metrics import VLLM_SERIES
 from tests.server.front.rehearsal import FACTS
 from worker import __version__, errors
-from worker.observe.counters import REFUSAL_CODES
 from worker.observe.metrics import Metrics
+from worker.observe.series import REFUSAL_CODES
 from worker.wire.jobs import StepDone
 from worker.wire.load import Offload, OffPlan
 
@@ -73,7 +72,7 @@ PROCESS_SERIES = {f"{prefix}process_{name}" for prefix in ("", "worker_engine_")
 
 @pytest.fixture
 def metrics() -> Metrics:
-    return Metrics("w-1", clock=lambda: 100.0)
+    return Metrics("w-1")
 
 
 def text(metrics: Metrics, accept: str | None = None) -> str:
@@ -132,13 +131,6 @@ def test_no_series_reports_when_it_was_created(metrics: Metrics, accept: str | N
     assert "_created" not in text(metrics, accept)
 
 
-def test_uptime_is_read_from_the_clock_at_every_scrape() -> None:
-    now = [100.0]
-    metrics = Metrics("w-1", clock=lambda: now[0])
-    now[0] = 107.5
-    assert value(metrics, "worker_uptime_seconds") == 7.5
-
-
 def test_a_finished_job_counts_by_outcome_with_its_tokens_and_duration(metrics: Metrics) -> None:
     metrics.finished("success", ended(prompt_tokens=5, duration_s=1.2))
     metrics.finished("timeout", ended("abort", prompt_tokens=3, duration_s=300.0))
@@ -180,20 +172,16 @@ def test_what_the_front_measures_lands_in_its_histogram(metrics: Metrics) -> Non
 
 def test_gauges_show_the_last_state_and_restarts_add_up(metrics: Metrics) -> None:
     metrics.loaded(replace(FACTS, memory_bytes=9_000_000_000, n_cells=4096, parallel=9), "hf:org/repo", "toy")
-    metrics.load(vram_bytes=8_000_000_000, is_ready=False, queue_depth=3, running=8, step=StepDone())
-    metrics.load(
-        vram_bytes=7_000_000_000,
-        is_ready=True,
-        queue_depth=2,
-        running=8,
-        step=StepDone(n_threads=2, cells_used=65, prefix_tokens=7, prefix_bytes=700),
-    )
+    metrics.load(StepDone(), vram_bytes=8_000_000_000, ready=False, queue_depth=3, requests_running=8, slots_busy=8)
+    step = StepDone(n_threads=2, cells_used=65, prefix_tokens=7, prefix_bytes=700)
+    metrics.load(step, vram_bytes=7_000_000_000, ready=True, queue_depth=2, uptime_seconds=7.5)
     metrics.step(StepDone(kind="prefill"))
     metrics.step(StepDone(kind="decode"))
     metrics.step(StepDone())
     metrics.engine_restarted()
     shown = {s.name: s.value for s in samples(metrics) if set(s.labels) == WORKER}
     assert shown["worker_vram_bytes"] == 7_000_000_000
+    assert shown["worker_uptime_seconds"] == 7.5
     assert shown["worker_memory_bytes"] == 9_000_000_000
     assert shown["worker_kv_cells_total"] == 4096
     assert (shown["worker_queue_depth"], shown["worker_requests_running"]) == (2, 8)
@@ -218,23 +206,6 @@ def test_what_need_not_be_computed_what_was_drafted_and_who_was_paused_add_up(me
         metrics.step(step)
     counters = ("prefix_tokens_reused", "draft_tokens", "draft_tokens_accepted", "preemptions", "yields")
     assert [value(metrics, f"worker_{name}_total") for name in counters] == [312, 7, 3, 3, 4]
-
-
-@pytest.mark.parametrize(("is_resident", "is_certified"), [(True, False), (False, True)])
-def test_residency_and_certification_are_as_last_reported(
-    metrics: Metrics, is_resident: bool, is_certified: bool
-) -> None:
-    metrics.load(
-        vram_bytes=0,
-        is_ready=True,
-        queue_depth=0,
-        running=0,
-        step=StepDone(),
-        is_resident=is_resident,
-        is_certified=is_certified,
-    )
-    assert value(metrics, "worker_resident") == is_resident
-    assert value(metrics, "worker_parity_certified") == is_certified
 
 
 @pytest.mark.parametrize(
@@ -347,9 +318,8 @@ def test_the_front_and_the_engine_are_reported_as_processes_with_our_label(metri
         return {s.name for s in samples(metrics) if s.name in PROCESS_SERIES and s.labels == {"worker_id": "w-1"}}
 
     assert processes() == {name for name in PROCESS_SERIES if name.startswith("process_")}
-    load: dict[str, Any] = {"vram_bytes": 0, "queue_depth": 0, "running": 0}
-    metrics.load(**load, is_ready=True, step=StepDone(), engine_pid=os.getpid())
+    metrics.load(StepDone(), os.getpid())
     assert processes() == PROCESS_SERIES
     assert value(metrics, "worker_engine_process_start_time_seconds") == value(metrics, "process_start_time_seconds")
-    metrics.load(**load, is_ready=True, step=StepDone(), engine_pid=2**22 + 1)
+    metrics.load(StepDone(), 2**22 + 1)
     assert processes() == {name for name in PROCESS_SERIES if name.startswith("process_")}, "it is gone"

@@ -8,7 +8,7 @@ from prometheus_client import parser
 from tests.observe.ended import ended
 from tests.server.front.rehearsal import FACTS
 from worker.observe.metrics import Metrics
-from worker.observe.vllm_metrics import FIRST_TOKEN_S, REQUEST_S, TOKEN_S, TOKENS
+from worker.observe.series import FIRST_TOKEN_S, REQUEST_S, TOKEN_S, TOKENS
 from worker.wire.jobs import StepDone
 
 VLLM_SERIES = {
@@ -122,7 +122,7 @@ def work(metrics: Metrics) -> None:
             metrics.next_token(gap_s=0.004 * at)
         metrics.finished("success", ended(duration_s=n))
     metrics.step(StepDone(kind="decode", n_drafted=4, n_accepted=3, n_victims=2, n_preempted=1))
-    metrics.load(vram_bytes=0, is_ready=True, queue_depth=3, running=2, step=StepDone(cells_used=1024))
+    metrics.load(StepDone(cells_used=1024), queue_depth=3, requests_running=2)
 
 
 @pytest.mark.parametrize(("name", "own"), SAME.items())

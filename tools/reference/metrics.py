@@ -9,7 +9,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from tools.markdown import table
 from tools.reference.text import code, codes, page, sentence
 from worker.observe.metrics import Metrics
-from worker.observe.vllm_metrics import VllmMetrics
 
 _INTRODUCTION: Final = """\
 The series that `GET /metrics` exports for Prometheus. All exist from the start, at zero, except the two that describe
@@ -48,13 +47,10 @@ def own_series() -> Iterator[Metric]:
 
 
 def vllm_series() -> Iterator[Metric]:
-    """The series under vLLM's names; those with labels of their own have samples."""
-    named = VllmMetrics()
-    named.loaded("m", 16)
-    with_labels = {family.name: family for family in named.collect()}
-    for family in _families(Metrics("w")):
-        if family.name.startswith("vllm:"):
-            yield with_labels.get(family.name, family)
+    """The series under vLLM's names, with samples."""
+    metrics = Metrics("w")
+    metrics.named_as_vllm_does("m", 16)
+    yield from (family for family in _families(metrics) if family.name.startswith("vllm:"))
 
 
 def _families(metrics: Metrics) -> Iterable[Metric]:

@@ -1,16 +1,15 @@
-"""The worker's Prometheus series (docs/protocol.md#metrics-and-logs), all of them there from the start, at zero.
+"""The series of `/metrics`, all of them there from the start, at zero.
 
-Owns: names, types, labels, buckets, and a registry of its own. Methods are named for what happened. Label values are
-closed sets, never a job_id.
+Those with a name of vLLM's, for routers, autoscalers and boards, are counted once and get it at each scrape.
 """
 
 import platform
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import prometheus_client
-from prometheus_client import Gauge, Info, exposition
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, exposition
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import ALLOWUTF8, UNDERSCORES
 from prometheus_client.process_collector import ProcessCollector
@@ -19,66 +18,166 @@ from prometheus_client.samples import Sample
 
 from worker import __version__
 from worker.models.upstream.layouts import PINNED_VERSION
-from worker.observe.counters import Count, Counters
+from worker.observe import series
 from worker.wire.jobs import StepDone
 from worker.wire.load import Loaded
+
+BLOCK_TOKENS = 16
+"""The block size to report. KV cells have no blocks, but routers calculate in blocks and multiply the two figures."""
 
 _NO_PROCESS = "none"
 """A folder that /proc does not have, for an engine that does not run."""
 
 
-class Metrics(Counters):
-    """The series of `/metrics`. `clock` gives seconds and never goes back; the log's writer counts dropped lines."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedJob:
+    """The figures of a job that has ended and was not refused."""
 
-    def __init__(
-        self,
-        worker_id: str,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        n_log_lines_dropped: Callable[[], int] = lambda: 0,
-    ) -> None:
+    reason: series.FinishReason
+    had_slot: bool
+    n_answers: int | None
+    """The number of answers, as in JobRequest.n_answers."""
+    max_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    tokens_generated: int
+    duration_s: float
+    """The time from its arrival to its end."""
+    prefill_s: float | None
+    """The time from its slot to its first token; None without one."""
+    decode_s: float
+    """The time from its first token to its last."""
+
+
+class Metrics:
+    """Methods are named for what happened. The log's writer counts dropped lines."""
+
+    def __init__(self, worker_id: str, *, n_log_lines_dropped: Callable[[], int] = lambda: 0) -> None:
         # No time stamp beside each series; the library only has a switch for the whole process.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library's one gap
-        super().__init__(worker_id)
-        self._make_gauges_of_the_model()
-        self._queue_depth = self._gauge("worker_queue_depth", "Accepted jobs that wait for a slot.")
-        self._running = self._gauge("worker_requests_running", "Jobs in a slot.")
-        self._cells_used = self._gauge("worker_kv_cells_used", "KV cells in use.")
-        self._cells = self._gauge("worker_kv_cells", "KV cells in all.")
-        self._cells_total = self._gauge("worker_kv_cells_total", "Legacy name of worker_kv_cells.")
-        self._prefix_bytes = self._gauge(
-            "worker_prefix_cache_bytes", "Main memory that holds KV cells of finished jobs, in bytes."
-        )
-        self._prefix_tokens = self._gauge(
-            "worker_prefix_cache_tokens", "Tokens whose KV cells are in main memory for finished jobs."
-        )
-        self._threads = self._gauge("worker_compute_threads", "Threads that compute steps; 0 before the first.")
-        self._ready = self._gauge("worker_ready", "1 while the worker accepts jobs, as /readyz reports, else 0.")
-        self._slots = self._gauge("worker_slots", "Jobs that can run at once; 0 until the model is loaded.")
-        self._slots_total = self._gauge("worker_slots_total", "Legacy name of worker_slots.")
-        self._slots_busy = self._gauge("worker_slots_busy", "Slots with a job.")
-        started_s = clock()
-        self._gauge("worker_uptime_seconds", "Time since start.").set_function(lambda: clock() - started_s)
+        own, others = CollectorRegistry(), CollectorRegistry()
 
-        self._vllm.share(self._named_as_vllm_does())
-        self._registry.register(self._vllm)
+        def of(name: str) -> CollectorRegistry | None:
+            return own if name.startswith("worker_") else None
 
-        build = Info("worker_build", "Versions of this worker and its parts.", ("worker_id",), registry=self._registry)
-        build.labels(worker_id).info(_build())
-        self._model = Info("worker_model", "The model, once it is loaded.", ("worker_id",), registry=self._registry)
-        lost = "Log lines dropped because stderr was not read."
-        self._count("worker_log_lines_dropped_total", lost, n_log_lines_dropped)
-        self._registry.register(_Process(worker_id))
+        self._counters = {
+            name: Counter(name, text, by, registry=of(name)) for name, (text, *by) in series.COUNTERS.items()
+        }
+        for name, values in series.FROM_THE_START.items():
+            for value in values:
+                self._counters[name].labels(value)
+        self._histograms = {
+            name: Histogram(name, text, buckets=bounds, registry=of(name))
+            for name, (text, bounds) in series.HISTOGRAMS.items()
+        }
+        self._gauges = {name: Gauge(name, text, by, registry=of(name)) for name, (text, *by) in series.GAUGES.items()}
+        self._gauges["lora_requests_info"].labels(**series.ADAPTERS)
+        self._n_cells = 0
+        Info("worker_build", "Versions of this worker and its parts.", registry=others).info(_build())
+        # Its own label, because an info without labels has a value at once.
+        self._model = Info("worker_model", "The model, once it is loaded.", ("worker_id",), registry=others)
+        self._worker_id = worker_id
+        self._lost = Counter(
+            "worker_log_lines_dropped_total", "Log lines dropped because stderr was not read.", registry=others
+        )
+        self._n_log_lines_dropped, self._n_lost = n_log_lines_dropped, 0
+        ProcessCollector(registry=others)
         self._engine_pid: int | None = None
-        self._registry.register(_Process(worker_id, "worker_engine", lambda: self._engine_pid or _NO_PROCESS))
+        ProcessCollector("worker_engine", lambda: self._engine_pid or _NO_PROCESS, registry=others)
+        made = self._counters | self._gauges | self._histograms
+        self._vllm = _VllmNames({name: made[ours] for name, ours in series.UNDER_VLLMS_NAMES.items()})
+        self._registry = CollectorRegistry()
+        for collector in (_Labelled(own, worker_id), self._vllm, _Labelled(others, worker_id)):
+            self._registry.register(collector)
+
+    def step(self, step: StepDone) -> None:
+        """The engine reported; `kind` is None when no decode ran. Preemptions are what vLLM calls so: pauses because
+        the cells have run out. The engine's preemptions, which give another job its share, are yields."""
+        if step.kind is not None:
+            self._counters["worker_steps_total"].labels(step.kind).inc()
+        if step.n_drafted:
+            self._counters["worker_draft_tokens_total"].inc(step.n_drafted)
+            self._counters["worker_draft_tokens_accepted_total"].inc(step.n_accepted)
+        if step.n_victims:
+            self._counters["worker_preemptions_total"].inc(step.n_victims)
+        if step.n_preempted:
+            self._counters["worker_yields_total"].inc(step.n_preempted)
+
+    def started(self, *, queued_s: float, n_prompt: int, n_cached: int) -> None:
+        """A job got its slot, and `n_cached` tokens of its prompt need not be computed."""
+        self._histograms["worker_queue_time_seconds"].observe(queued_s)
+        self._counters["prompt_tokens"].inc(n_prompt)
+        self._counters["worker_prefix_tokens_reused_total"].inc(n_cached)
+
+    def first_token(self, *, waited_s: float) -> None:
+        self._counters["worker_tokens_generated_total"].inc()
+        self._histograms["worker_time_to_first_token_seconds"].observe(waited_s)
+
+    def next_token(self, *, gap_s: float) -> None:
+        self._counters["worker_tokens_generated_total"].inc()
+        self._histograms["worker_inter_token_latency_seconds"].observe(gap_s)
+
+    def finished(self, outcome: series.Outcome, job: EndedJob) -> None:
+        """A job ended, however it did, but was not refused."""
+        self._counters["worker_requests_total"].labels(outcome).inc()
+        self._counters["worker_tokens_in_total"].inc(job.prompt_tokens)
+        self._counters["request_success"].labels(job.reason).inc()
+        figures: dict[str, float | None] = {
+            "worker_inference_duration_ms": job.duration_s * 1000,
+            "worker_inference_duration_seconds": job.duration_s,
+        }
+        if job.had_slot:
+            figures |= {
+                "request_prompt_tokens": job.prompt_tokens,
+                "request_prefill_kv_computed_tokens": job.prompt_tokens - job.cached_tokens,
+                "request_generation_tokens": job.tokens_generated,
+                "request_params_max_tokens": job.max_tokens,
+                "request_params_n": job.n_answers,
+            }
+        if job.prefill_s is not None:
+            figures |= {
+                "request_prefill_time_seconds": job.prefill_s,
+                "request_decode_time_seconds": job.decode_s,
+                "request_inference_time_seconds": job.prefill_s + job.decode_s,
+            }
+        if job.tokens_generated > 1:
+            figures["request_time_per_output_token_seconds"] = job.decode_s / (job.tokens_generated - 1)
+        for name, figure in figures.items():
+            if figure is not None:
+                self._histograms[name].observe(figure)
+
+    def rejected(self) -> None:
+        """A request was refused, before it became a job or by the engine."""
+        self._counters["worker_requests_total"].labels("rejected").inc()
+
+    def routes(self, offered: Iterable[tuple[str, str, int]]) -> None:
+        """The route, method and status of success of everything there is to ask for; each series begins at zero."""
+        for route, method, status in offered:
+            self._counters["worker_http_requests_total"].labels(route, method, str(status))
+
+    def answered(self, *, route: str, method: str, status: int) -> None:
+        """An HTTP exchange is over. The labels are closed sets: a route that is offered, never a path as asked for."""
+        self._counters["worker_http_requests_total"].labels(route, method, str(status)).inc()
+
+    def refused(self, code: str) -> None:
+        """An HTTP request got an error, one of REFUSAL_CODES, instead of what it asked for."""
+        self._counters["worker_refusals_total"].labels(code).inc()
+
+    def kv_events_published(self) -> None:
+        self._counters["worker_kv_event_batches_total"].inc()
+
+    def engine_restarted(self) -> None:
+        self._counters["worker_engine_restarts_total"].inc()
 
     def loaded(self, facts: Loaded, model_ref: str, served_name: str) -> None:
-        self._memory_bytes.set(facts.memory_bytes)
-        for cells in (self._cells, self._cells_total):
-            cells.set(facts.n_cells)
-        for slots in (self._slots, self._slots_total):
-            slots.set(facts.parallel)
-        self._off_plan_bytes.set(sum(device.difference_bytes for device in facts.offload.off_plan))
+        self._set(
+            memory_bytes=facts.memory_bytes,
+            kv_cells=facts.n_cells,
+            kv_cells_total=facts.n_cells,
+            slots=facts.parallel,
+            slots_total=facts.parallel,
+            memory_off_plan_bytes=sum(device.difference_bytes for device in facts.offload.off_plan),
+        )
         labels = {
             "model": facts.name,
             "model_ref": model_ref,
@@ -89,37 +188,35 @@ class Metrics(Counters):
             "context_length": str(facts.context_length),
         }
         self._model.labels(self._worker_id).info(labels)
-        self._vllm.loaded(served_name, facts.n_cells)
+        self.named_as_vllm_does(served_name, facts.n_cells)
 
-    def load(
-        self,
-        *,
-        vram_bytes: int,
-        is_ready: bool,
-        queue_depth: int,
-        running: int,
-        step: StepDone,
-        engine_pid: int | None = None,
-        is_resident: bool = False,
-        is_certified: bool = False,
-    ) -> None:
-        """Set what the worker holds and how busy it is now; `step` is the engine's last report."""
+    def named_as_vllm_does(self, model_name: str, n_cells: int) -> None:
+        """Give the series under vLLM's names their values, which they do not have before the model has a name."""
+        self._vllm.model_name, self._n_cells = model_name, n_cells
+        self._gauges["cache_config_info"].labels(str(BLOCK_TOKENS), str(n_cells // BLOCK_TOKENS)).set(1)
+
+    def load(self, step: StepDone, engine_pid: int | None = None, **figures: float) -> None:
+        """Set what the worker holds and how busy it is now: gauges by their names without `worker_`, and what `step`,
+        the engine's last report, says."""
         self._engine_pid = engine_pid
-        self._vram_bytes.set(vram_bytes)
-        self._ready.set(is_ready)
-        self._resident.set(is_resident)
-        self._certified.set(is_certified)
-        self._queue_depth.set(queue_depth)
-        self._running.set(running)
-        self._slots_busy.set(running)
-        self._threads.set(step.n_threads)
-        self._cells_used.set(step.cells_used)
-        self._vllm.load(step.cells_used)
-        self._prefix_tokens.set(step.prefix_tokens)
-        self._prefix_bytes.set(step.prefix_bytes)
+        self._gauges["kv_cache_usage_perc"].set(step.cells_used / self._n_cells if self._n_cells else 0)
+        self._set(
+            compute_threads=step.n_threads,
+            kv_cells_used=step.cells_used,
+            prefix_cache_tokens=step.prefix_tokens,
+            prefix_cache_bytes=step.prefix_bytes,
+            **figures,
+        )
+
+    def _set(self, **figures: float) -> None:
+        for name, figure in figures.items():
+            self._gauges[f"worker_{name}"].set(figure)
 
     def render(self, accept: str | None) -> tuple[bytes, str]:
         """The body and its content type: Prometheus text 0.0.4, or what the Accept header asks for, as OpenMetrics."""
+        n_lost = self._n_log_lines_dropped()
+        self._lost.inc(n_lost - self._n_lost)
+        self._n_lost = n_lost
         try:
             encode, content_type = exposition.choose_encoder(accept or "")
         except (TypeError, ValueError):  # a version in the header that is not a number
@@ -130,65 +227,39 @@ class Metrics(Counters):
             encode = partial(encode, escaping=ALLOWUTF8)
         return encode(self._registry), content_type
 
-    def _named_as_vllm_does(self) -> dict[str, Collector]:
-        return {
-            "num_requests_running": self._running,
-            "num_requests_waiting": self._queue_depth,
-            "num_preemptions": self._preemptions,
-            "prompt_tokens": self._prompt_tokens,
-            "prefix_cache_queries": self._prompt_tokens,
-            "gpu_prefix_cache_queries": self._prompt_tokens,
-            "prompt_tokens_cached": self._prefix_tokens_reused,
-            "prefix_cache_hits": self._prefix_tokens_reused,
-            "gpu_prefix_cache_hits": self._prefix_tokens_reused,
-            "generation_tokens": Count("tokens_generated", "Tokens drawn.", self._drawn, {}),
-            "spec_decode_num_draft_tokens": self._draft_tokens,
-            "spec_decode_num_accepted_tokens": self._draft_tokens_accepted,
-            "time_to_first_token_seconds": self._first_token_s,
-            "inter_token_latency_seconds": self._inter_token_s,
-            "e2e_request_latency_seconds": self._duration_s,
-            "request_queue_time_seconds": self._queue_s,
-        }
-
-    def _gauge(self, name: str, help: str) -> Gauge:
-        return Gauge(name, help, ("worker_id",), registry=self._registry).labels(self._worker_id)
-
-    def _make_gauges_of_the_model(self) -> None:
-        self._vram_bytes = self._gauge("worker_vram_bytes", "Device memory this worker holds; 0 on a CPU.")
-        self._memory_bytes = self._gauge("worker_memory_bytes", "Memory for weights, KV cache and compute buffers.")
-        self._off_plan_bytes = self._gauge(
-            "worker_memory_off_plan_bytes", "Difference between what devices hold and the memory plan, in bytes."
-        )
-        self._resident = self._gauge("worker_resident", "1 while the whole model is on the device asked for, else 0.")
-        self._certified = self._gauge(
-            "worker_parity_certified", "1 if a parity report covers the model as it runs, else 0."
-        )
-
 
 def _build() -> dict[str, str]:
-    """The binding's version stands for llama.cpp's, which it pins; the library itself is never loaded here.
-
-    The engine refuses any other version.
-    """
-    return {
-        "version": __version__,
-        "llama_cpp_python": PINNED_VERSION,
-        "python": platform.python_version(),
-    }
+    """The binding's version stands for llama.cpp's, which it pins, and the engine refuses any other."""
+    return {"version": __version__, "llama_cpp_python": PINNED_VERSION, "python": platform.python_version()}
 
 
-class _Process(Collector):
-    """The library's figures of a process (CPU seconds, memory, descriptors; on Linux only), with our label."""
+class _Labelled(Collector):
+    """Series with the worker's label, which none of them needs to know."""
 
-    def __init__(self, worker_id: str, namespace: str = "", pid: Callable[[], int | str] = lambda: "self") -> None:
-        self._worker_id = worker_id
-        self._collector = ProcessCollector(namespace, pid, registry=None)
+    def __init__(self, unlabelled: CollectorRegistry, worker_id: str) -> None:
+        self._unlabelled, self._label = unlabelled, {"worker_id": worker_id}
 
     def collect(self) -> Iterable[Metric]:
-        for family in self._collector.collect():
-            family.samples = [_with_worker(sample, self._worker_id) for sample in family.samples]
+        for family in self._unlabelled.collect():
+            family.samples = [sample._replace(labels=self._label | sample.labels) for sample in family.samples]
             yield family
 
 
-def _with_worker(sample: Sample, worker_id: str) -> Sample:
-    return sample._replace(labels={"worker_id": worker_id, **sample.labels})
+class _VllmNames(Collector):
+    """Series under vLLM's names. They have no values before the model has a name."""
+
+    def __init__(self, families: Mapping[str, Collector]) -> None:
+        self._families = families
+        self.model_name: str | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        labels = {"model_name": self.model_name or "", "engine": "0"}
+        for name, source in self._families.items():
+            for family in source.collect():
+                renamed = Metric(f"vllm:{name}", family.documentation, family.type)
+                if self.model_name is not None:
+                    renamed.samples = [
+                        Sample(sample.name.replace(family.name, renamed.name, 1), labels | sample.labels, sample.value)
+                        for sample in family.samples
+                    ]
+                yield renamed

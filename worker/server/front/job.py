@@ -25,8 +25,8 @@ from worker.apis.core.bodies import refused_by_engine
 from worker.apis.core.events import EndEvent, ErrorEvent, MetricsEvent, Piece, StartedEvent, StreamCode
 from worker.apis.core.job_request import JobRequest
 from worker.errors import DeadlineExceeded, WorkerError
-from worker.observe.counters import Counters, Outcome
-from worker.observe.vllm_metrics import FinishReason
+from worker.observe.metrics import Metrics
+from worker.observe.series import FinishReason, Outcome
 from worker.wire.jobs import Finished, JobKey, Logprob, PromptLogprobs, StopReason
 from worker.wire.refusals import Refused
 
@@ -92,7 +92,7 @@ class Admission:
     """The end of the jobs' time: the earlier of the API's time limit and X-Deadline; infinite without either."""
     model: str
     vram_bytes: int
-    metrics: Counters
+    metrics: Metrics
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     """It is set when there is an event to take, or when none will come. Jobs whose answers leave together share it."""
 

@@ -7,10 +7,9 @@ import math
 from typing import TYPE_CHECKING
 
 from worker.config.settings import Settings
-from worker.observe.counters import Counters
 from worker.observe.log_lines import get_logger
+from worker.observe.metrics import EndedJob, Metrics
 from worker.observe.redaction import Secrets
-from worker.observe.vllm_metrics import EndedJob, FinishReason
 from worker.server.front.job import Job, in_ms
 from worker.wire.load import Loaded
 from worker.wire.prompts import Conversation
@@ -44,7 +43,7 @@ class Throughput:
 
 
 class JobLog:
-    def __init__(self, settings: Settings, metrics: Counters, traces: "Traces | None") -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, traces: "Traces | None") -> None:
         self._settings = settings
         self._model_ref = settings.reported_model_ref
         self._secrets = Secrets(settings.api_key)
@@ -63,7 +62,19 @@ class JobLog:
         if job.finish_reason is None:
             self._metrics.rejected()
         else:
-            self._metrics.finished(job.outcome, _counted(job, job.finish_reason))
+            ended = EndedJob(
+                reason=job.finish_reason,
+                had_slot=job.queue_time_s is not None,
+                n_answers=job.request.n_answers,
+                max_tokens=job.submit.sampling.max_tokens,
+                prompt_tokens=job.prompt_tokens,
+                cached_tokens=job.cached_tokens,
+                tokens_generated=job.tokens_sampled,
+                duration_s=job.age_s,
+                prefill_s=job.prefill_time_s,
+                decode_s=job.decode_time_s,
+            )
+            self._metrics.finished(job.outcome, ended)
         if self._traces is not None:
             served = self._settings.served_name(facts.name if facts is not None else "")
             attributes, admission = self._span_of(job, served), job.admission
@@ -117,18 +128,3 @@ class JobLog:
             "model_ref": self._model_ref,
             "device": facts.device_name if facts is not None else None,
         }
-
-
-def _counted(job: Job, reason: FinishReason) -> EndedJob:
-    return EndedJob(
-        reason=reason,
-        had_slot=job.queue_time_s is not None,
-        n_answers=job.request.n_answers,
-        max_tokens=job.submit.sampling.max_tokens,
-        prompt_tokens=job.prompt_tokens,
-        cached_tokens=job.cached_tokens,
-        tokens_generated=job.tokens_sampled,
-        duration_s=job.age_s,
-        prefill_s=job.prefill_time_s,
-        decode_s=job.decode_time_s,
-    )

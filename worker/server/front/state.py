@@ -110,14 +110,16 @@ class Front(FrontJobs):
         """Return the body and the content type of `/metrics`. Gauges are looked up now, not at every step."""
         facts = self.facts
         self.metrics.load(
+            self._engine_status.step,
+            self._client.pid if self._client is not None else None,
+            uptime_seconds=time.monotonic() - self._started_s,
             vram_bytes=self.vram_bytes,
-            is_ready=self.phase is Phase.READY,
+            ready=self.phase is Phase.READY,
             queue_depth=self.n_waiting,
-            running=self.n_running,
-            step=self._engine_status.step,
-            engine_pid=self._client.pid if self._client is not None else None,
-            is_resident=facts is not None and self._engine_status.residency_of(facts).is_resident,
-            is_certified=self._parity is not None and self._parity.covers == "exact",
+            requests_running=self.n_running,
+            slots_busy=self.n_running,
+            resident=facts is not None and self._engine_status.residency_of(facts).is_resident,
+            parity_certified=self._parity is not None and self._parity.covers == "exact",
         )
         return self.metrics.render(accept)
 

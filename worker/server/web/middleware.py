@@ -32,8 +32,8 @@ from worker.apis.core.headers import correlation_id, request_id, trace_context
 from worker.config.option import shown
 from worker.config.settings import Settings
 from worker.errors import Forbidden, InternalError, Unauthorized, WorkerError, WrongHost
-from worker.observe.counters import Counters
 from worker.observe.log_lines import get_logger
+from worker.observe.metrics import Metrics
 from worker.observe.redaction import Secrets
 from worker.server.front.state import Front
 from worker.server.web.bodies import AnyRequest
@@ -81,7 +81,7 @@ class Exchange:
 class Middleware:
     """The outermost ASGI application. Without an API key every route is open."""
 
-    def __init__(self, app: Litestar, settings: Settings, metrics: Counters) -> None:
+    def __init__(self, app: Litestar, settings: Settings, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
         self._key_digest = None if settings.api_key is None else _digest(settings.api_key.encode())
