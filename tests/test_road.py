@@ -65,7 +65,6 @@ ROADS: dict[str, tuple[str, ...]] = {
         "worker.server.web.connection",
         "worker.server.web.connection_limits",
         "worker.server.web.middleware",
-        "worker.server.web.execute",
         "worker.server.web.streaming",
         "worker.wire.encoding",
         "worker.wire.frames",

@@ -2,8 +2,9 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -47,6 +48,10 @@ class Clock:
         self._now_s = end_s
 
 
+def signs_of(jobs: Sequence[Job], clock: Clock) -> SignsOfLife:
+    return SignsOfLife(jobs, cast(asyncio.AbstractEventLoop, clock))
+
+
 def accepted(stage: Stage) -> Job:
     job = stage.jobs[stage.submit()]
     job.dialect = SSE
@@ -62,7 +67,7 @@ def accepted(stage: Stage) -> Job:
 async def test_a_sign_comes_after_a_silence_and_after_every_further_one(stage: Stage, before: float) -> None:
     """The silence begins with what was sent last."""
     job, clock = accepted(stage), Clock()
-    with SignsOfLife([job], clock) as signs:
+    with signs_of([job], clock) as signs:
         clock.go_on(before)
         signs.sent()
         for _ in range(3):
@@ -77,7 +82,7 @@ async def test_a_sign_comes_after_a_silence_and_after_every_further_one(stage: S
 async def test_a_stream_with_events_needs_no_sign(stage: Stage) -> None:
     job, clock = accepted(stage), Clock()
     stage.begin(job.key)
-    with SignsOfLife([job], clock) as signs:
+    with signs_of([job], clock) as signs:
         for _ in range(100):
             clock.go_on(SILENCE_S * 0.9)
             stage.draw(job.key)
@@ -90,7 +95,7 @@ async def test_a_stream_with_events_needs_no_sign(stage: Stage) -> None:
 async def test_a_client_that_does_not_read_has_one_pending_sign(stage: Stage) -> None:
     """No other sign was sent, because the send waits for the client; events follow the one sign."""
     job, clock = accepted(stage), Clock()
-    with SignsOfLife([job], clock):
+    with signs_of([job], clock):
         clock.go_on(100 * SILENCE_S)
         stage.begin(job.key)
         clock.go_on(100 * SILENCE_S)
@@ -106,7 +111,7 @@ async def test_of_several_answers_one_that_has_not_ended_shows_life(stage: Stage
     jobs[0].fail("CANCELLED", "enough")
     while jobs[0].take_chunk():
         pass
-    with SignsOfLife(jobs, clock):
+    with signs_of(jobs, clock):
         clock.go_on(SILENCE_S)
         assert [job.take_chunk() for job in jobs] == [b"", SIGN_OF_LIFE, b""]
         for job in jobs[1:]:
@@ -118,7 +123,7 @@ async def test_of_several_answers_one_that_has_not_ended_shows_life(stage: Stage
 @rehearsed
 async def test_after_the_stream_no_timer_is_left(stage: Stage) -> None:
     job, clock = accepted(stage), Clock()
-    with SignsOfLife([job], clock):
+    with signs_of([job], clock):
         clock.go_on(SILENCE_S / 2)
     clock.go_on(5 * SILENCE_S)
     assert job.take_chunk() == b""
@@ -129,7 +134,7 @@ async def test_after_the_stream_no_timer_is_left(stage: Stage) -> None:
 async def test_a_sign_is_no_event(stage: Stage) -> None:
     """It is counted nowhere, makes no second `started`, and a job behind it may run again."""
     job, clock = accepted(stage), Clock()
-    with SignsOfLife([job], clock):
+    with signs_of([job], clock):
         clock.go_on(SILENCE_S)
         assert (job.tokens_out, job.tokens_sampled, job.has_sent_token) == (0, 0, False)
         assert job.take_chunk() == SIGN_OF_LIFE
@@ -150,7 +155,7 @@ async def test_a_sign_is_no_event(stage: Stage) -> None:
 async def test_json_lines_have_no_comments(stage: Stage) -> None:
     job, clock = accepted(stage), Clock()
     job.dialect = JSON_LINES
-    with SignsOfLife([job], clock):
+    with signs_of([job], clock):
         clock.go_on(5 * SILENCE_S)
         assert job.take_chunk() == b""
     job.fail("CANCELLED", "enough")

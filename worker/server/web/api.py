@@ -1,7 +1,7 @@
-"""The routes for clients of OpenAI, vLLM and llama-server, and the steps of every such route from body to answer.
+"""The routes for clients of OpenAI, Anthropic, vLLM and llama-server, and the steps of each from body to answer.
 
-No rule is in this module: worker/apis has the shapes, and jobs take the same path as those of `/execute`. Runs on the
-front's event loop, and waits for nothing but the client and, for tokens of a text, the engine.
+No rule is in this module: worker/apis has the shapes, and jobs take the same path as those of `/execute`. It waits for
+nothing but the client and, for tokens of a text, the engine.
 """
 
 import functools
@@ -25,24 +25,25 @@ from worker.apis.core.answers import Choice, Heading, last_chunks, whole
 from worker.apis.core.bodies import FieldsRefused
 from worker.apis.core.errors import UnknownModel, refused_as_spelled
 from worker.apis.core.fields import Generation, Terms, in_header
-from worker.apis.core.headers import trace_context
 from worker.apis.core.job_request import JobRequest
 from worker.apis.core.models import ModelList, fingerprint, model_card
 from worker.apis.core.payloads import NO_PLACES, MediaPlaces
 from worker.apis.infill import tokens
 from worker.apis.infill.request import InfillAsked, read_infill
-from worker.apis.messages.request import MessageAsked
-from worker.apis.responses.request import ResponseAsked
+from worker.apis.messages import blocks
+from worker.apis.messages.request import MessageAsked, read_counted, read_messages, token_count
+from worker.apis.responses import items
+from worker.apis.responses.request import ResponseAsked, input_tokens, read_response
 from worker.config.engine_settings import MAX_PROMPT_CHARS
 from worker.errors import WorkerLoading
 from worker.server.front.admission import LOADING_RETRY_S
 from worker.server.front.job import Job
 from worker.server.front.state import Front
 from worker.server.web.bodies import AnyRequest, Bodies
-from worker.server.web.connection import check_address, connection_of
+from worker.server.web.connection import check_address
 from worker.server.web.middleware import counted
-from worker.server.web.refusals import OPENAI_ERRORS, Errors, json_answer
-from worker.server.web.streaming import JobResponse
+from worker.server.web.refusals import ANTHROPIC_ERRORS, OPENAI_ERRORS, Errors, json_answer, text_answer
+from worker.server.web.streaming import JobResponse, opened_jobs
 from worker.wire.encoding import encode_json
 from worker.wire.jobs import Prompt
 from worker.wire.load import Loaded
@@ -54,10 +55,6 @@ Reader = Callable[[bytearray, Terms], Asked]
 
 Conversed = ChatAsked | InfillAsked | ResponseAsked | MessageAsked
 """A request with one prompt."""
-
-
-def api_routes(api: "Api") -> list[HTTPRouteHandler]:
-    return [*_model_routes(api), *_generating_routes(api), *_token_routes(api)]
 
 
 class Api:
@@ -124,7 +121,9 @@ class Api:
         """Open the jobs of an answer, n for each prompt, and answer with their output. Raises: see open_jobs."""
         generation, n = asked.generation, asked.generation.n
         tools = generation.reading.use.for_engine()
-        jobs = self.front.open_jobs(
+        jobs = opened_jobs(
+            self.front,
+            request,
             [
                 JobRequest(
                     job_id=heading.id if len(choices) == 1 else f"{heading.id}-{at}",
@@ -143,13 +142,9 @@ class Api:
                 )
                 for at, ((prompt, number), choice) in enumerate(zip(product(prompts, range(n)), choices, strict=True))
             ],
-            request.headers.get("x-deadline"),
-            request.scope["state"]["correlation_id"],
-            timeout_s=self.front.settings.inference_timeout_sec,
-            trace=trace_context(request.scope["headers"]),
-            is_crowded=connection_of(request.scope).limits.is_full,
+            self.front.settings.inference_timeout_sec,
         )
-        headers = {"x-request-id": heading.id} | ignored_headers(generation)
+        headers = {"x-request-id": heading.id} | _ignored_headers(generation)
         refuse = partial(_refused, generation=generation, render_error=errors.render)
         accepted = partial(_accepted_headers, generation, jobs, self.facts.context_length)
         respond = partial(JobResponse, self.front, jobs, refuse, headers, headers_when_accepted=accepted)
@@ -178,7 +173,7 @@ def _accepted_headers(generation: Generation, jobs: Sequence[Job], context_lengt
     return cut | ({"x-unenforced-tools": ", ".join(loose)} if loose else {})
 
 
-def ignored_headers(generation: Generation) -> dict[str, str]:
+def _ignored_headers(generation: Generation) -> dict[str, str]:
     """The headers that name the fields without effect and the tools that the worker does not have."""
     tools = {"x-ignored-tools": ", ".join(generation.ignored_tools)} if generation.ignored_tools else {}
     return _ignored(generation.ignored) | tools
@@ -188,8 +183,37 @@ def _ignored(names: Sequence[str]) -> dict[str, str]:
     return {"x-ignored-fields": ", ".join(names)} if names else {}
 
 
-def _body(body: object, ignored: Sequence[str] = ()) -> Response[bytes]:
-    return json_answer(encode_json(body), headers=_ignored(ignored))
+def _body(body: object, headers: dict[str, str] | None = None) -> Response[bytes]:
+    return json_answer(encode_json(body), headers=headers)
+
+
+# ── the routes ───────────────────────────────────────────────────────────────────────────────────
+
+
+def api_routes(api: Api) -> list[HTTPRouteHandler]:
+    return [
+        *_model_routes(api),
+        _generating(api, "/v1/chat/completions", read_chat, chat.PAYLOADS, prefix="chatcmpl-"),
+        _completions(api),
+        _generating(api, "/infill", read_infill, NO_PLACES, prefix="fill-", operation="infill"),
+        *_token_routes(api),
+    ]
+
+
+def agent_routes(api: Api) -> list[HTTPRouteHandler]:
+    return [
+        _generating(api, "/v1/responses", read_response, items.PAYLOADS, prefix="resp_"),
+        _counting(api, "/v1/responses/input_tokens", read_response, items.PAYLOADS, input_tokens),
+        _generating(api, "/v1/messages", read_messages, blocks.PAYLOADS, prefix="msg_", errors=ANTHROPIC_ERRORS),
+        _counting(api, "/v1/messages/count_tokens", read_counted, blocks.PAYLOADS, token_count),
+        _hello,
+    ]
+
+
+@get("/api/hello", sync_to_thread=False)
+def _hello() -> Response[bytes]:
+    """Answer Claude Code's question whether there is a server."""
+    return text_answer("hello", 200)
 
 
 def _model_routes(api: Api) -> list[HTTPRouteHandler]:
@@ -208,30 +232,7 @@ def _model_routes(api: Api) -> list[HTTPRouteHandler]:
     return [models, model]
 
 
-def _generating_routes(api: Api) -> list[HTTPRouteHandler]:
-    chats = generating(api, "/v1/chat/completions", read_chat, chat.PAYLOADS, prefix="chatcmpl-")
-    fill = generating(api, "/infill", read_infill, NO_PLACES, prefix="fill-", operation="infill")
-
-    @post("/v1/completions", status_code=200)
-    async def text_completions(request: AnyRequest) -> ASGIResponse:
-        """Answer with the continuation of one text or several, complete or as a stream."""
-        with counted(api.front, request, "text_completion"):
-            asked = await api.read(request, read_completion)
-            echoed = [await _echoed(api.front, asked, prompt) for prompt in asked.prompts]
-            heading = api.heading("cmpl-")
-            return api.answer(
-                request,
-                asked,
-                heading,
-                [asked.to_engine(prompt) for prompt, _ in echoed],
-                asked.choices(heading, [echo for _, echo in echoed]),
-                prompt_logprobs=asked.needs_prompt_logprobs,
-            )
-
-    return [chats, text_completions, fill]
-
-
-def generating(
+def _generating(
     api: Api,
     path: str,
     read: Reader[Conversed],
@@ -253,6 +254,45 @@ def generating(
     return generate
 
 
+def _counting(
+    api: Api,
+    path: str,
+    read: Reader[ResponseAsked | MessageAsked],
+    payloads: MediaPlaces,
+    count: Callable[[Tokenized], object],
+) -> HTTPRouteHandler:
+    """A route that answers with the number of a prompt's tokens."""
+
+    @post(path, status_code=200)
+    async def count_tokens(request: AnyRequest) -> Response[bytes]:
+        asked = await api.read(request, read, payloads)
+        generation = asked.generation
+        found = await _spelled(api.front.tokenize(asked.prompt), generation.names, generation.places)
+        return _body(count(found), _ignored_headers(generation))
+
+    return count_tokens
+
+
+def _completions(api: Api) -> HTTPRouteHandler:
+    @post("/v1/completions", status_code=200)
+    async def text_completions(request: AnyRequest) -> ASGIResponse:
+        """Answer with the continuation of one text or several, complete or as a stream."""
+        with counted(api.front, request, "text_completion"):
+            asked = await api.read(request, read_completion)
+            echoed = [await _echoed(api.front, asked, prompt) for prompt in asked.prompts]
+            heading = api.heading("cmpl-")
+            return api.answer(
+                request,
+                asked,
+                heading,
+                [asked.to_engine(prompt) for prompt, _ in echoed],
+                asked.choices(heading, [echo for _, echo in echoed]),
+                prompt_logprobs=asked.needs_prompt_logprobs,
+            )
+
+    return text_completions
+
+
 async def _echoed(front: Front, asked: CompletionAsked, prompt: PlainPrompt) -> tuple[PlainPrompt, Echo | None]:
     """The prompt for the engine, and the beginning of its answer. Raises: see Front.tokenize."""
     if not asked.is_echo:
@@ -269,15 +309,15 @@ def _token_routes(api: Api) -> list[HTTPRouteHandler]:
     async def tokenize(request: AnyRequest) -> Response[bytes]:
         asked = await api.read(request, tokens.read_tokenize)
         answer = api.front.tokenize(asked.prompt, add_special=asked.add_special, parse_special=asked.parse_special)
-        found = (await spelled(answer, {"prompt": asked.field})).tokens
+        found = (await _spelled(answer, {"prompt": asked.field})).tokens
         most = api.facts.context_length
-        return _body(tokens.TokensBody(tokens=found, count=len(found), max_model_len=most), asked.ignored)
+        return _body(tokens.TokensBody(tokens=found, count=len(found), max_model_len=most), _ignored(asked.ignored))
 
     @post("/detokenize", status_code=200)
     async def detokenize(request: AnyRequest) -> Response[bytes]:
         asked = await api.read(request, tokens.read_detokenize)
         text = await api.front.detokenize(asked.tokens)
-        return _body(tokens.TextBody(content=text, prompt=text), asked.ignored)
+        return _body(tokens.TextBody(content=text, prompt=text), _ignored(asked.ignored))
 
     @get("/tokenizer_info", sync_to_thread=False)
     def tokenizer_info() -> Response[bytes]:
@@ -287,24 +327,24 @@ def _token_routes(api: Api) -> list[HTTPRouteHandler]:
     async def render_chat(request: AnyRequest) -> Response[bytes]:
         """Answer with the tokens of the prompt that the template makes of a conversation."""
         asked = await api.read(request, read_chat, chat.PAYLOADS)
-        return _body(await _rendered(api.front, asked.prompt, asked.generation), asked.generation.ignored)
+        return _body(await _rendered(api.front, asked.prompt, asked.generation), _ignored(asked.generation.ignored))
 
     @post("/v1/completions/render", status_code=200)
     async def render_completion(request: AnyRequest) -> Response[bytes]:
         asked = await api.read(request, read_completion)
         prompts = map(asked.to_engine, asked.prompts)
         rendered = [await _rendered(api.front, prompt, asked.generation) for prompt in prompts]
-        return _body(rendered, asked.generation.ignored)
+        return _body(rendered, _ignored(asked.generation.ignored))
 
     return [tokenize, detokenize, tokenizer_info, render_chat, render_completion]
 
 
 async def _rendered(front: Front, prompt: Prompt, generation: Generation) -> tokens.RenderedBody:
-    found = await spelled(front.tokenize(prompt), generation.names)
+    found = await _spelled(front.tokenize(prompt), generation.names)
     return tokens.RenderedBody(token_ids=found.tokens, prompt=found.text)
 
 
-async def spelled(answer: Awaitable[Tokenized], names: Mapping[str, str], places: Sequence[str] = ()) -> Tokenized:
+async def _spelled(answer: Awaitable[Tokenized], names: Mapping[str, str], places: Sequence[str] = ()) -> Tokenized:
     """The awaited answer. A refusal has the client's names of the fields, and its places of messages."""
     try:
         return await answer

@@ -6,7 +6,6 @@ nothing but the client.
 
 import re
 
-import msgspec
 from litestar import Litestar, Response, get, post
 from litestar.handlers import HTTPRouteHandler
 
@@ -15,13 +14,12 @@ from worker.apis.core.bodies import CancelBody, shutdown_body
 from worker.apis.pool.execute import parse_cancel
 from worker.server.front.health import Phase
 from worker.server.front.state import Front
-from worker.server.web.agents import agent_routes
-from worker.server.web.api import Api, api_routes
+from worker.server.web.api import Api, agent_routes, api_routes
 from worker.server.web.bodies import AnyRequest, Bodies
-from worker.server.web.execute import execute_route
 from worker.server.web.middleware import Middleware
 from worker.server.web.pages import document_of, document_routes, page_routes
-from worker.server.web.refusals import json_answer, probe_answer, refusal_of
+from worker.server.web.refusals import json_answer, refusal_of, text_answer
+from worker.server.web.streaming import execute_route
 from worker.wire.encoding import encode_json
 
 
@@ -66,12 +64,12 @@ def _state_routes(front: Front) -> list[HTTPRouteHandler]:
     @get("/readyz", sync_to_thread=False)
     def readyz() -> Response[bytes]:
         """200 if the worker takes jobs; the length of the queue does not matter."""
-        return probe_answer(is_ok=front.phase is Phase.READY, yes="ready")
+        return _probe(is_ok=front.phase is Phase.READY, yes="ready")
 
     @get("/livez", sync_to_thread=False)
     def livez() -> Response[bytes]:
         """200 shows that the front's event loop runs. A worker that is about to exit is not alive."""
-        return probe_answer(is_ok=front.phase is not Phase.FAILED, yes="alive", no="failed")
+        return _probe(is_ok=front.phase is not Phase.FAILED, yes="alive", no="failed")
 
     @get("/metrics", sync_to_thread=False)
     def metrics(request: AnyRequest) -> Response[bytes]:
@@ -84,12 +82,12 @@ def _state_routes(front: Front) -> list[HTTPRouteHandler]:
 def _probe_routes(front: Front) -> list[HTTPRouteHandler]:
     @get("/version", sync_to_thread=False)
     def version() -> Response[bytes]:
-        return json_answer(encode_json({"version": __version__}))
+        return _json({"version": __version__})
 
     @get("/ping", sync_to_thread=False)
     def ping() -> Response[bytes]:
         """Answer like /readyz; model servers use this name."""
-        return probe_answer(is_ok=front.phase is Phase.READY, yes="pong")
+        return _probe(is_ok=front.phase is Phase.READY, yes="pong")
 
     return [version, ping]
 
@@ -108,11 +106,7 @@ def _control_routes(front: Front, bodies: Bodies) -> list[HTTPRouteHandler]:
         front.cancel(job_id)
         return _json(CancelBody(job_id=job_id), 202)
 
-    @post(
-        ["/shutdown", "/v1/shutdown", "/v1/admin/shutdown"],
-        status_code=202,
-        sync_to_thread=False,
-    )
+    @post(["/shutdown", "/v1/shutdown", "/v1/admin/shutdown"], status_code=202, sync_to_thread=False)
     def shutdown() -> Response[bytes]:
         """Drain and exit, as SIGTERM does."""
         front.drain_requested.set()
@@ -134,5 +128,9 @@ def places(handler: HTTPRouteHandler) -> list[tuple[str, str]]:
     return [(method, path) for path in paths for method in sorted(handler.http_methods)]
 
 
-def _json(body: msgspec.Struct, status: int = 200) -> Response[bytes]:
+def _probe(*, is_ok: bool, yes: str, no: str = "not ready") -> Response[bytes]:
+    return text_answer(yes if is_ok else no, 200 if is_ok else 503)
+
+
+def _json(body: object, status: int = 200) -> Response[bytes]:
     return json_answer(encode_json(body), status)

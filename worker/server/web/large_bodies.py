@@ -4,7 +4,6 @@ Owns: the limits of a body, its part of the memory, and the order in which bodie
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -41,45 +40,27 @@ class SharedMemory:
     """A fixed amount of memory that is lent in the order of the requests for it."""
 
     def __init__(self, n_bytes: int) -> None:
-        self.n_bytes = n_bytes
+        self.n_waiting = 0
+        """The number of callers that wait for memory."""
         self._n_free = n_bytes
-        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    @property
-    def is_wanted(self) -> bool:
-        """True if a caller waits for memory."""
-        return bool(self._queue)
+        self._turn = asyncio.Lock()
+        self._returned = asyncio.Event()
 
     async def take(self, n_bytes: int) -> None:
         """Wait for `n_bytes`, which must not exceed the total. The caller returns them with `give_back`."""
-        assert n_bytes <= self.n_bytes
-        if not self._queue and n_bytes <= self._n_free:
-            self._n_free -= n_bytes
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._queue.append((n_bytes, turn))
+        self.n_waiting += 1
         try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                self._hand_out()
-            else:
-                self.give_back(n_bytes)
-            raise
+            async with self._turn:
+                while n_bytes > self._n_free:
+                    self._returned.clear()
+                    await self._returned.wait()
+                self._n_free -= n_bytes
+        finally:
+            self.n_waiting -= 1
 
     def give_back(self, n_bytes: int) -> None:
         self._n_free += n_bytes
-        self._hand_out()
-
-    def _hand_out(self) -> None:
-        while self._queue:
-            n_bytes, turn = self._queue[0]
-            if not turn.cancelled():
-                if n_bytes > self._n_free:
-                    return
-                self._n_free -= n_bytes
-                turn.set_result(None)
-            self._queue.popleft()
+        self._returned.set()
 
 
 class LargeBodies:
@@ -158,5 +139,5 @@ class LargeBodies:
 
     def _allow_time(self, arrival: asyncio.Timeout) -> None:
         latest_s = self._latest[arrival] = asyncio.get_running_loop().time() + SHARED_TIMEOUT_S
-        if self._memory.is_wanted:
+        if self._memory.n_waiting:
             arrival.reschedule(latest_s)

@@ -1,9 +1,7 @@
 """The pages for browsers: the chat with the model at `/` (docs/page.md), and `/docs` about the routes.
 
-Owns: the files in page/, their headers, and the policies for browsers. The files of the chat hold no data of this
-worker, so they need no token: the page asks for the token, and all its data comes from routes that require it. The
-worker serves all files itself, so that the pages work without other servers. Their paths are relative, because a proxy
-may serve the worker below a path.
+The files of the chat hold no data of this worker, so they need no token: the page asks for it, and all its data comes
+from routes that require it. Paths are relative, because a proxy may serve the worker below a path.
 """
 
 import secrets
@@ -96,15 +94,16 @@ def document_routes(document: bytes) -> list[HTTPRouteHandler]:
         policy = {"content-security-policy": _POLICY_OF_DOCS.format(nonce=nonce)}
         return _browsed(head.replace(b"{document}", embedded), "text/html", policy)
 
-    @get("/docs/page.js", sync_to_thread=False)
+    scripts = [_script("page.js", {}), _script("redoc.standalone.js", {"cache-control": "private, max-age=3600"})]
+    return [openapi, page, *scripts]
+
+
+def _script(name: str, headers: dict[str, str]) -> HTTPRouteHandler:
+    @get(f"/docs/{name}", sync_to_thread=False)
     def script() -> Response[bytes]:
-        return _browsed(_file("page.js"), "text/javascript", {})
+        return _browsed(_file(name), "text/javascript", headers)
 
-    @get("/docs/redoc.standalone.js", sync_to_thread=False)
-    def redoc() -> Response[bytes]:
-        return _browsed(_file("redoc.standalone.js"), "text/javascript", {"cache-control": "private, max-age=3600"})
-
-    return [openapi, page, script, redoc]
+    return script
 
 
 def _browsed(body: bytes, media_type: str, headers: dict[str, str]) -> Response[bytes]:

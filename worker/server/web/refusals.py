@@ -46,6 +46,9 @@ HTTP_ERRORS = {
 }
 """Litestar's own refusals by their status: the code in the log, and the code and the text on `/v1`."""
 
+_TEXTS = {405: "", 413: "Failed to buffer the request body: length limit exceeded"}
+"""Litestar's own refusals on the pool manager's paths, where the others have its details."""
+
 _MAX_PATH_CHARS = 100
 """A message shows this many characters of a path."""
 
@@ -118,9 +121,23 @@ def refusal_of(scope: Scope, error: Exception, route_list: str = "") -> Response
     """Note the refusal for the log, and return its answer; an unknown path gets `route_list`."""
     note_refusal(scope, error)
     errors = errors_of(scope["path"])
-    if isinstance(error, HTTPException):
-        return _http_error(error, route_list) if errors is None else _api_http_error(scope, error, errors)
-    return render_error(error) if errors is None else errors.render(error)
+    if not isinstance(error, HTTPException):
+        return render_error(error) if errors is None else errors.render(error)
+    status, headers = error.status_code, error.headers
+    if isinstance(error, MethodNotAllowedException):
+        headers = {"allow": "GET,HEAD" if "GET" in (headers or {}).get("allow", "").split(", ") else "POST"}
+    if errors is None:
+        return text_answer(route_list if status == 404 else _TEXTS.get(status, error.detail), status, headers)
+    _, code, words = HTTP_ERRORS.get(status, ("", "invalid_request", HTTPStatus(status).phrase.lower()))
+    message = words.format(
+        method=scope["state"]["method"],
+        path=ascii(scope["path"][:_MAX_PATH_CHARS])[1:-1],
+        allow=(headers or {}).get("allow", "").replace(",", " or "),
+        detail=error.detail,
+    )
+    if isinstance(error, EncodedBody):
+        message = error.detail
+    return json_answer(errors.http_error(status, code, message), status, headers)
 
 
 async def send_refusal(scope: Scope, error: WorkerError, receive: Receive, send: Send) -> None:
@@ -157,48 +174,12 @@ def render_error(error: Exception) -> Response[bytes]:
     return json_answer(encode_error(known), known.http_status, _retry_after(known))
 
 
-def _http_error(error: HTTPException, route_list: str) -> Response[bytes]:
-    """The answer to Litestar's own refusals: unknown paths and methods, and bodies that are too large."""
-    match error:
-        case MethodNotAllowedException():
-            return text_answer("", 405, _allow(error))
-        case HTTPException(status_code=413):
-            return text_answer("Failed to buffer the request body: length limit exceeded", 413)
-        case HTTPException(status_code=404):
-            return text_answer(route_list, 404)
-    return text_answer(error.detail, error.status_code, error.headers)
-
-
-def _api_http_error(scope: Scope, error: HTTPException, errors: Errors) -> Response[bytes]:
-    status = error.status_code
-    _, code, words = HTTP_ERRORS.get(status, ("", "invalid_request", HTTPStatus(status).phrase.lower()))
-    headers = _allow(error) if isinstance(error, MethodNotAllowedException) else error.headers
-    message = words.format(
-        method=scope["state"]["method"],
-        path=ascii(scope["path"][:_MAX_PATH_CHARS])[1:-1],
-        allow=(headers or {}).get("allow", "").replace(",", " or "),
-        detail=error.detail,
-    )
-    if isinstance(error, EncodedBody):
-        message = error.detail
-    return json_answer(errors.http_error(status, code, message), status, headers)
-
-
 def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response[bytes]:
     return Response(body, status_code=status, media_type=_JSON, headers=headers)
 
 
 def text_answer(body: str, status: int, headers: dict[str, str] | None = None) -> Response[bytes]:
     return Response(body.encode(), status_code=status, media_type=_TEXT, headers=headers)
-
-
-def probe_answer(*, is_ok: bool, yes: str, no: str = "not ready") -> Response[bytes]:
-    return text_answer(yes if is_ok else no, 200 if is_ok else 503)
-
-
-def _allow(error: MethodNotAllowedException) -> dict[str, str]:
-    offered = (error.headers or {}).get("allow", "").split(", ")
-    return {"allow": "GET,HEAD" if "GET" in offered else "POST"}
 
 
 def _retry_after(error: WorkerError) -> dict[str, str] | None:

@@ -1,4 +1,5 @@
-"""The responses that carry the output of jobs, as a stream or as one answer. They always end their jobs.
+"""The responses that carry the output of jobs, as a stream or as one answer; and the route of `/execute`. They always
+end their jobs.
 
 Litestar's own streams do not close their source if the client disconnects during a blocked send. These responses end
 their jobs in a `finally`, and notice a disconnect while they wait for the engine. connection.py limits every send.
@@ -6,17 +7,26 @@ their jobs in a `finally`, and notice a disconnect while they wait for the engin
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from functools import partial
+from typing import Self
 
-from litestar import Request, Response
+from litestar import Response, post
+from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
+from worker.apis.core.events import Dialect
+from worker.apis.core.headers import request_id, trace_context
+from worker.apis.core.job_request import JobRequest
+from worker.apis.pool.execute import checked_prompt, parse_execute
+from worker.apis.pool.framing import choose_dialect
 from worker.server.front.job import Job, next_chunk_of
 from worker.server.front.state import Front
 from worker.server.front.supervision import first_of, running
-from worker.server.web.connection import connection_of
-from worker.server.web.refusals import note_refusal
+from worker.server.web.bodies import AnyRequest, Bodies
+from worker.server.web.connection import check_address, connection_of
+from worker.server.web.middleware import counted
+from worker.server.web.refusals import note_refusal, render_error
 
 SILENCE_S = 10.0
 """The longest silence of a stream: proxies close a silent stream after 60 s, some earlier."""
@@ -25,23 +35,15 @@ CHUNKS_PER_TURN = 32
 """A send that does not block does not yield either, so the loop serves other tasks after this many chunks."""
 
 
-class Timers(Protocol):
-    """The clock of an event loop: asyncio's, or a test's."""
-
-    def time(self) -> float: ...
-
-    def call_at(self, when: float, callback: Callable[[], None], /) -> asyncio.TimerHandle: ...
-
-
 class SignsOfLife:
     """Inside the `with`, one of the jobs sends a sign of life whenever their stream was silent for SILENCE_S.
 
     One timer serves the stream and is set again only when it has expired, so a token costs one look at the clock.
     """
 
-    def __init__(self, jobs: Sequence[Job], timers: Timers) -> None:
+    def __init__(self, jobs: Sequence[Job], loop: asyncio.AbstractEventLoop) -> None:
         self._jobs = jobs
-        self._timers = timers
+        self._loop = loop
 
     def __enter__(self) -> Self:
         self.sent()
@@ -53,13 +55,13 @@ class SignsOfLife:
 
     def sent(self) -> None:
         """Note that data was sent to the client."""
-        self._due_s = self._timers.time() + SILENCE_S
+        self._due_s = self._loop.time() + SILENCE_S
 
     def _set_timer(self) -> None:
-        self._timer = self._timers.call_at(self._due_s, self._look)
+        self._timer = self._loop.call_at(self._due_s, self._look)
 
     def _look(self) -> None:
-        if self._timers.time() >= self._due_s:
+        if self._loop.time() >= self._due_s:
             if job := next((job for job in self._jobs if not job.is_ended), None):
                 job.show_life()
             self.sent()
@@ -112,8 +114,7 @@ class JobResponse(ASGIResponse):
             if job.refusal is not None:
                 note_refusal(scope, job.refusal)
                 answer = self._render_error(job.refusal)
-                request = Request[Any, Any, Any](scope, receive, send)
-                await answer.to_asgi_response(app=None, request=request)(scope, receive, send)
+                await answer.to_asgi_response(app=None, request=AnyRequest(scope))(scope, receive, send)
                 return
         self.headers.update(self._headers_when_accepted())
         if self._whole is None:
@@ -151,3 +152,44 @@ class JobResponse(ASGIResponse):
 async def _departure(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def opened_jobs(
+    front: Front, request: AnyRequest, asked: Sequence[JobRequest], timeout_s: float | None
+) -> Sequence[Job]:
+    """Open the jobs of one request. Raises: see Front.open_jobs."""
+    return front.open_jobs(
+        asked,
+        request.headers.get("x-deadline"),
+        request.scope["state"]["correlation_id"],
+        timeout_s=timeout_s,
+        trace=trace_context(request.scope["headers"]),
+        is_crowded=connection_of(request.scope).limits.is_full,
+    )
+
+
+def execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
+    timeout_s, max_tokens_out = front.settings.execute_timeout_s, front.settings.execute_tokens_out
+
+    @post("/execute", status_code=200)
+    async def execute(request: AnyRequest) -> ASGIResponse:
+        """Stream a job's tokens as server-sent events, or as JSON lines if Accept asks for them."""
+        with counted(front, request):
+            check_address(request.scope)
+            dialect = choose_dialect(request.headers.get("accept"), sse_event_names=front.settings.sse_event_names)
+            asked = await bodies.decoded(
+                request, partial(_read_execute, front=front, dialect=dialect, max_tokens_out=max_tokens_out)
+            )
+            jobs = opened_jobs(front, request, [asked], timeout_s)
+        job_id = request_id(jobs[0].request.job_id)
+        return JobResponse(front, jobs, render_error, {} if job_id is None else {"x-request-id": job_id})
+
+    return execute
+
+
+def _read_execute(body: bytearray, front: Front, dialect: Dialect, max_tokens_out: int) -> JobRequest:
+    """Raises: BodyRejected, FieldsRefused."""
+    request = parse_execute(body)
+    vocab_size = front.facts.vocab_size if front.facts is not None else None
+    prompt = checked_prompt(request, max_tokens_out, vocab_size, max_prompt_chars=front.settings.max_prompt_chars)
+    return JobRequest(job_id=request.job_id, fields=request, prompt=prompt, dialect=dialect)
