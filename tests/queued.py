@@ -1,9 +1,10 @@
-"""A job as the intake gives it to an engine, written in one line."""
+"""A job as the intake gives it to an engine, written in one line; and what is done with the cells of the last jobs."""
 
 from collections.abc import Sequence as Seq
 
 from msgspec.structs import replace
 
+from worker.engine.loop import Engine
 from worker.engine.sequence import Queued
 from worker.engine.step import Constraint
 from worker.wire.jobs import JobKey, MarkUse, SamplingParams, Submit, TokenId
@@ -31,3 +32,9 @@ def queued(
         salt=salt,
     )
     return Queued(submit, prompt, constraint, prediction)
+
+
+def put_away(engine: Engine) -> None:
+    """Empty the retained slots of an idle engine. Their cells are copied out first."""
+    while engine.back_up() or engine.prefix_cache.evict(()):
+        pass

@@ -15,7 +15,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from tests.queued import queued
+from tests.queued import put_away, queued
 from tests.server.front.rehearsal import CHEAP_ROWS, CONFIG
 from worker.config.engine_settings import Scheduling
 from worker.engine.backend import LoadedModel, Read
@@ -142,7 +142,7 @@ def answers(
         engine.submit(queued(job, prompt, asked.max_tokens, sampling, asked.stop, constraint=constraint))
         run(engine, between)
     run(engine, NEVER_TOGETHER)
-    engine.put_away()
+    put_away(engine)
     return heard
 
 

@@ -15,7 +15,7 @@ import pytest
 from parity.f32_copy import rewrite
 from parity.llama.quantise import quantise
 from tests.llama.tiny import write_tiny
-from tests.queued import queued
+from tests.queued import put_away, queued
 from tests.server.front.rehearsal import CHEAP_ROWS, CONFIG
 from tests.shared_files import made_once, shared_folder
 from tests.worker_process import PATIENCE_S, eventually, own_environment, serve_default
@@ -107,7 +107,7 @@ def answers(model: LoadedModel, draft: LoadedDraft | None, *, cancelled_at: int 
         if cancelled_at and told.n_steps >= cancelled_at:
             engine.cancel(JobKey(1))
         engine.step()
-    engine.put_away()
+    put_away(engine)
     return told
 
 

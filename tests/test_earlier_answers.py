@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.queued import queued
+from tests.queued import put_away, queued
 from tests.server.front.rehearsal import CONFIG
 from worker.engine.backend import LoadedModel, Read
 from worker.engine.config import EngineConfig
@@ -67,7 +67,7 @@ def one_after_another(model: LoadedModel, sampling: SamplingParams, **changes: A
             engine.step()
         told.append(heard(frames))
         frames.clear()
-    engine.put_away()
+    put_away(engine)
     return told
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.queued import queued
+from tests.queued import put_away, queued
 from tests.server.front.rehearsal import CONFIG
 from tests.test_earlier_answers import CHEAP_ROWS, SLOW_S, Heard, heard
 from worker.engine.backend import LoadedModel, Read
@@ -50,7 +50,7 @@ def told(model: LoadedModel, sampling: SamplingParams, prediction: str) -> Heard
     engine.submit(queued(JobKey(1), tokens_of(model, ASK, is_prompt=True).tokens, 100, sampling, prediction=predicted))
     while not engine.is_idle:
         engine.step()
-    engine.put_away()
+    put_away(engine)
     return heard(frames)
 
 

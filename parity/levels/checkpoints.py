@@ -23,7 +23,7 @@ from parity.naming import not_comparable
 from parity.points import CHECKPOINT, NAMES, Activations, Name, Point
 from parity.report import Check, Level, Series, Table, judged, not_run
 from parity.setups import opened
-from worker.engine.sampling.sorted import softmax
+from worker.engine.sampling.sample import softmax
 from worker.llama.model import Model
 from worker.models.facts.info import read_info
 

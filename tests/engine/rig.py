@@ -15,9 +15,8 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.prefill_budget import GRAIN
 from worker.engine.prefix_tree import n_common
-from worker.engine.scheduler import PASSES
+from worker.engine.scheduler import PASSES, FairShares, FirstCome, policy_of
 from worker.engine.sequence import Sequence, State
-from worker.engine.shares import FairShares, FirstCome
 from worker.engine.step import Step
 from worker.limits import MAX_DRAFTS
 from worker.wire.blocks import BlocksChanged
@@ -127,7 +126,7 @@ class Rig:
         self.started: list[JobKey] = []
         self.next_misfortune: Misfortune | None = None
         self.is_on_device = max_dead_cells > 0
-        self.policy = config.policy(can_keep=can_share and (prefix_cache_bytes > 0 or self.is_on_device))
+        self.policy = policy_of(config, can_keep=can_share and (prefix_cache_bytes > 0 or self.is_on_device))
         self.n_victims = self.n_preempted = 0
         self.n_cached: dict[JobKey, int] = {}
         """The cached tokens of a job when it began."""

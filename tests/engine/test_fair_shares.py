@@ -13,7 +13,7 @@ from tests.queued import queued
 from worker.config.engine_settings import Scheduling
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.engine.shares import MAX_PAUSES
+from worker.engine.scheduler import MAX_PAUSES, policy_of
 from worker.engine.step import Step
 from worker.wire.jobs import JobKey, SamplingParams, SlotId, StepDone, TokenId
 from worker.wire.messages import Outbound
@@ -62,7 +62,7 @@ class Run:
         )
         self._runner = FakeRunner.of(ToyModel(n_seen=1), config)
         self._n_copied = self._n_unused = 0
-        self.policy = config.policy(can_keep=True)
+        self.policy = policy_of(config, can_keep=True)
         self._runner.before_run = self._take_time
         self.engine = Engine(self._runner, config, emit=self._hear, clock=lambda: self.now_s)
         self._play()

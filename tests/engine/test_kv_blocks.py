@@ -15,6 +15,7 @@ from tests.engine.rig import Rig
 from tests.engine.test_loop_laws import UNSCORABLE, Anything
 from tests.engine.toy_constraint import N_VOCAB
 from tests.kv_mirror import Mirror, blocks_of
+from tests.queued import put_away
 from worker.engine.kv_blocks import BLOCK_TOKENS, BlockJournal, block_hashes
 from worker.engine.prefix_tree import PrefixIndex
 from worker.wire.blocks import BlocksRemoved, BlocksStored
@@ -134,7 +135,7 @@ def test_what_jobs_have_computed_is_reported_wherever_it_lies() -> None:
     mirror = run_all(rig)
     assert mirror.blocks("GPU") == blocks_of([*rig.engine.prefix_cache.retained.values()][-1].tokens)
     assert len(mirror.blocks("GPU")) == 4
-    rig.engine.put_away()
+    put_away(rig.engine)
     rig.engine.step()
     rig.check()
     assert not mirror.blocks("GPU")
@@ -184,7 +185,7 @@ class AnyBlocks(Anything):
     @precondition(lambda self: self.rig.engine.is_idle)
     @rule()
     def no_client_wants_anything(self) -> None:
-        self.rig.engine.put_away()
+        put_away(self.rig.engine)
         self.rig.engine.step()
 
     @rule(has_memory=st.booleans())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.engine.fake_runner import CELL_BYTES, Cell, FakeRunner, Request, ToyModel
 from tests.engine.rig import Rig
 from tests.engine.toy_constraint import N_VOCAB, ToyConstraint
-from tests.queued import queued
+from tests.queued import put_away, queued
 from worker.engine.backend import KvMismatch
 from worker.engine.channels import CONTENT, ControlTokens, Transition
 from worker.engine.config import EngineConfig
@@ -311,7 +311,7 @@ def test_the_last_jobs_cells_stay_until_another_runs_that_does_not_go_on_from_th
     rig.submit(Request((1, 2, 3), max_tokens=4))
     rig.run_until_idle()
     assert index.n_tokens == len(COMMON) + 8
-    rig.engine.put_away()
+    put_away(rig.engine)
     assert rig.runner.kv.n_cells_used == 0
     assert index.n_bytes == index.n_tokens * CELL_BYTES > 0
 

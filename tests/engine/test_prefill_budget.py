@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from worker.engine.config import EngineConfig
 from worker.engine.prefill_budget import (
     EARNED_SHARE,
     GRAIN,
@@ -29,7 +30,16 @@ WIDEST = 512
 
 
 def budget_of(chunk: int, *, target_s: float = TARGET_S, is_fixed: bool = False) -> PrefillBudget:
-    return PrefillBudget(chunk=chunk, widest_step=WIDEST, itl_target_s=target_s, can_abort=True, is_fixed=is_fixed)
+    config = EngineConfig(
+        n_slots=1,
+        n_cells=WIDEST,
+        context_length=WIDEST,
+        chunk=chunk,
+        widest_step=WIDEST,
+        itl_target_s=target_s,
+        is_deterministic=is_fixed,
+    )
+    return PrefillBudget(config, can_abort=True)
 
 
 def prefill(budget: PrefillBudget, token_s: float, n_whole: int = WIDEST, base_s: float = 0.0) -> int:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tests.engine.fake_runner import CELL_BYTES, Request
 from tests.engine.rig import Rig
+from tests.queued import put_away
 from worker.engine.backend import Found, Saved
 from worker.engine.prefix_cache import MIN_KEPT
 from worker.wire.jobs import StepDone, TokenId
@@ -42,7 +43,7 @@ def parts_after(engine: Rig, prompts: list[tuple[int, ...]]) -> list[Part]:
     for prompt in prompts:
         answer(engine, prompt)
         sequences += (list(each.tokens) for each in engine.engine.prefix_cache.retained.values())
-    engine.engine.put_away()
+    put_away(engine.engine)
     index, parts = engine.engine.prefix_cache.index, dict[int, Part]()
     for tokens in sequences:
         n_matched = index.match(tokens)

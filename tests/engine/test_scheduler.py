@@ -5,10 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.engine.channels import ChannelText
-from worker.engine.prefill_budget import PrefillBudget
+from worker.engine.config import EngineConfig
 from worker.engine.scheduler import PASSES, Scheduler
 from worker.engine.sequence import Sequence, State
-from worker.engine.shares import FirstCome
 from worker.engine.step import Slice, Step
 from worker.wire.jobs import JobKey, SamplingParams, SlotId, StepKind, TokenId
 
@@ -24,10 +23,23 @@ def waiting(job: int, n_prompt: int = 4, max_tokens: int = 4) -> Sequence:
 
 
 def scheduler_of(
-    *sequences: Sequence, n_slots: int = 4, n_cells: int = 1000, chunk: int = 8, widest_step: int = 0
+    *sequences: Sequence,
+    n_slots: int = 4,
+    n_cells: int = 1000,
+    chunk: int = 8,
+    widest_step: int = 0,
+    is_fixed: bool = False,
 ) -> Scheduler:
-    budget = PrefillBudget(chunk=chunk, widest_step=widest_step, itl_target_s=TARGET_S)
-    scheduler = Scheduler(n_slots=n_slots, n_cells=n_cells, budget=budget, policy=FirstCome())
+    config = EngineConfig(
+        n_slots=n_slots,
+        n_cells=n_cells,
+        context_length=n_cells,
+        chunk=chunk,
+        widest_step=widest_step,
+        itl_target_s=TARGET_S,
+        is_deterministic=is_fixed,
+    )
+    scheduler = Scheduler(config, can_abort=False, can_keep=False)
     for sequence in sequences:
         scheduler.add(sequence)
     return scheduler
@@ -259,11 +271,9 @@ def test_a_decode_step_has_one_token_of_every_decoding_slot_in_order_of_admissio
 
 
 def test_fixed_steps_are_one_prompts_chunk_whatever_else_there_is_to_do() -> None:
-    budget = PrefillBudget(chunk=8, widest_step=64, itl_target_s=TARGET_S, is_fixed=True)
-    scheduler = Scheduler(n_slots=4, n_cells=1000, budget=budget, policy=FirstCome(is_reserving=True))
+    scheduler = scheduler_of(widest_step=64, is_fixed=True)
     for job, n_prompt in enumerate((20, 3, 3)):
         scheduler.add(waiting(job, n_prompt, max_tokens=1))
-    budget.took_beside(8, 4.0, 9.0)
     steps = [next_computed(scheduler) for _ in range(5)]
     assert sorted(step.n_tokens for step in steps) == [3, 3, 4, 8, 8]
     assert all(len(step.slices) == 1 for step in steps)

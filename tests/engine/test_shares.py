@@ -1,8 +1,8 @@
 """Each decision of which job comes first and which is preempted. test_fair_shares.py has what follows from them."""
 
 from worker.engine.channels import ChannelText
+from worker.engine.scheduler import CELLS_PER_ROW, MAX_PASSED, MAX_PAUSES, QUANTUM, FairShares, FirstCome
 from worker.engine.sequence import Sequence
-from worker.engine.shares import CELLS_PER_ROW, MAX_PASSED, MAX_PAUSES, QUANTUM, FairShares, FirstCome
 from worker.limits import DECODE_MARGIN
 from worker.wire.jobs import JobKey, SamplingParams, TokenId
 

@@ -10,6 +10,7 @@ from llama_cpp import llama_cpp as capi
 from tests.llama.served import Served
 from tests.llama.tiny import write_tiny
 from tests.on_cpu import loaded_on_cpu
+from tests.queued import put_away
 from worker.engine.config import EngineConfig
 from worker.engine.step import Slice, Step
 from worker.limits import MAX_DRAFTS
@@ -108,5 +109,5 @@ def _answers(model: Model, runner: LlamaRunner, prompts: list[list[TokenId]]) ->
     for prompt in prompts:
         served.submit(prompt, 24)
     served.run()
-    served.engine.put_away()
+    put_away(served.engine)
     return served

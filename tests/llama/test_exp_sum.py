@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.sampling.test_wide_rows import LAW, cases
-from worker.engine.sampling.arrays import Logits
-from worker.engine.sampling.estimate import F32_SLACK, Estimate, numpy_estimate
+from worker.engine.sampling.row import F32_SLACK, Estimate, Logits, numpy_estimate
 from worker.engine.sampling.sample import sample
 from worker.llama.draws import fastest_estimate
 from worker.llama.library import LIBRARY_DIR

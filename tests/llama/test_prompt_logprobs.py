@@ -9,7 +9,7 @@ from parity.llama.scoring import Scorer, Setup
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
 from tests.llama.served import Served
 from worker.engine.config import EngineConfig
-from worker.engine.sampling.logprobs import log_probabilities
+from worker.engine.sampling.sample import log_probabilities
 from worker.engine.sequence import NO_SCORE
 from worker.engine.step import MAX_TOPS, BadBatch, Score, Scoring, Slice, Step
 from worker.llama.model import Model

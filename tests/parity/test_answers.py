@@ -9,8 +9,7 @@ import pytest
 from client.execute import Drawn, Top
 from parity.answers import N_DRAWN, N_TOP, Parting, miss_at_parting, parting, parting_from, worst_draw
 from tests.parity.made_answers import answer, row
-from worker.engine.sampling.logprobs import log_probabilities
-from worker.engine.sampling.sample import sample, uniform
+from worker.engine.sampling.sample import log_probabilities, sample, uniform
 from worker.wire.jobs import SamplingParams, narrow
 
 

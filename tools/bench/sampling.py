@@ -26,8 +26,7 @@ from tools.bench.llama.logit_rows import Origin, Rows, model_rows, synthetic_row
 from tools.bench.measures import check
 from worker.commands.places import not_here, where
 from worker.commands.tables import print_table
-from worker.engine.sampling.logprobs import log_probabilities
-from worker.engine.sampling.sample import candidates, sample
+from worker.engine.sampling.sample import candidates, log_probabilities, sample
 from worker.host import cpu_quota
 from worker.llama.draws import DrawThreads, fastest_estimate
 from worker.models.downloads.catalog import load_catalog, locate

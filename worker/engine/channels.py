@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final, assert_never
 
-from worker.engine.spoken import ThoughtfulStream
-from worker.engine.text import TextStream
+from worker.engine.text import TextStream, ThoughtfulStream
 from worker.wire import harmony
 from worker.wire.jobs import MarkUse, TokenId
 

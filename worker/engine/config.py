@@ -7,8 +7,6 @@ from worker.config.engine_settings import Configure, Scheduling
 from worker.engine.backend import LoadedModel
 from worker.engine.checkpoints import Stops
 from worker.engine.drafting.lookups import HISTORY_BYTES
-from worker.engine.prefill_budget import PrefillBudget
-from worker.engine.shares import FairShares, FirstCome, Policy
 from worker.limits import MAX_DRAFTS
 from worker.wire.jobs import SlotId
 from worker.wire.load import RowCosts
@@ -78,24 +76,6 @@ class EngineConfig:
             reports_blocks=asked.reports_blocks,
             stops=_stops(asked, model),
         )
-
-    def prefill_budget(self, *, can_abort: bool) -> PrefillBudget:
-        """Return the budget of prefill steps. `can_abort` says that a step can be stopped while it runs."""
-        return PrefillBudget(
-            chunk=self.chunk,
-            widest_step=self.widest_step,
-            itl_target_s=self.itl_target_s,
-            chunk_s=self.chunk_s,
-            row_s=self.row_costs[0][1] if self.row_costs else 0.0,
-            can_abort=can_abort,
-            is_fixed=self.is_deterministic,
-        )
-
-    def policy(self, *, can_keep: bool) -> Policy:
-        """Return the scheduling policy. `can_keep` says that a paused job's cells need not be computed again."""
-        if self.scheduling == "fair" and can_keep and not self.is_deterministic:
-            return FairShares()
-        return FirstCome(is_reserving=self.is_deterministic)
 
 
 def _stops(asked: Configure, model: LoadedModel) -> Stops | None:

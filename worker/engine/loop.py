@@ -27,10 +27,6 @@ from worker.wire.load import PrefixCacheFound
 from worker.wire.messages import Outbound
 
 
-def _keep_quiet(_warning: str) -> None:
-    pass
-
-
 class Engine:
     """Continuous batching over one runner, configured by `config`.
 
@@ -47,7 +43,7 @@ class Engine:
         clock: Callable[[], float],
         draft: LoadedDraft | None = None,
         marks: ControlTokens = NO_CONTROL_TOKENS,
-        warn: Callable[[str], None] = _keep_quiet,
+        warn: Callable[[str], None] = lambda _: None,
         while_running: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._runner = runner
@@ -58,15 +54,10 @@ class Engine:
         self._clock = clock
         self._marks = marks
         self._n_unpromised_cells = runner.kv.n_free_cells - config.n_cells
-        """Cells that the library has added because it rounds a context up; no job may use them."""
+        """The library has added them because it rounds a context up; no job may use them."""
         self._journal = BlockJournal() if config.reports_blocks else None
         self.prefix_cache = prefix_cache_of(runner.kv, config, self._journal)
-        self.scheduler = Scheduler(
-            n_slots=config.n_slots,
-            n_cells=config.n_cells,
-            budget=config.prefill_budget(can_abort=runner.can_abort),
-            policy=config.policy(can_keep=self.prefix_cache.is_keeping),
-        )
+        self.scheduler = Scheduler(config, can_abort=runner.can_abort, can_keep=self.prefix_cache.is_keeping)
         self._drafts = Drafts(config, runner.kv, clock=clock, draft=draft, warn=warn)
         self.step_jobs: frozenset[JobKey] = frozenset()
         """The jobs of the current step; the intake thread reads them to decide whether to abort it."""
@@ -93,26 +84,23 @@ class Engine:
 
     def submit(self, queued: Queued) -> None:
         """Queue a job whose prompt fits. Its max_tokens is cut to the room left."""
-        submit, prompt, constraint = queued.submit, queued.prompt, queued.constraint
+        submit, prompt, sampling, tools = queued.submit, queued.prompt, queued.submit.sampling, queued.submit.tools
         room = self._context_length - len(prompt)
         place = self._marks.place_after(prompt) if submit.marks == "split" else CONTENT
+        calls, anywhere = tools is not None, submit.stops_anywhere
         sequence = Sequence(
             submit.job,
             salted(prompt, submit.salt),
-            min(submit.sampling.max_tokens, room),
-            submit.sampling,
-            ChannelText(
-                *(submit.sampling.stop, self._marks, submit.marks, place),
-                reads_calls=submit.tools is not None,
-                stops_anywhere=submit.stops_anywhere,
-            ),
-            constraint=constraint,
-            is_cut=submit.sampling.max_tokens > room,
+            min(sampling.max_tokens, room),
+            sampling,
+            ChannelText(sampling.stop, self._marks, submit.marks, place, reads_calls=calls, stops_anywhere=anywhere),
+            queued.constraint,
+            is_cut=sampling.max_tokens > room,
             n_top=submit.prompt_logprobs,
-            watches_names=submit.tools is not None and not submit.tools.is_required,
+            watches_names=tools is not None and not tools.is_required,
         )
-        if constraint is not None:
-            constraint.begin(place)
+        if queued.constraint is not None:
+            queued.constraint.begin(place)
         self._drafts.begin(sequence, queued.prediction)
         self.scheduler.add(sequence)
 
@@ -135,31 +123,18 @@ class Engine:
         if sequence is not None:
             self._leave(sequence)
             # There may be no next step to report the cells by.
-            self._report_changes()
+            self._reported()
 
     def tidy(self) -> bool:
         """Put away a part of the cells that finished jobs have left in the KV memory, while nothing runs. Return False
         if there are none, or if they have to wait."""
-        is_changed = self.prefix_cache.tidy(self.scheduler.running.values())
-        if is_changed:
-            self._report_changes()
-        return is_changed
+        return self._reported(is_changed=self.prefix_cache.tidy(self.scheduler.running.values()))
 
     def back_up(self) -> bool:
         """Copy out one retained slot, so that its cells outlive this process; they stay in the slot, too. Return False
         if all slots are copied.
         """
-        is_copied = self.prefix_cache.back_up()
-        if is_copied:
-            self._report_changes()
-        return is_copied
-
-    def put_away(self) -> None:
-        """Empty the retained slots. Cells that no running job shares are copied out first."""
-        if self.prefix_cache.retained:
-            while self.prefix_cache.back_up() or self.prefix_cache.evict(self.scheduler.running.values()):
-                pass
-            self._report_changes()
+        return self._reported(is_changed=self.prefix_cache.back_up())
 
     def restore(self, found: Found) -> None:
         """Take over the cells that earlier engines have saved."""
@@ -174,7 +149,7 @@ class Engine:
                 dropped_because=found.dropped_because,
             )
         )
-        self._report_changes()
+        self._reported()
 
     def step(self) -> None:
         """Admit, choose, run and apply, and report. The results of a step are sent before the next one runs, except if
@@ -184,8 +159,6 @@ class Engine:
         if step is not None:
             self._take(step, self._run(step))
         self._report(step)
-
-    # ── admit ────────────────────────────────────────────────────────────────────────────────────
 
     def _admit(self) -> None:
         """Give slots to the next sequences, and to each of them the cached cells of its prefix."""
@@ -231,8 +204,6 @@ class Engine:
                 if not sequence.has_unreported:
                     sequence.move(State.PREFILL)
 
-    # ── choose ───────────────────────────────────────────────────────────────────────────────────
-
     def _choose(self) -> Step | None:
         """Return the next step, with drafts if they pay. Sequences are paused until it has room."""
         while (step := self.scheduler.next_step()) is not None and step.n_tokens > self._n_free_cells:
@@ -241,23 +212,17 @@ class Engine:
             victim = self.scheduler.victim()
             if victim is None:
                 break
-            self._pause_victim(victim)
+            self._pause(victim)
+            self._reports.next.n_victims += victim.is_begun
         if step is None:
             return None
         self.scheduler.begin(step)
         return self._drafts.added_to(step, self.scheduler.running, self._n_free_cells)
 
-    def _pause_victim(self, sequence: Sequence) -> None:
-        """Pause a sequence because the cells have run out."""
-        self._pause(sequence)
-        self._reports.next.n_victims += sequence.is_begun
-
     def _pause(self, sequence: Sequence) -> None:
         """Pause a sequence and its stream. Its computed cells are kept, so that it can continue cheaply."""
         self.prefix_cache.keep(sequence)
         self.scheduler.pause(sequence)
-
-    # ── run ──────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self, step: Step) -> list[Sampled]:
         """Run a step. While it runs the front knows its jobs, and the intake thread may abort it."""
@@ -316,38 +281,28 @@ class Engine:
         """Pause a job, or fail one that is alone, because the library found less room than the engine had counted."""
         victim = self.scheduler.victim()
         if victim is not None:
-            self._pause_victim(victim)
+            self._pause(victim)
+            self._reports.next.n_victims += victim.is_begun
             while self.prefix_cache.evict(self.scheduler.running.values()):
                 pass
             return
         (alone,) = self.scheduler.running.values()
         self._fail(alone, "VRAM_OOM", "the KV cache has no room left for this job")
 
-    # ── take ─────────────────────────────────────────────────────────────────────────────────────
-
     def _take(self, step: Step, sampled: list[Sampled]) -> None:
         """Apply draws, which come in the order of the slices; a slice whose drafts were right has several."""
         running = self.scheduler.running
-        if step.kind == "prefill":
-            self._report_scored(step)
+        for slice_ in step.slices:
+            if slice_.scoring is not None and slice_.slot in running:
+                self._reports.score(running[slice_.slot])
         for slot, draws in groupby(sampled, key=lambda each: each.slot):
             self._apply(running[slot], draws)
         for slice_ in step.slices:
-            if slice_.n_drafts and slice_.slot in running:
-                self._runner.kv.trim(slice_.slot, running[slice_.slot].n_computed)
-        if step.kind == "prefill":
-            self._finish_without_tokens(step)
-
-    def _report_scored(self, step: Step) -> None:
-        for slice_ in step.slices:
-            if slice_.scoring is not None and slice_.slot in self.scheduler.running:
-                self._reports.score(self.scheduler.running[slice_.slot])
-
-    def _finish_without_tokens(self, step: Step) -> None:
-        """End the jobs that generate nothing and whose prompt is computed now."""
-        for slice_ in step.slices:
-            sequence = self.scheduler.running.get(slice_.slot)
+            sequence = running.get(slice_.slot)
+            if sequence is not None and slice_.n_drafts:
+                self._runner.kv.trim(slice_.slot, sequence.n_computed)
             if sequence is not None and sequence.state is State.DECODE and sequence.is_out_of_tokens:
+                # It generates nothing, and its prompt is computed now.
                 self._finish(sequence, "MAX_TOKENS")
 
     def _apply(self, sequence: Sequence, draws: Iterable[Sampled]) -> None:
@@ -358,8 +313,8 @@ class Engine:
             token = Token(drawn.token, drawn.piece)
             if drawn.error is not None:
                 self._fail(sequence, "INFERENCE_FAILED", drawn.error)
-            elif drawn.is_end or sequence.constraint is None:
-                self._append(sequence, token, drawn.logprob, is_end=drawn.is_end)
+            elif drawn.is_end:
+                self._append(sequence, token, drawn.logprob, is_end=True)
             else:
                 self._go_on(sequence, [token], drawn.logprob)
             if sequence.state is State.DONE:
@@ -415,8 +370,6 @@ class Engine:
         if sequence.constraint is not None:
             sequence.constraint.close()
 
-    # ── report ───────────────────────────────────────────────────────────────────────────────────
-
     def _catch_up(self, step: Step) -> None:
         """Do the work that was put off until a device computes the step."""
         self._reports.flush()
@@ -439,11 +392,13 @@ class Engine:
         if self.is_idle:
             self._check_memory()
 
-    def _report_changes(self) -> None:
-        """Report at once what has changed between steps."""
-        self._close(None)
-        self._report_blocks()
-        self._reports.flush()
+    def _reported(self, *, is_changed: bool = True) -> bool:
+        """Report at once what has changed between steps, if anything has."""
+        if is_changed:
+            self._close(None)
+            self._report_blocks()
+            self._reports.flush()
+        return is_changed
 
     def _close(self, kind: StepKind | None) -> None:
         """Report, in one frame, all that has happened since the last one. `kind`: that of the step that ran."""

@@ -12,6 +12,7 @@ from collections import deque
 from math import inf, sqrt
 from statistics import fmean, median
 
+from worker.engine.config import EngineConfig
 from worker.limits import MAX_DRAFTS
 
 MIN_CHUNK = 16
@@ -66,45 +67,31 @@ def widest_step_of(chunk: int, n_ubatch: int, *, can_abort: bool) -> int:
 
 
 class PrefillBudget:
-    def __init__(
-        self,
-        *,
-        chunk: int,
-        widest_step: int,
-        itl_target_s: float,
-        chunk_s: float = 0.0,
-        row_s: float = 0.0,
-        can_abort: bool = False,
-        is_fixed: bool = False,
-    ) -> None:
-        """`chunk` is the number of tokens of a prefill step at first while other jobs generate, `widest_step` while no
-        job does, at least a chunk. `chunk_s` and `row_s` are the seconds of a chunk at warm-up and of a decode step of
-        one token; 0 means unknown. `can_abort` says that a step can be stopped for a new job. If `is_fixed`, a prefill
-        step is one chunk, however long it takes.
-        """
+    def __init__(self, config: EngineConfig, *, can_abort: bool) -> None:
+        """`can_abort` says that a step can be stopped for a new job. If steps are fixed, a prefill step is one chunk,
+        however long it takes."""
+        chunk, is_fixed = config.chunk, config.is_deterministic
         self.is_fixed = is_fixed
         self.grain = chunk if is_fixed else min(GRAIN, chunk)
         """Slices end at multiples of this number of tokens, or with their prompt."""
-        self.widest = chunk if is_fixed else max(chunk, widest_step)
+        self.widest = chunk if is_fixed else max(chunk, config.widest_step)
         """The largest number of tokens in a step."""
         self.most_scored = chunk if is_fixed else MAX_DRAFTS
         """The number of tokens whose log-probabilities a step gives: all of a fixed chunk, otherwise as many as there
         are rows of logits. Scoring a row takes so long compared with computing it that wider steps would gain little.
         """
         self.can_abort = can_abort and not is_fixed
-        self.target_s = itl_target_s
+        self.target_s = config.itl_target_s
         self._chunk = chunk
         self._largest = self._asked = chunk
         """The largest step that has run while other jobs generated, and the size that was asked of the last one."""
-        first_s = chunk_s or (itl_target_s if itl_target_s < inf else 1e-3 * chunk)
+        first_s = config.chunk_s or (self.target_s if self.target_s < inf else 1e-3 * chunk)
         # Wide steps use other kernels than narrow ones, so their times say nothing about these.
         self._beside, self._alone = PrefillTimes(chunk, first_s), PrefillTimes(chunk, first_s)
         self._decode_s = 0.0
         self._least_decode_s = inf
-        if row_s:
-            self._set_base(row_s)
-
-    # ── sizes ────────────────────────────────────────────────────────────────────────────────────
+        if config.row_costs:
+            self._set_base(config.row_costs[0][1])
 
     def size_beside(self, n_whole: int, depth: int) -> int:
         """Return how many tokens a step has while other jobs generate. `n_whole` is the number of tokens of all prompts
@@ -133,8 +120,6 @@ class PrefillBudget:
         wanted_s = min(self._decode_s / (1 - PROMPTS_SHARE), WHOLE_SHARE * whole_s, LONGEST_GAP * self.target_s)
         return max(max(least_gap_s, wanted_s) - self._decode_s, MIN_DECODES * self._decode_s)
 
-    # ── stopping ─────────────────────────────────────────────────────────────────────────────────
-
     def most_lost(self, n_computed: int, n_lost: int) -> int:
         """Return how many tokens a prompt may lose with the next step, after it has computed and lost this many."""
         return max(0, self.widest + int(EARNED_SHARE * n_computed) - n_lost)
@@ -142,8 +127,6 @@ class PrefillBudget:
     def expected_s(self, n_tokens: int, depth: float) -> float:
         """Return the expected seconds of a step while no job generates."""
         return self._alone.seconds_of(n_tokens, depth)
-
-    # ── learning ─────────────────────────────────────────────────────────────────────────────────
 
     def decode_took(self, seconds: float) -> None:
         self._decode_s = seconds
@@ -165,8 +148,6 @@ class PrefillBudget:
         if 2 * n_tokens >= self._chunk:
             self._alone.took(n_tokens, depth, seconds)
 
-
-# ── the times of steps ───────────────────────────────────────────────────────────────────────────────
 
 _N_SEEN = 32
 """The number of steps that are remembered."""

@@ -1,15 +1,15 @@
 """Prefix reuse: running sequences share KV cells, and the cells of ended ones are kept for later prompts.
 
 This module owns the choice of a source and of the cells to keep. It knows neither steps nor events. It runs on the step
-thread. `PrefixCache` has the five verbs (match, fill, keep, evict, tidy); there are three caches behind them.
+thread. A cache has five verbs: match, fill, keep, evict, tidy.
 
 The KV memory holds running sequences; a prefix that two of them have in common is stored once. Cells that an ended or
 paused sequence leaves stay in the KV memory at first, in a retained slot, where later sequences find them without a
 copy.
 
-- `CpuCache` copies them out into the prefix index, because attention looks at every cell in use, dead ones too. Copies
-  are made after a step's report, a part at a time, and not while a job waits for its first token. The last sequence's
-  cells may stay, but only while nothing runs.
+- `PrefixCache` copies them out into the prefix index, because attention looks at every cell in use, dead ones too.
+  Copies are made after a step's report, a part at a time, and not while a job waits for its first token. The last
+  sequence's cells may stay, but only while nothing runs.
 - `GpuCache` lets them stay in retained slots. Running sequences may take these, the longest unused first. A copy to
   main memory is thousands of small blocking reads there, and all jobs would wait for it. Prompts, which lie in one
   piece, are copied out, but only while nothing runs.
@@ -23,7 +23,6 @@ logits after the last token that it has in common with another gives the score o
 is computed again.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from typing import TypeVar
 
 from worker.engine.backend import Kv
 from worker.engine.config import EngineConfig
-from worker.engine.kv_blocks import BlockJournal, Held
+from worker.engine.kv_blocks import Held
 from worker.engine.prefix_tree import PrefixIndex, n_common
 from worker.engine.sequence import Sequence, State
 from worker.engine.step import Score
@@ -71,11 +70,8 @@ class Retained:
     """True once they were copied out. They are not copied again, even if the index has evicted the copy."""
 
 
-class PrefixCache(ABC):
-    """The cells that can be reused, and what all caches have in common.
-
-    `index` has the copies in main memory.
-    """
+class PrefixCache:
+    """The cells that can be reused. `index` has the copies in main memory."""
 
     def __init__(self, kv: Kv, config: EngineConfig, index: PrefixIndex) -> None:
         self._kv = kv
@@ -88,44 +84,117 @@ class PrefixCache(ABC):
         self.retained: dict[SlotId, Retained] = {}
         """The retained cells, the longest unused first. A conversation that goes on finds its cells here, without a
         copy."""
+        self._free_slots = list(config.retained_slots)
+        self._token_bytes = 0.0
+        """The bytes of a copy for each token; 0 before the first copy."""
 
-    # ── the verbs ────────────────────────────────────────────────────────────────────────────────
-
-    @abstractmethod
     def match(self, prompt: list[TokenId], running: Iterable[Sequence]) -> int | None:
         """Return how many tokens of a prompt need not be computed if it comes now; None if it would wait until another
         one has computed its prefix. Nothing changes.
         """
+        if not self._kv.can_share:
+            return 0
+        running = list(running)
+        in_memory = (min(n_common(prompt, tokens), n_tokens) for _, tokens, n_tokens in self.held(running))
+        n_found = max([self.index.match(prompt), *in_memory])
+        coming = [n_common(prompt, one.tokens) for one in running if one.state is State.PREFILL]
+        if max(coming, default=0) >= n_found + self._min_tokens_to_wait_for:
+            return None
+        return min(n_found, len(prompt) - 1)
 
-    @abstractmethod
     def fill(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
         """Give a sequence in FOLLOW the cached cells of its prefix. Return False if it waits, because another one is
         computing more of it."""
+        if sequence.is_following:
+            return False
+        retained = [
+            (each, each.tokens, _n_usable(sequence, len(each.tokens), len(each.scores)))
+            for each in self.retained.values()
+        ]
+        source, n_shared = self._longest(sequence, [*self._held_by_others(sequence, running), *retained])
+        n_copied = self._n_copied(sequence)
+        if self._waits(sequence, *self._coming(sequence, running), max(n_shared, n_copied)):
+            return False
+        if n_copied > max(n_shared, self._kv.n_free_cells):
+            while self._kv.n_free_cells < n_copied and self.evict(()):
+                pass
+            if isinstance(source, Retained) and source.slot not in self.retained:
+                source = None
+            # Cells that were copied out may have evicted these from the index.
+            n_copied = self._n_copied(sequence)
+        if n_shared < n_copied <= self._kv.n_free_cells and self._load(sequence, n_copied):
+            sequence.begin_at(n_copied, self.index.scores(sequence.tokens))
+        elif source is not None:
+            assert sequence.slot is not None
+            assert source.slot is not None
+            self._kv.share(source.slot, sequence.slot, n_shared)
+            sequence.begin_at(n_shared, source.scores)
+            if isinstance(source, Retained):
+                self.retained[source.slot] = self.retained.pop(source.slot)
+        return True
 
-    @abstractmethod
     def keep(self, sequence: Sequence) -> None:
-        """Keep the computed cells of a sequence that is about to lose its slot. `tidy` may still have to empty that."""
+        """Give the computed cells of a sequence that is about to lose its slot to a retained one. Retained slots that
+        hold a prefix of them are not needed any more."""
+        assert sequence.slot is not None
+        if self.is_keeping and sequence.n_computed >= MIN_KEPT:
+            tokens = sequence.tokens[: self._n_worth(sequence)]
+            kept = Retained(sequence.slot, tokens, sequence.scores[: len(tokens)], self._n_whole(sequence))
+            for other in list(self.retained.values()):
+                is_beginning = len(other.tokens) == n_common(other.tokens, tokens)
+                if is_beginning and len(other.scores) <= len(kept.scores):
+                    self._drop(other)
+            if not self._free_slots:
+                self._put_away(next(iter(self.retained.values()), kept))
+            if self._free_slots:
+                kept.slot = self._free_slots.pop()
+                self._kv.share(sequence.slot, kept.slot, len(tokens))
+                self.retained[kept.slot] = kept
+        self._kv.trim(sequence.slot, 0)
 
-    @abstractmethod
     def evict(self, running: Collection[Sequence]) -> bool:
         """Free retained cells because running sequences need room. Return False if there are none."""
+        was_retaining = bool(self.retained)
+        for each in list(self.retained.values()):
+            self._put_away(each, running)
+        return was_retaining
 
-    @abstractmethod
     def tidy(self, running: Collection[Sequence]) -> bool:
-        """Copy cells out, or drop retained ones, after a step's results were sent to the front. Return False if there
-        was nothing to do."""
+        """Copy a part of the longest unused cells out, or drop some, after a step's results were sent to the front;
+        while nothing runs the last used stay. Return False if there was nothing to do."""
+        if len(self.retained) <= (0 if running else 1):
+            return False
+        awaits_first_token = any(one.state is not State.DECODE and not one.generated for one in running)
+        if awaits_first_token and self.n_dead_cells <= MAX_DEAD:
+            return False
+        self._put_away(next(iter(self.retained.values())), running, PART)
+        return True
 
-    # ── what the engine counts ───────────────────────────────────────────────────────────────────
+    def back_up(self) -> bool:
+        """Copy out one slot's cells that the index lacks, and leave them there, too. Return False if there are none.
+        Each slot is copied once at most, the last used first, as many as the index has room for."""
+        n_before, n_bytes = self.index.n_tokens, 0.0
+        for each in reversed(self.retained.values()):
+            n_own_bytes = len(each.tokens[: each.n_whole]) * self._token_bytes
+            if n_bytes + n_own_bytes > self.index.limit_bytes:
+                continue
+            n_bytes += n_own_bytes
+            if not each.is_backed_up:
+                each.is_backed_up = True
+                self._copy_out(each)
+                if self.index.n_tokens != n_before:
+                    return True
+        return False
 
     @property
     def n_dead_cells(self) -> int:
         """The number of cells that retained slots alone hold; any job may take them."""
         return self._kv.n_cells_of(self.retained) if self.retained else 0
 
-    @abstractmethod
     def n_shared(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
         """Return how many of its first tokens running sequences hold. Retained cells are not counted: they count as
         free (`n_dead_cells`)."""
+        return self._longest(sequence, self._held_by_others(sequence, running))[1]
 
     def held(self, running: Iterable[Sequence]) -> Iterator[Held]:
         """Yield the contents of the KV memory that other sequences may share."""
@@ -136,12 +205,6 @@ class PrefixCache(ABC):
                 yield one.slot, one.tokens, self._n_worth(one)
         for each in self.retained.values():
             yield each.slot, each.tokens, len(each.tokens)
-
-    @abstractmethod
-    def back_up(self) -> bool:
-        """Copy out cells that only a retained slot has, and leave them there, too. Return False if there are none."""
-
-    # ── the rules of reuse ───────────────────────────────────────────────────────────────────────
 
     def _longest(self, sequence: Sequence, sources: Iterable[tuple[T, list[TokenId], int]]) -> tuple[T | None, int]:
         """Return the source that has most of the sequence's prefix. `sources` are (source, its tokens, how many of
@@ -176,59 +239,6 @@ class PrefixCache(ABC):
         n_found = n_tokens - 1 if sequence.is_scoring else n_tokens
         return min(n_found, len(sequence.tokens) - 1) // self._grain * self._grain
 
-
-class CellCache(PrefixCache):
-    """Cells without a state: any part of them can be shared and copied."""
-
-    def __init__(self, kv: Kv, config: EngineConfig, journal: BlockJournal | None) -> None:
-        super().__init__(kv, config, PrefixIndex(config.prefix_cache_bytes, journal))
-        self._free_slots = list(config.retained_slots)
-        self._token_bytes = 0.0
-        """The bytes of a copy for each token; 0 before the first copy."""
-
-    def match(self, prompt: list[TokenId], running: Iterable[Sequence]) -> int | None:
-        if not self._kv.can_share:
-            return 0
-        running = list(running)
-        in_memory = (min(n_common(prompt, tokens), n_tokens) for _, tokens, n_tokens in self.held(running))
-        n_found = max([self.index.match(prompt), *in_memory])
-        coming = [n_common(prompt, one.tokens) for one in running if one.state is State.PREFILL]
-        if max(coming, default=0) >= n_found + self._min_tokens_to_wait_for:
-            return None
-        return min(n_found, len(prompt) - 1)
-
-    def n_shared(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
-        return self._longest(sequence, self._held_by_others(sequence, running))[1]
-
-    def fill(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
-        if sequence.is_following:
-            return False
-        retained = [
-            (each, each.tokens, _n_usable(sequence, len(each.tokens), len(each.scores)))
-            for each in self.retained.values()
-        ]
-        source, n_shared = self._longest(sequence, [*self._held_by_others(sequence, running), *retained])
-        n_copied = self._n_copied(sequence)
-        if self._waits(sequence, *self._coming(sequence, running), max(n_shared, n_copied)):
-            return False
-        if n_copied > max(n_shared, self._kv.n_free_cells):
-            while self._kv.n_free_cells < n_copied and self.evict(()):
-                pass
-            if isinstance(source, Retained) and source.slot not in self.retained:
-                source = None
-            # Cells that were copied out may have evicted these from the index.
-            n_copied = self._n_copied(sequence)
-        if n_shared < n_copied <= self._kv.n_free_cells and self._load(sequence, n_copied):
-            sequence.begin_at(n_copied, self.index.scores(sequence.tokens))
-        elif source is not None:
-            assert sequence.slot is not None
-            assert source.slot is not None
-            self._kv.share(source.slot, sequence.slot, n_shared)
-            sequence.begin_at(n_shared, source.scores)
-            if isinstance(source, Retained):
-                self.retained[source.slot] = self.retained.pop(source.slot)
-        return True
-
     def _held_by_others(
         self, sequence: Sequence, running: Iterable[Sequence]
     ) -> list[tuple[Sequence | Retained, list[TokenId], int]]:
@@ -257,61 +267,21 @@ class CellCache(PrefixCache):
 
     def _load(self, sequence: Sequence, n_tokens: int) -> bool:
         assert sequence.slot is not None
-        try:
+        with suppress(MemoryError):
             self._kv.load(sequence.slot, self.index.take(sequence.tokens, n_tokens), n_tokens)
-        except MemoryError:
-            return False
-        return True
+            return True
+        return False
 
-    # ── retained slots ───────────────────────────────────────────────────────────────────────────
-
-    def keep(self, sequence: Sequence) -> None:
-        """Give the computed cells to a retained slot. Retained slots that hold a prefix of them are not needed any
-        more."""
-        assert sequence.slot is not None
-        if self.is_keeping and sequence.n_computed >= MIN_KEPT:
-            tokens = sequence.tokens[: self._n_worth(sequence)]
-            kept = Retained(sequence.slot, tokens, sequence.scores[: len(tokens)], self._n_whole(sequence))
-            for other in list(self.retained.values()):
-                is_beginning = len(other.tokens) == n_common(other.tokens, tokens)
-                if is_beginning and len(other.scores) <= len(kept.scores):
-                    self._drop(other)
-            if not self._free_slots:
-                self._give_up(next(iter(self.retained.values()), kept))
-            if self._free_slots:
-                kept.slot = self._free_slots.pop()
-                self._kv.share(sequence.slot, kept.slot, len(tokens))
-                self.retained[kept.slot] = kept
-        self._kv.trim(sequence.slot, 0)
-
-    @abstractmethod
     def _n_whole(self, sequence: Sequence) -> int:
         """Return how many of its first tokens may be copied out."""
+        return sequence.n_computed
 
-    @abstractmethod
-    def _give_up(self, kept: Retained) -> None:
-        """Drop cells, because another sequence's need their slot."""
-
-    def _drop(self, kept: Retained) -> None:
-        if self.retained.pop(kept.slot, None) is not None:
-            self._free_slots.append(kept.slot)
-            self._kv.trim(kept.slot, 0)
-
-    def back_up(self) -> bool:
-        """Copy out one slot's cells that the index lacks. Each slot is copied once at most, the last used first, as
-        many as the index has room for."""
-        n_before, n_bytes = self.index.n_tokens, 0.0
-        for each in reversed(self.retained.values()):
-            n_own_bytes = len(each.tokens[: each.n_whole]) * self._token_bytes
-            if n_bytes + n_own_bytes > self.index.limit_bytes:
-                continue
-            n_bytes += n_own_bytes
-            if not each.is_backed_up:
-                each.is_backed_up = True
-                self._copy_out(each)
-                if self.index.n_tokens != n_before:
-                    return True
-        return False
+    def _put_away(self, kept: Retained, running: Iterable[Sequence] = (), n_most: int | None = None) -> None:
+        """Copy cells out if the running sequences share few enough of them, and drop them once all are copied."""
+        n_alive = max((min(n_common(kept.tokens, one.tokens), one.n_computed) for one in running), default=0)
+        is_worth_copying = len(kept.tokens) - n_alive >= MIN_KEPT
+        if not is_worth_copying or not self._copy_out(kept, n_most):
+            self._drop(kept)
 
     def _copy_out(self, kept: Retained, n_most: int | None = None) -> bool:
         """Put a slot's cells and their scores into the index, at most n_most cells. Return True if there are more.
@@ -332,45 +302,17 @@ class CellCache(PrefixCache):
             self.index.add_scores(tokens, kept.scores)
         return False
 
-
-class CpuCache(CellCache):
-    """The cells of ended sequences are copied out, because attention looks at them as long as they are in a slot."""
-
-    def evict(self, running: Collection[Sequence]) -> bool:
-        """Empty all retained slots. Their cells are copied out first."""
-        was_retaining = bool(self.retained)
-        for each in list(self.retained.values()):
-            self._put_away(each, running)
-        return was_retaining
-
-    def tidy(self, running: Collection[Sequence]) -> bool:
-        """Put a part of the longest unused cells away; while nothing runs the last used stay."""
-        if len(self.retained) <= (0 if running else 1):
-            return False
-        if any(map(_awaits_first_token, running)) and self.n_dead_cells <= MAX_DEAD:
-            return False
-        self._put_away(next(iter(self.retained.values())), running, PART)
-        return True
-
-    def _put_away(self, kept: Retained, running: Iterable[Sequence], n_most: int | None = None) -> None:
-        """Copy cells out if the running sequences share few enough of them, and drop them once all are copied."""
-        n_alive = max((min(n_common(kept.tokens, one.tokens), one.n_computed) for one in running), default=0)
-        is_worth_copying = len(kept.tokens) - n_alive >= MIN_KEPT
-        if not is_worth_copying or not self._copy_out(kept, n_most):
-            self._drop(kept)
-
-    def _give_up(self, kept: Retained) -> None:
-        self._put_away(kept, ())
-
-    def _n_whole(self, sequence: Sequence) -> int:
-        return sequence.n_computed
+    def _drop(self, kept: Retained) -> None:
+        if self.retained.pop(kept.slot, None) is not None:
+            self._free_slots.append(kept.slot)
+            self._kv.trim(kept.slot, 0)
 
 
-class GpuCache(CellCache):
+class GpuCache(PrefixCache):
     """The cells of ended sequences stay in retained slots, as long as running sequences have room beside them."""
 
-    def __init__(self, kv: Kv, config: EngineConfig, journal: BlockJournal | None) -> None:
-        super().__init__(kv, config, journal)
+    def __init__(self, kv: Kv, config: EngineConfig, index: PrefixIndex) -> None:
+        super().__init__(kv, config, index)
         self.is_keeping = kv.can_share
         self._max_dead_cells = config.max_dead_cells
         self._n_headroom = min(max(config.chunk, config.widest_step), MAX_HEADROOM) + MAX_DRAFTS
@@ -378,22 +320,23 @@ class GpuCache(CellCache):
 
     def evict(self, _: Collection[Sequence]) -> bool:
         """Drop the longest unused cells."""
-        for each in self.retained.values():
-            self._drop(each)
-            return True
-        return False
+        oldest = next(iter(self.retained.values()), None)
+        if oldest is not None:
+            self._drop(oldest)
+        return oldest is not None
 
     def tidy(self, running: Collection[Sequence]) -> bool:
         """Drop cells while there are more than the budget of dead cells, or no headroom, the longest unused first."""
         n_before = len(self.retained)
-        while running and self.retained and self._is_too_full():
-            self.evict(running)
+        while running and self._is_too_full and self.evict(running):
+            pass
         return len(self.retained) < n_before
 
+    @property
     def _is_too_full(self) -> bool:
         return self._kv.n_free_cells < self._n_headroom or self.n_dead_cells > self._max_dead_cells
 
-    def _give_up(self, kept: Retained) -> None:
+    def _put_away(self, kept: Retained, _: Iterable[Sequence] = (), __: int | None = None) -> None:
         self._drop(kept)
 
     def _n_whole(self, sequence: Sequence) -> int:
@@ -405,7 +348,3 @@ def _n_usable(sequence: Sequence, n_computed: int, n_scored: int) -> int:
     one, and the last of them need not be computed.
     """
     return min(n_computed + 1, n_scored) if sequence.is_scoring else n_computed
-
-
-def _awaits_first_token(sequence: Sequence) -> bool:
-    return sequence.state is not State.DECODE and not sequence.generated

@@ -13,14 +13,10 @@ its parent has all of its own; they go with the node. The salt of a prompt (step
 """
 
 from array import array
-from bisect import bisect_left, insort
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import OrderedDict
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import attrgetter
+from itertools import accumulate, islice
 
 from worker.engine.backend import Checkpoint, Found, Saved
 from worker.engine.kv_blocks import BLOCK_TOKENS, BlockJournal
@@ -30,6 +26,9 @@ from worker.wire.jobs import TokenId
 
 _WIDTH = array("i").itemsize
 """The bytes of a token in an edge. Edges are bytes because C slices and compares these without a look at types."""
+
+N_LOOKED_AT = 64
+"""The number of the longest unused leaves of which one is evicted."""
 
 SCORE_BYTES = 48
 """The bytes that a score takes besides its own: the object's head, and the place in a list that points at it."""
@@ -62,7 +61,7 @@ class Node:
 
 
 class PrefixIndex:
-    """Saved cells by token prefix, at most `limit_bytes` of them; lookup and insert cost the same in any size.
+    """Saved cells by token prefix, at most `limit_bytes` of them. A look-up costs the same in any size.
 
     The parts that `take` returns may be used for any time: evicting drops the index's reference only, and a part is
     freed with its last reference. `journal` gets the blocks that come and go.
@@ -71,21 +70,14 @@ class PrefixIndex:
     def __init__(self, limit_bytes: int, journal: BlockJournal | None = None) -> None:
         self.limit_bytes = limit_bytes
         self._journal = journal
-        self._n_tokens = 0
-        self._n_bytes = 0
+        self.n_tokens = 0
+        """The number of tokens whose cells are kept; a shared prefix counts once."""
+        self.n_bytes = 0
+        """The bytes of all that is kept; never above the limit between two calls."""
         self._now = 0
         self._children: dict[bytes, Node] = {}
-        self._leaves = _Leaves()
-
-    @property
-    def n_tokens(self) -> int:
-        """The number of tokens whose cells are kept; a shared prefix counts once."""
-        return self._n_tokens
-
-    @property
-    def n_bytes(self) -> int:
-        """The bytes of all saved cells and scores together; never above the limit between two calls."""
-        return self._n_bytes
+        self._leaves: OrderedDict[Node, None] = OrderedDict()
+        """The longest unused first; before these, nodes that have lost their last child."""
 
     def match(self, tokens: Seq[TokenId]) -> int:
         """Return the length of the longest cached prefix of `tokens`. This does not count as a use: nothing changes."""
@@ -129,14 +121,13 @@ class PrefixIndex:
 
     def restore(self, found: Found) -> int:
         """Keep what earlier engines have saved. Return of how many parts there was the prefix, and something new."""
-        return sum(self._restore(tokens, saved) for tokens, saved in found.parts)
-
-    def _restore(self, tokens: Seq[TokenId], saved: Saved) -> bool:
-        n_known, start = self.match(tokens), len(tokens) - saved.n_tokens
-        if not start <= n_known < len(tokens):
-            return False
-        self.insert(tokens, n_known, saved if n_known == start else saved.split(n_known - start)[1])
-        return True
+        n_kept = 0
+        for tokens, saved in found.parts:
+            n_known, start = self.match(tokens), len(tokens) - saved.n_tokens
+            if start <= n_known < len(tokens):
+                self.insert(tokens, n_known, saved if n_known == start else saved.split(n_known - start)[1])
+                n_kept += 1
+        return n_kept
 
     def add_scores(self, tokens: Seq[TokenId], scores: Seq[Score]) -> None:
         """Keep the scores of the first of `tokens` with their cells, as far as these are kept, and mark the path as
@@ -154,11 +145,10 @@ class PrefixIndex:
         n_more_bytes = [_n_score_bytes(new) for new in more]
         if not any(n_more_bytes) or sum(node.n_bytes for node in path) + sum(n_more_bytes) > self.limit_bytes:
             return
-        with self._changing(path[-1]):
-            for node, new, n_new_bytes in zip(path, more, n_more_bytes, strict=True):
-                node.scores += new
-                node.n_score_bytes += n_new_bytes
-        self._n_bytes += sum(n_more_bytes)
+        for node, new, n_new_bytes in zip(path, more, n_more_bytes, strict=True):
+            node.scores += new
+            node.n_score_bytes += n_new_bytes
+        self.n_bytes += sum(n_more_bytes)
         self._mark(path)
         self._shrink()
 
@@ -177,20 +167,10 @@ class PrefixIndex:
     def _mark(self, path: list[Node]) -> None:
         """Note that the path was used now. Only its end can be a leaf."""
         self._now += 1
-        if path:
-            with self._changing(path[-1]):
-                for node in path:
-                    node.last_used = self._now
-
-    @contextmanager
-    def _changing(self, node: Node) -> Iterator[None]:
-        """Let the age or the bytes of a node change, on which its place among the leaves depends if it is one."""
-        is_leaf = not node.children
-        if is_leaf:
-            self._leaves.remove(node)
-        yield
-        if is_leaf:
-            self._leaves.add(node)
+        for node in path:
+            node.last_used = self._now
+        if path and path[-1] in self._leaves:
+            self._leaves.move_to_end(path[-1])
 
     def _cut_at(self, path: list[Node], end: int, n_more_bytes: int) -> bool:
         """Let the path end at a position in its last node. Return False, and change nothing, if `n_more_bytes` do not
@@ -211,79 +191,49 @@ class PrefixIndex:
         """Put a new node with the first cells, up to position `end`, above `node`, which keeps the rest, its children
         and its age.
         """
-        self._n_bytes += first.n_bytes + rest.n_bytes - node.saved.n_bytes
+        self.n_bytes += first.n_bytes + rest.n_bytes - node.saved.n_bytes
         cut = first.n_tokens * _WIDTH
         upper = Node(node.key, node.edge[:cut], first, node.parent, node.last_used)
         self._siblings(node)[node.key] = upper
         n_blocks = end // BLOCK_TOKENS - (end - first.n_tokens) // BLOCK_TOKENS
         upper.blocks, node.blocks = node.blocks[:n_blocks], node.blocks[n_blocks:]
-        with self._changing(node):
-            upper.scores, node.scores = node.scores[: first.n_tokens], node.scores[first.n_tokens :]
-            upper.n_score_bytes, node.n_score_bytes = _n_score_bytes(upper.scores), _n_score_bytes(node.scores)
-            node.edge, node.saved, node.parent = node.edge[cut:], rest, upper
+        upper.scores, node.scores = node.scores[: first.n_tokens], node.scores[first.n_tokens :]
+        upper.n_score_bytes, node.n_score_bytes = _n_score_bytes(upper.scores), _n_score_bytes(node.scores)
+        node.edge, node.saved, node.parent = node.edge[cut:], rest, upper
         node.key = node.edge[:_WIDTH]
         upper.children[node.key] = node
         return upper
 
     def _attach(self, tokens: Seq[TokenId], saved: Saved, parent: Node | None) -> Node:
-        if parent is not None and not parent.children:
-            self._leaves.remove(parent)
+        if parent is not None:
+            self._leaves.pop(parent, None)
         node = Node(_key(tokens), _packed(tokens), saved, parent, self._now)
         self._siblings(node)[node.key] = node
-        self._leaves.add(node)
-        self._n_tokens += saved.n_tokens
-        self._n_bytes += saved.n_bytes
+        self._leaves[node] = None
+        self.n_tokens += saved.n_tokens
+        self.n_bytes += saved.n_bytes
         return node
 
     def _shrink(self) -> None:
-        """Evict leaves until the limit holds. The leaf that was used last goes last, because its age is 0."""
-        while self._n_bytes > self.limit_bytes:
-            self._evict(self._leaves.first_to_go(self._now))
+        """Evict leaves until the limit holds: of the longest unused the one with the greatest age × bytes. The one that
+        was used last goes last, because its age is 0."""
+        while self.n_bytes > self.limit_bytes:
+            oldest = islice(self._leaves, N_LOOKED_AT)
+            self._evict(max(oldest, key=lambda leaf: (self._now - leaf.last_used) * leaf.n_bytes))
 
     def _evict(self, leaf: Node) -> None:
-        self._leaves.remove(leaf)
+        del self._leaves[leaf]
         del self._siblings(leaf)[leaf.key]
-        self._n_tokens -= leaf.saved.n_tokens
-        self._n_bytes -= leaf.n_bytes
+        self.n_tokens -= leaf.saved.n_tokens
+        self.n_bytes -= leaf.n_bytes
         if self._journal is not None:
             self._journal.remove_copies(leaf.blocks)
         if leaf.parent is not None and not leaf.parent.children:
-            self._leaves.add(leaf.parent)
+            self._leaves[leaf.parent] = None
+            self._leaves.move_to_end(leaf.parent, last=False)
 
     def _siblings(self, node: Node) -> dict[bytes, Node]:
         return self._children if node.parent is None else node.parent.children
-
-
-class _Leaves:
-    """All leaves, in the order of eviction: the one with the greatest age × bytes goes first, to within a factor of
-    two.
-
-    It is found without a scan: leaves stand in classes of like size (same power of two), the longest unused first. Only
-    the first of each class is looked at, because no other of its class is older or twice as large. No two leaves were
-    last used at the same time, because one operation uses one path, and a path has one end.
-    """
-
-    def __init__(self) -> None:
-        self._classes: defaultdict[int, list[Node]] = defaultdict(list)
-
-    def add(self, leaf: Node) -> None:
-        insort(self._classes[_size_class(leaf)], leaf, key=_last_used)
-
-    def remove(self, leaf: Node) -> None:
-        alike = self._classes[_size_class(leaf)]
-        found = alike.pop(bisect_left(alike, leaf.last_used, key=_last_used))
-        assert found is leaf
-
-    def first_to_go(self, now: int) -> Node:
-        oldest = [alike[0] for alike in self._classes.values() if alike]
-        return max(oldest, key=lambda leaf: (now - leaf.last_used) * leaf.n_bytes)
-
-
-_last_used = attrgetter("last_used")
-
-
-def _size_class(node: Node) -> int:
-    return node.n_bytes.bit_length()
 
 
 def _n_score_bytes(scores: Seq[Score]) -> int:

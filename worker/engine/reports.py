@@ -49,8 +49,6 @@ class Reports:
         self._shape: tuple[StepKind, int] = ("prefill", 0)
         """The kind of the last step and the number of its tokens."""
 
-    # ── what happens ─────────────────────────────────────────────────────────────────────────────
-
     def start(self, sequence: Sequence) -> None:
         self.next.started.append(Started(sequence.job, min(sequence.n_computed, len(sequence.prompt))))
 
@@ -75,8 +73,6 @@ class Reports:
 
     def fail(self, sequence: Sequence, code: FailureCode, message: str) -> None:
         self.next.failed.append(Failed(sequence.job, code, message))
-
-    # ── when it is sent ──────────────────────────────────────────────────────────────────────────
 
     @property
     def is_waiting(self) -> bool:

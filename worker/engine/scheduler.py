@@ -1,11 +1,11 @@
 """The scheduler gives waiting sequences slots and cells, and chooses one Step at a time.
 
-It is pure and single-threaded (the step thread). It knows neither the runner nor the text nor the clock: callers report
-how many cells are free and how long steps took, so every decision can be replayed.
+It knows neither the runner nor the text nor the clock: callers report how many cells are free and how long steps took,
+so every decision can be replayed.
 
 Admission. The head of the queue gets the lowest free slot once its tokens have room, and no sequence passes it. Cells
-for its answer are not reserved: when the cells run out, a sequence is paused and goes back to the queue. shares.py
-decides who is the head, who is paused, and who is preempted for a head with less service.
+for its answer are not reserved: when the cells run out, a sequence is paused and goes back to the queue. The policy
+decides which is the head, which is paused, and which is preempted for a head with less service.
 
 A step is either prefill or decode, because decode steps of one shape reuse the compute graph. If both kinds have work,
 they alternate: a long prompt delays the other jobs by one chunk per token. While no job generates, a prefill step is
@@ -14,14 +14,14 @@ rest goes first, but at most PASSES times before the oldest; parts of the next p
 """
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import ceil
 
+from worker.engine.config import EngineConfig
 from worker.engine.prefill_budget import WIDENING, PrefillBudget
 from worker.engine.sequence import Sequence, State
-from worker.engine.shares import Policy
 from worker.engine.step import Slice, Step
 from worker.limits import DECODE_MARGIN
 from worker.wire.jobs import JobKey, SlotId, StepKind
@@ -33,19 +33,40 @@ PASSES = 2
 """The number of prefill steps in a row that may leave out the oldest prompt."""
 
 
+QUANTUM = 256
+"""The number of rows that a sequence gets in its slot before another that needs as many preempts it. A small model
+takes less than a second or two for them on two cores, where copying its cells out and in again takes some milliseconds.
+"""
+
+MIN_QUANTUM = 16
+"""The least number of rows that it gets: fewer cells are not copied but computed again (prefix_cache.MIN_KEPT)."""
+
+CELLS_PER_ROW = 16
+"""The largest number of cells that a preempted sequence may hold for each row that it got in its slot. On two cores
+1,000 cells take up to 12 ms out and in, and the 62 rows that they wait for at least 250 ms: 5 %."""
+
+MAX_PAUSES = 16
+"""After this many pauses a job is not paused again, as long as another can be."""
+
+MAX_PASSED = 4
+"""The number of younger sequences that may get a slot before a waiting one that has had more, or needs more."""
+
+Rank = tuple[int, JobKey]
+
+
 class Scheduler:
-    def __init__(self, *, n_slots: int, n_cells: int, budget: PrefillBudget, policy: Policy) -> None:
-        """Start without jobs. If the budget is fixed, every prefill step is the next chunk of one prompt, whatever
-        other jobs there are."""
-        self.n_cells = n_cells
-        self.free_slots = [SlotId(i) for i in range(n_slots)]
-        heapify(self.free_slots)
+    def __init__(self, config: EngineConfig, *, can_abort: bool, can_keep: bool) -> None:
+        """Start without jobs. If steps are fixed, every prefill step is the next chunk of one prompt, whatever other
+        jobs there are. `can_abort` says that a step can be stopped while it runs, `can_keep` that a paused job's cells
+        need not be computed again."""
+        self.n_cells = config.n_cells
+        self.free_slots = [SlotId(i) for i in range(config.n_slots)]
         self.waiting: list[Sequence] = []
         """The sequences without a slot, the next one first."""
         self.running: dict[SlotId, Sequence] = {}
         """The sequences that have a slot, in the order of their admission."""
-        self._prefill_budget = budget
-        self._policy = policy
+        self._prefill_budget = PrefillBudget(config, can_abort=can_abort)
+        self._policy = policy_of(config, can_keep=can_keep)
         self._jobs: dict[JobKey, Sequence] = {}
         self._last_kind: StepKind = "decode"
         self._n_passes = 0
@@ -67,8 +88,6 @@ class Scheduler:
         assert sequence.job not in self._jobs
         self._jobs[sequence.job] = sequence
         insort(self.waiting, sequence, key=self._policy.rank)
-
-    # ── slots and cells ──────────────────────────────────────────────────────────────────────────
 
     def admit(self, n_free_cells: int, n_shared: Callable[[Sequence], int]) -> None:
         """Give slots to the head of the queue for as long as slots and cells last; they are in FOLLOW then.
@@ -120,10 +139,9 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """End a sequence wherever it is; its slot is free at once."""
-        is_waiting = sequence.state is State.WAITING
         sequence.move(State.DONE)
         del self._jobs[sequence.job]
-        if is_waiting:
+        if sequence.slot is None:
             self.waiting.remove(sequence)
         else:
             self._take_slot(sequence)
@@ -147,16 +165,16 @@ class Scheduler:
         heappush(self.free_slots, sequence.slot)
         sequence.slot = None
 
-    # ── steps ────────────────────────────────────────────────────────────────────────────────────
-
     def next_step(self) -> Step | None:
         """Return the next decode call, or None while nothing can run."""
         prefilling = [sequence for sequence in self.running.values() if sequence.state is State.PREFILL]
         decoding = [sequence for sequence in self.running.values() if sequence.state is State.DECODE]
         if prefilling and (not decoding or self._last_kind == "decode"):
-            in_order = self._in_order(prefilling)
-            size = self._size_beside(in_order) if decoding else self._size_alone(in_order)
-            return Step("prefill", self._prefill(in_order, size))
+            # The shortest rest is first, unless the oldest has been passed too often.
+            is_oldest_first = self._n_passes == PASSES
+            prefilling.sort(key=lambda one: one.job if is_oldest_first else one.n_to_compute)
+            size = self._size_beside(prefilling) if decoding else self._size_alone(prefilling)
+            return Step("prefill", self._prefill(prefilling, size))
         return Step("decode", self._decode(decoding)) if decoding else None
 
     def begin(self, step: Step) -> None:
@@ -193,13 +211,6 @@ class Scheduler:
             n_more -= len(slice_.tokens) - 1
             slices.append(slice_)
         return tuple(slices)
-
-    # ── prefill steps ────────────────────────────────────────────────────────────────────────────
-
-    def _in_order(self, prefilling: list[Sequence]) -> list[Sequence]:
-        """Sort by the shortest rest first, unless the oldest has been passed too often."""
-        is_oldest_first = self._n_passes == PASSES
-        return sorted(prefilling, key=lambda one: one.job if is_oldest_first else one.n_to_compute)
 
     def _size_beside(self, prefilling: Seq[Sequence]) -> int:
         n_whole = sum(one.n_turn + one.n_to_compute for one in prefilling)
@@ -238,8 +249,6 @@ class Scheduler:
                 n_scored -= len(slice_.tokens) if sequence.is_scoring else 0
         return tuple(slices)
 
-    # ── steps that are stopped ───────────────────────────────────────────────────────────────────
-
     def may_lose(self, step: Step) -> bool:
         """Return True if a step may be stopped for a new job: no job generates, and no prompt in it has lost
         too much."""
@@ -272,3 +281,96 @@ class Scheduler:
 
 def _deepest(prefilling: Seq[Sequence]) -> int:
     return max(sequence.n_computed for sequence in prefilling)
+
+
+class FirstCome:
+    """The oldest job is first, and is never paused. A paused job goes back to the head of the queue.
+
+    If `is_reserving`, all cells that a sequence may need are reserved, so that none is ever paused. With fixed steps a
+    paused job would have to compute in chunks what was computed token by token.
+    """
+
+    def __init__(self, *, is_reserving: bool = False) -> None:
+        self._is_reserving = is_reserving
+
+    def rank(self, sequence: Sequence) -> Rank:
+        """Return the place of a waiting sequence in the queue; the lowest is first."""
+        return 0, sequence.job
+
+    def cells_to_reserve(self, sequence: Sequence) -> int:
+        """Return how many cells to reserve for a sequence, beyond those it has."""
+        return sequence.n_cells_left if self._is_reserving else sequence.n_to_compute + DECODE_MARGIN
+
+    def may_be_preempted(self, _running: Sequence, _waiting: Sequence) -> bool:
+        """Return True if the running sequence may be paused to give the waiting one its slot and its cells."""
+        return False
+
+    def victim(self, running: Collection[Sequence]) -> Sequence:
+        """Return the one of at least two sequences to pause when the cells have run out."""
+        return max(running, key=lambda sequence: sequence.job)
+
+
+class FairShares:
+    """The job with the least service is first: the number of rows that were computed for it. This is for models whose
+    cells can be copied out and in again.
+
+    The waiting sequence with the least service preempts a running one that has had twice as much and a quantum more. So
+    while a job has had S rows, no other job gets more than 2 S and a quantum. The quantum is never more than the
+    waiting job may still need, so a job that names its length ends within twice the time that an even division of the
+    machine gives it. Equal jobs run one after another.
+
+    No job waits for ever. A sequence that MAX_PASSED younger ones have passed comes before all others, as if it had had
+    no service; of several the oldest is first. A sequence that was paused MAX_PAUSES times is admitted once all the
+    cells that it may need are free, and stays until its end.
+    """
+
+    def rank(self, sequence: Sequence) -> Rank:
+        """Rank a sequence by the service that it will have had when its next turn ends, so that a short job does not
+        wait for a long one. Of those that are equal up to a factor of two the oldest is first.
+        """
+        if _is_overdue(sequence):
+            return 0, sequence.job
+        return (sequence.n_served + _wanted(sequence)).bit_length(), sequence.job
+
+    def cells_to_reserve(self, sequence: Sequence) -> int:
+        """Double the margin after each pause. Otherwise a job that was paused for lack of cells would soon be paused
+        again."""
+        if _stays(sequence):
+            return sequence.n_cells_left
+        return min(sequence.n_cells_left, sequence.n_to_compute + (DECODE_MARGIN << sequence.n_pauses))
+
+    def may_be_preempted(self, running: Sequence, waiting: Sequence) -> bool:
+        quantum = max(MIN_QUANTUM, _wanted(waiting), running.n_computed // CELLS_PER_ROW)
+        claim = 0 if _is_overdue(waiting) else waiting.n_served
+        is_due = running.n_turn >= quantum and running.n_served >= 2 * claim + quantum
+        return is_due and not _stays(running)
+
+    def victim(self, running: Collection[Sequence]) -> Sequence:
+        """Return the one that has had most. Jobs that must stay have room for all they need; one of them is paused only
+        if the library finds less room than it had reported.
+        """
+        able = [sequence for sequence in running if not _stays(sequence)]
+        return max(able or running, key=lambda sequence: (sequence.n_served, sequence.job))
+
+
+def _wanted(sequence: Sequence) -> int:
+    """Return the expected number of rows of its next turn."""
+    return min(QUANTUM, max(1, sequence.n_most - sequence.n_served))
+
+
+def _is_overdue(sequence: Sequence) -> bool:
+    return sequence.n_passed >= MAX_PASSED
+
+
+def _stays(sequence: Sequence) -> bool:
+    return sequence.n_pauses >= MAX_PAUSES
+
+
+Policy = FirstCome | FairShares
+
+
+def policy_of(config: EngineConfig, *, can_keep: bool) -> Policy:
+    """Return the scheduling policy. `can_keep` says that a paused job's cells need not be computed again."""
+    if config.scheduling == "fair" and can_keep and not config.is_deterministic:
+        return FairShares()
+    return FirstCome(is_reserving=config.is_deterministic)

@@ -19,7 +19,7 @@ from worker.engine.backend import Checkpoint, Found, Kv
 from worker.engine.checkpoints import NEAR, Stops
 from worker.engine.config import EngineConfig
 from worker.engine.kv_blocks import BlockJournal
-from worker.engine.prefix_cache import MIN_KEPT, CpuCache, GpuCache, PrefixCache, Retained
+from worker.engine.prefix_cache import MIN_KEPT, GpuCache, PrefixCache, Retained
 from worker.engine.prefix_tree import Node, PrefixIndex, n_common
 from worker.engine.sequence import Sequence, State
 from worker.wire.jobs import SlotId, TokenId
@@ -30,7 +30,8 @@ def prefix_cache_of(kv: Kv, config: EngineConfig, journal: BlockJournal | None) 
     if kv.has_state and config.stops is not None:
         return StateCache(kv, config, config.stops, journal)
     stays_on_gpu = bool(config.retained_slots) and config.max_dead_cells > 0
-    return GpuCache(kv, config, journal) if stays_on_gpu else CpuCache(kv, config, journal)
+    kind = GpuCache if stays_on_gpu else PrefixCache
+    return kind(kv, config, PrefixIndex(config.prefix_cache_bytes, journal))
 
 
 class StateCache(PrefixCache):
@@ -77,8 +78,6 @@ class StateCache(PrefixCache):
             sequence.stops = self._stops.of(sequence, self._n_alike(sequence, running))
         return True
 
-    # ── copies ───────────────────────────────────────────────────────────────────────────────────
-
     def keep(self, sequence: Sequence) -> None:
         """Let the cells stay in the slot until they are copied out; with a grain nothing behind the prompt is."""
         slot, n_computed = sequence.slot, sequence.n_computed
@@ -92,7 +91,7 @@ class StateCache(PrefixCache):
         """Copy out what sequences have left in their slots, and empty these."""
         was_retaining = bool(self.retained)
         for slot, kept in self.retained.items():
-            self._copy_out(slot, kept.tokens, running)
+            self._save(slot, kept.tokens, running)
             self._kv.trim(slot, 0)
         self.retained.clear()
         return was_retaining
@@ -106,7 +105,7 @@ class StateCache(PrefixCache):
             one.stops = tuple(stop for stop in one.stops if stop > one.n_computed)
             if is_there and self.is_keeping and self._is_on_grain(one):
                 assert one.slot is not None
-                self._copy_out(one.slot, one.tokens[: one.n_computed], running)
+                self._save(one.slot, one.tokens[: one.n_computed], running)
         return is_changed
 
     def back_up(self) -> bool:
@@ -115,7 +114,7 @@ class StateCache(PrefixCache):
     def _is_on_grain(self, sequence: Sequence) -> bool:
         return self._n_worth(sequence) == sequence.n_computed and sequence.n_computed % self._grain == 0
 
-    def _copy_out(self, slot: SlotId, tokens: list[TokenId], running: Iterable[Sequence]) -> None:
+    def _save(self, slot: SlotId, tokens: list[TokenId], running: Iterable[Sequence]) -> None:
         """Put all of a slot's cells that the index lacks into it, and the state after them. What there is no memory for
         is not copied; it can be computed again.
         """
@@ -132,8 +131,6 @@ class StateCache(PrefixCache):
             if self.index.match(tokens) == len(tokens):
                 partings = [self._stops.near(tokens, n_common(tokens, one.tokens)) for one in running]
                 self.index.add_checkpoint(tokens, self._kv.checkpoint(slot, tokens), partings)
-
-    # ── where a sequence can begin ───────────────────────────────────────────────────────────────
 
     def _checkpoint_of(self, sequence: Sequence) -> Checkpoint | None:
         """Return the last checkpoint of the index where a sequence can begin, if it is worth a copy."""
@@ -165,8 +162,6 @@ class StateCache(PrefixCache):
         """Return True if the sequence can begin with all that another has computed."""
         n = one.n_computed
         return n == self._n_worth(one) == self._cut(n, sequence) and one.tokens[:n] == sequence.tokens[:n]
-
-    # ── where checkpoints are taken ──────────────────────────────────────────────────────────────
 
     def _n_alike(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
         """Return how many of its first tokens the index or another sequence has as well, computed or not."""
@@ -276,7 +271,6 @@ class StateIndex(PrefixIndex):
                 self._set_checkpoint(node, None)
 
     def _set_checkpoint(self, node: Node, checkpoint: Checkpoint | None) -> None:
-        with self._changing(node):
-            self._n_bytes -= node.n_bytes
-            node.checkpoint = checkpoint
-            self._n_bytes += node.n_bytes
+        self.n_bytes -= node.n_bytes
+        node.checkpoint = checkpoint
+        self.n_bytes += node.n_bytes

@@ -17,10 +17,8 @@ from typing import NamedTuple, TypeVar
 from msgspec import structs
 
 from worker.constraints.jobs import AnyConstraint
-from worker.engine.sampling.arrays import Logits
-from worker.engine.sampling.estimate import Estimate, numpy_estimate, scaled
-from worker.engine.sampling.logprobs import log_probabilities
-from worker.engine.sampling.sample import GREEDY_BELOW, sample
+from worker.engine.sampling.row import Estimate, Logits, numpy_estimate, scaled
+from worker.engine.sampling.sample import GREEDY_BELOW, log_probabilities, sample
 from worker.engine.step import MAX_TOPS, Sampled, Score, Scoring, Slice
 from worker.llama.library import library_function
 from worker.llama.model import Model

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.engine.sampling.arrays import NO_IDS
+from worker.engine.sampling.row import NO_IDS
 from worker.engine.sampling.sample import candidates
 from worker.wire.jobs import SamplingParams
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.engine.sampling.logprobs import log_probabilities
+from worker.engine.sampling.sample import log_probabilities
 
 LAW = settings(max_examples=150)
 logit = st.one_of(

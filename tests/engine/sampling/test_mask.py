@@ -13,7 +13,7 @@ from tests.engine.sampling.reference import Borders, NothingLeft, Probs, expecte
 from tests.engine.sampling.rows import Row, row
 from tests.engine.sampling.test_distribution import excess
 from tests.engine.sampling.test_transforms import ENDS, SHARP, Case, cases
-from worker.engine.sampling.arrays import NO_IDS, Ids, Mask
+from worker.engine.sampling.row import NO_IDS, Ids, Mask
 from worker.engine.sampling.sample import candidates, masked, sample, uniform
 from worker.wire.jobs import SamplingParams, TokenId
 

@@ -10,11 +10,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from parity import formula
-from worker.engine.sampling.arrays import NO_IDS
-from worker.engine.sampling.row import row_of
-from worker.engine.sampling.sample import candidates, sample
+from worker.engine.sampling.row import NO_IDS, row_of
+from worker.engine.sampling.sample import candidates, in_order, sample
 from worker.engine.sampling.shortlist import covering, settled, some_highest, whole
-from worker.engine.sampling.sorted import in_order
 from worker.engine.sampling.unsorted import truncated
 from worker.wire.jobs import SamplingParams
 

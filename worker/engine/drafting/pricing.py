@@ -134,9 +134,6 @@ class Proposal:
         return self.acceptance.gains(self.draft.n_matched, len(self.draft.tokens))
 
 
-# ── the costs of steps ───────────────────────────────────────────────────────────────────────────────
-
-
 class StepCosts:
     """The costs of one model's decode steps by rows, corrected by each step that ran. `row_costs` are (tokens in a
     decode step, seconds it took at warm-up), ascending from 1 token, linear between."""
@@ -174,9 +171,6 @@ def interpolated(row_costs: Seq[tuple[int, float]]) -> list[float]:
     for ((n, _), (m, _)), (n_s, m_s) in zip(pairwise(row_costs), pairwise(rising), strict=True):
         costs += (n_s + (m_s - n_s) * i / (m - n) for i in range(1, m - n + 1))
     return costs
-
-
-# ── the plans of steps ───────────────────────────────────────────────────────────────────────────────
 
 
 class Speculation:

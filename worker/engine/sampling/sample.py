@@ -1,27 +1,37 @@
-"""The way from a row of logits to a token: the request's settings in their order, and the draw.
+"""The way from a row of logits to a token: the request's settings in their order, and the draw; and log-probabilities.
 
-Owns that order: bias, bans, temperature and penalties (row.py), top_n_sigma and top_k (shortlist.py),
-typical_p, top_p and min_p (sorted.py), xtc (here), the draw. Owns the way, too: the cheap one (shortlist.py,
-unsorted.py) wherever it gives the same answer as sorting all tokens (sorted.py). Knows nothing of slots, steps or
-llama.cpp: a row, its parameters and the job's own tokens come in, a token goes out. Pure; runs on the engine's step
-thread. Scores are float64, so that neither a temperature of 1e-6 nor a penalty of 1e-6 can overflow a float32 logit.
+Owns that order: bias, bans, temperature and penalties (row.py), top_n_sigma and top_k (shortlist.py), typical_p, top_p,
+min_p, xtc, the draw. Owns the plain way to the last five, too, which sorts all tokens, and takes the cheap one
+(unsorted.py) wherever it gives the same answer. Knows nothing of slots, steps or llama.cpp: a row, its parameters and
+the job's own tokens come in, a token goes out. Scores are float64, so that neither a temperature of 1e-6 nor a penalty
+of 1e-6 can overflow a float32 logit.
 """
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from math import isfinite
+from math import log as ln
 
 import numpy as np
 from msgspec.structs import replace
 
-from worker.engine.sampling import unsorted
-from worker.engine.sampling.arrays import NO_IDS, Ids, Logits, Mask, Reals
-from worker.engine.sampling.estimate import Estimate, numpy_estimate
-from worker.engine.sampling.row import NoToken, Row, banned, has_only_bans, row_of
-from worker.engine.sampling.shortlist import Shortlist, covering, settled, whole
-from worker.engine.sampling.sorted import in_order, softmax, truncated, without_top_choices
-from worker.engine.sampling.unsorted import Undecided
+from worker.engine.sampling.row import (
+    NO_IDS,
+    Estimate,
+    Ids,
+    Logits,
+    Mask,
+    NoToken,
+    Reals,
+    Row,
+    banned,
+    has_only_bans,
+    numpy_estimate,
+    row_of,
+)
+from worker.engine.sampling.shortlist import Shortlist, covering, highest_first, settled, whole
+from worker.engine.sampling.unsorted import Undecided, drawn
 from worker.wire.jobs import SamplingParams, TokenId
 
 TOKEN_LANE, XTC_LANE = 0, 2
@@ -73,8 +83,7 @@ def candidates(logits: Logits, sampling: SamplingParams, generated: Seq[int], en
     """
     if sampling.temperature < GREEDY_BELOW:
         return np.array([_most_likely(logits, sampling, generated, ends)], dtype=np.intp), np.ones(1)
-    row = row_of(logits, sampling, generated, ends, sampling.temperature)
-    return _candidates(row, sampling, len(generated))
+    return _candidates(row_of(logits, sampling, generated, ends, sampling.temperature), sampling, len(generated))
 
 
 def _drawn(logits: Logits, sampling: SamplingParams, generated: Seq[int], ends: Ids, estimate: Estimate) -> int:
@@ -87,7 +96,7 @@ def _drawn(logits: Logits, sampling: SamplingParams, generated: Seq[int], ends: 
     reach = 1.0 - (1.0 - number) * _LEFT_BY_XTC if is_xtc else number
     for shortlist in _shortlists(row, sampling, reach):
         with suppress(Undecided):
-            return unsorted.drawn(shortlist, sampling, number, is_xtc=is_xtc)
+            return drawn(shortlist, sampling, number, is_xtc=is_xtc)
     ids, probs = _candidates(row, sampling, len(generated))
     cumulative = np.cumsum(probs)
     # number < 1 keeps the target below the last sum, and side="right" passes over candidates of probability 0.
@@ -128,23 +137,75 @@ def _shortlists(row: Row, sampling: SamplingParams, number: float) -> Iterator[S
 
 
 def _candidates(row: Row, sampling: SamplingParams, position: int) -> tuple[Ids, Reals]:
-    ids, scores = _before_xtc(row, sampling)
+    """Return what typical_p, top_p, min_p and xtc leave, in this order, each measured on what the one before left, with
+    its probabilities. Tokens are not sorted by probability, because different scores may round to equal probabilities.
+    """
+    ids, scores = in_order(whole(row, sampling))
+    if sampling.typical_p < 1.0:
+        kept = _typical(softmax(scores), sampling.typical_p)
+        ids, scores = ids[kept], scores[kept]
+    probs = softmax(scores)
+    if sampling.top_p < 1.0:
+        # The shortest prefix whose sum is at least top_p; it has at least one token.
+        probs = probs[: int(np.searchsorted(np.cumsum(probs), sampling.top_p, side="left")) + 1]
+    if sampling.min_p > 0.0:
+        probs = probs[probs >= sampling.min_p * probs[0]]
+    ids, scores = ids[: len(probs)], scores[: len(probs)]
     if _xtc_acts(sampling, position):
-        ids, scores = without_top_choices(ids, scores, sampling.xtc_threshold)
+        # All of at least this probability go but the least probable. Source: p-e-w, "Exclude Top Choices (XTC)",
+        # text-generation-webui pull request 6335.
+        n_top = int(np.count_nonzero(softmax(scores) >= sampling.xtc_threshold))
+        ids, scores = ids[max(n_top - 1, 0) :], scores[max(n_top - 1, 0) :]
     return ids, softmax(scores)
 
 
-def _before_xtc(row: Row, sampling: SamplingParams) -> tuple[Ids, Reals]:
-    for shortlist in _shortlists(row, sampling, 1.0):
-        with suppress(Undecided):
-            return in_order(unsorted.truncated(shortlist, sampling))
-    return truncated(*in_order(whole(row, sampling)), sampling)
+def in_order(shortlist: Shortlist) -> tuple[Ids, Reals]:
+    """The shortlist's ids and scores in sorted order: the highest score first, of equal scores the lower id."""
+    order = np.argsort(-shortlist.scores, kind="stable")
+    return shortlist.ids[order], shortlist.scores[order]
 
 
-# ── the draw's randomness ────────────────────────────────────────────────────────────────────────────
+def softmax(scores: Reals) -> Reals:
+    """Probabilities (sum 1) of sorted scores."""
+    weights: Reals = np.exp(scores - scores[0])
+    weights /= weights.sum()
+    return weights
 
-# It is counter-based, so nothing is carried from token to token: a job that is run again, preempted or computed with
-# other jobs draws the same numbers.
+
+def _typical(probs: Reals, mass: float) -> Ids:
+    """Places of the fewest tokens, nearest to the expected information first, that together hold at least `mass`.
+
+    Of tokens that are equally near the first in sorted order comes first. Source: Meister et al. 2022, "Locally Typical
+    Sampling".
+    """
+    probs = probs[probs > 0.0]
+    information = -np.log(probs)
+    entropy = float((probs * information).sum())
+    order = np.argsort(np.abs(information - entropy), kind="stable")
+    n_short = int(np.searchsorted(np.cumsum(probs[order]), mass, side="left"))
+    return np.sort(order[: n_short + 1])
+
+
+def log_probabilities(logits: Logits, token: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
+    """ln of the token's probability, and the `n_top` most probable (id, ln): highest logit first, ties by lower id.
+
+    `logits`: float32[n_vocab], only read; before bias, bans, temperature and penalties. A token of logit -inf has -inf
+    and is never listed, so the list may be shorter. Arithmetic is float64. Raises: ValueError as `sample`.
+    """
+    highest = float(logits.max())
+    if not isfinite(highest):
+        raise ValueError(f"no log-probabilities: the highest logit is {highest}; the model's computation failed")
+    weights = logits.astype(np.float64)
+    weights -= highest
+    log_sum = ln(np.exp(weights, out=weights).sum())
+
+    def logprob(token: int) -> float:
+        # The order of subtractions matters: log_sum is nothing beside a logit of 1e30.
+        return (float(logits[token]) - highest) - log_sum
+
+    tops = highest_first(logits, n_top) if n_top else NO_IDS
+    return logprob(token), [(int(top), logprob(top)) for top in tops]
+
 
 _MANTISSA_BITS = 53
 _WORD_BITS = 64
@@ -155,7 +216,8 @@ _KEY_STEPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 
 
 def uniform(seed: int, position: int, lane: int = TOKEN_LANE) -> float:
-    """A number in [0, 1), a multiple of 2^-53, that depends on (seed, position, lane) only.
+    """A number in [0, 1), a multiple of 2^-53, that depends on (seed, position, lane) only, so that a job that is run
+    again, preempted or computed with other jobs draws the same numbers.
 
     `seed`: u64. `position`: how many tokens the job has generated, from 0. `lane`: 0..3, independent of each other.
     Source: Philox4x64-10 (Salmon et al., SC11) with key = seed and counter = position + 1, one word per lane; these are

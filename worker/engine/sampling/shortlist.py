@@ -2,19 +2,17 @@
 
 Owns the cuts before any float64 work: enough of the most probable tokens to hold a wanted share of the probability, or
 a wanted number of them; and top_n_sigma, which is a cut itself. A cut may keep too many tokens, never too few. The
-*bulk* of a row is its logits without those of the touched tokens (row.py), which are few and weighed apart. Knows
-nothing of nuclei or draws. Pure; the step thread.
+*bulk* of a row is its logits without those of the touched tokens (row.py), which are few and weighed apart.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from worker.engine.sampling.arrays import Ids, Logits, Mask, Reals
-from worker.engine.sampling.estimate import F32_SLACK, F32_SUM
-from worker.engine.sampling.row import Row
+from worker.engine.sampling.row import F32_SLACK, F32_SUM, Ids, Logits, Mask, Reals, Row
 from worker.wire.jobs import SamplingParams
 
 _ROUNDING = 2.0**-52
@@ -145,17 +143,12 @@ def settled(shortlist: Shortlist, row: Row) -> Shortlist:
     return replace(shortlist, rest=float(weights.sum()), rest_error=0.0)
 
 
-# ── from scores to a shortlist ───────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    """The weight of the untouched tokens that are not in a shortlist, by a float32 sum."""
+class _Rest(NamedTuple):
+    """The weight of the untouched tokens that are not in a shortlist, and of all untouched ones, by a float32 sum: its
+    error is a share of the latter. A token of logit `shift` weighs 1."""
 
     weight: float = 0.0
-    """A token of logit `shift` weighs 1, here and in `total`."""
     total: float = 0.0
-    """The weight of all untouched tokens: the sum's own error is a share of this."""
     shift: float = 0.0
 
 
@@ -190,9 +183,6 @@ def _of(row: Row, ids: Ids, scores: Reals, rest: _Rest = _NOTHING) -> Shortlist:
     weights = scores - highest
     np.exp(weights, out=weights)
     return Shortlist(ids, scores, weights, float(weights.sum()), rounding, weight, error)
-
-
-# ── cuts ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _total(row: Row, bulk: Logits) -> tuple[float, float]:

@@ -1,8 +1,7 @@
 """typical_p, top_p, min_p and the draw on a shortlist, without sorting all of it.
 
 All but min_p are one question about tokens in some order: at which of them does the running sum of probabilities reach
-a number? Owns the answer, and knows when float64 rounding leaves it open; sorted.py decides then. Pure; the step
-thread.
+a number? Owns the answer, and knows when float64 rounding leaves it open; sample.py decides then.
 """
 
 import math
@@ -10,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from worker.engine.sampling.arrays import Ids, Mask, Reals
+from worker.engine.sampling.row import Ids, Mask, Reals
 from worker.engine.sampling.shortlist import Shortlist
 from worker.wire.jobs import SamplingParams
 
@@ -35,7 +34,9 @@ def truncated(shortlist: Shortlist, sampling: SamplingParams) -> Shortlist:
     """The tokens that typical_p, top_p and min_p leave, in this order. Raises: Undecided."""
     if sampling.typical_p < 1.0:
         shortlist = _typical(shortlist, sampling.typical_p)
-    kept = _above_ratio(shortlist, sampling.min_p) if sampling.min_p > 0.0 else shortlist
+    kept = shortlist
+    if sampling.min_p > 0.0:
+        kept = shortlist.keep(_are_at_least(sampling.min_p, shortlist.weights / shortlist.weights.max()))
     if sampling.top_p >= 1.0:
         return kept
     target = sampling.top_p * shortlist.total
@@ -62,9 +63,7 @@ def _drawn_of_few(shortlist: Shortlist, sampling: SamplingParams, number: float,
     total, error = shortlist.total, shortlist.error
     n_kept = len(order)
     if sampling.min_p > 0.0:
-        ratios = weights / weights[0]
-        _check_ratios(ratios, sampling.min_p)
-        n_kept = int(np.count_nonzero(ratios >= sampling.min_p))
+        n_kept = int(np.count_nonzero(_are_at_least(sampling.min_p, weights / weights[0])))
     nucleus = sampling.top_p * total
     if sampling.top_p < 1.0 and not sums[n_kept - 1] < nucleus - error:
         n_kept = _place(sums[:n_kept], nucleus, error) + 1
@@ -73,9 +72,7 @@ def _drawn_of_few(shortlist: Shortlist, sampling: SamplingParams, number: float,
         error = total * shortlist.rounding
     gone = 0.0
     if is_xtc:
-        shares = weights[:n_kept] / total
-        _check_ratios(shares, sampling.xtc_threshold, error / total)
-        n_top = int(np.count_nonzero(shares >= sampling.xtc_threshold))
+        n_top = int(np.count_nonzero(_are_at_least(sampling.xtc_threshold, weights[:n_kept] / total, error / total)))
         if n_top == len(order):
             raise Undecided  # there may be more of them outside the shortlist
         gone = float(sums[n_top - 2]) if n_top > 1 else 0.0
@@ -83,10 +80,9 @@ def _drawn_of_few(shortlist: Shortlist, sampling: SamplingParams, number: float,
 
 
 def _without_top_choices(shortlist: Shortlist, threshold: float) -> Shortlist:
-    """XTC as in sorted.py; tokens that are not in the shortlist go on counting. Raises: Undecided."""
+    """XTC as in sample.py; tokens that are not in the shortlist go on counting. Raises: Undecided."""
     shares = shortlist.weights / shortlist.total
-    _check_ratios(shares, threshold, shortlist.error / shortlist.total)
-    top = (shares >= threshold).nonzero()[0]
+    top = _are_at_least(threshold, shares, shortlist.error / shortlist.total).nonzero()[0]
     if len(top) == len(shares):
         raise Undecided
     is_kept = np.ones(len(shares), dtype=np.bool_)
@@ -95,7 +91,7 @@ def _without_top_choices(shortlist: Shortlist, threshold: float) -> Shortlist:
 
 
 def _typical(shortlist: Shortlist, mass: float) -> Shortlist:
-    """typical_p as in sorted.py: the fewest tokens, nearest to the expected information first, that together hold
+    """typical_p as in sample.py: the fewest tokens, nearest to the expected information first, that together hold
     `mass`.
     """
     information = shortlist.scores.max() - shortlist.scores
@@ -113,16 +109,12 @@ def _typical(shortlist: Shortlist, mass: float) -> Shortlist:
     return shortlist.keep(_up_to(ordered, last))
 
 
-def _above_ratio(shortlist: Shortlist, min_p: float) -> Shortlist:
-    ratios = shortlist.weights / shortlist.weights.max()
-    _check_ratios(ratios, min_p)
-    return shortlist.keep(ratios >= min_p)
-
-
-def _check_ratios(ratios: Reals, border: float, error: float = 0.0) -> None:
+def _are_at_least(border: float, ratios: Reals, error: float = 0.0) -> Mask:
     """Raises: Undecided, where a ratio is so near the border that its rounding decides."""
     if (np.abs(ratios - border) <= error + _RATIO_ROUNDING).any():
         raise Undecided
+    are: Mask = ratios >= border
+    return are
 
 
 def _up_to(shortlist: Shortlist, last: int) -> Mask:
