@@ -84,7 +84,6 @@ ROADS: dict[str, tuple[str, ...]] = {
         "worker.apis.core.constraint_fields",
         "worker.apis.core.errors",
         "worker.apis.core.fields",
-        "worker.apis.chat.listed",
         "worker.apis.core.models",
         "worker.apis.core.reading",
         "worker.apis.core.thinking",

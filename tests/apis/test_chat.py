@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.apis.asking import ASKED, HEADING, TERMS, body, entry, fail, finish, objects, start
-from worker.apis.chat.message import REASONING_FIELDS, ChatAnswer, MessageTerms
+from worker.apis.chat.message import REASONING_FIELDS, ChatAnswer
 from worker.apis.chat.request import ChatAsked, read_chat
 from worker.apis.core.answers import Allowance, last_chunks, whole
 from worker.apis.core.events import Piece
@@ -147,12 +147,8 @@ def test_n_answers_count_their_prompt_once() -> None:
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (5, 3, 8)
 
 
-def whole_message(terms: MessageTerms) -> ChatAnswer:
-    return ChatAnswer(0, Allowance(), HEADING, None, terms)
-
-
 def test_a_job_that_runs_again_leaves_nothing_of_its_first_run() -> None:
-    choice = whole_message(MessageTerms(reading=PLAIN, wants_logprobs=True))
+    choice = ChatAnswer(0, Allowance(), HEADING, None, PLAIN, wants_logprobs=True)
     start(choice)
     choice.token(Piece("lost", 0, [entry("lost", 1)], 1))
     choice.rewind()
@@ -166,9 +162,10 @@ def test_a_job_that_runs_again_leaves_nothing_of_its_first_run() -> None:
 
 @pytest.mark.parametrize("names", [("reasoning_content",), ("reasoning",), REASONING_FIELDS])
 def test_the_reasoning_is_in_the_chosen_fields(names: tuple[str, ...]) -> None:
-    terms = MessageTerms(reading=PLAIN, reasoning_fields=names)
-    whole_one = whole_message(terms)
-    stream = ChatAnswer(0, Allowance(), HEADING, StreamOptions(), terms)
+    whole_one, stream = (
+        ChatAnswer(0, Allowance(), HEADING, options, PLAIN, reasoning_fields=names)
+        for options in (None, StreamOptions())
+    )
     sent = start(stream)
     for choice in (whole_one, stream):
         sent += choice.token(Piece("Hm.", is_reasoning=True)) + choice.token(Piece("Yes.", 1))
@@ -188,7 +185,7 @@ def test_a_variable_that_the_template_does_not_read_is_ignored_and_named() -> No
 
 def test_the_bytes_that_an_answer_holds_are_bounded_over_all_choices() -> None:
     allowance = Allowance(10)
-    first, second = (ChatAnswer(index, allowance, HEADING, None, MessageTerms(reading=PLAIN)) for index in range(2))
+    first, second = (ChatAnswer(index, allowance, HEADING, None, PLAIN) for index in range(2))
     first.token(Piece("123456"))
     assert not second.is_overfull
     second.token(Piece("12345"))

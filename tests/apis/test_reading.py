@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.apis.asking import entry
+from tests.apis.asking import HEADING, entry, finish
 from tests.apis.wires import READ, Wire
 from tests.formats.writing import pieces_of
+from worker.apis.chat.message import ChatAnswer, ChatMessage
+from worker.apis.core.answers import Allowance
 from worker.apis.core.events import Piece
-from worker.apis.core.reading import MIN_SURE, Names, ReadAnswer, Reading
+from worker.apis.core.reading import MIN_SURE, Names, Reading
 from worker.apis.core.tools import Tool, ToolUse
-from worker.formats.read.parse import Message, message_of
 from worker.wire.jobs import Logprob
 from worker.wire.names import is_in_name
 
@@ -42,13 +43,25 @@ def drawn(pieces: Sequence[str], value: float) -> list[Logprob]:
     ]
 
 
-def message(pieces: Sequence[str], value: float, *, is_asked: bool = True) -> Message:
+def reading() -> ChatAnswer:
+    return ChatAnswer(0, Allowance(), HEADING, None, READING)
+
+
+def ended(answer: ChatAnswer) -> ChatMessage:
+    finish(answer, "EOS", 1)
+    return answer.made().message
+
+
+def message(pieces: Sequence[str], value: float, *, is_asked: bool = True) -> ChatMessage:
     """`is_asked`: the client wants the log-probability of every token; else only those of names are there."""
-    answer = ReadAnswer(READING)
-    deltas = []
+    answer = reading()
     for piece, token in zip(pieces, drawn(pieces, value), strict=True):
-        deltas += answer.push(Piece(piece, 0, [token] if is_asked or token.is_of_name else []))
-    return message_of([*deltas, *answer.finish()])
+        answer.token(Piece(piece, 0, [token] if is_asked or token.is_of_name else []))
+    return ended(answer)
+
+
+def called(found: ChatMessage) -> list[str]:
+    return [call.function.name for call in found.tool_calls or ()]
 
 
 def tokens_of(text: str) -> st.SearchStrategy[list[str]]:
@@ -63,25 +76,23 @@ def tokens_of(text: str) -> st.SearchStrategy[list[str]]:
 def test_a_fenced_call_counts_if_the_name_was_probable_enough(pieces: list[str], value: float, is_asked: bool) -> None:
     found = message(pieces, value, is_asked=is_asked)
     if abs(value - MIN_SURE) > 1e-9:
-        assert bool(found.calls) == (value > MIN_SURE)
-        assert found.content == ("" if found.calls else FENCED)
+        assert bool(called(found)) == (value > MIN_SURE)
+        assert found.content == (None if called(found) else FENCED)
 
 
 @given(pieces=tokens_of(OWN), value=st.floats(-50, 0))
 def test_a_call_in_the_models_own_form_counts_however_sure_it_was(pieces: list[str], value: float) -> None:
-    assert [call.name for call in message(pieces, value).calls] == [NAME]
+    assert called(message(pieces, value)) == [NAME]
 
 
 def test_each_of_several_calls_counts_by_its_own_name() -> None:
-    pieces = [*FENCED]
-    answer = ReadAnswer(READING)
-    deltas = []
+    answer = reading()
     for value in (SURE, UNSURE, SURE):
-        for piece, token in zip(pieces, drawn(pieces, value), strict=True):
-            deltas += answer.push(Piece(piece, 0, [token]))
-        deltas += answer.push(Piece("\n"))
-    found = message_of([*deltas, *answer.finish()])
-    assert (len(found.calls), found.content.strip()) == (2, FENCED)
+        for piece, token in zip(FENCED, drawn(FENCED, value), strict=True):
+            answer.token(Piece(piece, 0, [token]))
+        answer.token(Piece("\n"))
+    found = ended(answer)
+    assert (len(called(found)), (found.content or "").strip()) == (2, FENCED)
 
 
 def test_a_name_of_which_nothing_is_known_counts() -> None:
@@ -89,12 +100,12 @@ def test_a_name_of_which_nothing_is_known_counts() -> None:
 
 
 def test_an_answer_that_begins_again_forgets_its_names() -> None:
-    answer = ReadAnswer(READING)
-    for piece, token in zip([*FENCED], drawn([*FENCED], UNSURE), strict=True):
-        answer.push(Piece(piece, 0, [token]))
+    answer = reading()
+    for piece, token in zip(FENCED, drawn(FENCED, UNSURE), strict=True):
+        answer.token(Piece(piece, 0, [token]))
     answer.rewind()
-    deltas = [*answer.push(Piece(FENCED)), *answer.finish()]
-    assert [call.name for call in message_of(deltas).calls] == [NAME]
+    answer.token(Piece(FENCED))
+    assert called(ended(answer)) == [NAME]
 
 
 @pytest.mark.parametrize("wire", READ)

@@ -24,6 +24,7 @@ from tests.apis.wires import (
     Json,
     Told,
     Wire,
+    events_of,
     folded_blocks,
     folded_items,
     loaded,
@@ -31,10 +32,8 @@ from tests.apis.wires import (
     text_of,
 )
 from tests.formats.writing import CALLING, Answer, answers, pieces_of, section, written
-from worker.apis.core.parts import Part, Parts
-from worker.apis.core.tools import Tool, ToolUse
-from worker.apis.messages.answer import UNREADABLE, blocks
-from worker.apis.responses.events import Shown, items
+from worker.apis.core.parts import PartsChoice
+from worker.apis.messages.answer import UNREADABLE
 from worker.formats.read.parse import Arguments, CallBegun, Content, Delta, Reader, Thought, message_of
 from worker.formats.tool_format import families
 from worker.wire.chat_format import ChatFormat
@@ -107,14 +106,12 @@ def test_an_answer_runs_again_from_its_start(
 
 # ── parts ────────────────────────────────────────────────────────────────────────────────────────
 
-USE = ToolUse(
-    tools=(
-        Tool(name="read", given_name="read", schema={}),
-        Tool(name="files__find", given_name="find", schema={}, namespace="files"),
-        Tool(name="patch", given_name="patch", schema={}, kind="custom"),
-    )
-)
-NAMES = [tool.name for tool in USE.tools]
+TOOLS: list[Json] = [
+    {"type": "function", "name": "read", "parameters": {}},
+    {"type": "namespace", "name": "files", "tools": [{"type": "function", "name": "find", "parameters": {}}]},
+    {"type": "custom", "name": "patch"},
+]
+NAMES = ["read", "files__find", "patch"]
 
 TEXTS = st.text(alphabet=st.sampled_from(["a", "é", "\n", " ", "🙂", '"', "\\", "<", "x"]), min_size=1, max_size=6)
 """Pieces of text, never empty."""
@@ -143,12 +140,13 @@ def said(deltas: Sequence[Delta], kind: type[Content] | type[Thought]) -> str:
     return "".join("".join(delta.text.split()) for delta in deltas if isinstance(delta, kind))
 
 
-def events_of(parts: Parts[Any], deltas: Sequence[Delta]) -> list[Json]:
-    """The events of the parts of an answer."""
-    events = [event for delta in deltas for event in parts.add(delta)]
-    events += parts.end("completed", drops_open=False, filler=Content(""))
-    made: list[Json] = msgspec.json.decode(msgspec.json.encode([{"type": kind, **rest} for kind, rest in events]))
-    return made
+def parts_of(wire: Wire, deltas: Sequence[Delta], **fields: Any) -> tuple[PartsChoice[Any], list[Json]]:
+    """A streamed answer of these deltas, and the events of its parts."""
+    answer = wire.choice(wire.asked(stream=True, **fields))
+    assert isinstance(answer, PartsChoice)
+    added = plain([{"type": kind, **rest} for delta in deltas for kind, rest in answer.add(delta)])
+    last = events_of(finish(answer, "EOS", len(deltas)))
+    return answer, [event for event in added + last if "index" in event or "output_index" in event]
 
 
 def plain(made: Sequence[Any]) -> list[Json]:
@@ -156,11 +154,12 @@ def plain(made: Sequence[Any]) -> list[Json]:
     return found
 
 
-@given(sequences(), st.builds(Shown, in_summary=st.booleans(), is_encoded=st.booleans()))
-def test_any_deltas_become_items_event_by_event(deltas: list[Delta], shown: Shown) -> None:
-    parts = items(USE, shown)
-    found = folded_items(events_of(parts, deltas))
-    assert found == plain([part.item() for part in parts.all])
+@pytest.mark.parametrize("fields", [fields for wire, fields in SHAPES if wire is RESPONSES])
+@given(sequences())
+def test_any_deltas_become_items_event_by_event(fields: Json, deltas: list[Delta]) -> None:
+    answer, events = parts_of(RESPONSES, deltas, tools=TOOLS, **fields)
+    found = folded_items(events)
+    assert found == plain([part.item() for part in answer.parts])
     assert found
     for kind, item_kind in ((Content, "message"), (Thought, "reasoning")):
         texts = (text_of(item) for item in found if item["type"] == item_kind)
@@ -170,15 +169,16 @@ def test_any_deltas_become_items_event_by_event(deltas: list[Delta], shown: Show
     assert [call["call_id"] for call in calls] == [delta.id for delta in begun]
     for call, delta in zip(calls, begun, strict=True):
         if call["type"] == "function_call":
-            parts_of = (one.text for one in deltas if isinstance(one, Arguments) and one.index == delta.index)
-            assert call["arguments"] == "".join(parts_of)
+            texts = (one.text for one in deltas if isinstance(one, Arguments) and one.index == delta.index)
+            assert call["arguments"] == "".join(texts)
 
 
 @given(sequences(), st.booleans())
 def test_any_deltas_become_blocks_event_by_event(deltas: list[Delta], shows_thinking: bool) -> None:
-    parts = blocks(shows_thinking=shows_thinking)
-    found = folded_blocks(events_of(parts, deltas))
-    assert found == plain([part.block() for part in parts.all])
+    display = "summarized" if shows_thinking else "omitted"
+    answer, events = parts_of(MESSAGES, deltas, thinking={"type": "adaptive", "display": display})
+    found = folded_blocks(events)
+    assert found == plain([part.block() for part in answer.parts])
     texts = [block["text"] for block in found if block["type"] == "text"]
     assert "".join("".join(texts).split()) == said(deltas, Content)
     assert all(text.strip() for text in texts if len(found) > 1)
@@ -195,17 +195,15 @@ def test_a_tool_is_answered_with_the_clients_names() -> None:
         CallBegun(1, "b", "patch"),
         *(Arguments(1, part) for part in ('{"in', 'put": "*** Begin\\', 'n\\u00e9"', "}")),
     ]
-    found, patch = folded_items(events_of(items(USE, Shown()), deltas))
+    found, patch = folded_items(parts_of(RESPONSES, deltas, tools=TOOLS)[1])
     assert (found["name"], found["namespace"], found["arguments"]) == ("find", "files", "{}")
     assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "patch", "*** Begin\né")
     assert "namespace" not in patch
 
 
 def test_arguments_that_are_no_object_are_given_as_text() -> None:
-    parts = blocks(shows_thinking=True)
-    events_of(parts, [CallBegun(0, "a", "read"), Arguments(0, '{"path": "/et')])
-    (part,) = parts.all
-    assert isinstance(part, Part)
+    answer, _ = parts_of(MESSAGES, [CallBegun(0, "a", "read"), Arguments(0, '{"path": "/et')])
+    (part,) = answer.parts
     assert plain([part.block()])[0]["input"] == {UNREADABLE: '{"path": "/et'}
 
 

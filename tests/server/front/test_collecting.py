@@ -6,7 +6,7 @@ import pytest
 
 from tests.apis.asking import HEADING, TERMS, entry
 from tests.server.front.rehearsal import Stage, rehearsed
-from worker.apis.chat.message import ChatAnswer, MessageTerms
+from worker.apis.chat.message import ChatAnswer
 from worker.apis.completions.request import Echo, TextAnswer, read_completion
 from worker.apis.core.answers import Allowance
 from worker.apis.core.reading import PLAIN
@@ -17,7 +17,7 @@ from worker.wire.jobs import PromptLogprobs, StepDone, TokenId
 def collecting(stage: Stage, allowance: Allowance | None = None) -> tuple[Job, ChatAnswer]:
     """A job whose message is collected."""
     job = stage.jobs[stage.submit()]
-    message = ChatAnswer(0, allowance or Allowance(), HEADING, None, MessageTerms(reading=PLAIN))
+    message = ChatAnswer(0, allowance or Allowance(), HEADING, None, PLAIN)
     job.dialect = message
     return job, message
 

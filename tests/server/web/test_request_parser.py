@@ -3,11 +3,13 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import cast
 
 import pytest
 from httptools import HttpParserError
 from hypothesis import given
 from hypothesis import strategies as st
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from worker.server.web.connection import RequestParser
 
@@ -20,7 +22,7 @@ class Heard:
     n_heads: int = 0
 
     def __post_init__(self) -> None:
-        self.parser = RequestParser(self)
+        self.parser = RequestParser(cast(HttpToolsProtocol, self))
 
     def on_message_begin(self) -> None:
         self.url = self.body = b""

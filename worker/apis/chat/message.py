@@ -1,15 +1,13 @@
-"""The answers of `POST /v1/chat/completions`: a job's events become a message, or the chunks of one.
+"""The answers of `POST /v1/chat/completions`: a job's events become a message, or the chunks of one."""
 
-Owns: the shapes of answers. Pure except for the ids of calls. `token` is called for every token.
-"""
-
+import codecs
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec.structs import replace
 
-from worker.apis.chat.listed import ListedTokens
 from worker.apis.core.answers import Allowance, Chunks, Heading, ReadChoice, Usage, array, finite, json_array
 from worker.apis.core.events import Piece
 from worker.apis.core.fields import StreamOptions
@@ -101,15 +99,6 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageTerms:
-    """The wishes of a request that its messages follow."""
-
-    reading: Reading
-    wants_logprobs: bool = False
-    reasoning_fields: tuple[str, ...] = ("reasoning_content",)
-
-
 class ChatAnswer(ReadChoice):
     """A message. A stream of it is the role, the text and the calls, and the reason why it ended."""
 
@@ -117,12 +106,21 @@ class ChatAnswer(ReadChoice):
     shape = ChatCompletion
 
     def __init__(
-        self, index: int, allowance: Allowance, heading: Heading, options: StreamOptions | None, terms: MessageTerms
+        self,
+        index: int,
+        allowance: Allowance,
+        heading: Heading,
+        options: StreamOptions | None,
+        reading: Reading,
+        *,
+        wants_logprobs: bool = False,
+        reasoning_fields: Sequence[str] = REASONING_FIELDS[:1],
     ) -> None:
         """`options`: None if the message is sent whole."""
-        super().__init__(index, allowance, terms.reading, is_stream=options is not None)
+        super().__init__(index, allowance, reading, is_stream=options is not None)
         self._chunks = Chunks(heading, self, options or StreamOptions())
-        self._terms = terms
+        self._wants_logprobs = wants_logprobs
+        self._reasoning_fields = reasoning_fields
         self._tokens = ListedTokens()
         self._logprobs: list[bytes] = []
         """The listed tokens of a whole answer."""
@@ -133,32 +131,31 @@ class ChatAnswer(ReadChoice):
         self._logprobs.clear()
 
     def made(self) -> ChatChoice:
-        message = message_of(self._deltas, is_unfinished=self._answer.is_unfinished)
+        message = message_of(self._deltas, is_unfinished=self._reader.is_unfinished)
         return ChatChoice(
             index=self.index,
-            message=_whole(message, self._terms.reasoning_fields),
-            logprobs=ChatLogprobs(content=array(self._logprobs)) if self._terms.wants_logprobs else None,
+            message=_whole(message, self._reasoning_fields),
+            logprobs=ChatLogprobs(content=array(self._logprobs)) if self._wants_logprobs else None,
             finish_reason=self._reason,
         )
 
     @property
     def _reason(self) -> MessageReason:
         assert self.finish_reason is not None
-        return "tool_calls" if self._answer.is_called and self.finish_reason == "stop" else self.finish_reason
+        return "tool_calls" if self._reader.is_called and self.finish_reason == "stop" else self.finish_reason
 
     def _begun(self) -> bytes:
         return self._chunks.chunk(b'"delta":{"role":"assistant","content":"","refusal":null}')
 
     def _grown(self, piece: Piece) -> bytes:
-        if self._terms.wants_logprobs and not piece.is_reasoning:
+        if self._wants_logprobs and not piece.is_reasoning:
             self._tokens.add(piece.logprobs)
         return super()._grown(piece)
 
     def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
-        assert self.finished is not None
-        if self._terms.wants_logprobs:
+        if self._wants_logprobs:
             self._tokens.add(logprobs)
-        last = self._taken(self._answer.finish(self.finished.reason))
+        last = self._rest()
         rest = self._tokens.finish(is_cut_off=self.finish_reason == "length")
         if self.is_collecting:
             self._list(rest)
@@ -168,7 +165,7 @@ class ChatAnswer(ReadChoice):
 
     def _event(self, delta: Delta) -> bytes:
         shown = self._shown_by(delta)
-        is_listed = shown or (self._terms.wants_logprobs and isinstance(delta, Content))
+        is_listed = shown or (self._wants_logprobs and isinstance(delta, Content))
         return self._chunks.chunk(b'"delta":' + self._delta(delta), _listed(shown) if is_listed else b"null")
 
     def _keep(self, delta: Delta) -> None:
@@ -182,7 +179,7 @@ class ChatAnswer(ReadChoice):
 
     def _shown_by(self, delta: Delta) -> list[Logprob]:
         """The tokens that are listed with a delta."""
-        if not self._terms.wants_logprobs:
+        if not self._wants_logprobs:
             return []
         match delta:
             case Content(text):
@@ -198,7 +195,7 @@ class ChatAnswer(ReadChoice):
             case Content(text):
                 return b'{"content":%b}' % encode_json(text)
             case Thought(text):
-                return encode_json(dict.fromkeys(self._terms.reasoning_fields, text))
+                return encode_json(dict.fromkeys(self._reasoning_fields, text))
             case CallBegun(index, call_id, name):
                 head = b'{"index":%d,"id":%b,"type":"function"' % (index, encode_json(call_id))
                 return b'{"tool_calls":[%b,"function":{"name":%b,"arguments":""}}]}' % (head, encode_json(name))
@@ -234,3 +231,103 @@ def _drawn(entry: Logprob) -> DrawnLogprob:
     )
     token = entry.token
     return DrawnLogprob(token=token.text, logprob=finite(token.logprob), bytes=tuple(token.piece), top_logprobs=top)
+
+
+# ── the tokens that are listed ───────────────────────────────────────────────────────────────────
+
+_SURROGATE_HALF_FROM, _SURROGATE_HALF_BELOW = b"\xed\xa0", b"\xee"
+"""CPython's incremental decoder waits for a third byte after ED A0..BF, although no code point begins with these bytes
+(RFC 3629)."""
+
+
+class ListedTokens:
+    """The tokens of one message. Law: the bytes of all returned tokens are the bytes of the shown text. If the answer
+    was cut off, the first bytes of a character may follow.
+
+    Content is shown and a call is skipped, each in the order of the answer. Text between them (markers, and white space
+    before a call) is skipped, too. Text that no token has, such as an unknown tool's call in JSON, lists nothing.
+
+    [ shown or skipped )[ text that is not read yet, or incomplete )
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._n_begun = 0
+        """The number of bytes of the character that is not complete."""
+        self._waiting: deque[Logprob] = deque()
+        """The tokens whose text is not read to its end."""
+        self._text = ""
+        """The characters that are not read yet."""
+        self._widths: list[int] = []
+        """Their numbers of bytes."""
+        self._flags = bytearray()
+        """1 for each shown byte and 0 for each skipped one, from the first waiting token on."""
+        self._is_after_call = False
+
+    def add(self, drawn: Sequence[Logprob]) -> None:
+        """Add sampled tokens. Tokens without a text are never listed."""
+        for entry in drawn:
+            if entry.token.text:
+                self._waiting.append(entry)
+                for value in entry.token.piece:
+                    self._decode(value)
+
+    def show(self, text: str) -> list[Logprob]:
+        """Count text as shown. Returns the tokens whose text is now read to its end and was shown."""
+        # The end of a call is not known here, and its text may have the same characters.
+        at = self._text.rfind(text) if self._is_after_call else self._place_of(text)
+        self._is_after_call = False
+        return [] if at < 0 else [*self._pass(at, is_shown=False), *self._pass(len(text), is_shown=True)]
+
+    def skip(self, text: str) -> list[Logprob]:
+        """Count text as part of a call. Returns as `show`: the beginning of a token may have been shown."""
+        self._is_after_call = True
+        at = self._place_of(text)
+        return [] if at < 0 else self._pass(at + len(text), is_shown=False)
+
+    def finish(self, *, is_cut_off: bool) -> list[Logprob]:
+        """The last tokens. If only the beginning of a token is shown, the returned token is cut to it. Hidden tokens
+        are listed only if the answer was cut off in the middle of a character.
+        """
+        rest = [*self._waiting]
+        self._waiting.clear()
+        if is_cut_off and not self._text:
+            return rest
+        return [_part(entry, self._flags) for entry in rest[:1] if any(self._flags)]
+
+    def _place_of(self, text: str) -> int:
+        return 0 if self._text.startswith(text) else self._text.find(text)
+
+    def _pass(self, n_chars: int, *, is_shown: bool) -> list[Logprob]:
+        """Read characters. Returns the tokens whose text is now read to its end, without what was skipped."""
+        self._text = self._text[n_chars:]
+        self._flags += bytes([is_shown]) * sum(self._widths[:n_chars])
+        del self._widths[:n_chars]
+        found = []
+        while self._waiting and (n_bytes := len(self._waiting[0].token.piece)) <= len(self._flags):
+            entry, flags = self._waiting.popleft(), self._flags[:n_bytes]
+            del self._flags[:n_bytes]
+            if any(flags):
+                found.append(entry if all(flags) else _part(entry, flags))
+        return found
+
+    def _decode(self, value: int) -> None:
+        """Add the characters that the next byte completes."""
+        text = self._decoder.decode(bytes([value]))
+        pending, _ = self._decoder.getstate()
+        if _SURROGATE_HALF_FROM <= pending < _SURROGATE_HALF_BELOW:
+            text, pending = text + self._decoder.decode(b"", final=True), b""
+        n_bytes = self._n_begun + 1 - len(pending)
+        if text:
+            # If several characters end here, only the first may have several bytes: it began earlier and is invalid.
+            self._widths += [n_bytes - len(text) + 1, *[1] * (len(text) - 1)]
+        self._n_begun = len(pending)
+        self._text += text
+
+
+def _part(entry: Logprob, flags: bytearray) -> Logprob:
+    """The token's entry, cut to the bytes that are shown."""
+    piece = bytes(byte for byte, is_shown in zip(entry.token.piece, flags, strict=False) if is_shown)
+    text = piece.decode(errors="replace")
+    raw = None if text.encode() == piece else piece
+    return replace(entry, token=replace(entry.token, text=text, raw=raw))

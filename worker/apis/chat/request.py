@@ -11,7 +11,6 @@ import msgspec
 
 from worker.apis.chat.message import (
     ChatAnswer,
-    MessageTerms,
 )
 from worker.apis.core.answers import Allowance, Choice, Heading
 from worker.apis.core.bodies import Problems
@@ -121,13 +120,19 @@ class ChatAsked:
     def choices(self, heading: Heading) -> list[Choice]:
         """A choice for each of the n answers, in order."""
         allowance = Allowance()
-        terms = MessageTerms(
-            reading=self.generation.reading,
-            wants_logprobs=self.wants_logprobs,
-            reasoning_fields=self.reasoning_fields,
-        )
         options = self.generation.options if self.generation.is_stream else None
-        return [ChatAnswer(i, allowance, heading, options, terms) for i in range(self.generation.n)]
+        return [
+            ChatAnswer(
+                i,
+                allowance,
+                heading,
+                options,
+                self.generation.reading,
+                wants_logprobs=self.wants_logprobs,
+                reasoning_fields=self.reasoning_fields,
+            )
+            for i in range(self.generation.n)
+        ]
 
 
 def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:

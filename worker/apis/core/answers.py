@@ -1,22 +1,19 @@
 """The parts that all answers of `/v1` share: their heading, their usage, and how a job's text becomes one choice, whole
-or streamed.
-
-Owns: the counts of tokens, the limit on an answer before it is sent, the frames of a stream. Pure. `token` is called
-for every token.
-"""
+or streamed."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from worker.apis.core.errors import error_body, failure, failure_detail
+from worker.apis.core.errors import failure, failure_body
 from worker.apis.core.events import SIGN_OF_LIFE, SSE_TYPE, Dialect, EndEvent, ErrorEvent, Piece, StartedEvent
 from worker.apis.core.fields import StreamOptions
-from worker.apis.core.reading import ReadAnswer, Reading
-from worker.formats.read.parse import Delta
+from worker.apis.core.reading import Names, Reading
+from worker.formats.read.parse import Content, Delta, Thought
+from worker.wire.chat_format import ReasoningFormat
 from worker.wire.encoding import Count, doc, encode_json
 from worker.wire.jobs import Finished, Logprob, StopReason
 
@@ -66,14 +63,6 @@ class Heading:
     id: str
     created: int
     """Unix time in seconds."""
-    model: str
-    system_fingerprint: str
-
-
-class _ChunkHead(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: str
-    created: int
     model: str
     system_fingerprint: str
 
@@ -170,30 +159,60 @@ class Choice(Dialect):
         self._allowance.n_left -= n_bytes
 
 
+_THOUGHTS = ReasoningFormat(begin="<think>", end="</think>")
+"""The markers of reasoning that the model's format does not name."""
+
+
 class ReadChoice(Choice):
     """A choice whose text is read: it becomes deltas. Subclasses have the bytes of each."""
 
     def __init__(self, index: int, allowance: Allowance, reading: Reading, *, is_stream: bool) -> None:
         super().__init__(index, allowance, is_stream=is_stream)
-        self._answer = ReadAnswer(reading)
+        self._reading = reading
         self._deltas: list[Delta] = []
         """The deltas of a whole answer."""
+        self._read_anew()
 
     def rewind(self) -> None:
         super().rewind()
-        self._answer.rewind()
         self._deltas.clear()
+        self._read_anew()
+
+    def _read_anew(self) -> None:
+        self._names = Names()
+        self._reader = self._reading.reader(self._names.is_sure)
+        self._is_thinking = False
 
     def _grown(self, piece: Piece) -> bytes:
-        return self._taken(self._answer.push(piece))
+        if piece.logprobs:
+            self._names.add(piece.logprobs)
+        return self._taken(self._reader.push(piece.text, is_thought=piece.is_reasoning))
+
+    def _rest(self) -> bytes:
+        """Read the text that was held back, once all has come. Returns its bytes in a stream."""
+        assert self.finished is not None
+        reason = self.finished.reason
+        return self._taken(self._reader.finish(is_cut=reason == "MAX_TOKENS", is_stopped=reason == "STOP_SEQUENCE"))
 
     def _taken(self, deltas: Sequence[Delta]) -> bytes:
         """Return the bytes of deltas in a stream, or keep them."""
+        if self._reading.keeps_thoughts:
+            deltas = [*self._as_text(deltas)]
         if not self.is_collecting:
             return b"".join([self._event(delta) for delta in deltas])
         for delta in deltas:
             self._keep(delta)
         return b""
+
+    def _as_text(self, deltas: Sequence[Delta]) -> Iterator[Delta]:
+        """Yield the deltas with reasoning as content."""
+        marks = self._reading.form.reasoning or _THOUGHTS
+        for delta in deltas:
+            is_thought = isinstance(delta, Thought)
+            if is_thought != self._is_thinking:
+                yield Content(marks.begin if is_thought else marks.end)
+                self._is_thinking = is_thought
+            yield Content(delta.text) if isinstance(delta, Thought) else delta
 
     def _keep(self, delta: Delta) -> None:
         self._deltas.append(delta)
@@ -222,14 +241,7 @@ class Chunks:
 
 def _opening(heading: Heading, choice: Choice) -> bytes:
     """The first bytes of each of a stream's chunks, up to its choices."""
-    assert choice.kind is not None
-    head = _ChunkHead(
-        id=heading.id,
-        object=choice.kind,
-        created=heading.created,
-        model=heading.model,
-        system_fingerprint=heading.system_fingerprint,
-    )
+    head = {"id": heading.id, "object": choice.kind} | asdict(heading)
     return b"data: " + encode_json(head)[:-1] + b","
 
 
@@ -242,11 +254,6 @@ def last_chunks(heading: Heading, choices: Sequence[Choice], n: int, options: St
         return DONE
     usage = encode_json(usage_of(choices, n))
     return _opening(heading, choices[0]) + b'"choices":[],"usage":' + usage + b"}\n\n" + DONE
-
-
-def failure_body(event: ErrorEvent) -> bytes:
-    """The body of a job that failed, in OpenAI's shape."""
-    return error_body(failure_detail(event))
 
 
 def whole(
@@ -263,15 +270,7 @@ def whole(
     shape, made = choices[0].shape, [choice.made() for choice in choices]
     if shape is None:
         return 200, encode_json(made[0])
-    answer = shape(
-        id=heading.id,
-        created=heading.created,
-        model=heading.model,
-        system_fingerprint=heading.system_fingerprint,
-        choices=made,
-        usage=usage_of(choices, n),
-    )
-    return 200, encode_json(answer)
+    return 200, encode_json(shape(**asdict(heading), choices=made, usage=usage_of(choices, n)))
 
 
 def usage_of(choices: Sequence[Choice], n: int = 1) -> Usage:

@@ -142,11 +142,19 @@ def failure(event: ErrorEvent) -> Failure:
     return _GOING if event.code == "CANCELLED" and event.retriable else _FAILURES[event.code]
 
 
-def failure_detail(event: ErrorEvent) -> ErrorDetail:
-    return ErrorDetail(message=event.message, type=failure(event).type, code=event.code.lower())
+def refusal_body(error: WorkerError) -> bytes:
+    return encode_json(ApiErrorBody(error=error_detail(error)))
 
 
-def error_body(detail: ErrorDetail) -> bytes:
+def http_body(status: int, code: str, message: str) -> bytes:
+    """The body of a refusal without a WorkerError."""
+    kind: ErrorType = "not_found_error" if status == 404 else "invalid_request_error"
+    return encode_json(ApiErrorBody(error=ErrorDetail(message=message, type=kind, code=code)))
+
+
+def failure_body(event: ErrorEvent) -> bytes:
+    """The body of a job that failed."""
+    detail = ErrorDetail(message=event.message, type=failure(event).type, code=event.code.lower())
     return encode_json(ApiErrorBody(error=detail))
 
 

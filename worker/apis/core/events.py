@@ -1,7 +1,4 @@
-"""A job's events, and the interface of all forms in which clients get them.
-
-Owns: keys, their order and their descriptions in the OpenAPI document. Pure. `token` is called for every token.
-"""
+"""A job's events, and the interface of all forms in which clients get them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,9 +13,7 @@ from worker.wire.jobs import Finished, Logprob, StopReason
 EVENT_TYPES: Final = ("started", "token", "metrics", "end", "error")
 SSE_TYPE: Final = "text/event-stream"
 
-StreamCode = Literal[
-    "CANCELLED", "TIMEOUT", "VRAM_OOM", "INVALID_REQUEST", "INFERENCE_FAILED", "ENGINE_RESTARTED"
-]  # fmt: skip
+StreamCode = Literal["CANCELLED", "TIMEOUT", "VRAM_OOM", "INVALID_REQUEST", "INFERENCE_FAILED", "ENGINE_RESTARTED"]
 
 SIGN_OF_LIFE: Final = b": keep-alive\n\n"
 """A comment of server-sent events. It has a word in it, because some readers take a bare colon for a broken line."""
@@ -128,8 +123,8 @@ class Dialect(ABC):
         return False
 
     def sign_of_life(self) -> bytes:
-        """Bytes that show the client in a long silence that the job lives, and mean nothing else; b"" if there are
-        none. This is called only if they leave."""
+        """Bytes that show the client in a long silence that the job lives, and mean nothing else. This is called only
+        if they leave."""
         return b""
 
     @abstractmethod
@@ -142,7 +137,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def token(self, piece: Piece) -> bytes:
-        """Some text has come."""
+        """Some text has come. This is called for every token."""
 
     def metrics(self, event: MetricsEvent) -> bytes:  # noqa: ARG002 - only `/execute` has this event
         return b""

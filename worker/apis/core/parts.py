@@ -4,7 +4,7 @@ Owns what Responses and Messages share: where a part begins and ends. Pure. `tok
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 from worker.apis.core.answers import Allowance, ReadChoice
@@ -56,20 +56,24 @@ class Part(ABC):
 PartT = TypeVar("PartT", bound=Part)
 
 
-class Parts(Generic[PartT]):
-    """The parts of an answer; at most the last one is open."""
+class PartsChoice(ReadChoice, Generic[PartT]):
+    """The one answer of a request, as parts, of which at most the last is open. Subclasses have its first events and
+    its last ones."""
 
-    def __init__(self, new: Callable[[int, Opening], PartT]) -> None:
-        """`new` makes a part of its index and the delta that it begins with."""
-        self.all: list[PartT] = []
-        self._new = new
+    filler: Opening | None = None
+    """The only part of an answer without any begins with this."""
+
+    def __init__(self, reading: Reading, *, is_stream: bool) -> None:
+        super().__init__(0, Allowance(), reading, is_stream=is_stream)
+        self.keeps_text = True
+        self.parts: list[PartT] = []
         self._open: PartT | None = None
         self._blank = ""
         """The white space at the beginning of a text that has nothing else yet. Anthropic's clients send texts back,
         and none may be blank."""
 
     def add(self, delta: Delta) -> Iterator[Event]:
-        """Add a delta; yield its events."""
+        """Add a delta to the parts; yield its events."""
         if isinstance(delta, CallBegun):
             yield from self._begin(delta)
             return
@@ -87,55 +91,42 @@ class Parts(Generic[PartT]):
         assert self._open is not None  # a call has begun before its arguments
         yield from self._open.grown(text)
 
-    def end(self, status: PartStatus, *, drops_open: bool, filler: Opening | None = None) -> Iterator[Event]:
-        """Close the last part, or drop it; yield its events. `filler` begins the only part of an answer without any."""
-        if drops_open and self._open is not None:
-            self._open = None
-            self.all.pop()
-        if filler is not None and not self.all:
-            yield from self._begin(filler)
-        yield from self._close(status)
-
-    def cut(self) -> None:
-        """The answer has failed: the open part stays incomplete."""
-        if self._open is not None:
-            self._open.status = "incomplete"
-
-    def _begin(self, opening: Opening) -> Iterator[Event]:
-        yield from self._close()
-        self._open = self._new(len(self.all), opening)
-        self.all.append(self._open)
-        yield from self._open.begun()
-
-    def _close(self, status: PartStatus = "completed") -> Iterator[Event]:
+    def close(self, status: PartStatus = "completed") -> Iterator[Event]:
+        """Close the last part; yield its events."""
         self._blank = ""
         if self._open is not None:
             self._open.status = status
             yield from self._open.ended()
             self._open = None
 
-
-class PartsChoice(ReadChoice, Generic[PartT]):
-    """The one answer of a request, as parts. Subclasses have its first events and its last ones."""
-
-    filler: Opening | None = None
-
-    def __init__(self, reading: Reading, parts: Parts[PartT], *, is_stream: bool) -> None:
-        super().__init__(0, Allowance(), reading, is_stream=is_stream)
-        self.keeps_text = True
-        self._parts = parts
+    def _begin(self, opening: Opening) -> Iterator[Event]:
+        yield from self.close()
+        self._open = self._part(len(self.parts), opening)
+        self.parts.append(self._open)
+        yield from self._open.begun()
 
     def _event(self, delta: Delta) -> bytes:
-        return self._sent(self._parts.add(delta))
+        return self._sent(self.add(delta))
 
     def _ended(self, logprobs: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - no request has them here
-        assert self.finished is not None
-        last = self._taken(self._answer.finish(self.finished.reason))
-        is_torn = self._answer.is_unfinished
-        status: PartStatus = "incomplete" if is_torn or self.finish_reason == "length" else "completed"
-        events = [event for delta in self._deltas for event in self._parts.add(delta)]
-        events += self._parts.end(status, drops_open=is_torn and self.is_collecting, filler=self.filler)
-        return b"" if self.is_collecting else last + self._sent([*events, *self._last()])
+        rest, events = self._rest(), [*self._last_parts()]
+        return b"" if self.is_collecting else rest + self._sent([*events, *self._last()])
+
+    def _last_parts(self) -> Iterator[Event]:
+        """Make the parts of a whole answer, and close the last; yield the events."""
+        for delta in self._deltas:
+            yield from self.add(delta)
+        is_torn = self._reader.is_unfinished
+        if is_torn and self.is_collecting:
+            self._open = None
+            self.parts.pop()
+        if self.filler is not None and not self.parts:
+            yield from self._begin(self.filler)
+        yield from self.close("incomplete" if is_torn or self.finish_reason == "length" else "completed")
+
+    @abstractmethod
+    def _part(self, index: int, opening: Opening) -> PartT:
+        """A new part, and the delta that it begins with."""
 
     @abstractmethod
     def _last(self) -> Iterator[Event]:

@@ -9,18 +9,17 @@ for every token.
 """
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from worker.apis.core.answers import Heading
 from worker.apis.core.events import ErrorEvent
-from worker.apis.core.parts import Event, Opening, Part, Parts, PartsChoice
+from worker.apis.core.parts import Event, Opening, Part, PartsChoice
 from worker.apis.core.reading import Reading
 from worker.apis.core.thinking import encoded_thoughts
 from worker.apis.messages.blocks import SIGNATURE
-from worker.apis.messages.errors import error_body, failure_detail
+from worker.apis.messages.errors import failure_body
 from worker.formats.read.parse import CallBegun, Content, Thought
 from worker.wire.encoding import Count, doc
 
@@ -151,16 +150,13 @@ def _object(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {UNREADABLE: arguments}
 
 
-def blocks(*, shows_thinking: bool) -> Parts[Block]:
-    return Parts(partial(Block, shows_thinking=shows_thinking))
-
-
 class MessageAnswer(PartsChoice[Block]):
     """The one answer of a request."""
 
     def __init__(self, heading: Heading, reading: Reading, *, shows_thinking: bool, is_stream: bool) -> None:
-        super().__init__(reading, blocks(shows_thinking=shows_thinking), is_stream=is_stream)
+        super().__init__(reading, is_stream=is_stream)
         self._heading = heading
+        self._shows_thinking = shows_thinking
 
     def sign_of_life(self) -> bytes:
         return PING
@@ -170,7 +166,7 @@ class MessageAnswer(PartsChoice[Block]):
         return AnswerMessage(
             id=self._heading.id,
             model=self._heading.model,
-            content=tuple(part.block() for part in self._parts.all),
+            content=tuple(part.block() for part in self.parts),
             stop_reason=stop_reason,
             stop_sequence=stop_sequence,
             usage=self._usage,
@@ -185,7 +181,7 @@ class MessageAnswer(PartsChoice[Block]):
             return "max_tokens", self.finished.stop
         if self.finished.stop is not None:
             return "stop_sequence", self.finished.stop
-        return "tool_use" if self._answer.is_called else "end_turn", None
+        return "tool_use" if self._reader.is_called else "end_turn", None
 
     @property
     def _usage(self) -> MessageUsage:
@@ -201,6 +197,9 @@ class MessageAnswer(PartsChoice[Block]):
     def _begun(self) -> bytes:
         return self._bytes("message_start", {"message": self.made()})
 
+    def _part(self, index: int, opening: Opening) -> Block:
+        return Block(index, opening, shows_thinking=self._shows_thinking)
+
     def _last(self) -> Iterator[Event]:
         stop_reason, stop_sequence = self._stop
         delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
@@ -208,4 +207,4 @@ class MessageAnswer(PartsChoice[Block]):
         yield "message_stop", {}
 
     def _failed(self, event: ErrorEvent) -> bytes:
-        return b"event: error\ndata: " + error_body(failure_detail(event)) + b"\n\n"
+        return b"event: error\ndata: " + failure_body(event) + b"\n\n"

@@ -74,10 +74,15 @@ def _too_long(overflow: Overflow) -> str:
     return f"prompt is too long: {overflow.n_tokens} tokens > {most} maximum"
 
 
-def failure_detail(event: ErrorEvent) -> MessagesError:
-    """The error of a job that failed."""
-    return MessagesError(type=type_of(failure(event).status), message=event.message)
+def refusal_body(error: WorkerError) -> bytes:
+    return encode_json(MessagesErrorBody(error=error_detail(error)))
 
 
-def error_body(detail: MessagesError) -> bytes:
-    return encode_json(MessagesErrorBody(error=detail))
+def http_body(status: int, _code: str, message: str) -> bytes:
+    """The body of a refusal without a WorkerError."""
+    return encode_json(MessagesErrorBody(error=MessagesError(type=type_of(status), message=message)))
+
+
+def failure_body(event: ErrorEvent) -> bytes:
+    """The body of a job that failed."""
+    return http_body(failure(event).status, "", event.message)

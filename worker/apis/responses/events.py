@@ -8,6 +8,7 @@ arguments while that comes. Pure except for the ids that it draws and the time o
     response.completed | response.incomplete | response.failed
 """
 
+import json
 import re
 import secrets
 import time
@@ -20,9 +21,8 @@ import msgspec
 from msgspec import UNSET
 
 from worker.apis.core.answers import usage_of
-from worker.apis.core.errors import failure_detail
 from worker.apis.core.events import ErrorEvent, StreamCode
-from worker.apis.core.parts import Event, Opening, Part, Parts, PartsChoice
+from worker.apis.core.parts import Event, Opening, Part, PartsChoice
 from worker.apis.core.reading import Reading
 from worker.apis.core.thinking import encoded_thoughts
 from worker.apis.core.tools import TEXT_ARGUMENT, ToolUse
@@ -45,16 +45,6 @@ from worker.formats.read.parse import CallBegun, Content, Thought
 
 _CODES: dict[StreamCode, ErrorCode] = {"INVALID_REQUEST": "invalid_prompt"}
 """The codes of failures; all others are server_error."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """The form in which a request wants the reasoning."""
-
-    in_summary: bool = False
-    """True if the reasoning stands in the place of its summary."""
-    is_encoded: bool = False
-    """True if the reasoning is sent in encrypted_content, too."""
 
 
 # ── items ────────────────────────────────────────────────────────────────────────────────────────
@@ -109,9 +99,14 @@ _CUSTOM_CALL = _Form(prefix="ctc", text="response.custom_tool_call_input", membe
 class ItemPart(Part):
     """An item of the answer."""
 
-    def __init__(self, index: int, opening: Opening, use: ToolUse, shown: Shown) -> None:
+    def __init__(
+        self, index: int, opening: Opening, use: ToolUse, *, in_summary: bool = False, is_encoded: bool = False
+    ) -> None:
+        """`in_summary`: reasoning stands in the place of its summary. `is_encoded`: it is sent in encrypted_content,
+        too."""
         super().__init__(index, opening)
-        self._shown = shown
+        self._in_summary = in_summary
+        self._is_encoded = is_encoded
         self._tool = use.named(opening.name) if isinstance(opening, CallBegun) else None
         self._argument = TextArgument() if self._tool is not None and self._tool.kind == "custom" else None
         self._form = self._form_of(opening)
@@ -145,13 +140,12 @@ class ItemPart(Part):
             case Content():
                 return OutputMessage(id=self.id, status=self.status, content=parts)
             case Thought():
-                in_summary, is_encoded = self._shown.in_summary, self._shown.is_encoded and not is_new
                 return ReasoningItem(
                     id=self.id,
                     status=self.status,
-                    summary=parts if in_summary else (),
-                    content=UNSET if in_summary or is_new else parts,
-                    encrypted_content=encoded_thoughts(self.text) if is_encoded else UNSET,
+                    summary=parts if self._in_summary else (),
+                    content=UNSET if self._in_summary or is_new else parts,
+                    encrypted_content=encoded_thoughts(self.text) if self._is_encoded and not is_new else UNSET,
                 )
 
     def _call(self, call: CallBegun) -> FunctionCall | CustomToolCall:
@@ -169,7 +163,7 @@ class ItemPart(Part):
             case Content():
                 return _MESSAGE
             case Thought():
-                return _SUMMARY if self._shown.in_summary else _REASONING
+                return _SUMMARY if self._in_summary else _REASONING
             case CallBegun():
                 return _CALL if self._argument is None else _CUSTOM_CALL
 
@@ -177,19 +171,18 @@ class ItemPart(Part):
         return f"{self._form.text}.delta", {**self._at, "delta": text, **self._form.further}
 
 
-def items(use: ToolUse, shown: Shown) -> Parts[ItemPart]:
-    """The items of an answer."""
-    return Parts(partial(ItemPart, use=use, shown=shown))
-
-
 class ResponseAnswer(PartsChoice[ItemPart]):
     """The one answer of a request."""
 
     filler = Content("")
 
-    def __init__(self, resource: ResponseResource, reading: Reading, shown: Shown, *, is_stream: bool) -> None:
-        super().__init__(reading, items(reading.use, shown), is_stream=is_stream)
+    def __init__(
+        self, resource: ResponseResource, reading: Reading, *, in_summary: bool, is_encoded: bool, is_stream: bool
+    ) -> None:
+        """`in_summary` and `is_encoded`: see ItemPart."""
+        super().__init__(reading, is_stream=is_stream)
         self._resource = resource
+        self._part_of = partial(ItemPart, use=reading.use, in_summary=in_summary, is_encoded=is_encoded)
         self._n_events = 0
 
     def sign_of_life(self) -> bytes:
@@ -199,15 +192,18 @@ class ResponseAnswer(PartsChoice[ItemPart]):
     def made(self) -> ResponseResource:
         """The resource as it is now."""
         usage = None if self.finished is None else usage_in_names(usage_of([self]))
-        output = tuple(part.item() for part in self._parts.all)
+        output = tuple(part.item() for part in self.parts)
         whole = msgspec.structs.replace(self._resource, output=output, usage=usage)
         if self.failed is not None:
-            message = failure_detail(self.failed).message
-            error = ResponseFailure(code=_CODES.get(self.failed.code, "server_error"), message=message)
+            code = _CODES.get(self.failed.code, "server_error")
+            error = ResponseFailure(code=code, message=self.failed.message)
             return msgspec.structs.replace(whole, status="failed", error=error)
         if self.finish_reason == "length":
             return msgspec.structs.replace(whole, status="incomplete", incomplete_details=Incomplete())
         return msgspec.structs.replace(whole, status="completed", completed_at=int(time.time()))
+
+    def _part(self, index: int, opening: Opening) -> ItemPart:
+        return self._part_of(index, opening)
 
     def _begun(self) -> bytes:
         return self.sign_of_life()
@@ -217,7 +213,8 @@ class ResponseAnswer(PartsChoice[ItemPart]):
         yield f"response.{whole.status}", {"response": whole}
 
     def _failed(self, event: ErrorEvent) -> bytes:  # noqa: ARG002 - made() has it
-        self._parts.cut()
+        if self._open is not None:
+            self._open.status = "incomplete"
         return self._first() + self._sent([("response.failed", {"response": self.made()})])
 
     def _first(self) -> bytes:
@@ -281,13 +278,7 @@ class TextArgument:
         return text if isinstance(text, str) else arguments
 
 
-_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\(.)", re.DOTALL)
-
-
 def _decoded(units: str) -> str:
     """The text of complete characters of a JSON string; half a surrogate pair becomes U+FFFD."""
-    if "\\" not in units:
-        return units
-    text = _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else _ESCAPES.get(found[2], found[2]), units)
+    text: str = json.loads(f'"{units}"', strict=False)
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -26,7 +26,7 @@ from worker.apis.core.fields import (
 )
 from worker.apis.core.thinking import EFFORTS, thinking_of, with_idle_named
 from worker.apis.core.turns import Turns, read_turns
-from worker.apis.responses.events import ResponseAnswer, Shown
+from worker.apis.responses.events import ResponseAnswer
 from worker.apis.responses.items import read_input, tools_in
 from worker.apis.responses.offered import read_tools
 from worker.apis.responses.resource import EchoedReasoning, InputTokens, ResponseResource
@@ -122,18 +122,15 @@ class ResponseAsked:
 
     def choices(self, heading: Heading) -> list[Choice]:
         """The one answer."""
-        generation = self.generation
-        return [
-            ResponseAnswer(self._resource(heading), generation.reading, self._shown, is_stream=generation.is_stream)
-        ]
-
-    @property
-    def _shown(self) -> Shown:
         reasoning = self.request.reasoning or ReasoningSettings()
-        return Shown(
+        answer = ResponseAnswer(
+            self._resource(heading),
+            self.generation.reading,
             in_summary=reasoning.summary is not None,
             is_encoded=ENCODED in (self.request.include or ()),
+            is_stream=self.generation.is_stream,
         )
+        return [answer]
 
     def _resource(self, heading: Heading) -> ResponseResource:
         request, fields = self.request, self.generation.fields

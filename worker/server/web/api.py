@@ -99,7 +99,6 @@ class Api:
         return await self._bodies.decoded(request, lambda body: read(body, terms), payloads)
 
     def heading(self, prefix: str) -> Heading:
-        """The heading of a new answer, whose id begins with the prefix."""
         return Heading(
             id=f"{prefix}{uuid.uuid4().hex}",
             created=int(time.time()),
@@ -261,8 +260,6 @@ def _counting(
     payloads: MediaPlaces,
     count: Callable[[Tokenized], object],
 ) -> HTTPRouteHandler:
-    """A route that answers with the number of a prompt's tokens."""
-
     @post(path, status_code=200)
     async def count_tokens(request: AnyRequest) -> Response[bytes]:
         asked = await api.read(request, read, payloads)
@@ -276,7 +273,6 @@ def _counting(
 def _completions(api: Api) -> HTTPRouteHandler:
     @post("/v1/completions", status_code=200)
     async def text_completions(request: AnyRequest) -> ASGIResponse:
-        """Answer with the continuation of one text or several, complete or as a stream."""
         with counted(api.front, request, "text_completion"):
             asked = await api.read(request, read_completion)
             echoed = [await _echoed(api.front, asked, prompt) for prompt in asked.prompts]
@@ -325,7 +321,6 @@ def _token_routes(api: Api) -> list[HTTPRouteHandler]:
 
     @post("/v1/chat/completions/render", status_code=200)
     async def render_chat(request: AnyRequest) -> Response[bytes]:
-        """Answer with the tokens of the prompt that the template makes of a conversation."""
         asked = await api.read(request, read_chat, chat.PAYLOADS)
         return _body(await _rendered(api.front, asked.prompt, asked.generation), _ignored(asked.generation.ignored))
 

@@ -24,7 +24,6 @@ from worker.wire.encoding import encode_json
 
 
 def create_app(front: Front) -> Middleware:
-    """The whole HTTP side of the worker as one ASGI application."""
     handlers = described_routes(front)
     handlers += document_routes(document_of(front.settings))
     handlers += [] if front.settings.no_page else page_routes()

@@ -22,8 +22,6 @@ _MAX_SHOWN_CHARACTERS = 40
 
 
 class EncodedBody(HTTPException):
-    """The body was compressed or encoded in another way."""
-
     def __init__(self, codings: str) -> None:
         super().__init__(
             status_code=415,

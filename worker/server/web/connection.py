@@ -1,5 +1,5 @@
-"""One HTTP connection with features that uvicorn lacks: limits on waits for the client, half-close, and a close in
-stages while the client is sending.
+"""One HTTP connection with what uvicorn lacks: limits on waits for the client, half-close, and a close in stages while
+the client is sending.
 
 Each callback notes its event, which moves a request by the table `MOVES`, and ends in `_review`, which takes the wait
 for the client from the state of the request that is being answered, or that is coming.
@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
@@ -113,17 +113,6 @@ _OWED = (*_ARRIVING, RequestState.SERVED)
 """The states in which a request has no complete answer."""
 
 
-class Listener(Protocol):
-    """uvicorn's protocol, which receives the parsed parts of a request."""
-
-    url: bytes
-    headers: list[tuple[bytes, bytes]]
-
-    def on_header(self, name: bytes, value: bytes) -> None: ...
-    def on_headers_complete(self) -> None: ...
-    def on_message_complete(self) -> None: ...
-
-
 class RequestParser(HttpRequestParser):
     """httptools' parser, which ignores every offer to switch to another protocol, as RFC 9110 7.8 allows.
 
@@ -132,7 +121,7 @@ class RequestParser(HttpRequestParser):
     Upgrade lines: the listener gets the beginning and the headers twice, and their end once.
     """
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: HttpToolsProtocol) -> None:
         self._listener = listener
         self._begin()
 
@@ -399,8 +388,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._timer = self.loop.call_later(HEADERS_TIMEOUT_S, self.transport.abort)
 
     def _look_at_taking(self, n_before: int, n_vain: int) -> None:
-        """Drop the connection unless bytes are sent, however slowly. `n_vain` counts the checks since the last
-        progress."""
+        """Drop the connection unless bytes are sent, however slowly. `n_vain`: the checks since the last progress."""
         # In our buffer, or in the kernel's and unacknowledged by the client's machine.
         n_untaken = self.transport.get_write_buffer_size()
         n_untaken += _send_queue_bytes(self.transport.get_extra_info("socket"))

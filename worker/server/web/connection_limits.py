@@ -1,13 +1,7 @@
-"""All open connections, and the choice of the one to close when there are too many (docs/protocol.md#http).
+"""All open connections, and the choice of the one to close when there are too many (docs/protocol.md#http)."""
 
-Owns: the number of connections, the state of each, and the order in which they are closed. This is the state that
-all connections of a uvicorn server share.
-"""
-
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import Enum, auto
-from itertools import chain
 from typing import Protocol
 
 from uvicorn.server import ServerState
@@ -72,9 +66,7 @@ class ConnectionLimits(ServerState):
         self._max_connections = max_connections
         self._max_per_address = max_per_address
         self._states: dict[Member, ConnectionState] = {}
-        self._members: dict[ConnectionState, dict[Member, None]] = {state: {} for state in ConnectionState}
-        """The members in each state, longest first."""
-        self._n_by_address: Counter[str] = Counter()
+        """Those that have had their state for the longest time come first."""
 
     @property
     def n_members(self) -> int:
@@ -85,54 +77,46 @@ class ConnectionLimits(ServerState):
 
         If its address has too many, and all others of them have requests, it stays, because it may only ask for health.
         """
-        self._put(member, ConnectionState.SILENT)
-        if member.address is not None:
-            self._n_by_address[member.address] += 1
-            if 0 < self._max_per_address < self._n_by_address[member.address]:
-                silent = self._others(member, ConnectionState.SILENT)
-                self._drop_first(other for other in silent if other.address == member.address)
-        if self.n_members > self._max_connections:
-            self._drop_first(chain(self._others(member, *_CLOSED_IN_ORDER), [member]))
+        near = self._neighbours(member)
+        if 0 < self._max_per_address <= len(near):
+            self._drop_first(near, ConnectionState.SILENT)
+        if self.n_members < self._max_connections or self._drop_first(self._states, *_CLOSED_IN_ORDER):
+            self._states[member] = ConnectionState.SILENT
+        else:
+            member.drop()
 
     def leave(self, member: Member) -> None:
         """Remove a closed connection. Idempotent, because a dropped connection was removed earlier."""
-        if (state := self._states.pop(member, None)) is None:
-            return
-        del self._members[state][member]
-        if member.address is not None:
-            self._n_by_address[member.address] -= 1
-            if not self._n_by_address[member.address]:
-                del self._n_by_address[member.address]
+        self._states.pop(member, None)
 
     def set(self, member: Member, state: ConnectionState) -> None:
         """Set a member's state. If it is unchanged, the member keeps its place in the order."""
         if self._states.get(member, state) is not state:
-            del self._members[self._states[member]][member]
-            self._put(member, state)
+            del self._states[member]
+            self._states[member] = state
 
     @property
     def is_full(self) -> bool:
         """True if a job whose request has arrived uses a connection reserved for health, cancel and metrics."""
-        n_answering = len(self._members[ConnectionState.SERVED]) + len(self._members[ConnectionState.NOT_READING])
+        answering = (ConnectionState.SERVED, ConnectionState.NOT_READING)
+        n_answering = sum(state in answering for state in self._states.values())
         return n_answering > self._max_connections - RESERVED_CONNECTIONS
 
     def is_over_limit(self, member: Member) -> bool:
         """True if its address has requests on more connections than one address may have, including this one."""
+        asking = [other for other in self._neighbours(member) if self._states[other] is not ConnectionState.SILENT]
+        return len(asking) > self._max_per_address
+
+    def _neighbours(self, member: Member) -> list[Member]:
+        """The members with its address, if their number has a limit."""
         if not self._max_per_address or member.address is None:
-            return False
-        n_silent = sum(other.address == member.address for other in self._members[ConnectionState.SILENT])
-        return self._n_by_address[member.address] - n_silent > self._max_per_address
+            return []
+        return [other for other in self._states if other.address == member.address]
 
-    def _put(self, member: Member, state: ConnectionState) -> None:
-        self._states[member] = state
-        self._members[state][member] = None
-
-    def _others(self, member: Member, *states: ConnectionState) -> Iterator[Member]:
-        """Yield the other members in these states, in the order of the states, longest first."""
-        return (other for state in states for other in self._members[state] if other is not member)
-
-    def _drop_first(self, members: Iterable[Member]) -> None:
-        """Close the first of these, if there is one."""
-        if (first := next(iter(members), None)) is not None:
+    def _drop_first(self, members: Iterable[Member], *states: ConnectionState) -> bool:
+        """Close the first of these in the first state that one of them has. Returns False if there is none."""
+        first = next((one for state in states for one in members if self._states[one] is state), None)
+        if first is not None:
             self.leave(first)
             first.drop()
+        return first is not None

@@ -30,8 +30,6 @@ RETRY_AFTER_S = 1
 
 
 class BodyTooLarge(HTTPException):
-    """The body, or what is left of it without payloads, exceeds its limit."""
-
     def __init__(self, what: str, max_bytes: int, way_out: str) -> None:
         super().__init__(status_code=413, detail=f"{what} exceeds {max_bytes:,} bytes: {way_out}")
 
@@ -64,8 +62,6 @@ class SharedMemory:
 
 
 class LargeBodies:
-    """The large bodies that arrive or are being decoded."""
-
     def __init__(self, max_text_bytes: int, max_whole_bytes: int) -> None:
         """`max_text_bytes` limits a body without its payloads, `max_whole_bytes` one that may have some."""
         self._max_text_bytes = max_text_bytes

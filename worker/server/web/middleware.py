@@ -142,7 +142,6 @@ class Middleware:
         return Unauthorized(f"this route needs the header 'Authorization: Bearer <token>'{or_key} with the right token")
 
     def _end(self, exchange: Exchange, refusal: Refusal | None) -> None:
-        """Count and log an exchange that is over."""
         self._metrics.answered(route=exchange.route, method=exchange.method, status=exchange.status)
         if refusal is not None:
             self._metrics.refused(refusal.code)

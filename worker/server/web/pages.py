@@ -50,8 +50,6 @@ _FRESH = {"cache-control": "no-cache"}
 
 
 def page_routes() -> list[HTTPRouteHandler]:
-    """The routes of the chat and its files."""
-
     @get("/", sync_to_thread=False)
     def page() -> Response[bytes]:
         return _browsed(_file("chat/chat.html"), "text/html", {"content-security-policy": POLICY, **_FRESH})
@@ -78,8 +76,6 @@ def document_of(settings: Settings) -> bytes:
 
 
 def document_routes(document: bytes) -> list[HTTPRouteHandler]:
-    """The routes of the document, the page about it, and that page's scripts."""
-
     @get(["/openapi/openapi.json", "/openapi", "/openapi.json"], sync_to_thread=False)
     def openapi() -> Response[bytes]:
         return Response(document, headers={"content-type": "application/vnd.oai.openapi+json"})
@@ -114,5 +110,4 @@ def _browsed(body: bytes, media_type: str, headers: dict[str, str]) -> Response[
 
 @cache
 def _file(name: str) -> bytes:
-    """The file with this path in `page/`."""
     return files(__package__).joinpath("page", name).read_bytes()

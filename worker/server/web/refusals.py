@@ -13,9 +13,8 @@ from litestar import Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException
 from litestar.types import Receive, Scope, Send
 
-from worker.apis.core.answers import failure_body
+from worker.apis.core import errors as openai
 from worker.apis.core.bodies import FieldsRefused, encode_error, encode_violations
-from worker.apis.core.errors import ErrorDetail, ErrorType, error_body, error_detail
 from worker.apis.core.events import ErrorEvent
 from worker.apis.messages import errors as anthropic
 from worker.apis.pool.execute import BodyRejected
@@ -82,25 +81,8 @@ class Errors:
         return json_answer(self.refusal(known), known.http_status, _retry_after(known))
 
 
-def _openai_http_error(status: int, code: str, message: str) -> bytes:
-    kind: ErrorType = "not_found_error" if status == HTTPStatus.NOT_FOUND else "invalid_request_error"
-    return error_body(ErrorDetail(message=message, type=kind, code=code))
-
-
-def _anthropic_http_error(status: int, _code: str, message: str) -> bytes:
-    return anthropic.error_body(anthropic.MessagesError(type=anthropic.type_of(status), message=message))
-
-
-OPENAI_ERRORS = Errors(
-    refusal=lambda error: error_body(error_detail(error)),
-    http_error=_openai_http_error,
-    failure=failure_body,
-)
-ANTHROPIC_ERRORS = Errors(
-    refusal=lambda error: anthropic.error_body(anthropic.error_detail(error)),
-    http_error=_anthropic_http_error,
-    failure=lambda event: anthropic.error_body(anthropic.failure_detail(event)),
-)
+OPENAI_ERRORS = Errors(openai.refusal_body, openai.http_body, openai.failure_body)
+ANTHROPIC_ERRORS = Errors(anthropic.refusal_body, anthropic.http_body, anthropic.failure_body)
 
 
 def is_messages_path(path: str) -> bool:
@@ -141,7 +123,6 @@ def refusal_of(scope: Scope, error: Exception, route_list: str = "") -> Response
 
 
 async def send_refusal(scope: Scope, error: WorkerError, receive: Receive, send: Send) -> None:
-    """Answer a request that no route gets."""
     answer = refusal_of(scope, error).to_asgi_response(app=None, request=AnyRequest(scope))
     if isinstance(error, Unauthorized):
         answer.headers.add("www-authenticate", "Bearer")

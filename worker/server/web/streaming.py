@@ -1,8 +1,7 @@
-"""The responses that carry the output of jobs, as a stream or as one answer; and the route of `/execute`. They always
-end their jobs.
+"""The responses that carry the output of jobs, as a stream or as one answer; and the route of `/execute`.
 
 Litestar's own streams do not close their source if the client disconnects during a blocked send. These responses end
-their jobs in a `finally`, and notice a disconnect while they wait for the engine. connection.py limits every send.
+their jobs in a `finally`, and notice a disconnect while they wait for the engine.
 """
 
 import asyncio
@@ -117,36 +116,33 @@ class JobResponse(ASGIResponse):
                 await answer.to_asgi_response(app=None, request=AnyRequest(scope))(scope, receive, send)
                 return
         self.headers.update(self._headers_when_accepted())
-        if self._whole is None:
-            await self._send_events(scope, send)
-        else:
-            await self._send_whole(scope, send, self._whole)
-
-    async def _send_events(self, scope: Scope, send: Send) -> None:
-        """Take only the events from the jobs that can be sent at once, because a cancel drops the others."""
-        await connection_of(scope).wait_until_taken()  # an earlier answer on the same connection may still be unread
+        body = b""
+        if self._whole is not None:
+            while await next_chunk_of(self._jobs):
+                pass
+            self.status_code, body = self._whole()
+            self.headers["content-length"] = str(len(body))
+        await connection_of(scope).wait_until_taken()  # an earlier answer on it may still be unread
         await self.start_response(send)
+        if self._whole is None:
+            body = await self._send_events(scope, send)
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _send_events(self, scope: Scope, send: Send) -> bytes:
+        """Take only the events from the jobs that can be sent at once, because a cancel drops the others. Returns the
+        end of the stream."""
+        connection = connection_of(scope)
         living = () if self._front.settings.no_keepalive else self._jobs
         with SignsOfLife(living, asyncio.get_running_loop()) as signs:
             n_sent = 0
             while chunk := await next_chunk_of(self._jobs):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                await connection_of(scope).wait_until_taken()
+                await connection.wait_until_taken()
                 signs.sent()
                 n_sent += 1
                 if n_sent % CHUNKS_PER_TURN == 0:
                     await asyncio.sleep(0)
-        ending = self._ending() if all(job.failure is None for job in self._jobs) else b""
-        await send({"type": "http.response.body", "body": ending, "more_body": False})
-
-    async def _send_whole(self, scope: Scope, send: Send, whole: Callable[[], tuple[int, bytes]]) -> None:
-        while await next_chunk_of(self._jobs):
-            pass
-        self.status_code, body = whole()
-        self.headers["content-length"] = str(len(body))
-        await connection_of(scope).wait_until_taken()
-        await self.start_response(send)
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        return self._ending() if all(job.failure is None for job in self._jobs) else b""
 
 
 async def _departure(receive: Receive) -> None:
