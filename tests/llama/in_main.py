@@ -9,8 +9,7 @@ from worker.llama.repack import may_repack
 from worker.models.facts.info import read_info
 from worker.models.loading.places import DryRun
 from worker.models.plan.memory import plan_of
-from worker.models.plan.placement import Group
-from worker.models.plan.spread import InMain, spread
+from worker.models.plan.placement import Group, InMain, spread
 
 PLENTY = 1 << 45
 

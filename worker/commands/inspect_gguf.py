@@ -21,12 +21,10 @@ from worker.formats.render.sandbox import BrokenTemplate
 from worker.formats.render.template import ChatTemplates
 from worker.formats.tool_format import chat_format
 from worker.host import available_memory_bytes
-from worker.models.facts.info import ModelInfo, read_info
-from worker.models.plan.heads import heads_off
+from worker.models.facts.info import ModelInfo, bytes_by_type, read_info
+from worker.models.plan.abilities import drafts_off, heads_off, obstacle
 from worker.models.plan.memory import checkpoint_stride, prefix_cache_bytes, snapshot_bytes
 from worker.models.plan.placement import Placement
-from worker.models.plan.prefix_support import obstacle
-from worker.models.plan.snapshots import drafts_off
 
 _NO_LIMIT_BYTES = 2**63
 
@@ -158,7 +156,7 @@ def inspection_of(info: ModelInfo, available_bytes: int, estimate: Estimate) -> 
         vocabulary=info.vocab_size,
         tokenizer=info.tokenizer_kind,
         vocabulary_remarks=info.vocabulary_remarks,
-        has_chat_template=info.has_chat_template,
+        has_chat_template=info.chat_template is not None,
         chat_format=_chat_format(info),
         tensor_types=_tensor_types(info),
         memory=_memory(info, available_bytes, estimate),
@@ -185,7 +183,7 @@ def _tensor_types(info: ModelInfo) -> tuple[TypeRow, ...]:
     counts = Counter(tensor.type_name for tensor in info.tensors)
     return tuple(
         TypeRow(type_name, counts[type_name], n_bytes, n_bytes / max(1, info.weights_bytes))
-        for type_name, n_bytes in info.bytes_by_type
+        for type_name, n_bytes in bytes_by_type(info.tensors)
     )
 
 

@@ -22,7 +22,7 @@ from tests.gguf_files import (
     tiny_model,
 )
 from worker.errors import BadModelFile, ModelNotFound
-from worker.models.facts.info import TOKENIZER_KINDS, ModelInfo, read_info
+from worker.models.facts.info import TOKENIZER_KINDS, ModelInfo, bytes_by_type, read_info
 
 
 def refusal(path: Path) -> str:
@@ -50,10 +50,10 @@ def test_a_card_has_what_the_file_says(tmp_path: Path) -> None:
     assert (info.context_length, info.block_count, info.embedding_length) == (512, 2, 32)
     assert (info.head_counts_kv, info.key_length, info.value_length) == ((2, 2), 8, 8)
     assert (info.vocab_size, info.tokenizer_model, info.tokenizer_kind) == (8, "gpt2", "gguf-bpe")
-    assert info.has_chat_template
+    assert info.chat_template
     assert [tensor.dims for tensor in info.tensors] == [(32, 8), (32,), (32,)]
     assert info.weights_bytes == 32 * 8 * 4 + 2 * 32 * 4
-    assert info.bytes_by_type == (("F32", info.weights_bytes),)
+    assert bytes_by_type(info.tensors) == [("F32", info.weights_bytes)]
 
 
 def test_a_model_may_have_a_second_chat_template_for_tools(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_what_a_file_may_leave_out_has_defaults(tmp_path: Path) -> None:
     info = read_info(tiny_model(changes).write(tmp_path / "stem.gguf"))
     assert (info.name, info.quant_kind, info.license) == ("stem", "F32", None)
     assert info.head_counts_kv == (4, 4), "as many as attention heads"
-    assert not info.has_chat_template
+    assert info.chat_template is None
 
 
 @pytest.mark.parametrize(("file_type", "name"), [(3, "Q4_1"), (15, "Q4_K_M"), (1024 + 1, "F16"), (38, "MXFP4")])
@@ -86,7 +86,7 @@ def test_an_unknown_file_type_is_replaced_by_the_type_of_the_greatest_part(tmp_p
     large = TensorRow("blk.0.ffn_up.weight", (3200, 2), 4000, Q4_1)
     info = read_info(tiny_model({"general.file_type": 999}, [*TINY_TENSORS, large]).write(tmp_path / "m.gguf"))
     assert info.quant_kind == "Q4_1"
-    assert info.bytes_by_type[0] == ("Q4_1", 4000)
+    assert bytes_by_type(info.tensors)[0] == ("Q4_1", 4000)
 
 
 def test_heads_per_layer_may_be_an_array_with_layers_without_attention(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_the_default_model_s_card(default_model: Path) -> None:
     )
     assert (info.block_count, info.context_length, info.embedding_length) == (30, 8192, 576)
     assert (info.head_counts_kv, info.key_length, info.value_length) == ((3,) * 30, 64, 64)
-    assert info.has_chat_template
+    assert info.chat_template
     assert info.license == "apache-2.0"
     assert (info.file_bytes, len(info.tensors)) == (98362432, 272)
 

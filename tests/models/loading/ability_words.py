@@ -19,8 +19,8 @@ from worker.llama.invariance import PRODUCT_TYPES, rule_of
 from worker.llama.library import open_library
 from worker.models.loading.load import LoadedRunner, load_runner
 from worker.models.loading.places import Places
+from worker.models.plan.abilities import obstacle
 from worker.models.plan.memory import has_state
-from worker.models.plan.prefix_support import obstacle
 from worker.models.upstream.architectures import HYBRIDS_OF_SEVERAL_PARTS, OF_SEVERAL_PARTS
 
 VARIANTS = {

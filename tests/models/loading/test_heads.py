@@ -14,7 +14,7 @@ from worker.llama import heads
 from worker.llama.library import open_library
 from worker.models.facts.info import read_info
 from worker.models.loading.load import LoadedRunner, load_runner, placed
-from worker.models.plan.heads import with_heads
+from worker.models.plan.abilities import with_heads
 from worker.models.upstream.architectures import HEADS_OF_PLAIN_POSITIONS, WITH_A_HEAD
 
 KINDS = [kind for kind in made_architectures.WITH_A_HEAD if kind.architecture in WITH_A_HEAD]

@@ -25,7 +25,7 @@ from worker.llama.runner import LlamaRunner
 from worker.models.facts.info import read_info
 from worker.models.loading.load import load_model, load_runner
 from worker.models.loading.places import places_of, to_stderr
-from worker.models.plan.snapshots import MAX_SNAPSHOTS
+from worker.models.plan.abilities import MAX_SNAPSHOTS
 from worker.models.upstream.wording import FALSE_ALARM
 from worker.server.front.state import LIBRARY_LINES
 from worker.wire.encoding import encode_json

@@ -46,7 +46,6 @@ def info(trained: int = 8192, n_blocks: int = 4) -> ModelInfo:
         head_counts_kv=(2,) * n_blocks,
         key_length=64,
         value_length=64,
-        experts_used=0,
         vocab_size=1000,
         tokenizer_model="gpt2",
         license=None,

@@ -28,8 +28,7 @@ class Pair(NamedTuple):
 
 
 def placed_pair(config: Configure, draft: ModelInfo, available: list[Device], main_memory_bytes: int) -> Pair:
-    served, beside = place_pair(config, (MODEL, draft), available, main_memory_bytes, dry_run)
-    return Pair(served, beside.placement)
+    return Pair(*place_pair(config, (MODEL, draft), available, main_memory_bytes, dry_run))
 
 
 def pair(

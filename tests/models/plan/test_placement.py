@@ -15,8 +15,7 @@ from tests.models.loading.test_load import configuration
 from tests.models.plan.rehearsed import dry_run, layered, repacking
 from worker.config.engine_settings import Configure, SplitMode, SwaFull
 from worker.errors import InsufficientMemory, ModelLoadFailed
-from worker.models.facts.attention import Windows
-from worker.models.facts.info import ModelInfo
+from worker.models.facts.info import ModelInfo, Windows
 from worker.models.plan.devices import Device, Kind
 from worker.models.plan.memory import DEFAULT_UBATCH, KV_SHARE, plan_of
 from worker.models.plan.placement import (
@@ -26,12 +25,13 @@ from worker.models.plan.placement import (
     MIN_AUTO_CELLS,
     DryRun,
     Group,
+    InMain,
     Placement,
     gpu_room,
     groups_for,
     place,
+    spread,
 )
-from worker.models.plan.spread import InMain, spread
 from worker.models.upstream.numbers import CELL_STEP
 
 MIB, GIB = 2**20, 2**30

@@ -15,7 +15,6 @@ from worker.models.plan.residency import (
     DRIVERS_OWN_BYTES,
     MIN_BYTES,
     TOLERANCE,
-    Holding,
     is_resident,
     judge,
     off_plan,
@@ -208,5 +207,5 @@ def test_a_device_that_calls_all_its_memory_free_is_not_trusted() -> None:
     """ggml's CPU is such a one, and so stands here for a GPU without a memory budget."""
     cpu = choose_device("cpu", devices())
     assert memory_of(cpu).in_use_bytes == 0
-    ask = residency_on([Holding(cpu, 600)], memory_of, is_resident=True)
+    ask = residency_on([(cpu, 600)], memory_of, is_resident=True)
     assert ask() == ask() == Residency(is_resident=True, memory_bytes=600)

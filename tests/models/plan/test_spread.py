@@ -7,7 +7,7 @@ import pytest
 from tests.models.plan.rehearsed import MIB, info, layered
 from worker.models.facts.gguf import Tensor
 from worker.models.plan.buffers import Buffer, BufferSizes
-from worker.models.plan.spread import InMain, Share, spread
+from worker.models.plan.placement import InMain, Share, spread
 
 FILE = layered(n_blocks=4)
 """4210 MiB, 1000 of them an embedding."""

@@ -25,7 +25,6 @@ def defined(name: str, file: str) -> int:
     ("ours", "name", "file"),
     [
         (numbers.MAX_SEQ_IDS, "LLAMA_MAX_SEQ", "llama-cparams.h"),
-        (numbers.MAX_EXPERTS, "LLAMA_MAX_EXPERTS", "llama-hparams.h"),
         (numbers.MAX_THREADS, "GGML_MAX_N_THREADS", "ggml.h"),
         (numbers.STATE_MAGIC, "io_magic", "llama-context.cpp"),
     ],

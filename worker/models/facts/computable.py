@@ -24,40 +24,18 @@ multiplied with, and numbers of other kinds."""
 _TABLES = re.compile(r"tid2eid|d2t|ordering")
 """Tensors of whole numbers that are looked up."""
 
-_EPSILONS = (
-    "attention.layer_norm_epsilon",
-    "attention.layer_norm_rms_epsilon",
-    "attention.group_norm_epsilon",
-    "hyper_connection.epsilon",
-)
 _POSITIVE = ("rope.freq_base", "rope.freq_base_swa")
-_FINITE = (
-    "rope.scale_linear",
-    "rope.scaling.factor",
-    "rope.scaling.attn_factor",
-    "rope.scaling.yarn_log_multiplier",
-    "rope.scaling.yarn_ext_factor",
-    "rope.scaling.yarn_attn_factor",
-    "rope.scaling.yarn_beta_fast",
-    "rope.scaling.yarn_beta_slow",
-    "attention.scale",
-    "attention.output_scale",
-    "attention.value_scale",
-    "attention.clamp_kqv",
-    "attention.max_alibi_bias",
-    "attn_logit_softcapping",
-    "router_logit_softcapping",
-    "final_logit_softcapping",
-    "expert_weights_scale",
-    "logit_scale",
-    "residual_scale",
-    "embedding_scale",
-)
 
 
 def check_computable(metadata: Metadata, architecture: str, key_length: int, tensors: Iterable[Tensor]) -> None:
     """Raises: BadModelFile: what, and why llama.cpp would fail with it."""
-    _check_numbers(metadata, architecture)
+    for key, value in metadata.reals(f"{architecture}."):
+        if not math.isfinite(value):
+            raise metadata.error(f"metadata key {key!r} is {value}, must be a finite number")
+        if key.endswith("epsilon") and value < 0:
+            raise metadata.error(f"metadata key {key!r} is {value:g}, must be at least 0")
+        if key.endswith(_POSITIVE) and value <= 0:
+            raise metadata.error(f"metadata key {key!r} is {value:g}, must be more than 0")
     if key_length % 2:
         raise metadata.error(
             f"its attention heads have {key_length} numbers, must be even: a position turns pairs of numbers"
@@ -71,16 +49,3 @@ def check_computable(metadata: Metadata, architecture: str, key_length: int, ten
             raise metadata.error(
                 f"tensor {tensor.name!r} is {tensor.type_name}; llama.cpp computes with it as F32 only"
             )
-
-
-def _check_numbers(metadata: Metadata, architecture: str) -> None:
-    for name in (*_EPSILONS, *_POSITIVE, *_FINITE):
-        key = f"{architecture}.{name}"
-        value = metadata.real(key)
-        if value is None:
-            continue
-        if not math.isfinite(value):
-            raise metadata.error(f"metadata key {key!r} is {value}, must be a finite number")
-        if (name in _EPSILONS and value < 0) or (name in _POSITIVE and value <= 0):
-            least = "at least" if name in _EPSILONS else "more than"
-            raise metadata.error(f"metadata key {key!r} is {value:g}, must be {least} 0")

@@ -9,7 +9,7 @@ arrays that are read whole: everything that takes either has a limit.
 
 import mmap
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +72,9 @@ class Scalar:
     """u8 … u64, i8 … i64, f32, f64, bool or string."""
     value: float | str
 
+    def __str__(self) -> str:
+        return self.kind
+
 
 @dataclass(frozen=True, slots=True)
 class Array:
@@ -82,6 +85,9 @@ class Array:
     length: int
     numbers: tuple[float, ...] = ()
     strings: tuple[bytes, ...] = ()
+
+    def __str__(self) -> str:
+        return f"an array of {self.kind}"
 
 
 MetadataValue = Scalar | Array
@@ -102,7 +108,7 @@ class Metadata:
         return BadModelFile(f"{self.path}: {why}")
 
     def text(self, key: str) -> str | None:
-        entry = self._entry(key, "string")
+        entry = self._scalar(key, "string")
         return None if entry is None else str(entry.value)
 
     def remark(self, key: str) -> str | None:
@@ -118,7 +124,7 @@ class Metadata:
 
     def number(self, key: str, high: int, *, low: int = 1, default: int | None = None, kind: str = "u32") -> int:
         """An integer in low..high. Without a `default` the key is required."""
-        entry = self._entry(key, kind)
+        entry = self._scalar(key, kind)
         if entry is None:
             if default is None:
                 raise self.error(f"metadata key {key!r} is missing")
@@ -128,17 +134,18 @@ class Metadata:
             raise self.error(f"metadata key {key!r} is {value}, must be in {low}..{high}")
         return value
 
-    def real(self, key: str) -> float | None:
-        """A floating-point number; None where it is missing or of another type, which llama.cpp refuses if it asks."""
-        entry = self._entries.get(key)
-        return float(entry.value) if isinstance(entry, Scalar) and entry.kind == "f32" else None
+    def reals(self, prefix: str) -> Iterator[tuple[str, float]]:
+        """All floating-point numbers whose keys begin so. llama.cpp asks for some, and refuses those of other types."""
+        for key, entry in self._entries.items():
+            if key.startswith(prefix) and isinstance(entry, Scalar) and entry.kind == "f32":
+                yield key, float(entry.value)
 
     def flag(self, key: str) -> bool | None:
         """None where it is missing or of another type, which llama.cpp refuses if it asks."""
         entry = self._entries.get(key)
         return bool(entry.value) if isinstance(entry, Scalar) and entry.kind == "bool" else None
 
-    def per_layer(self, key: str, n_layers: int, high: int, default: Sequence[int] | None) -> tuple[int, ...]:
+    def per_layer(self, key: str, n_layers: int, high: int, default: Sequence[int] | None = None) -> tuple[int, ...]:
         """An integer in 0..high for each layer; the file has one for all, or an array. Required without a `default`."""
         entry = self._entries.get(key)
         if entry is None and default is not None:
@@ -163,12 +170,11 @@ class Metadata:
 
     def n_strings(self, key: str) -> int:
         """The length of a required array of strings."""
-        entry = self._entries.get(key)
-        if entry is None:
-            raise self.error(f"metadata key {key!r} is missing")
-        if not isinstance(entry, Array) or entry.kind != "string":
-            raise self.error(f"metadata key {key!r} must be an array of strings")
-        return entry.length
+        return self._strings(key).length
+
+    def strings(self, key: str) -> tuple[bytes, ...]:
+        """A required array of strings, which the reader was asked to read whole."""
+        return self._strings(key).strings
 
     def has(self, key: str) -> bool:
         return key in self._entries
@@ -179,29 +185,27 @@ class Metadata:
         if entry is None:
             return None
         if not isinstance(entry, Array) or entry.kind not in kinds:
-            found = f"an array of {entry.kind}" if isinstance(entry, Array) else entry.kind
-            raise self.error(f"metadata key {key!r} has type {found}, must be an array of {' or '.join(kinds)}")
+            raise self.error(f"metadata key {key!r} has type {entry}, must be an array of {' or '.join(kinds)}")
         return entry.length
-
-    def strings(self, key: str) -> tuple[bytes, ...]:
-        """A required array of strings, which the reader was asked to read whole."""
-        self.n_strings(key)
-        entry = self._entries[key]
-        return entry.strings if isinstance(entry, Array) else ()
 
     def whole_numbers(self, key: str) -> tuple[float, ...]:
         """An array of numbers, which the reader was asked to read whole; empty where it is missing."""
         entry = self._entries.get(key)
         return entry.numbers if isinstance(entry, Array) else ()
 
-    def _entry(self, key: str, kind: str) -> Scalar | None:
+    def _strings(self, key: str) -> Array:
         entry = self._entries.get(key)
         if entry is None:
-            return None
-        if not isinstance(entry, Scalar) or entry.kind != kind:
-            found = entry.kind if isinstance(entry, Scalar) else f"an array of {entry.kind}"
-            raise self.error(f"metadata key {key!r} has type {found}, must be {kind}")
+            raise self.error(f"metadata key {key!r} is missing")
+        if not isinstance(entry, Array) or entry.kind != "string":
+            raise self.error(f"metadata key {key!r} must be an array of strings")
         return entry
+
+    def _scalar(self, key: str, kind: str) -> Scalar | None:
+        entry = self._entries.get(key)
+        if entry is None or (isinstance(entry, Scalar) and entry.kind == kind):
+            return entry
+        raise self.error(f"metadata key {key!r} has type {entry}, must be {kind}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,17 +413,13 @@ def _read_array(cursor: _Cursor, *, is_whole: bool) -> Array:
         return Array("string", length)
     name, form = _number_form(cursor, kind)
     cursor.check_room(length, form.size)
-    if is_whole:
-        return Array(name, length, _numbers(form, cursor.raw(length * form.size)))
-    if length > MAX_KEPT_NUMBERS:
+    if not is_whole and length > MAX_KEPT_NUMBERS:
         cursor.step(length * form.size)
         return Array(name, length)
-    cursor.keep(8 * length)
-    return Array(name, length, _numbers(form, cursor.raw(length * form.size)))
-
-
-def _numbers(form: struct.Struct, raw: bytes) -> tuple[float, ...]:
-    return struct.unpack(f"<{len(raw) // form.size}{form.format[-1]}", raw)
+    if not is_whole:
+        cursor.keep(8 * length)
+    raw = cursor.raw(length * form.size)
+    return Array(name, length, struct.unpack(f"<{length}{form.format[-1]}", raw))
 
 
 def _number_form(cursor: _Cursor, kind: int) -> tuple[str, struct.Struct]:

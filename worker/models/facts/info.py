@@ -9,22 +9,14 @@ import mmap
 import re
 import stat
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from worker.errors import BadModelFile, ModelNotFound
-from worker.models.facts.attention import (
-    MAX_CONTEXT,
-    MAX_HEADS,
-    Windows,
-    cached_value_length,
-    head_counts,
-    windows_of,
-)
 from worker.models.facts.computable import check_computable
 from worker.models.facts.gguf import (
     DEFAULT_ALIGNMENT,
-    MAX_TENSORS,
     Header,
     Metadata,
     ReadAllowance,
@@ -34,19 +26,27 @@ from worker.models.facts.gguf import (
 from worker.models.facts.spelling import Gaps
 from worker.models.facts.vocabulary import WHOLE_ARRAYS, check_vocabulary
 from worker.models.upstream.architectures import (
+    ATTENTION_FREE,
     DIFFUSERS,
     DRAFTERS,
     EMBEDDERS,
     ENCODERS,
+    EXAONE_LAYERS,
+    LLAMA_LENGTH,
     NOT_COMPUTED,
     PARTS,
+    SMALLTHINKER_LENGTH,
     SPEAKERS,
+    WINDOW_PATTERNS,
+    WINDOWS_FLAGGED_IN_THE_FILE,
+    WINDOWS_OF_ALL_ATTENTION,
 )
 from worker.models.upstream.ggml_types import FILE_TYPES
-from worker.models.upstream.numbers import MAX_EXPERTS
 
 MAX_BLOCKS = 1_000
 MAX_EMBEDDING = 1 << 20
+MAX_HEADS = 1 << 16
+MAX_CONTEXT = 2**31 - 1
 MAX_PARTS = 1_000
 """Files of one model; opening each takes some 100 µs. Those of the largest models are some hundred."""
 
@@ -79,10 +79,24 @@ _PART_NAME = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _GUESSED = 1024
 """LLAMA_FTYPE_GUESSED: the flag of a file type that was not written but inferred."""
-
-
 _INPUTS = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
 """Tensors whose rows are looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The sliding windows of the layers that have one; at least one layer has."""
+
+    length: int
+    """The number of tokens that these layers look back on."""
+    in_layer: tuple[bool, ...]
+    key_length: int
+    value_length: int
+    """Numbers per head and token in the K and in the V cache of these layers."""
+
+    @property
+    def n_layers(self) -> int:
+        return sum(self.in_layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +124,6 @@ class ModelInfo:
     key_length: int
     value_length: int
     """Numbers per head and token in the K and in the V cache."""
-    experts_used: int
-    """The number of experts that compute each token, in the layer that has most; 0 if there are no experts."""
     vocab_size: int
     tokenizer_model: str
     license: str | None
@@ -125,7 +137,7 @@ class ModelInfo:
     """The number of layers at the end of `block_count` that predict the tokens after the next. llama.cpp counts them,
     but does not load them unless it is asked to."""
     loads_heads: bool = False
-    """True if these layers are to be loaded, too (models/plan/heads.py)."""
+    """True if these layers are to be loaded, too (models/plan/abilities.py)."""
     windows: Windows | None = None
     vocabulary_remarks: tuple[str, ...] = ()
     """Faults of the vocabulary with which it can still be served, a sentence each."""
@@ -136,10 +148,6 @@ class ModelInfo:
     def tokenizer_kind(self) -> str:
         """gguf-bpe, gguf-spm, gguf-wpm or gguf-ugm, else gguf- and the model's own name for it."""
         return TOKENIZER_KINDS.get(self.tokenizer_model, f"gguf-{self.tokenizer_model}")
-
-    @property
-    def has_chat_template(self) -> bool:
-        return self.chat_template is not None
 
     @property
     def weights_bytes(self) -> int:
@@ -166,11 +174,6 @@ class ModelInfo:
     def tied_bytes(self) -> int:
         """The bytes of an embedding that is the output's matrix as well."""
         return sum(tensor.n_bytes for tensor in self.layer_tensors if tensor.name.startswith(_INPUTS))
-
-    @property
-    def bytes_by_type(self) -> tuple[tuple[str, int], ...]:
-        """Each tensor type and its bytes, the type with most bytes first."""
-        return _bytes_by_type(self.tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +203,19 @@ def read_info(path: Path) -> ModelInfo:
     part_paths = _part_paths(header.metadata)
     tensors, alignment = list(header.tensors), header.alignment
     for number, part in enumerate(part_paths[1:], start=1):
-        part_header, part_bytes = _read_part(part, number, allowance)
+        part_header, part_bytes = _read_file(part, allowance)
+        split_no = part_header.metadata.number("split.no", 0xFFFF, low=0, kind="u16")
+        if split_no != number:
+            raise BadModelFile(
+                f"{part}: metadata key 'split.no' is {split_no}, must be {number} in a file of this name"
+            )
         tensors += part_header.tensors
         # Both are powers of two.
         alignment = min(alignment, part_header.alignment)
         file_bytes += part_bytes
-    _check_parts_together(header.metadata, len(part_paths), tensors)
+    for name, n_times in Counter(tensor.name for tensor in tensors).most_common(1):
+        if n_times > 1:
+            raise header.metadata.error(f"tensor {name!r} appears in {n_times} of its parts")
     return replace(_info_of(header, part_paths, file_bytes, tuple(tensors)), alignment=alignment)
 
 
@@ -266,35 +276,12 @@ def _part_paths(metadata: Metadata) -> tuple[Path, ...]:
     return parts
 
 
-def _read_part(path: Path, number: int, allowance: ReadAllowance) -> tuple[Header, int]:
-    """A part after the first; `number` counts from 0."""
-    header, file_bytes = _read_file(path, allowance)
-    split_no = header.metadata.number("split.no", 0xFFFF, low=0, kind="u16")
-    if split_no != number:
-        raise BadModelFile(f"{path}: metadata key 'split.no' is {split_no}, must be {number} in a file of this name")
-    return header, file_bytes
-
-
-def _check_parts_together(metadata: Metadata, n_parts: int, tensors: list[Tensor]) -> None:
-    if n_parts == 1:
-        return
-    declared = metadata.number("split.tensors.count", MAX_TENSORS, kind="i32")
-    if declared != len(tensors):
-        raise metadata.error(
-            f"metadata key 'split.tensors.count' is {declared}; its {n_parts} parts have {len(tensors)}"
-        )
-    (name, n_times), *_ = Counter(tensor.name for tensor in tensors).most_common(1)
-    if n_times > 1:
-        raise metadata.error(f"tensor {name!r} appears in {n_times} of its parts")
-
-
 def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors: tuple[Tensor, ...]) -> ModelInfo:
     metadata = header.metadata
     architecture = _architecture(metadata)
-    _check_generates(metadata, architecture)
     block_count = metadata.number(f"{architecture}.block_count", MAX_BLOCKS)
     embedding_length = metadata.number(f"{architecture}.embedding_length", MAX_EMBEDDING)
-    heads, heads_kv = head_counts(metadata, architecture, block_count)
+    heads, heads_kv = _head_counts(metadata, architecture, block_count)
     # llama.cpp divides by the first layer's heads; hybrid models with none there write key_length.
     head_length = embedding_length // (heads[0] or max(heads)) if any(heads) else 0
     if any(heads) and head_length == 0:
@@ -303,7 +290,9 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
     _check_embedding(metadata, tensors, embedding_length, vocab_size)
     key_length = metadata.number(f"{architecture}.attention.key_length", MAX_HEADS, default=head_length)
     check_computable(metadata, architecture, key_length, tensors)
-    value_length = cached_value_length(metadata, architecture, head_length)
+    value_length = metadata.number(f"{architecture}.attention.value_length", MAX_HEADS, default=head_length)
+    if metadata.number(f"{architecture}.attention.key_length_mla", MAX_HEADS, low=0, default=0):
+        value_length = 0  # latent attention makes V of the K cells
     vocabulary_remarks, gaps = check_vocabulary(metadata)
     chat_template, chat_template_for_tools = _chat_templates(metadata)
     n_mtp_blocks = metadata.number(f"{architecture}.nextn_predict_layers", block_count, low=0, default=0)
@@ -322,9 +311,6 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
         head_counts_kv=heads_kv,
         key_length=key_length,
         value_length=value_length,
-        experts_used=max(
-            metadata.per_layer(f"{architecture}.expert_used_count", block_count, MAX_EXPERTS, default=(0,))
-        ),
         vocab_size=vocab_size,
         tokenizer_model=metadata.required_text("tokenizer.ggml.model"),
         license=metadata.remark("general.license"),
@@ -332,31 +318,20 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
         chat_template=chat_template,
         chat_template_for_tools=chat_template_for_tools,
         n_mtp_blocks=n_mtp_blocks,
-        windows=windows_of(
-            metadata,
-            architecture,
-            heads_kv,
-            n_mtp_blocks=n_mtp_blocks,
-            key_length=key_length,
-            value_length=value_length,
-        ),
+        windows=_windows_of(metadata, architecture, heads_kv, n_mtp_blocks, (key_length, value_length)),
         vocabulary_remarks=vocabulary_remarks,
         gaps=gaps,
     )
 
 
 def _architecture(metadata: Metadata) -> str:
+    """The name. Raises: BadModelFile where llama.cpp would load it, and abort in the first step or answer nothing."""
     kind = metadata.remark("general.type")
     if kind in NO_MODELS:
         raise metadata.error(f"metadata key 'general.type' is {kind!r}: a part or a by-product of a model, not a model")
     architecture = metadata.required_text("general.architecture")
     if not re.fullmatch(r"[\w.-]{1,64}", architecture, re.ASCII):
         raise metadata.error(f"metadata key 'general.architecture' is not a name: {architecture[:64]!r}")
-    return architecture
-
-
-def _check_generates(metadata: Metadata, architecture: str) -> None:
-    """llama.cpp would load most others, and abort in the first step or answer nothing."""
     why = OTHER_SHAPES.get(architecture)
     if why is None and metadata.flag(f"{architecture}.attention.causal") is False:
         why = "its tokens look at later ones, by attention.causal"
@@ -365,6 +340,57 @@ def _check_generates(metadata: Metadata, architecture: str) -> None:
             f"its architecture is {architecture}, which cannot be served: {why}. Use a model that generates text "
             "token by token"
         )
+    return architecture
+
+
+def _head_counts(metadata: Metadata, architecture: str, n_layers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Query heads and KV heads per layer; layers without attention have 0 (hybrid models)."""
+    key, none = f"{architecture}.attention.head_count", (0,) * n_layers
+    if architecture in ATTENTION_FREE:
+        return metadata.per_layer(key, n_layers, MAX_HEADS, default=none), none
+    heads = metadata.per_layer(key, n_layers, MAX_HEADS)
+    if not any(heads):
+        raise metadata.error(f"metadata key {key!r} is 0, must be in 1..{MAX_HEADS}")
+    heads_kv = metadata.per_layer(f"{key}_kv", n_layers, MAX_HEADS, default=heads)
+    for layer, (n_heads, n_heads_kv) in enumerate(zip(heads, heads_kv, strict=True)):
+        if n_heads_kv and n_heads % n_heads_kv:
+            raise metadata.error(f"metadata key '{key}_kv': {n_heads_kv} KV heads for {n_heads} heads in layer {layer}")
+    return heads, heads_kv
+
+
+def _windows_of(
+    metadata: Metadata, architecture: str, heads_kv: tuple[int, ...], n_mtp_blocks: int, lengths: tuple[int, int]
+) -> Windows | None:
+    """None where every layer looks back on everything. `lengths`: of K and V in other layers."""
+    pattern = WINDOW_PATTERNS.get(architecture)
+    if pattern is None and architecture not in (*WINDOWS_FLAGGED_IN_THE_FILE, *WINDOWS_OF_ALL_ATTENTION):
+        return None
+    prefix, n_layers, n_main = f"{architecture}.attention", len(heads_kv), len(heads_kv) - n_mtp_blocks
+    length = metadata.number(f"{prefix}.sliding_window", MAX_CONTEXT, low=0, default=pattern.length if pattern else 0)
+    match architecture:
+        case "exaone4" if n_main != EXAONE_LAYERS:
+            length = 0
+        case "llama4" if length:
+            length = LLAMA_LENGTH
+        case "smallthinker" if length:
+            length = SMALLTHINKER_LENGTH
+    key = f"{prefix}.sliding_window_pattern"
+    in_layer: tuple[bool, ...] = ()
+    if architecture in WINDOWS_OF_ALL_ATTENTION:
+        in_layer = tuple(map(bool, heads_kv))
+    elif (flags := metadata.flags(key, n_layers)) is not None:
+        in_layer = flags
+    elif pattern is not None:
+        period = metadata.number(key, MAX_CONTEXT, low=0, default=pattern.period)
+        without = 0 if pattern.is_first else period - 1
+        in_layer = tuple(layer < n_main and (not period or layer % period != without) for layer in range(n_layers))
+    if not length or not any(in_layer):
+        return None
+    k, v = (
+        metadata.number(f"{prefix}.{name}_length_swa", MAX_HEADS, default=default)
+        for name, default in zip(("key", "value"), lengths, strict=True)
+    )
+    return Windows(length, in_layer, k, v)
 
 
 def _check_embedding(metadata: Metadata, tensors: tuple[Tensor, ...], embedding_length: int, vocab_size: int) -> None:
@@ -372,24 +398,24 @@ def _check_embedding(metadata: Metadata, tensors: tuple[Tensor, ...], embedding_
         raise metadata.error("it has no tensors: a vocabulary alone cannot be served")
     if vocab_size == 0:
         raise metadata.error("metadata key 'tokenizer.ggml.tokens' has 0 tokens, must have at least 1")
-    for tensor in tensors:
-        if tensor.name == "token_embd.weight":
-            if tensor.dims != (embedding_length, vocab_size):
-                raise metadata.error(
-                    f"tensor 'token_embd.weight' has shape {tensor.dims}; "
-                    f"embedding length and vocabulary say {(embedding_length, vocab_size)}"
-                )
-            return
-    raise metadata.error("tensor 'token_embd.weight' is missing")
+    embedding = next((tensor for tensor in tensors if tensor.name == "token_embd.weight"), None)
+    if embedding is None:
+        raise metadata.error("tensor 'token_embd.weight' is missing")
+    if embedding.dims != (embedding_length, vocab_size):
+        raise metadata.error(
+            f"tensor 'token_embd.weight' has shape {embedding.dims}; "
+            f"embedding length and vocabulary say {(embedding_length, vocab_size)}"
+        )
 
 
 def _quant_kind(metadata: Metadata, tensors: tuple[Tensor, ...]) -> str:
     file_type = metadata.number("general.file_type", 2**32 - 1, low=0, default=-1)
-    return FILE_TYPES.get(file_type & ~_GUESSED) or _bytes_by_type(tensors)[0][0]
+    return FILE_TYPES.get(file_type & ~_GUESSED) or bytes_by_type(tensors)[0][0]
 
 
-def _bytes_by_type(tensors: tuple[Tensor, ...]) -> tuple[tuple[str, int], ...]:
+def bytes_by_type(tensors: Iterable[Tensor]) -> list[tuple[str, int]]:
+    """Each tensor type and its bytes, the type with most bytes first."""
     totals: Counter[str] = Counter()
     for tensor in tensors:
         totals[tensor.type_name] += tensor.n_bytes
-    return tuple(totals.most_common())
+    return totals.most_common()

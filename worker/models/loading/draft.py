@@ -6,6 +6,7 @@ A head that cannot be had is no failure of the load: the model serves without it
 from dataclasses import dataclass, field
 from typing import Any
 
+from worker.config.engine_settings import Configure
 from worker.engine.backend import LoadedDraft
 from worker.engine.step import StepFailed
 from worker.errors import InsufficientMemory, ModelLoadFailed
@@ -14,12 +15,22 @@ from worker.llama.heads import HeadContext, ModelContext, StoredRows, check_posi
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.warm_up import row_costs_of
+from worker.models.facts.info import ModelInfo
 from worker.models.plan.buffers import BufferSizes
-from worker.models.plan.pair import Beside
+from worker.models.plan.placement import Placement
 from worker.wire.load import DraftModelFacts, HeadFacts
 
 _OWN_SIZES = ("n_ctx", "n_threads", "n_threads_batch", "type_k", "type_v", "flash_attn")
 """The head's context has these of the model's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A draft model, and its place beside the served one."""
+
+    config: Configure
+    info: ModelInfo
+    placement: Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

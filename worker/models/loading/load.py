@@ -26,9 +26,8 @@ from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
 from worker.llama.devices import memory_of
 from worker.llama.gpu_attention import attention_at, check_cache_types, check_flash
-from worker.llama.invariance import REPEATED_PRODUCTS_OFF, Rule, check_order, own_types, rule_of, type_k_of
+from worker.llama.invariance import REPEATED_PRODUCTS_OFF, check_order, own_types, rule_of, type_k_of
 from worker.llama.kernels import choose_kernels, fixed
-from worker.llama.kv import Kv
 from worker.llama.library import OnLog, build, give_back_memory, open_library
 from worker.llama.model import Model
 from worker.llama.numerics import numerics_of
@@ -40,30 +39,25 @@ from worker.llama.warm_up import Shapes, warm_up
 from worker.models.facts.info import ModelInfo, read_info
 from worker.models.loading.chat import chat_of, check_given_template, marks_of
 from worker.models.loading.contexts import context_sizes, load_weights
-from worker.models.loading.draft import Drafting, with_draft_model, with_head, without
+from worker.models.loading.draft import Beside, Drafting, with_draft_model, with_head, without
 from worker.models.loading.paging import paging
 from worker.models.loading.places import Places, places_of, to_stderr
+from worker.models.plan.abilities import drafts_off, heads_off, kept_of, with_heads
 from worker.models.plan.buffers import BufferSizes
 from worker.models.plan.devices import Backend
-from worker.models.plan.heads import heads_off, with_heads
 from worker.models.plan.memory import Plan, snapshot_bytes
-from worker.models.plan.pair import Beside, asked_of, left_in_main
-from worker.models.plan.placement import Placement
-from worker.models.plan.prefix_support import Kept, kept_of, prefix_cache_limit
-from worker.models.plan.residency import Holding, is_resident, off_plan, residency_on
-from worker.models.plan.snapshots import drafts_off
+from worker.models.plan.pair import asked_of, left_in_main
+from worker.models.plan.placement import Placement, prefix_cache_limit
+from worker.models.plan.residency import is_resident, off_plan, residency_on
 from worker.server.saved.keeper import Keeper, Keeping
 from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.encoding import encode_json
 from worker.wire.jobs import SlotId, TokenId
 from worker.wire.load import (
-    Attention,
-    Determinism,
     Drafts,
     Loaded,
     ModelFacts,
     Offload,
-    OffPlan,
 )
 from worker.wire.refusals import Violation
 
@@ -94,12 +88,21 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
     try:
         chat = chat_of(config, loaded.info, loaded.model)
         if config.must_be_invariant:
-            facts = msgspec.structs.replace(facts, determinism=_tested(config, loaded, on_progress))
+            serving = Serving(
+                chunk=shapes.chunk,
+                is_fixed=config.deterministic,
+                n_parallel=facts.parallel,
+                has_drafts=bool(shapes.row_costs),
+                context_length=facts.context_length,
+            )
+            # The load goes on at 100 percent meanwhile.
+            tested = demanded(config, runner, serving, lambda: on_progress(100))
+            facts = msgspec.structs.replace(facts, determinism=tested)
     except ModelLoadFailed:
         runner.close()
         raise
     sizes = runner.sizes + loaded.drafting.sizes
-    on_gpus = [Holding(gpu, sizes.on_device(gpu.name)) for gpu in loaded.model.devices if gpu.is_gpu]
+    on_gpus = [(gpu, sizes.on_device(gpu.name)) for gpu in loaded.model.devices if gpu.is_gpu]
     keeper = _keeper(config, loaded)
     form = chat_format(chat.for_tools, loaded.model.end_names) if isinstance(chat, ChatTemplates) else HERMES
     marks = marks_of(loaded.model, form)
@@ -119,18 +122,6 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         find=None if keeper is None else keeper.find,
         flush=None if keeper is None or config.prefix_cache_dir is None else keeper.flush,
     )
-
-
-def _tested(config: Configure, loaded: LoadedRunner, on_progress: Callable[[int], None]) -> Determinism:
-    """The load goes on at 100 percent meanwhile. Raises: ModelLoadFailed, as `demanded`."""
-    serving = Serving(
-        chunk=loaded.shapes.chunk,
-        is_fixed=config.deterministic,
-        n_parallel=loaded.facts.parallel,
-        has_drafts=bool(loaded.shapes.row_costs),
-        context_length=loaded.facts.context_length,
-    )
-    return demanded(config, loaded.runner, serving, lambda: on_progress(100))
 
 
 def _keeper(config: Configure, loaded: LoadedRunner) -> Keeper | None:
@@ -175,7 +166,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     available_bytes = available_memory_bytes()
     places = places_of(config, available_bytes)
     kernels = choose_kernels(config, info, places.kernels)
-    placement, beside = places.served, _beside(config, places)
+    placement, plan, beside = places.served, places.served.plan, _beside(config, places)
     if beside is not None:
         available_bytes = left_in_main(beside.placement, available_bytes)
     if warning := check_cache_types(config, placement.device, type_k_of(config, is_on_gpu=placement.group.is_gpu)):
@@ -183,41 +174,40 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     prefix_bytes = prefix_cache_limit(config, placement, available_bytes)
     with paging(on_progress, info.file_bytes) as progress, ExitStack() as undo:
         model = undo.enter_context(load_weights(config, info, placement, progress.hear))
-        runner, drafting = _runner_and_head(config, info, model, placement.plan)
-        check_flash(config, model.device, is_without_flash=runner.context.is_without_flash)
-        check_order(config, info, has_order=_has_order(runner), n_jobs=placement.plan.parallel)
-        found = _found(info, placement, model, runner.sizes + drafting.sizes, n_batch=runner.context.n_batch)
-        if config.require_full_offload and not found.is_resident:
+        runner, drafting = _runner_and_head(config, info, model, plan)
+        _check(config, info, runner, n_jobs=plan.parallel)
+        sizes = runner.sizes + drafting.sizes
+        offload = _offload(placement, model, sizes)
+        if config.require_full_offload and not is_resident(info, placement, model.n_offloaded, sizes):
             raise _incomplete(placement)
         wants_drafts = config.prompt_lookup != "off" or beside is not None or drafting.draft is not None
         shapes = _warmed_up(config, runner, wants_drafts=wants_drafts)
-        why_no_drafts = _drafts_off(config, info, placement.plan, runner.kv)
-        if beside is not None:
-            drafting = _load_draft(beside, runner, on_progress, why_no_drafts)
-        undo.pop_all()
-    widest_step = _widest_step(config, shapes, runner)
-    is_without_flash = runner.context.is_without_flash
-    rule = _rule(config, info, runner, placement)
-    facts = msgspec.structs.replace(
-        _facts(info, placement, found, shapes, _kept(info, placement, prefix_bytes, runner.kv, shapes)),
-        places=encode_json(places),
-        memory_bytes=found.memory_bytes + drafting.model_bytes,
-        drafts=Drafts(
-            off_because=why_no_drafts,
-            snapshots=placement.plan.n_snapshots,
-            snapshot_bytes=snapshot_bytes(placement.plan, placement.need),
+        # The context decides this, and the model info knows the words.
+        unknown = None if runner.kv.max_undone else f"llama.cpp's memory for {info.architecture} cannot be cut"
+        drafts = Drafts(
+            off_because=drafts_off(info, config, plan) or unknown,
+            snapshots=plan.n_snapshots,
+            snapshot_bytes=snapshot_bytes(plan, placement.need),
             next_token_head=drafting.head if info.n_mtp_blocks else None,
-        ),
-        draft=drafting.model,
-        amx=amx_of(model.sizes),
+        )
+        if beside is not None:
+            drafting = _load_draft(beside, runner, on_progress, drafts.off_because)
+        undo.pop_all()
+    widest_step = shapes.chunk
+    if not config.deterministic:
+        widest_step = widest_step_of(shapes.chunk, shapes.ubatch_size, can_abort=runner.can_abort)
+    facts = _facts(info, placement, runner, sizes, shapes=shapes, prefix_bytes=prefix_bytes)
+    facts = msgspec.structs.replace(
+        facts,
+        places=encode_json(places),
         kernels=kernels,
+        offload=offload,
+        drafts=drafts,
+        draft=drafting.model,
+        memory_bytes=facts.memory_bytes + drafting.model_bytes,
         step_s=shapes.chunk_s * widest_step / shapes.chunk,
-        batch_invariance=rule.invariance(config),
-        determinism=rule.determinism,
-        numerics=numerics_of(config, info, placement, model.sizes, is_without_flash=is_without_flash)
-        if config.wants_numerics
-        else None,
     )
+    facts = _determined(facts, config, info, placement, runner)
     return LoadedRunner(runner, model, info, facts, shapes, widest_step, drafting)
 
 
@@ -255,45 +245,13 @@ def _warmed_up(config: Configure, runner: LlamaRunner, *, wants_drafts: bool) ->
     )
 
 
-def _rule(config: Configure, info: ModelInfo, runner: LlamaRunner, placement: Placement) -> Rule:
-    return rule_of(
-        config,
-        info,
-        is_on_gpu=runner.model.device.is_gpu,
-        is_without_flash=runner.context.is_without_flash,
-        is_in_order=runner.kv.seq_ids.forgotten_seq_id is not None,
-        own_types=own_types(),
-        layout=layout_of if placement.weights_in_main.repacked else lambda _: None,
-    )
-
-
-def _has_order(runner: LlamaRunner) -> bool:
-    """Return whether cells are in order, or there are none on a CPU."""
-    has_cells = not runner.model.device.is_gpu and runner.sizes.of_kind("KV") > 0
-    return runner.kv.seq_ids.forgotten_seq_id is not None or not has_cells
-
-
-def _kept(info: ModelInfo, placement: Placement, limit_bytes: int, kv: Kv, shapes: Shapes) -> Kept:
-    return kept_of(
-        info,
-        placement,
-        limit_bytes,
-        can_share=kv.can_share,
-        state_bytes=kv.n_state_bytes,
-        is_copying_worthwhile=shapes.retention is None or shapes.retention.is_copying_worthwhile,
-    )
-
-
-def _drafts_off(config: Configure, info: ModelInfo, plan: Plan, kv: Kv) -> str | None:
-    """Return the reason why nothing is drafted: the context decides that, and the model info knows the words."""
-    unknown = None if kv.max_undone else f"llama.cpp's memory for {info.architecture} cannot be cut"
-    return drafts_off(info, config, plan) or unknown
-
-
-def _widest_step(config: Configure, shapes: Shapes, runner: LlamaRunner) -> int:
-    if config.deterministic:
-        return shapes.chunk
-    return widest_step_of(shapes.chunk, shapes.ubatch_size, can_abort=runner.can_abort)
+def _check(config: Configure, info: ModelInfo, runner: LlamaRunner, *, n_jobs: int) -> None:
+    """Raises: ModelLoadFailed where the context is not what was demanded."""
+    device, has_order = runner.model.device, runner.kv.seq_ids.forgotten_seq_id is not None
+    check_flash(config, device, is_without_flash=runner.context.is_without_flash)
+    # On a GPU, and without cells, there is no order to keep.
+    has_none = device.is_gpu or not runner.sizes.of_kind("KV")
+    check_order(config, info, has_order=has_order or has_none, n_jobs=n_jobs)
 
 
 def placed(config: Configure, info: ModelInfo) -> Placement:
@@ -352,65 +310,76 @@ def _incomplete(placement: Placement) -> ModelLoadFailed:
     )
 
 
-# ── facts ────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The buffers and their devices, once the context is made."""
-
-    n_vocab: int
-    is_resident: bool
-    memory_bytes: int
-    batch_size: int
-    off_plan: tuple[OffPlan, ...]
-    attention: Attention | None
-
-
-def _found(info: ModelInfo, placement: Placement, model: Model, sizes: BufferSizes, *, n_batch: int) -> _Found:
-    free_after = [memory_of(device).free_bytes for device in model.devices]
-    return _Found(
-        n_vocab=model.n_vocab,
-        is_resident=is_resident(info, placement, model.n_offloaded, sizes),
-        memory_bytes=sum(map(sizes.on_device, model.device_names)) if model.device.is_gpu else sizes.total_bytes,
-        batch_size=n_batch,
-        off_plan=off_plan(placement, sizes, free_after),
-        attention=attention_at(model.device_names if model.device.is_gpu else (), sizes),
+def _offload(placement: Placement, model: Model, sizes: BufferSizes) -> Offload:
+    """The place of the layers, now that they are there and nothing was computed yet."""
+    group = placement.group
+    return Offload(
+        gpu_layers=placement.n_gpu_layers,
+        layers_total=placement.n_layers,
+        tensor_split=group.shares if len(group.devices) > 1 else (),
+        off_plan=off_plan(placement, sizes, [memory_of(device).free_bytes for device in model.devices]),
     )
 
 
-def _facts(info: ModelInfo, placement: Placement, found: _Found, shapes: Shapes, kept: Kept) -> Loaded:
-    plan, group, device = placement.plan, placement.group, placement.device
+def _facts(
+    info: ModelInfo, placement: Placement, runner: LlamaRunner, sizes: BufferSizes, *, shapes: Shapes, prefix_bytes: int
+) -> Loaded:
+    """The facts that the model, its context and the warm-up say. `sizes`: with those of a next-token head."""
+    model, plan, device = runner.model, placement.plan, placement.device
+    kept = kept_of(
+        info,
+        plan,
+        placement.need,
+        prefix_bytes,
+        can_share=runner.kv.can_share,
+        state_bytes=runner.kv.n_state_bytes,
+        is_copying_worthwhile=shapes.retention is None or shapes.retention.is_copying_worthwhile,
+    )
     return Loaded(
         name=info.name,
         quant_kind=info.quant_kind,
         tokenizer_kind=info.tokenizer_kind,
-        vocab_size=found.n_vocab,
+        vocab_size=model.n_vocab,
         context_length=plan.context_length,
         n_cells=plan.n_cells,
         parallel=plan.parallel,
-        resident=found.is_resident,
+        resident=is_resident(info, placement, model.n_offloaded, sizes),
         backend=cast(Backend, device.backend),  # candidates() gives no other
         device_index=device.index,
-        device_name=" + ".join(one.description for one in group.devices),
+        device_name=" + ".join(one.description for one in placement.group.devices),
         memory_architecture=device.memory_architecture,
-        memory_bytes=found.memory_bytes,
+        memory_bytes=sum(map(sizes.on_device, model.device_names)) if device.is_gpu else sizes.total_bytes,
         prefill_chunk=shapes.chunk,
         row_costs=shapes.row_costs,
         switch_s=shapes.switch_s,
         padded_widths=shapes.padded_widths,
         ubatch_size=shapes.ubatch_size,
-        batch_size=found.batch_size,
+        batch_size=runner.context.n_batch,
         prefix_cache_bytes=kept.limit_bytes,
         prefix_cache_off=kept.off_because,
         checkpoint_bytes=kept.checkpoint_bytes,
         checkpoint_stride=kept.checkpoint_stride,
         swa_full=plan.swa_full if info.windows else None,
-        offload=Offload(
-            gpu_layers=placement.n_gpu_layers,
-            layers_total=placement.n_layers,
-            tensor_split=group.shares if len(group.devices) > 1 else (),
-            off_plan=found.off_plan,
-        ),
-        attention=found.attention,
+        amx=amx_of(model.sizes),
+        attention=attention_at(model.device_names if device.is_gpu else (), sizes),
+    )
+
+
+def _determined(facts: Loaded, config: Configure, info: ModelInfo, placement: Placement, runner: LlamaRunner) -> Loaded:
+    """The facts with those that say what decides the numbers."""
+    is_without_flash = runner.context.is_without_flash
+    rule = rule_of(
+        config,
+        info,
+        is_on_gpu=placement.device.is_gpu,
+        is_without_flash=is_without_flash,
+        is_in_order=runner.kv.seq_ids.forgotten_seq_id is not None,
+        own_types=own_types(),
+        layout=layout_of if placement.weights_in_main.repacked else lambda _: None,
+    )
+    numerics = None
+    if config.wants_numerics:
+        numerics = numerics_of(config, info, placement, runner.model.sizes, is_without_flash=is_without_flash)
+    return msgspec.structs.replace(
+        facts, batch_invariance=rule.invariance(config), determinism=rule.determinism, numerics=numerics
     )

@@ -35,9 +35,9 @@ from worker.llama.seq_ids import seq_ids_of
 from worker.models.facts.info import ModelInfo, read_info
 from worker.models.loading.contexts import context_sizes, split_of
 from worker.models.loading.draft import bare_contexts
+from worker.models.plan.abilities import with_heads
 from worker.models.plan.buffers import Buffer, BufferSizes
 from worker.models.plan.devices import Device
-from worker.models.plan.heads import with_heads
 from worker.models.plan.memory import Need, Plan
 from worker.models.plan.pair import place_pair
 from worker.models.plan.placement import Group, Placement, place, trials_of
@@ -75,16 +75,14 @@ class _Asked(msgspec.Struct, frozen=True):
 _asked_decoder = msgspec.msgpack.Decoder(_Asked, dec_hook=lambda kind, text: kind(text))  # paths
 
 
-class _Refused(msgspec.Struct, frozen=True):
-    message: str
+class _Answer(msgspec.Struct, frozen=True):
+    """The places, or what an InsufficientMemory or another StartupError says; without bytes it is another one."""
+
+    places: Places | None = None
+    refusal: str = ""
     needed_bytes: int = 0
     available_bytes: int = 0
     device: str = ""
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    places: Places | None = None
-    refused: _Refused | None = None
 
 
 def places_of(config: Configure, available_bytes: int, *, is_estimate: bool = False) -> Places:
@@ -98,19 +96,17 @@ def places_of(config: Configure, available_bytes: int, *, is_estimate: bool = Fa
     answer, said = _dry_run(_Asked(config, available_bytes, is_estimate))
     if answer.places is not None:
         return _found_again(answer.places, devices())
-    assert answer.refused is not None
-    refused = answer.refused
-    if not refused.needed_bytes:
-        if not is_estimate:
-            sys.stderr.write(said)
-            sys.stderr.flush()
-        raise ModelLoadFailed(refused.message)
-    raise InsufficientMemory(
-        refused.message,
-        needed_bytes=refused.needed_bytes,
-        available_bytes=refused.available_bytes,
-        device=refused.device,
-    )
+    if answer.needed_bytes:
+        raise InsufficientMemory(
+            answer.refusal,
+            needed_bytes=answer.needed_bytes,
+            available_bytes=answer.available_bytes,
+            device=answer.device,
+        )
+    if not is_estimate:
+        sys.stderr.write(said)
+        sys.stderr.flush()
+    raise ModelLoadFailed(answer.refusal)
 
 
 def _dry_run(asked: _Asked) -> tuple[_Answer, str]:
@@ -119,19 +115,21 @@ def _dry_run(asked: _Asked) -> tuple[_Answer, str]:
     Raises: ModelLoadFailed where the library ends the process, with its last line.
     """
     command = [sys.executable, "-P", "-m", __name__]
+    path = asked.config.model_path
     try:
         child = subprocess.run(
             command, input=encode_messagepack(asked), capture_output=True, timeout=MAX_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise ModelLoadFailed(f"{asked.config.model_path}: llama.cpp has not read it within {MAX_S:.0f} s") from None
+        raise ModelLoadFailed(f"{path}: llama.cpp has not read it within {MAX_S:.0f} s") from None
+    said = child.stderr.decode(errors="replace")
     if child.returncode == 0:
-        return msgspec.json.decode(child.stdout, type=_Answer), child.stderr.decode(errors="replace")
-    said = child.stderr.decode(errors="replace").splitlines()
+        return msgspec.json.decode(child.stdout, type=_Answer), said
+    lines = said.splitlines()
     if child.returncode > 0:
-        raise ModelLoadFailed(f"the memory of {asked.config.model_path} cannot be planned: {said[-1] if said else ''}")
-    words = _last_words(said) or f"it was ended by {signal.Signals(-child.returncode).name}"
-    raise ModelLoadFailed(f"{asked.config.model_path}: llama.cpp cannot compute with this model: {words}")
+        raise ModelLoadFailed(f"the memory of {path} cannot be planned: {lines[-1] if lines else ''}")
+    words = _last_words(lines) or f"it was ended by {signal.Signals(-child.returncode).name}"
+    raise ModelLoadFailed(f"{path}: llama.cpp cannot compute with this model: {words}")
 
 
 def _last_words(said: Seq[str]) -> str:
@@ -290,21 +288,18 @@ def plan_here(config: Configure, available_bytes: int, *, is_estimate: bool = Fa
         return Places(kernels, trial.estimate())
     if config.draft is None:
         return Places(kernels, place(config, info, devices(), available_bytes, dry_run))
-    served, beside = place_pair(config, (infos[0], infos[1]), devices(), available_bytes, dry_run)
-    return Places(kernels, served, beside.placement)
+    return Places(kernels, *place_pair(config, (infos[0], infos[1]), devices(), available_bytes, dry_run))
 
 
 def main() -> None:
     open_library(to_stderr)
     asked = _asked_decoder.decode(sys.stdin.buffer.read())
     try:
-        places = plan_here(asked.config, asked.available_bytes, is_estimate=asked.is_estimate)
-        answer = _Answer(places)
+        answer = _Answer(plan_here(asked.config, asked.available_bytes, is_estimate=asked.is_estimate))
     except InsufficientMemory as error:
-        sizes = error.needed_bytes, error.available_bytes
-        answer = _Answer(refused=_Refused(str(error), *sizes, error.device or ""))
+        answer = _Answer(None, str(error), error.needed_bytes, error.available_bytes, error.device or "")
     except StartupError as error:
-        answer = _Answer(refused=_Refused(str(error)))
+        answer = _Answer(None, str(error))
     sys.stdout.buffer.write(encode_json(answer))
 
 

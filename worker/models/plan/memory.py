@@ -75,7 +75,7 @@ class Plan:
     ubatch_size: int = DEFAULT_UBATCH
     """The tokens of a micro-batch."""
     n_snapshots: int = 0
-    """The earlier recurrent states that each sequence id has beside its last one (models/plan/snapshots.py)."""
+    """The earlier recurrent states that each sequence id has beside its last one (models/plan/abilities.py)."""
 
     @property
     def context_length(self) -> int:
@@ -150,20 +150,20 @@ def most_useful_cells(config: Configure, info: ModelInfo) -> int:
     return max(CELL_STEP, most // CELL_STEP * CELL_STEP)
 
 
-def largest(most: int, suits: Callable[[int], bool]) -> int:
-    """The largest number that suits: `most`, or a multiple of CELL_STEP below it; 0 where none does. What suits, suits
-    if smaller.
+def largest(most: int, suits: Callable[[int], bool], *, step: int = CELL_STEP) -> int:
+    """The largest number that suits: `most`, or a multiple of `step` below it; 0 where none does. What suits, suits if
+    smaller.
     """
     if suits(most):
         return most
-    fitting, failing = 0, -(-most // CELL_STEP)
+    fitting, failing = 0, -(-most // step)
     while failing - fitting > 1:
         middle = (fitting + failing) // 2
-        if suits(middle * CELL_STEP):
+        if suits(middle * step):
             fitting = middle
         else:
             failing = middle
-    return fitting * CELL_STEP
+    return fitting * step
 
 
 def _slots(config: Configure) -> int:

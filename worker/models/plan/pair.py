@@ -1,7 +1,7 @@
 """Places for a served model and the draft model beside it: how the two share memory."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from worker.config.engine_settings import Configure
 from worker.errors import InsufficientMemory, ModelLoadFailed
@@ -10,16 +10,6 @@ from worker.models.plan.devices import Device
 from worker.models.plan.memory import DEFAULT_PARALLEL, has_state, most_useful_cells
 from worker.models.plan.placement import HOST_SHARE, DryRun, Placement, place
 from worker.models.upstream.numbers import CELL_STEP, MAX_SEQ_IDS
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """A draft model, and its place beside the served one."""
-
-    config: Configure
-    info: ModelInfo
-    placement: Placement
-
 
 MAX_PARALLEL_WITH_STATE = (MAX_SEQ_IDS - 1) // 2
 """Two slots for each job, and a sequence id that copies cells."""
@@ -53,13 +43,12 @@ def place_pair(
     available: Seq[Device],
     main_memory_bytes: int,
     dry_run: DryRun,
-) -> tuple[Placement, Beside]:
+) -> tuple[Placement, Placement]:
     """Places for the served model and its draft model, in the order of their `infos`, so that both fit.
 
     The draft model has as many cells as the served one or, where memory is scarce, at least a half, a quarter, ... of
     them: it drafts for fewer jobs then. Raises: InsufficientMemory, ModelLoadFailed, as `place`.
     """
-    assert config.draft is not None
     served_info, draft_info = infos
     if has_state(draft_info) and config.parallel > MAX_PARALLEL_WITH_STATE:
         raise ModelLoadFailed(
@@ -67,13 +56,13 @@ def place_pair(
             "give --parallel that number or less, or a draft model with attention alone"
         )
 
-    def beside(n_cells: int, parallel: int) -> Beside:
+    def beside(n_cells: int, parallel: int) -> Placement:
         own = asked_of(config, draft_info, n_cells, parallel)
-        return Beside(own, draft_info, place(own, draft_info, available, main_memory_bytes, dry_run))
+        return place(own, draft_info, available, main_memory_bytes, dry_run)
 
     n_cells = most_useful_cells(config, served_info)
     while True:
-        draft = beside(n_cells, config.parallel).placement
+        draft = beside(n_cells, config.parallel)
         is_least = n_cells <= CELL_STEP
         n_served = 0
         try:
@@ -84,7 +73,14 @@ def place_pair(
                 return served, beside(n_cells, served.plan.parallel)
         except InsufficientMemory as error:
             if is_least:
-                raise _with_draft(error, draft) from None
+                n_bytes = draft.host.total_bytes + sum(part.total_bytes for part in draft.gpus)
+                raise InsufficientMemory(
+                    f"{error}; the draft model also needs {n_bytes / 2**20:.0f} MiB: remove --draft-model, or use a "
+                    "smaller one",
+                    needed_bytes=error.needed_bytes,
+                    available_bytes=error.available_bytes,
+                    device=error.device,
+                ) from None
         n_cells = max(CELL_STEP, n_cells // 2 // CELL_STEP * CELL_STEP, n_served)
 
 
@@ -99,13 +95,3 @@ def left_beside(placement: Placement, available: Seq[Device]) -> list[Device]:
 def left_in_main(placement: Placement, main_memory_bytes: int) -> int:
     """Main memory of which the planned share is what a placement leaves of it."""
     return max(0, main_memory_bytes - int(placement.main_memory.total_bytes / HOST_SHARE))
-
-
-def _with_draft(error: InsufficientMemory, draft: Placement) -> InsufficientMemory:
-    n_bytes = draft.host.total_bytes + sum(part.total_bytes for part in draft.gpus)
-    return InsufficientMemory(
-        f"{error}; the draft model also needs {n_bytes / 2**20:.0f} MiB: remove --draft-model, or use a smaller one",
-        needed_bytes=error.needed_bytes,
-        available_bytes=error.available_bytes,
-        device=error.device,
-    )

@@ -1,21 +1,31 @@
 """The place of a model: its device or devices, how many of its layers are on each, and the plan that has room there.
 
-Owns the meaning of `--device auto`, `--gpu-layers` and `--split-mode`, and the refusal when there is too little room.
-Decides from model infos, from devices as they describe themselves, and from what the library's dry run says that a plan
-takes; calls no library.
+Owns the meaning of `--device auto`, `--gpu-layers` and `--split-mode`, the sums of each place, and the refusal when
+there is too little room. Decides from model infos, from devices as they describe themselves, and from what the
+library's dry run says that a plan takes; calls no library.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from worker.config.engine_settings import Configure, SwaFull
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.models.facts.info import ModelInfo
+from worker.models.plan.abilities import with_snapshots
+from worker.models.plan.buffers import Buffer, BufferSizes
 from worker.models.plan.devices import Device, candidates
-from worker.models.plan.memory import KV_SHARE, WIDER_UBATCHES, Need, Plan, largest, most_useful_cells, plan_of
-from worker.models.plan.snapshots import with_snapshots
-from worker.models.plan.spread import InMain, Share, spread
+from worker.models.plan.memory import (
+    KV_SHARE,
+    WIDER_UBATCHES,
+    Need,
+    Plan,
+    largest,
+    most_useful_cells,
+    plan_of,
+    prefix_cache_bytes,
+)
 from worker.models.upstream.numbers import CELL_STEP
 
 HOST_SHARE = 0.9
@@ -28,6 +38,57 @@ they compute. A GiB is what llama.cpp's own fitting leaves."""
 
 MIN_AUTO_CELLS = 4096
 """The default context is not cut further for the sake of layers on a GPU, as in llama.cpp's own fitting."""
+
+MAX_SHARE_TWICE = 0.1
+"""The largest share of the weights that may be in main memory twice. A mapped file is there as a whole, and repacked
+weights are there a second time. If these are more than this share, the file is read and not mapped."""
+
+MAPPED_ALIGNMENT = 32
+"""TENSOR_ALIGNMENT (ggml-impl.h): ggml ends the process where a mapping's first weight begins elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The bytes in one place."""
+
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    compute_bytes: int = 0
+    """The compute buffers, with the logits that are kept to be read."""
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes + self.compute_bytes
+
+    def __add__(self, other: "Share") -> "Share":
+        return Share(
+            self.weights_bytes + other.weights_bytes,
+            self.kv_bytes + other.kv_bytes,
+            self.compute_bytes + other.compute_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InMain:
+    """Weights in main memory, in bytes."""
+
+    as_in_file: int = 0
+    """Weights that are computed with as the file has them."""
+    repacked: int = 0
+    """Weights that are laid out anew."""
+    left_in_file: int = 0
+    """The bytes of the repacked weights in the file, if nothing else needs them."""
+    can_be_mapped: bool = True
+
+    @property
+    def is_mapped(self) -> bool:
+        """True if the file should be mapped: all workers then share its pages, and the system can reclaim them."""
+        return self.can_be_mapped and self.left_in_file <= MAX_SHARE_TWICE * (self.as_in_file + self.repacked)
+
+    @property
+    def total_bytes(self) -> int:
+        """A mapping reaches from its first weight to its last, and has been read through when the model is loaded."""
+        return self.as_in_file + self.repacked + (self.left_in_file if self.is_mapped else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +129,11 @@ class Placement:
         """Every layer is on the devices that were chosen."""
         return not self.group.is_gpu or self.n_gpu_layers == self.n_layers
 
-    def serves_as(self, other: "Placement") -> bool:
-        """True if both plans offer the same cells, slots and layers."""
-        mine, theirs = self.plan, other.plan
-        return (
-            self.group == other.group
-            and (mine.n_cells, mine.parallel) == (theirs.n_cells, theirs.parallel)
-            and self.n_gpu_layers == other.n_gpu_layers
-        )
-
     @property
     def main_memory(self) -> Share:
         """All that lies there, with what is on GPUs that have no memory of their own."""
-        shared = (
-            part
-            for device, part in zip(self.group.devices, self.gpus, strict=False)
-            if device.memory_architecture != "vram-only"
-        )
-        return sum(shared, self.host)
-
-
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    """A place with too little room."""
-
-    place: str
-    part: Share
-    available_bytes: int
+        both = zip(self.group.devices, self.gpus, strict=False)
+        return sum((part for device, part in both if device.memory_architecture != "vram-only"), self.host)
 
 
 DryRun = Callable[[Configure, ModelInfo, Group, int, Plan], Need]
@@ -114,7 +153,10 @@ def place(
 
     def placed(swa_full: SwaFull) -> Placement:
         wish = replace(config, swa_full=swa_full)
-        return _place(trials_of(wish, info, available, main_memory_bytes, dry_run), config)
+        return _place(trials_of(wish, info, available, main_memory_bytes, dry_run), config, info.block_count + 1)
+
+    def offered(by: Placement) -> tuple[Group, int, int, int]:
+        return by.group, by.n_gpu_layers, by.plan.n_cells, by.plan.parallel
 
     if info.windows is None or config.swa_full != "auto":
         return placed(config.swa_full)
@@ -123,7 +165,7 @@ def place(
         full = placed("on")
     except InsufficientMemory:
         return small
-    return full if full.serves_as(small) else small
+    return full if offered(full) == offered(small) else small
 
 
 def trials_of(
@@ -133,9 +175,20 @@ def trials_of(
     return [Trial(config, info, group, main_memory_bytes, dry_run) for group in groups_for(config, available)]
 
 
-def _place(trials: Seq["Trial"], config: Configure) -> Placement:
+def prefix_cache_limit(config: Configure, placement: Placement, available_bytes: int) -> int:
+    """Return how many bytes finished jobs' cells may take, of the `available_bytes` of main memory before the load.
+
+    Raises: InsufficientMemory for more than the placement leaves. A successor's limit was checked, as its plan was.
+    """
+    if config.predecessor is not None:
+        return config.predecessor.prefix_cache_bytes
+    left_bytes = int(available_bytes * HOST_SHARE) - placement.main_memory.total_bytes
+    return prefix_cache_bytes(config.prefix_cache_bytes, placement.plan, placement.need, left_bytes)
+
+
+def _place(trials: Seq["Trial"], config: Configure, n_layers: int) -> Placement:
     on_gpus = [trial for trial in trials if trial.group.is_gpu]
-    _check_wishes(config, on_gpus)
+    _check_wishes(config, n_layers, has_gpus=bool(on_gpus))
     for trial in on_gpus:
         if found := trial.whole(MIN_AUTO_CELLS if trial.may_be_partial else CELL_STEP):
             return found
@@ -150,7 +203,7 @@ def _place(trials: Seq["Trial"], config: Configure) -> Placement:
     raise trials[-1].refusal()
 
 
-def _check_wishes(config: Configure, on_gpus: Seq["Trial"]) -> None:
+def _check_wishes(config: Configure, n_layers: int, *, has_gpus: bool) -> None:
     """Raises: ModelLoadFailed where a flag asks for GPUs and there are none, or for less than another flag demands.
 
     Without this the CPU would serve, and the flag would say what is not so.
@@ -161,14 +214,17 @@ def _check_wishes(config: Configure, on_gpus: Seq["Trial"]) -> None:
         f"--gpu-layers {layers}": config.wants_layers and is_auto,
         f"--split-mode {config.split_mode}": config.split_mode != "none",
     }
-    for flag, is_wished in wishes.items():
-        if is_wished and not on_gpus:
-            raise ModelLoadFailed(
-                f"{flag}, but no GPU was found to put the model on; `llorch-worker devices` explains why; "
-                f"remove {flag.split()[0]} to serve from the CPU"
-            )
-    for trial in on_gpus:
-        trial.check_full_offload()
+    wished = next((flag for flag, is_wished in wishes.items() if is_wished), None)
+    if wished is not None and not has_gpus:
+        raise ModelLoadFailed(
+            f"{wished}, but no GPU was found to put the model on; `llorch-worker devices` explains why; "
+            f"remove {wished.split()[0]} to serve from the CPU"
+        )
+    if has_gpus and config.require_full_offload and layers.isdecimal() and int(layers) < n_layers:
+        raise ModelLoadFailed(
+            f"--gpu-layers {layers} leaves {n_layers - int(layers)} of {n_layers} layers off the device, and "
+            "--require-full-offload forbids that; use --gpu-layers all"
+        )
 
 
 def groups_for(config: Configure, available: Seq[Device]) -> list[Group]:
@@ -184,25 +240,18 @@ def groups_for(config: Configure, available: Seq[Device]) -> list[Group]:
     backends = list(dict.fromkeys(device.backend for device in found if device.is_gpu))
     if config.main_gpu is not None or config.shares:
         # Who counts the GPUs means those of one backend, and means GPUs.
-        return [_gpu_group(config, _gpus_of(_first_of(backends, config), available))]
-    groups = [_gpu_group(config, _gpus_of(backend, available)) for backend in backends]
+        if not backends and config.main_gpu is not None:
+            raise ModelLoadFailed(f"--main-gpu {config.main_gpu} does not exist: no GPU was found")
+        if not backends:
+            raise ModelLoadFailed("--tensor-split needs GPUs, but no GPU was found")
+        return [_gpu_group(config, backends[0], available)]
+    groups = [_gpu_group(config, backend, available) for backend in backends]
     return [*groups, *(Group((device,), ()) for device in found if not device.is_gpu)]
 
 
-def _gpus_of(backend: str, available: Seq[Device]) -> list[Device]:
-    return [device for device in available if device.is_gpu and device.backend == backend]
-
-
-def _first_of(backends: Seq[str], config: Configure) -> str:
-    if backends:
-        return backends[0]
-    if config.main_gpu is not None:
-        raise ModelLoadFailed(f"--main-gpu {config.main_gpu} does not exist: no GPU was found")
-    raise ModelLoadFailed("--tensor-split needs GPUs, but no GPU was found")
-
-
-def _gpu_group(config: Configure, gpus: Seq[Device]) -> Group:
+def _gpu_group(config: Configure, backend: str, available: Seq[Device]) -> Group:
     """All GPUs of one backend, or the main one of them. llama.cpp's own shares are their free memory, too."""
+    gpus = [device for device in available if device.is_gpu and device.backend == backend]
     names = ", ".join(gpu.name for gpu in gpus)
     if config.split_mode == "none":
         assert config.main_gpu is not None
@@ -218,6 +267,14 @@ def _gpu_group(config: Configure, gpus: Seq[Device]) -> Group:
     return Group(tuple(gpus), shares)
 
 
+class Shortage(NamedTuple):
+    """A place with too little room."""
+
+    place: str
+    part: Share
+    available_bytes: int
+
+
 class Trial:
     """One group of devices, and what there is room for on it."""
 
@@ -225,60 +282,52 @@ class Trial:
         self, config: Configure, info: ModelInfo, group: Group, main_memory_bytes: int, dry_run: DryRun
     ) -> None:
         self.group = group
+        self.may_be_partial = group.is_gpu and config.gpu_layers == "auto" and not config.require_full_offload
+        """True if this room may choose how many layers are on the GPU."""
         self._config, self._info, self._dry_run = config, info, dry_run
         self._n_layers = info.block_count + 1
         self._free_bytes = sum(device.free_bytes for device in group.devices) if group.is_gpu else main_memory_bytes
         self._main_room = int(main_memory_bytes * HOST_SHARE)
-
-    @property
-    def may_be_partial(self) -> bool:
-        """True if this room may choose how many layers are on the GPU."""
-        return self.group.is_gpu and self._config.gpu_layers == "auto" and not self._config.require_full_offload
+        if not group.is_gpu:
+            self._n_asked = 0
+        elif config.require_full_offload or config.gpu_layers in ("all", "auto"):
+            self._n_asked = self._n_layers
+        else:
+            self._n_asked = min(int(config.gpu_layers), self._n_layers)
 
     def whole(self, min_cells: int) -> Placement | None:
         """The plan with the asked layers, where there is room for them; without a number, with all of them. Cells that
         were not asked for are as many as fit, and not fewer than `min_cells` of those that are wanted.
         """
-        n_gpu_layers = self._asked_layers()
-        wanted = self._wanted_cells(n_gpu_layers)
-        n_cells = self._max_cells(wanted, n_gpu_layers)
+        wanted = self._wanted_cells()
+        n_cells = self._max_cells(wanted)
         if n_cells < (wanted if self._config.ctx_size else min(min_cells, wanted)):
             return None
-        wide = self._widened(self._plan_of(n_cells), n_gpu_layers)
-        return self._placement(self._with_snapshots(wide, n_gpu_layers), n_gpu_layers)
+        return self._with_snapshots(self._widened(self._plan_of(n_cells)), self._n_asked)
 
     def most_layers(self) -> Placement | None:
         """The plan with as many layers as there is room for; None for none."""
-        wanted = self._wanted_cells(self._asked_layers())
+        wanted = self._wanted_cells()
         plan = self._plan_of(wanted if self._config.ctx_size else min(MIN_AUTO_CELLS, wanted))
         n_gpu_layers = self._most_layers(plan, self._n_layers)
-        return self._placement(self._with_snapshots(plan, n_gpu_layers), n_gpu_layers) if n_gpu_layers else None
+        return self._with_snapshots(plan, n_gpu_layers) if n_gpu_layers else None
 
     def estimate(self) -> Placement:
         """The plan with the asked layers and the wanted cells, whether or not there is room for it."""
-        n_gpu_layers = self._asked_layers()
-        plan = self._plan_of(self._wanted_cells(n_gpu_layers))
-        need = self._need(plan, n_gpu_layers)
-        return self._placement(with_snapshots(self._info, self._config, plan, need, lambda _: True), n_gpu_layers)
-
-    def check_full_offload(self) -> None:
-        """Raises: ModelLoadFailed where a number of layers contradicts --require-full-offload."""
-        asked, n_layers = self._config.gpu_layers, self._n_layers
-        if self._config.require_full_offload and asked.isdecimal() and int(asked) < n_layers:
-            raise ModelLoadFailed(
-                f"--gpu-layers {asked} leaves {n_layers - int(asked)} of {n_layers} layers off the device, and "
-                "--require-full-offload forbids that; use --gpu-layers all"
-            )
+        return self._with_snapshots(self._plan_of(self._wanted_cells()), self._n_asked, is_room_counted=False)
 
     def refusal(self) -> InsufficientMemory:
         """Return the error that says what is missing for the asked layers and the asked or else the smallest context,
         and what would fit.
         """
-        n_gpu_layers = self._asked_layers()
         plan = self._plan_of(self._config.ctx_size or CELL_STEP)
-        lacking = self._shortage(plan, n_gpu_layers)
+        lacking = self._shortage(self._placement(plan, self._n_asked))
         assert lacking is not None, "there was no room"
-        advice = self._advice(plan, n_gpu_layers)
+        n_cells = self._max_cells(plan.n_cells)
+        n_fitting = 0 if self._config.require_full_offload else self._most_layers(plan, self._n_asked)
+        fits = [f"the largest --gpu-layers that fits is {n_fitting}"] * bool(n_fitting)
+        fits += [f"the largest --ctx-size that fits is {n_cells}"] * bool(n_cells)
+        advice = " and ".join(fits) or "no context fits: free memory, or choose a smaller model or --ubatch-size"
         return InsufficientMemory(
             f"not enough memory on {lacking.place}: {_mib(lacking.part.total_bytes)} needed "
             f"(weights {_mib(lacking.part.weights_bytes)}, KV cache of {plan.n_cells} cells "
@@ -289,28 +338,10 @@ class Trial:
             device=lacking.place,
         )
 
-    def _advice(self, plan: Plan, n_gpu_layers: int) -> str:
-        n_cells = self._max_cells(plan.n_cells, n_gpu_layers)
-        n_fitting = 0
-        if not self._config.require_full_offload:
-            n_fitting = self._most_layers(plan, n_gpu_layers)
-        fits = [f"the largest --gpu-layers that fits is {n_fitting}"] * bool(n_fitting)
-        fits += [f"the largest --ctx-size that fits is {n_cells}"] * bool(n_cells)
-        return " and ".join(fits) or "no context fits: free memory, or choose a smaller model or --ubatch-size"
-
-    # ── numbers ──────────────────────────────────────────────────────────────────────────────────
-
     def _plan_of(self, n_cells: int) -> Plan:
         return plan_of(self._config, self._info, n_cells)
 
-    def _asked_layers(self) -> int:
-        if not self.group.is_gpu:
-            return 0
-        if self._config.require_full_offload or self._config.gpu_layers in ("all", "auto"):
-            return self._n_layers
-        return min(int(self._config.gpu_layers), self._n_layers)
-
-    def _wanted_cells(self, n_gpu_layers: int) -> int:
+    def _wanted_cells(self) -> int:
         """The cells that were asked for, or the most useful ones within 1 / KV_SHARE of what is free."""
         most = most_useful_cells(self._config, self._info)
         if self._config.ctx_size:
@@ -318,40 +349,42 @@ class Trial:
         limit_bytes = self._free_bytes // KV_SHARE
 
         def suits(n_cells: int) -> bool:
-            return self._need(self._plan_of(n_cells), n_gpu_layers).kv_bytes <= limit_bytes
+            return self._need(self._plan_of(n_cells), self._n_asked).kv_bytes <= limit_bytes
 
         return max(CELL_STEP, largest(most, suits))
 
-    def _max_cells(self, most: int, n_gpu_layers: int) -> int:
-        return largest(most, lambda n_cells: self._fits(self._plan_of(n_cells), n_gpu_layers))
+    def _max_cells(self, most: int) -> int:
+        return largest(most, lambda n_cells: self._fits(self._plan_of(n_cells), self._n_asked))
 
     def _most_layers(self, plan: Plan, below: int) -> int:
         """The largest number of GPU layers, less than `below`, that there is room for; 0 for none. Each more takes more
         of the GPUs and less of main memory.
         """
-        fitting, failing = 0, below
-        while failing - fitting > 1:
-            middle = (fitting + failing) // 2
-            if self._lacking_gpu(self._placement(plan, middle)) is None:
-                fitting = middle
-            else:
-                failing = middle
+
+        def suits(n_layers: int) -> bool:
+            return n_layers < below and self._lacking_gpu(self._placement(plan, n_layers)) is None
+
+        fitting = largest(below, suits, step=1)
         return fitting if fitting and self._fits(plan, fitting) else 0
 
-    def _widened(self, plan: Plan, n_gpu_layers: int) -> Plan:
+    def _widened(self, plan: Plan) -> Plan:
         """The plan with the widest micro-batch that leaves as many cells and jobs, where none was asked for."""
         if self._config.ubatch_size or not self.group.is_gpu or self._config.deterministic:
             return plan
         for size in WIDER_UBATCHES:
             wider = replace(plan, ubatch_size=size)
-            if size <= self._config.batch_size and self._fits(wider, n_gpu_layers):
+            if size <= self._config.batch_size and self._fits(wider, self._n_asked):
                 return wider
         return plan
 
-    def _with_snapshots(self, plan: Plan, n_gpu_layers: int) -> Plan:
+    def _with_snapshots(self, plan: Plan, n_gpu_layers: int, *, is_room_counted: bool = True) -> Placement:
         """The plan with as many snapshots of recurrent states as it leaves room for, if there are to be drafts."""
+
+        def fits(larger: Plan) -> bool:
+            return not is_room_counted or self._fits(larger, n_gpu_layers)
+
         need = self._need(plan, n_gpu_layers)
-        return with_snapshots(self._info, self._config, plan, need, lambda larger: self._fits(larger, n_gpu_layers))
+        return self._placement(with_snapshots(self._info, self._config, plan, need, fits), n_gpu_layers)
 
     # ── room ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -365,17 +398,16 @@ class Trial:
         return Placement(self.group, n_gpu_layers, self._n_layers, plan, need, host, gpus, in_main)
 
     def _fits(self, plan: Plan, n_gpu_layers: int) -> bool:
-        return self._shortage(plan, n_gpu_layers) is None
+        return self._shortage(self._placement(plan, n_gpu_layers)) is None
 
-    def _shortage(self, plan: Plan, n_gpu_layers: int) -> Shortage | None:
+    def _shortage(self, made: Placement) -> Shortage | None:
         """The first GPU, or else the main memory, that has too little room."""
-        made = self._placement(plan, n_gpu_layers)
         if (lacking := self._lacking_gpu(made)) is not None:
             return lacking
-        in_main = made.main_memory
-        if in_main.total_bytes <= self._main_room:
+        if made.main_memory.total_bytes <= self._main_room:
             return None
-        return Shortage("main memory" if self.group.is_gpu else made.device.title, in_main, self._main_room)
+        name = "main memory" if self.group.is_gpu else made.device.title
+        return Shortage(name, made.main_memory, self._main_room)
 
     def _lacking_gpu(self, made: Placement) -> Shortage | None:
         for device, part in zip(self.group.devices, made.gpus, strict=False):
@@ -391,3 +423,39 @@ def gpu_room(device: Device) -> int:
 
 def _mib(n_bytes: int) -> str:
     return f"{n_bytes / 2**20:.0f} MiB"
+
+
+def spread(info: ModelInfo, buffers: BufferSizes, gpu_names: Seq[str]) -> tuple[InMain, Share, tuple[Share, ...]]:
+    """Return the weights in main memory, all that is there, and what is on each GPU. Whether the file is mapped is
+    decided here: a dry run maps nothing.
+    """
+    gpus = tuple(_part_of(one for one in buffers.buffers if one.is_on(name)) for name in gpu_names)
+    rest = [one for one in buffers.buffers if not any(one.is_on(name) for name in gpu_names)]
+    weights = [one for one in rest if one.kind == "model"]
+    as_in_file = sum(one.size_bytes for one in weights if one.is_as_in_file)
+    repacked = sum(one.size_bytes for one in weights) - as_in_file
+    file_bytes = sum(tensor.n_bytes for tensor in info.loaded_tensors)
+    gpu_bytes = sum(gpu.weights_bytes for gpu in gpus)
+    # A tied embedding is on a GPU once more.
+    gpu_bytes -= info.tied_bytes if gpu_bytes else 0
+    in_main = InMain(
+        as_in_file=as_in_file,
+        repacked=repacked,
+        left_in_file=max(0, file_bytes - gpu_bytes - as_in_file) if repacked else 0,
+        can_be_mapped=info.alignment % MAPPED_ALIGNMENT == 0,
+    )
+    others = _part_of(one for one in rest if one.kind != "model")
+    return in_main, others + Share(in_main.total_bytes), gpus
+
+
+def _part_of(buffers: Iterable[Buffer]) -> Share:
+    part = Share()
+    for one in buffers:
+        match one.kind:
+            case "model":
+                part += Share(weights_bytes=one.size_bytes)
+            case "KV" | "RS":
+                part += Share(kv_bytes=one.size_bytes)
+            case _:
+                part += Share(compute_bytes=one.size_bytes)
+    return part

@@ -8,8 +8,6 @@ because there is no other place. Any thread; nothing waits for a step.
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from functools import partial
 
 from worker.models.facts.info import ModelInfo
 from worker.models.plan.buffers import BufferSizes
@@ -78,41 +76,28 @@ def _taken_bytes(device: Device, free_bytes: int) -> int | None:
 # ── later ────────────────────────────────────────────────────────────────────────────────────────
 
 
-MemoryOf = Callable[[Device], Memory]
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """The bytes that we put on one device: weights, KV cells and compute buffers."""
-
-    device: Device
-    size_bytes: int
-
-
-def residency_on(holdings: Seq[Holding], memory_of: MemoryOf, *, is_resident: bool) -> Callable[[], Residency]:
-    """Return a function that checks where the model is; call this after the load. `is_resident` is what holds then,
-    and `memory_of` asks a device's driver.
+def residency_on(
+    holdings: Seq[tuple[Device, int]], memory_of: Callable[[Device], Memory], *, is_resident: bool
+) -> Callable[[], Residency]:
+    """Return a function that checks where the model is; call this after the load. `holdings`: the bytes that we put on
+    each device. `is_resident` is what holds then, and `memory_of` asks a device's driver.
 
     A driver that does not count what we put there, such as one of Vulkan without VK_EXT_memory_budget, which calls all
     of its memory free, cannot show that it is gone either: such a device is not asked.
     """
-    telling = [held for held in holdings if is_there(memory_of(held.device), held.size_bytes)]
-    silent_bytes = sum(held.size_bytes for held in holdings if held not in telling)
-    return partial(_ask, tuple(telling), silent_bytes, memory_of, is_resident=is_resident)
+    telling = [(device, n_bytes) for device, n_bytes in holdings if memory_of(device).in_use_bytes >= n_bytes]
+    silent_bytes = sum(n_bytes for _, n_bytes in holdings) - sum(n_bytes for _, n_bytes in telling)
 
+    def ask() -> Residency:
+        figures = [(memory_of(device), n_bytes) for device, n_bytes in telling]
+        return judge(figures, silent_bytes, is_resident=is_resident)
 
-def is_there(memory: Memory, size_bytes: int) -> bool:
-    """True if `size_bytes` can be there. A device that does not answer reports 0 of 0: nothing can."""
-    return memory.in_use_bytes >= size_bytes
-
-
-def _ask(telling: Seq[Holding], silent_bytes: int, memory_of: MemoryOf, *, is_resident: bool) -> Residency:
-    return judge([(memory_of(held.device), held.size_bytes) for held in telling], silent_bytes, is_resident=is_resident)
+    return ask
 
 
 def judge(figures: Seq[tuple[Memory, int]], silent_bytes: int, *, is_resident: bool) -> Residency:
-    """The answer, from the memory of each device and what we put there."""
+    """The answer, from the memory of each device and what we put there. One that does not answer reports 0 of 0."""
     return Residency(
-        is_resident=is_resident and all(is_there(memory, size_bytes) for memory, size_bytes in figures),
-        memory_bytes=silent_bytes + sum(min(memory.in_use_bytes, size_bytes) for memory, size_bytes in figures),
+        is_resident=is_resident and all(memory.in_use_bytes >= n_bytes for memory, n_bytes in figures),
+        memory_bytes=silent_bytes + sum(min(memory.in_use_bytes, n_bytes) for memory, n_bytes in figures),
     )

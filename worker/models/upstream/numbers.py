@@ -6,9 +6,6 @@ MAX_SEQ_IDS = 256
 """LLAMA_MAX_SEQ (llama-cparams.h): how many sequence ids there are for slots and for what the backend needs beside
 them."""
 
-MAX_EXPERTS = 1024
-"""LLAMA_MAX_EXPERTS (llama-hparams.h)."""
-
 MAX_THREADS = 512
 """GGML_MAX_N_THREADS (ggml.h)."""
 
