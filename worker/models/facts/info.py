@@ -176,17 +176,6 @@ class ModelInfo:
         return sum(tensor.n_bytes for tensor in self.layer_tensors if tensor.name.startswith(_INPUTS))
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
-    """The facts of a GGUF that turn a conversation into a prompt and tokens into an answer."""
-
-    gaps: Gaps | None
-    """The bytes and characters that the vocabulary lacks."""
-    chat_template: str | None
-    chat_template_for_tools: str | None
-    """The template named tool_use."""
-
-
 def block_of(tensor_name: str) -> int | None:
     """The repeating layer that a tensor belongs to, if it belongs to one."""
     match = _BLOCK.match(tensor_name)
@@ -219,14 +208,14 @@ def read_info(path: Path) -> ModelInfo:
     return replace(_info_of(header, part_paths, file_bytes, tuple(tensors)), alignment=alignment)
 
 
-def read_words(path: Path) -> Words:
-    """The vocabulary's faults and the chat templates of a file, which may have no weights.
+def read_words(path: Path) -> tuple[Gaps | None, str | None, str | None]:
+    """The gaps of a file's vocabulary, its chat template and the one named tool_use; it may have no weights.
 
     Raises: ModelNotFound, BadModelFile.
     """
     header, _ = _read_file(path, ReadAllowance())
     _, gaps = check_vocabulary(header.metadata)
-    return Words(gaps, *_chat_templates(header.metadata))
+    return gaps, *_chat_templates(header.metadata)
 
 
 def _chat_templates(metadata: Metadata) -> tuple[str | None, str | None]:

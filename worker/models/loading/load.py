@@ -6,7 +6,7 @@ Composition only; every step's knowledge lies in its own module. Runs on the thr
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +17,11 @@ import msgspec
 from worker.config.engine_settings import Configure
 from worker.engine.backend import LoadedModel
 from worker.engine.channels import ControlTokens
+from worker.engine.dividers import marks_among
 from worker.engine.prefill_budget import widest_step_of
 from worker.errors import ModelLoadFailed
+from worker.formats.render.escapes import Json, Names
+from worker.formats.render.sandbox import BrokenTemplate
 from worker.formats.render.template import ChatTemplates
 from worker.formats.tool_format import chat_format
 from worker.host import available_memory_bytes, cpu_quota
@@ -29,7 +32,7 @@ from worker.llama.gpu_attention import attention_at, check_cache_types, check_fl
 from worker.llama.invariance import REPEATED_PRODUCTS_OFF, check_order, own_types, rule_of, type_k_of
 from worker.llama.kernels import choose_kernels, fixed
 from worker.llama.library import OnLog, build, give_back_memory, open_library
-from worker.llama.model import Model
+from worker.llama.model import TOKEN_KINDS, Model
 from worker.llama.numerics import numerics_of
 from worker.llama.prompts import Prompts
 from worker.llama.repack import amx_of, layout_of
@@ -37,9 +40,15 @@ from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import Serving, demanded
 from worker.llama.warm_up import Shapes, warm_up
 from worker.models.facts.info import ModelInfo, read_info
-from worker.models.loading.chat import chat_of, check_given_template, marks_of
-from worker.models.loading.contexts import context_sizes, load_weights
-from worker.models.loading.draft import Beside, Drafting, with_draft_model, with_head, without
+from worker.models.loading.contexts import (
+    Beside,
+    Drafting,
+    context_sizes,
+    load_weights,
+    with_draft_model,
+    with_head,
+    without,
+)
 from worker.models.loading.paging import paging
 from worker.models.loading.places import Places, places_of, to_stderr
 from worker.models.plan.abilities import drafts_off, heads_off, kept_of, with_heads
@@ -179,7 +188,10 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         sizes = runner.sizes + drafting.sizes
         offload = _offload(placement, model, sizes)
         if config.require_full_offload and not is_resident(info, placement, model.n_offloaded, sizes):
-            raise _incomplete(placement)
+            raise ModelLoadFailed(
+                f"only a part of the model is on {', '.join(device.name for device in placement.group.devices)}: "
+                "use --gpu-layers all, a smaller model, or remove --require-full-offload"
+            )
         wants_drafts = config.prompt_lookup != "off" or beside is not None or drafting.draft is not None
         shapes = _warmed_up(config, runner, wants_drafts=wants_drafts)
         # The context decides this, and the model info knows the words.
@@ -302,14 +314,6 @@ def _model_facts(
     )
 
 
-def _incomplete(placement: Placement) -> ModelLoadFailed:
-    where = ", ".join(device.name for device in placement.group.devices)
-    return ModelLoadFailed(
-        f"only a part of the model is on {where}: "
-        "use --gpu-layers all, a smaller model, or remove --require-full-offload"
-    )
-
-
 def _offload(placement: Placement, model: Model, sizes: BufferSizes) -> Offload:
     """The place of the layers, now that they are there and nothing was computed yet."""
     group = placement.group
@@ -383,3 +387,77 @@ def _determined(facts: Loaded, config: Configure, info: ModelInfo, placement: Pl
     return msgspec.structs.replace(
         facts, batch_invariance=rule.invariance(config), determinism=rule.determinism, numerics=numerics
     )
+
+
+# ── the chat ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_given_template(config: Configure) -> None:
+    """Refuse a file that is of no use before the weights are read. Raises: ModelLoadFailed."""
+    if config.template is None:
+        return
+    try:
+        tokens = {f"{kind}_token": "" for kind in TOKEN_KINDS}
+        ChatTemplates(config.template, None, names=Names(()), tokens=tokens, variables=_variables(config))
+    except BrokenTemplate as error:
+        raise ModelLoadFailed(f"--chat-template: {error}; use another file, or remove the flag") from None
+
+
+def chat_of(config: Configure, info: ModelInfo, model: Model) -> ChatTemplates | Violation:
+    """The template of the file that the configuration names, else the model's own; or why there is none. A model that
+    cannot be used for chat serves everything else, which is logged once.
+
+    Raises: ModelLoadFailed for variables that no template accepts.
+    """
+    variables = _variables(config)
+    default = config.template or info.chat_template
+    if default is None:
+        return _no_chat("the model has no chat template")
+    try:
+        chat = ChatTemplates(
+            default,
+            None if config.template else info.chat_template_for_tools,
+            names=Names(model.controls),
+            tokens={f"{kind}_token": model.name_of(kind) or "" for kind in TOKEN_KINDS},
+            variables=variables,
+        )
+    except BrokenTemplate as error:
+        log.warning("the model's chat template cannot be used: %s", error)
+        return _no_chat(f"the model's chat template cannot be used: {error}")
+    if not variables.keys() <= chat.keys:
+        raise ModelLoadFailed(f"--chat-template-kwargs: {chat.known_variables}")
+    return chat
+
+
+def marks_of(model: Model, form: ChatFormat) -> ControlTokens:
+    """The tokens that divide the model's answers, and those of its calls."""
+    calls = form.calls
+    markers = [] if calls is None else [getattr(calls, name) for name in _MARKERS]
+    pair = None if form.reasoning is None else (form.reasoning.begin.strip(), form.reasoning.end.strip())
+    marks = marks_among(model.controls, model.words, pair, markers, enders_of(form, model.controls))
+    if form.reasoning is None or marks.turns or (calls is not None and calls.form == "harmony"):
+        return marks
+    return replace(marks, text_markers=(form.reasoning.begin, form.reasoning.end), piece=model.piece)
+
+
+def enders_of(form: ChatFormat, controls: Collection[str]) -> list[str]:
+    """The markers with which a call ends the reasoning. Unless the format says so, only a control token does: the
+    reasoning may speak of other markers."""
+    calls, always = form.calls, form.reasoning is not None and form.reasoning.is_ended_by_call
+    markers = [] if calls is None else [each for each in (calls.section_begin, calls.call_begin) if each]
+    return [each for each in markers if always or each.strip().startswith(tuple(filter(None, controls)))]
+
+
+_MARKERS = (
+    *("section_begin", "section_end", "call_begin", "call_end", "between", "name_end", "id_begin", "id_end"),
+    *("index_begin", "parameter_begin", "parameter_name_end", "parameter_end", "mark_end", "name_prefix"),
+)
+"""The members of CallFormat that are texts of an answer."""
+
+
+def _variables(config: Configure) -> dict[str, Json]:
+    return cast(dict[str, Json], msgspec.json.decode(config.chat_template_kwargs, type=dict[str, object]))
+
+
+def _no_chat(why: str) -> Violation:
+    return Violation("messages", "no_chat_template", f"{why}; start the worker with --chat-template FILE")

@@ -32,9 +32,7 @@ class Paging:
     """
 
     def __init__(self, report: Callable[[int], None], file_bytes: int, count_bytes: Callable[[], int]) -> None:
-        self._report = report
-        self._file_bytes = file_bytes
-        self._count_bytes = count_bytes
+        self._report, self._file_bytes, self._count_bytes = report, file_bytes, count_bytes
         self._lock = threading.Lock()
         self._before_bytes = self._seen_bytes = count_bytes()
         self._percent = 0
@@ -42,7 +40,7 @@ class Paging:
         """The bar's position at the library's first progress report; from then on the library moves it."""
 
     def look(self) -> None:
-        """Return whether pages have come since the last look."""
+        """Report the pages that have come since the last look, if any have."""
         with self._lock:
             now_bytes = self._count_bytes()
             if now_bytes < self._seen_bytes + MIN_BYTES:

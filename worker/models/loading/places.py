@@ -33,8 +33,7 @@ from worker.llama.model import Model
 from worker.llama.repack import may_repack
 from worker.llama.seq_ids import seq_ids_of
 from worker.models.facts.info import ModelInfo, read_info
-from worker.models.loading.contexts import context_sizes, split_of
-from worker.models.loading.draft import bare_contexts
+from worker.models.loading.contexts import bare_contexts, context_sizes, split_of
 from worker.models.plan.abilities import with_heads
 from worker.models.plan.buffers import Buffer, BufferSizes
 from worker.models.plan.devices import Device
@@ -181,43 +180,42 @@ class DryRun:
                 self(config, info, group, n_gpu_layers, replace(plan, n_cells=n)) for n in (MAX_CELLS // 2, MAX_CELLS)
             )
             return replace(whole, buffers=_extended(half.buffers, whole.buffers, plan.n_cells / MAX_CELLS))
-        key = info.path, group, n_gpu_layers, plan
-        if key not in self._known:
-            model = self._loaded(config, info, group, n_gpu_layers)
-            self._known[key] = self._need(config, info, model, plan)
-        return self._known[key]
-
-    def _loaded(self, config: Configure, info: ModelInfo, group: Group, n_gpu_layers: int) -> Model:
         of = info.path, group, n_gpu_layers
-        if self._model is None or self._of != of:
-            if self._model is not None:
-                self._model.close()
-            self._model, self._of, self._states = None, of, None
-            self._model = Model.load(
-                info.path,
-                device=group.devices[0],
-                n_gpu_layers=n_gpu_layers,
-                on_progress=lambda _: None,
-                split=split_of(config, group),
-                loads_heads=info.loads_heads,
-                may_repack=self._repacks,
-                is_dry=True,
-            )
-        return self._model
+        if (of, plan) not in self._known:
+            if self._model is None or self._of != of:
+                self._load(config, info, group, n_gpu_layers)
+                self._of, self._states = of, None
+            assert self._model is not None
+            self._known[of, plan] = self._need(config, info, self._model, plan)
+        return self._known[of, plan]
+
+    def _load(self, config: Configure, info: ModelInfo, group: Group, n_gpu_layers: int) -> None:
+        if self._model is not None:
+            self._model.close()
+        self._model = None
+        self._model = Model.load(
+            info.path,
+            device=group.devices[0],
+            n_gpu_layers=n_gpu_layers,
+            on_progress=lambda _: None,
+            split=split_of(config, group),
+            loads_heads=info.loads_heads,
+            may_repack=self._repacks,
+            is_dry=True,
+        )
 
     def _need(self, config: Configure, info: ModelInfo, model: Model, plan: Plan) -> Need:
         if model.can_rewind:
             return _need_of(config, info, model, plan, BufferSizes())
         states = self._states = self._states or _states_of(config, model, plan)
-        n_seq_ids = _n_seq_ids(config, model, plan)
-        all_states = states.times(n_seq_ids * (1 + plan.n_snapshots))
+        all_states = states.times(_n_seq_ids(config, model, plan) * (1 + plan.n_snapshots))
         free_bytes = sum(gpu.free_bytes for gpu in model.devices if gpu.is_gpu) or self._available_bytes
         if all_states.total_bytes <= free_bytes // MAX_STATES_SHARE:
             return _need_of(config, info, model, plan, all_states)
         alone = replace(plan, parallel=1, n_snapshots=0)
         few = _need_of(config, info, model, alone, states.times(_n_seq_ids(config, model, alone)))
-        others = BufferSizes(tuple(one for one in few.buffers.buffers if one.kind != "RS"))
-        return replace(few, buffers=others + all_states)
+        others = tuple(one for one in few.buffers.buffers if one.kind != "RS")
+        return replace(few, buffers=BufferSizes(others) + all_states)
 
 
 def _n_seq_ids(config: Configure, model: Model, plan: Plan) -> int:
@@ -226,26 +224,22 @@ def _n_seq_ids(config: Configure, model: Model, plan: Plan) -> int:
 
 
 def _need_of(config: Configure, info: ModelInfo, model: Model, plan: Plan, states: BufferSizes) -> Need:
-    """The buffers that the library would allocate. `states`: the recurrent states among them."""
+    """The buffers that the library would allocate. `states`: the recurrent states among them, which it counts as cells
+    of the model's memory.
+    """
     contexts = bare_contexts(model, plan.parallel, context_sizes(config, model, plan), has_head=info.loads_heads)
     checkpoint_bytes = contexts[0].kv.n_state_bytes
-    found = states
+    found = list(states.buffers)
     for context in contexts:
-        is_model = context is contexts[0]
-        outputs = Buffer("CPU", "output", 4 * context.n_outputs * model.n_vocab)
-        rows = [one for one in context.sizes.buffers if one.kind == "rows"]
-        taken = [one for one in breakdown(context.handle).buffers if is_model or one.kind != "model"]
+        for one in breakdown(context.handle).buffers:
+            if context is not contexts[0] and one.kind == "model":
+                continue
+            n_states = states.on_device(one.name) if context is contexts[0] and one.kind == "KV" else 0
+            found.append(replace(one, size_bytes=one.size_bytes - n_states))
+        found += [one for one in context.sizes.buffers if one.kind == "rows"]
+        found.append(Buffer("CPU", "output", 4 * context.n_outputs * model.n_vocab))
         context.close()
-        if is_model:
-            taken = [_without(one, states) for one in taken]
-        found += BufferSizes((*taken, *rows, outputs))
-    return Need(found, checkpoint_bytes)
-
-
-def _without(buffer: Buffer, states: BufferSizes) -> Buffer:
-    """A buffer of the model's memory without the states in it."""
-    n_bytes = states.on_device(buffer.name) if buffer.kind == "KV" else 0
-    return replace(buffer, size_bytes=buffer.size_bytes - n_bytes)
+    return Need(BufferSizes(tuple(found)), checkpoint_bytes)
 
 
 def _states_of(config: Configure, model: Model, plan: Plan) -> BufferSizes:

@@ -24,11 +24,9 @@ for the cells of finished jobs."""
 
 CELLS_SEQ_IDS = 2
 """The sequence ids for cells that are being copied and for forgotten ones (llama/kv.py)."""
-RETAINED_ON_GPU = 16
-"""The number of finished jobs that keep their cells in a GPU's memory."""
-RETAINED_ON_CPU = 8
-"""The number of finished jobs whose cells wait to be copied out, and of those that end while a prompt is read
-(engine/prefix_cache.py)."""
+RETAINED_ON_GPU, RETAINED_ON_CPU = 16, 8
+"""The number of finished jobs that keep their cells in a GPU's memory; and of those whose cells wait on a CPU to be
+copied out, or that end while a prompt is read (engine/prefix_cache.py)."""
 
 
 def retained_slots(*, is_on_gpu: bool) -> int:

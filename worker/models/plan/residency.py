@@ -52,8 +52,9 @@ def off_plan(placement: Placement, sizes: BufferSizes, free_after: Seq[int]) -> 
         return _compared(placement.device, placement.host.total_bytes, sizes.total_bytes, None)
     found: list[OffPlan] = []
     for device, part, free_bytes in zip(placement.group.devices, placement.gpus, free_after, strict=True):
-        taken_bytes = _taken_bytes(device, free_bytes)
-        found += _compared(device, part.total_bytes, sizes.on_device(device.name), taken_bytes)
+        # Memory that is shared with everything else says nothing, nor does a driver that reports all as free.
+        taken = device.free_bytes - free_bytes if device.memory_architecture == "vram-only" else 0
+        found += _compared(device, part.total_bytes, sizes.on_device(device.name), taken or None)
     return tuple(found)
 
 
@@ -63,14 +64,6 @@ def _compared(device: Device, planned: int, allocated: int, taken: int | None) -
     if is_as_planned and (taken is None or least <= taken <= most):
         return ()
     return (OffPlan(device=device.title, planned_bytes=planned, allocated_bytes=allocated, taken_bytes=taken),)
-
-
-def _taken_bytes(device: Device, free_bytes: int) -> int | None:
-    """Return how many bytes have gone since the plan; None if memory is shared with everything else, or if a driver
-    does not count and reports all as free.
-    """
-    taken_bytes = device.free_bytes - free_bytes
-    return taken_bytes if device.memory_architecture == "vram-only" and taken_bytes else None
 
 
 # ── later ────────────────────────────────────────────────────────────────────────────────────────

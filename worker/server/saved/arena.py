@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,45 +53,30 @@ class Room:
 
 
 class Extents:
-    """The parts of [begin, end) that are taken. Freed parts are taken again, the lowest first that is large enough."""
+    """The parts of [begin, end) that are taken. The lowest free part that is large enough is taken first."""
 
     def __init__(self, begin: int, end: int) -> None:
-        self._free: list[tuple[int, int]] = []
-        """(start, end), ascending, apart from each other, and before `used`."""
-        self.used = begin
-        """Nothing is taken from here on."""
-        self._end = end
+        self._taken = [(begin, begin), (end, end)]
+        """(start, end) of each, ascending, between two empty ones."""
 
     def take(self, n: int) -> int | None:
         """The start of a free part of n > 0, which is taken from now on; None where no free part is so long."""
-        for i, (start, end) in enumerate(self._free):
+        for (_, start), (end, _) in pairwise(self._taken):
             if end - start >= n:
-                self._free[i : i + 1] = [(start + n, end)] if end - start > n else []
+                insort(self._taken, (start, start + n))
                 return start
-        if self.used + n > self._end:
-            return None
-        start, self.used = self.used, self.used + n
-        return start
+        return None
 
     def take_at(self, start: int, n: int) -> bool:
         """Take [start, start + n), which must lie behind all that was taken before; False where it does not."""
-        if not self.used <= start <= start + n <= self._end:
+        if not self._taken[-2][1] <= start <= start + n <= self._taken[-1][0]:
             return False
-        if start > self.used:
-            self._free.append((self.used, start))
-        self.used = start + n
+        self._taken.insert(-1, (start, start + n))
         return True
 
     def give(self, start: int, n: int) -> None:
         """Free what was taken."""
-        insort(self._free, (start, start + n))
-        at = self._free.index((start, start + n))
-        if at + 1 < len(self._free) and self._free[at][1] == self._free[at + 1][0]:
-            self._free[at : at + 2] = [(self._free[at][0], self._free[at + 1][1])]
-        if at and self._free[at - 1][1] == self._free[at][0]:
-            self._free[at - 1 : at + 1] = [(self._free[at - 1][0], self._free[at][1])]
-        if self._free and self._free[-1][1] == self.used:
-            self.used, _ = self._free.pop()
+        self._taken.remove((start, start + n))
 
 
 class Arena:

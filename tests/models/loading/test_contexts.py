@@ -12,7 +12,7 @@ from tests.llama.tiny import write_tiny
 from tests.on_cpu import loaded_on_cpu
 from worker.errors import ModelLoadFailed
 from worker.llama.model import Model
-from worker.models.loading.draft import check_same_vocabulary
+from worker.models.loading.contexts import check_same_vocabulary
 
 
 @pytest.fixture
