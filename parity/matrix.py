@@ -31,7 +31,7 @@ from worker.models.facts.gguf import Tensor
 from worker.models.facts.info import ModelInfo, read_info
 from worker.models.loading.load import placed
 from worker.models.plan.placement import Placement
-from worker.models.upstream.ggml_types import TYPES_BY_NAME
+from worker.models.upstream.ggml_types import TENSOR_TYPES
 
 NAME = "matrix"
 CACHES: Final = {"auto": ("auto", "f16"), "f16": ("f16", "f16"), "q8_0": ("q8_0", "q8_0"), "q4_0": ("q4_0", "q4_0")}
@@ -314,4 +314,5 @@ def _is_odd(made: Made, stored: Stored) -> bool:
 
 def _block(file_type: str) -> int:
     """Numbers in a block of the tensor type that gives the file type its name: 256 for Q4_K_M."""
-    return TYPES_BY_NAME[file_type.removesuffix("_M")].block
+    name = file_type.removesuffix("_M")
+    return next(kind.block for kind in TENSOR_TYPES.values() if kind.name == name)

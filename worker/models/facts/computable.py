@@ -1,8 +1,7 @@
 """The checks that llama.cpp can compute with a model: its assumptions about tensor types and numbers.
 
 A file that breaks one of these passes llama.cpp's own reading and its dry run, and ends the process in the first step,
-by an assertion; or every logit is no number. Over other faults it ends the dry run, which reports them in its own words
-(models/loading/places.py). Owns these rules; info.py has those that say what the model is. Pure.
+by an assertion; or every logit is no number. Over other faults it ends the dry run (models/loading/places.py).
 """
 
 import math

@@ -1,10 +1,8 @@
 """A GGUF file's bytes → its metadata and tensor table, every length checked before it is believed.
 
-Owns the file format (gguf.md of github.com/ggml-org/ggml), the rule that a value has the type that is asked for, and
-the rule that each tensor lies inside the file, as strictly as llama.cpp's own reader. Does not know what the keys mean
-(info.py does). Runs in either process, on the thread that calls, and reads the header's bytes only. Whatever a file
-claims or holds, it is accepted or refused within a second of processor time and 100 MB of memory, and 50 MB more for
-arrays that are read whole: everything that takes either has a limit.
+Owns the file format (gguf.md of github.com/ggml-org/ggml), as strict as llama.cpp's own reader. Whatever a file claims
+or holds, it is accepted or refused within a second of processor time and 100 MB of memory, and 50 MB more for arrays
+that are read whole: everything that takes either has a limit.
 """
 
 import mmap
@@ -67,30 +65,25 @@ Bytes = bytes | mmap.mmap
 
 
 @dataclass(frozen=True, slots=True)
-class Scalar:
+class Entry:
+    """A value of the metadata: one number or text, or an array."""
+
     kind: str
     """u8 … u64, i8 … i64, f32, f64, bool or string."""
-    value: float | str
-
-    def __str__(self) -> str:
-        return self.kind
-
-
-@dataclass(frozen=True, slots=True)
-class Array:
-    """`numbers` is empty for strings, and where there are more numbers than a per-layer array has; `strings` is empty
-    unless the reader has asked for the whole array."""
-
-    kind: str
-    length: int
+    value: float | str = 0
+    """That of one; an array has none."""
+    length: int | None = None
+    """That of an array."""
     numbers: tuple[float, ...] = ()
+    """Those of an array, unless there are more than a per-layer array has; all if the reader asked for the whole."""
     strings: tuple[bytes, ...] = ()
+    """Those of an array, if the reader asked for the whole."""
 
     def __str__(self) -> str:
-        return f"an array of {self.kind}"
+        return self.kind if self.length is None else f"an array of {self.kind}"
 
-
-MetadataValue = Scalar | Array
+    def is_one(self, kind: str) -> bool:
+        return self.length is None and self.kind == kind
 
 
 class Metadata:
@@ -100,7 +93,7 @@ class Metadata:
     BadModelFile for a wrong type or a value out of range.
     """
 
-    def __init__(self, path: Path, entries: Mapping[str, MetadataValue]) -> None:
+    def __init__(self, path: Path, entries: Mapping[str, Entry]) -> None:
         self.path = path
         self._entries = entries
 
@@ -108,13 +101,13 @@ class Metadata:
         return BadModelFile(f"{self.path}: {why}")
 
     def text(self, key: str) -> str | None:
-        entry = self._scalar(key, "string")
+        entry = self._one(key, "string")
         return None if entry is None else str(entry.value)
 
     def remark(self, key: str) -> str | None:
         """A text that nothing depends on; None where it is missing or of another type."""
         entry = self._entries.get(key)
-        return entry.value if isinstance(entry, Scalar) and isinstance(entry.value, str) else None
+        return str(entry.value) if entry is not None and entry.is_one("string") else None
 
     def required_text(self, key: str) -> str:
         text = self.text(key)
@@ -124,7 +117,7 @@ class Metadata:
 
     def number(self, key: str, high: int, *, low: int = 1, default: int | None = None, kind: str = "u32") -> int:
         """An integer in low..high. Without a `default` the key is required."""
-        entry = self._scalar(key, kind)
+        entry = self._one(key, kind)
         if entry is None:
             if default is None:
                 raise self.error(f"metadata key {key!r} is missing")
@@ -137,20 +130,20 @@ class Metadata:
     def reals(self, prefix: str) -> Iterator[tuple[str, float]]:
         """All floating-point numbers whose keys begin so. llama.cpp asks for some, and refuses those of other types."""
         for key, entry in self._entries.items():
-            if key.startswith(prefix) and isinstance(entry, Scalar) and entry.kind == "f32":
+            if key.startswith(prefix) and entry.is_one("f32"):
                 yield key, float(entry.value)
 
     def flag(self, key: str) -> bool | None:
         """None where it is missing or of another type, which llama.cpp refuses if it asks."""
         entry = self._entries.get(key)
-        return bool(entry.value) if isinstance(entry, Scalar) and entry.kind == "bool" else None
+        return bool(entry.value) if entry is not None and entry.is_one("bool") else None
 
     def per_layer(self, key: str, n_layers: int, high: int, default: Sequence[int] | None = None) -> tuple[int, ...]:
         """An integer in 0..high for each layer; the file has one for all, or an array. Required without a `default`."""
         entry = self._entries.get(key)
         if entry is None and default is not None:
             return tuple(default)
-        if not isinstance(entry, Array):
+        if entry is None or entry.length is None:
             return (self.number(key, high, low=0),) * n_layers
         if entry.kind not in ("u32", "i32") or entry.length != n_layers:
             raise self.error(f"metadata key {key!r} has {entry.length} {entry.kind}, must have {n_layers} u32 or i32")
@@ -162,7 +155,7 @@ class Metadata:
     def flags(self, key: str, n_layers: int) -> tuple[bool, ...] | None:
         """A flag for each layer; false for those behind the end of a short array. None where the file has no array."""
         entry = self._entries.get(key)
-        if not isinstance(entry, Array):
+        if entry is None or entry.length is None:
             return None
         if entry.kind not in ("bool", "u32", "i32") or not entry.numbers:
             raise self.error(f"metadata key {key!r} has {entry.length} {entry.kind}, must have {n_layers} bool or u32")
@@ -170,7 +163,7 @@ class Metadata:
 
     def n_strings(self, key: str) -> int:
         """The length of a required array of strings."""
-        return self._strings(key).length
+        return self._strings(key).length or 0
 
     def strings(self, key: str) -> tuple[bytes, ...]:
         """A required array of strings, which the reader was asked to read whole."""
@@ -184,26 +177,26 @@ class Metadata:
         entry = self._entries.get(key)
         if entry is None:
             return None
-        if not isinstance(entry, Array) or entry.kind not in kinds:
+        if entry.length is None or entry.kind not in kinds:
             raise self.error(f"metadata key {key!r} has type {entry}, must be an array of {' or '.join(kinds)}")
         return entry.length
 
     def whole_numbers(self, key: str) -> tuple[float, ...]:
         """An array of numbers, which the reader was asked to read whole; empty where it is missing."""
         entry = self._entries.get(key)
-        return entry.numbers if isinstance(entry, Array) else ()
+        return () if entry is None else entry.numbers
 
-    def _strings(self, key: str) -> Array:
+    def _strings(self, key: str) -> Entry:
         entry = self._entries.get(key)
         if entry is None:
             raise self.error(f"metadata key {key!r} is missing")
-        if not isinstance(entry, Array) or entry.kind != "string":
+        if entry.length is None or entry.kind != "string":
             raise self.error(f"metadata key {key!r} must be an array of strings")
         return entry
 
-    def _scalar(self, key: str, kind: str) -> Scalar | None:
+    def _one(self, key: str, kind: str) -> Entry | None:
         entry = self._entries.get(key)
-        if entry is None or (isinstance(entry, Scalar) and entry.kind == kind):
+        if entry is None or entry.is_one(kind):
             return entry
         raise self.error(f"metadata key {key!r} has type {entry}, must be {kind}")
 
@@ -251,7 +244,7 @@ def read_header(
     version, n_tensors, n_keys = _read_counts(cursor)
     allowance.n_tensors -= n_tensors
     allowance.n_keys -= n_keys
-    entries: dict[str, MetadataValue] = {}
+    entries: dict[str, Entry] = {}
     for index in range(n_keys):
         cursor.inside = f"metadata key {index + 1} of {n_keys}"
         _read_entry(cursor, entries, whole)
@@ -386,40 +379,40 @@ def _read_counts(cursor: _Cursor) -> tuple[int, int, int]:
     return version, n_tensors, n_keys
 
 
-def _read_entry(cursor: _Cursor, entries: dict[str, MetadataValue], whole: frozenset[str]) -> None:
+def _read_entry(cursor: _Cursor, entries: dict[str, Entry], whole: frozenset[str]) -> None:
     key = cursor.name()
     cursor.inside = f"metadata key {key[:MAX_NAME_BYTES]!r}"
     if key in entries:
         raise cursor.error("it appears twice")
     kind = cursor.integer(_U32)
     if kind == _STRING:
-        entries[key] = Scalar("string", cursor.string().decode(errors="replace"))
+        entries[key] = Entry("string", cursor.string().decode(errors="replace"))
     elif kind == _ARRAY:
         entries[key] = _read_array(cursor, is_whole=key in whole)
     else:
         name, form = _number_form(cursor, kind)
-        entries[key] = Scalar(name, cursor.number(form))
+        entries[key] = Entry(name, cursor.number(form))
 
 
-def _read_array(cursor: _Cursor, *, is_whole: bool) -> Array:
+def _read_array(cursor: _Cursor, *, is_whole: bool) -> Entry:
     kind, length = cursor.integer(_U32), cursor.integer(_U64)
     if is_whole and length > MAX_WHOLE_ELEMENTS:
         raise cursor.error(f"{length} elements; at most {MAX_WHOLE_ELEMENTS} are accepted")
     if kind == _STRING:
         cursor.check_room(length, _U64.size)
         if is_whole:
-            return Array("string", length, strings=cursor.strings(length))
+            return Entry("string", length=length, strings=cursor.strings(length))
         cursor.skip_strings(length)
-        return Array("string", length)
+        return Entry("string", length=length)
     name, form = _number_form(cursor, kind)
     cursor.check_room(length, form.size)
     if not is_whole and length > MAX_KEPT_NUMBERS:
         cursor.step(length * form.size)
-        return Array(name, length)
+        return Entry(name, length=length)
     if not is_whole:
         cursor.keep(8 * length)
     raw = cursor.raw(length * form.size)
-    return Array(name, length, struct.unpack(f"<{length}{form.format[-1]}", raw))
+    return Entry(name, length=length, numbers=struct.unpack(f"<{length}{form.format[-1]}", raw))
 
 
 def _number_form(cursor: _Cursor, kind: int) -> tuple[str, struct.Struct]:
@@ -429,11 +422,11 @@ def _number_form(cursor: _Cursor, kind: int) -> tuple[str, struct.Struct]:
     return _NUMBERS[kind]
 
 
-def _alignment(cursor: _Cursor, entry: MetadataValue | None) -> int:
+def _alignment(cursor: _Cursor, entry: Entry | None) -> int:
     if entry is None:
         return DEFAULT_ALIGNMENT
     cursor.inside = "metadata key 'general.alignment'"
-    if not isinstance(entry, Scalar) or entry.kind != "u32":
+    if not entry.is_one("u32"):
         raise cursor.error(f"type {entry.kind}, must be u32")
     value = int(entry.value)
     if not 8 <= value <= MAX_ALIGNMENT or value & (value - 1):

@@ -1,8 +1,7 @@
 """The checked facts of one GGUF model, and the checks of a file before llama.cpp sees it (docs/protocol.md#gguf-files).
 
-Owns the meaning of the metadata and the rule for split files; the byte format is gguf.py's. Loads no library
-and allocates no weights: the header is walked in the mapped file, in some tens of milliseconds. Both processes use it,
-the front to refuse a bad file before the engine starts.
+Owns the meaning of the metadata and the rule for split files. The header is walked in the mapped file, in some tens of
+milliseconds; no weights are read.
 """
 
 import mmap
@@ -285,6 +284,7 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
     vocabulary_remarks, gaps = check_vocabulary(metadata)
     chat_template, chat_template_for_tools = _chat_templates(metadata)
     n_mtp_blocks = metadata.number(f"{architecture}.nextn_predict_layers", block_count, low=0, default=0)
+    file_type = metadata.number("general.file_type", 2**32 - 1, low=0, default=-1)
     return ModelInfo(
         path=metadata.path,
         part_paths=part_paths,
@@ -292,7 +292,7 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
         version=header.version,
         architecture=architecture,
         name=metadata.text("general.name") or metadata.path.stem,
-        quant_kind=_quant_kind(metadata, tensors),
+        quant_kind=FILE_TYPES.get(file_type & ~_GUESSED) or bytes_by_type(tensors)[0][0],
         context_length=metadata.number(f"{architecture}.context_length", MAX_CONTEXT),
         block_count=block_count,
         embedding_length=embedding_length,
@@ -395,11 +395,6 @@ def _check_embedding(metadata: Metadata, tensors: tuple[Tensor, ...], embedding_
             f"tensor 'token_embd.weight' has shape {embedding.dims}; "
             f"embedding length and vocabulary say {(embedding_length, vocab_size)}"
         )
-
-
-def _quant_kind(metadata: Metadata, tensors: tuple[Tensor, ...]) -> str:
-    file_type = metadata.number("general.file_type", 2**32 - 1, low=0, default=-1)
-    return FILE_TYPES.get(file_type & ~_GUESSED) or bytes_by_type(tensors)[0][0]
 
 
 def bytes_by_type(tensors: Iterable[Tensor]) -> list[tuple[str, int]]:

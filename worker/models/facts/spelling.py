@@ -66,7 +66,11 @@ class Spelling:
     def __init__(self, gaps: Gaps, dividers: Callable[[bool], Iterable[str]]) -> None:
         self._gaps = gaps
         # Nothing is divided where nothing is deadly, and asking takes some tens of milliseconds.
-        self._dividers = {parse: _longest_first(dividers(parse)) for parse in (True, False) if gaps.deadly}
+        self._dividers = {
+            parse: sorted(dividers(parse), key=lambda name: -len(name.encode(errors="surrogateescape")))
+            for parse in (True, False)
+            if gaps.deadly
+        }
         self._lacks_space_before = gaps.puts_space_before and gaps.is_deadly(" ")
 
     def check(self, text: str, start: int, *, parse_special: bool) -> None:
@@ -93,10 +97,6 @@ class Spelling:
             return
         place = next(place for place, character in enumerate(text) if character in visible)
         raise Unspellable(text[place], start + place)
-
-
-def _longest_first(names: Iterable[str]) -> list[str]:
-    return sorted(names, key=lambda name: len(name.encode(errors="surrogateescape")), reverse=True)
 
 
 def fragments(text: str, names: Iterable[str]) -> list[tuple[int, str]]:

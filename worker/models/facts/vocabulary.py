@@ -1,8 +1,7 @@
 """A vocabulary as its file has it: what llama.cpp would end its process over, and what no token spells.
 
 Owns the rules of llama_vocab::impl::load and of the tokenizers (llama-vocab.cpp), kind by kind: what aborts there is
-refused here, with one line; what only some texts meet is served, and `Gaps` says which texts. Knows nothing of the
-format (gguf.py). Runs where a file is checked, and, on what the library has loaded, in the engine.
+refused here, with one line; what only some texts meet is served, and `Gaps` says which texts.
 """
 
 import re

@@ -1,6 +1,5 @@
-"""The way from a configuration to a running model: library → info → placement → weights → context → warm-up → facts.
-
-Composition only; every step's knowledge lies in its own module. Runs on the thread that will run the steps.
+"""The way from a configuration to a running model: library → info → placement → weights → context → warm-up → facts;
+and the choice of the chat template. Composition only; every step's knowledge lies in its own module.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """The progress of reading the model's file into memory, also while one call of the library maps all of it.
 
-Linux maps a file by reading it whole (MAP_POPULATE): minutes from a slow disk, before the library's first word of
-progress. Meanwhile a thread of ours, for which that call leaves the interpreter free, counts the pages of files that
-this process has. Only pages that came count as progress, so that a disk that hangs is not hidden.
+Linux maps a file by reading it whole (MAP_POPULATE), for minutes from a slow disk. A thread of ours then counts the
+pages of files that this process has. Only pages that came count, so that a disk that hangs is not hidden.
 """
 
 import threading

@@ -1,13 +1,12 @@
-"""The places of a model and of its draft model, which are planned by llama.cpp's dry run in a process of its own.
+"""The places of a model and of its draft model, which are planned by llama.cpp's dry run in a process of its own, which
+is this file run as a program.
 
 A dry run simulates all allocations of a load, and reads the file's header alone. The process ends before the load
 begins: what the library allocates even so is gone then (recurrent states, a list of cells, a GPU's driver), and a file
-over which it ends its process ends this one, with a reason that the engine can report. Run as a program, this file is
-that process.
+over which it ends its process ends this one, with a reason that the engine can report.
 
-It takes 0.5 s of a start for a vocabulary of 49 thousand tokens, and 0.8 s for one of 152 thousand, on two cores of a
-server; 0.3 s of it are Python's, the rest is the vocabulary's. Each further plan that is tried takes 10 ms, and another
-number of layers on a GPU as long as the vocabulary.
+On two cores of a server it takes 0.5 s of a start for a vocabulary of 49 thousand tokens, 0.8 s for 152 thousand. Each
+further plan takes 10 ms, and another number of layers on a GPU as long as the vocabulary.
 """
 
 import signal
@@ -127,15 +126,12 @@ def _dry_run(asked: _Asked) -> tuple[_Answer, str]:
     lines = said.splitlines()
     if child.returncode > 0:
         raise ModelLoadFailed(f"the memory of {path} cannot be planned: {lines[-1] if lines else ''}")
-    words = _last_words(lines) or f"it was ended by {signal.Signals(-child.returncode).name}"
-    raise ModelLoadFailed(f"{path}: llama.cpp cannot compute with this model: {words}")
-
-
-def _last_words(said: Seq[str]) -> str:
-    """The assertion over which the library ended the process, with the name of its source file."""
-    words = next((line for line in said if line.startswith(LAST_WORDS)), "").removeprefix(LAST_WORDS)
+    # The assertion over which the library ended the process, with the name of its source file.
+    words = next((line for line in lines if line.startswith(LAST_WORDS)), "").removeprefix(LAST_WORDS)
     place, colon, assertion = words.partition(": ")
-    return place.rpartition("/")[2] + colon + assertion
+    words = place.rpartition("/")[2] + colon + assertion
+    words = words or f"it was ended by {signal.Signals(-child.returncode).name}"
+    raise ModelLoadFailed(f"{path}: llama.cpp cannot compute with this model: {words}")
 
 
 def to_stderr(line: LogLine) -> None:

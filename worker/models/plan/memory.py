@@ -4,6 +4,7 @@ Owns the choice of these numbers where none were asked for. What they take is no
 says it (`Need`), which simulates all allocations of a load (models/loading/places.py). Pure.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -124,6 +125,7 @@ def plan_of(config: Configure, info: ModelInfo, n_cells: int) -> Plan:
     Where memory is what limits the cells and `parallel` is free, there are fewer slots, so that each can have CELL_STEP
     cells.
     """
+    # The number that was asked for; else the default, or as many as an asked-for context can have.
     slots = _slots(config)
     is_scarce = not config.ctx_size and n_cells < most_useful_cells(config, info)
     ubatch_size = config.ubatch_size or DEFAULT_UBATCH
@@ -154,18 +156,11 @@ def largest(most: int, suits: Callable[[int], bool], *, step: int = CELL_STEP) -
     """
     if suits(most):
         return most
-    fitting, failing = 0, -(-most // step)
-    while failing - fitting > 1:
-        middle = (fitting + failing) // 2
-        if suits(middle * step):
-            fitting = middle
-        else:
-            failing = middle
-    return fitting * step
+    below = range(step, most, step)
+    return step * bisect_left(below, True, key=lambda number: not suits(number))
 
 
 def _slots(config: Configure) -> int:
-    """Return the number of slots that was asked for; else the default, or as many as an asked-for context can have."""
     most = max_jobs(config.ctx_size) if config.ctx_size else DEFAULT_PARALLEL
     return config.parallel or min(DEFAULT_PARALLEL, most)
 

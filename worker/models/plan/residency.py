@@ -1,9 +1,7 @@
 """The memory that devices hold: after a load against the plan, and later against what was loaded.
 
-After a load the library's own account of its buffers (buffers.py) is compared with the plan (placement.py). Later a
-driver can move or lose memory while the process lives: another process pushed it out, the device was reset or fell off
-its bus. No call reports it, but fewer bytes are then in use there than we put. Reports that a CPU holds everything,
-because there is no other place. Any thread; nothing waits for a step.
+A driver can move or lose memory while the process lives: another process pushed it out, the device was reset or fell
+off its bus. No call reports it, but fewer bytes are then in use there than we put. Nothing here waits for a step.
 """
 
 from collections.abc import Callable

@@ -59,8 +59,6 @@ TENSOR_TYPES = {
 }
 """The types by their number in ggml_type (ggml.h). Numbers that are left out were withdrawn; llama.cpp refuses them."""
 
-TYPES_BY_NAME = {kind.name: kind for kind in TENSOR_TYPES.values()}
-
 FILE_TYPES = {
     0: "F32",
     1: "F16",

@@ -1,17 +1,15 @@
 """Memory that the front owns and each of its engines maps: entries that an engine stores there outlive it.
 
-Owns the file's layout, which parts of it are free, and which entries are complete. Knows nothing of what an entry says:
-an engine that dies may have been writing here, so readers check it (records.py). One process at a time; `mark` may
-be called on another thread than the rest.
+An engine that dies may have been writing here, so readers check what an entry says (records.py). One process at a time;
+`mark` may be called on another thread than the rest.
 
     [0, 128)     a note
     [128, …)     N_ROWS × (offset u64 · n_bytes u64 · is_in_use u64)
     [_BEGIN, …)  entries, each from a page's beginning
 
 Entries are written with pwrite and mapped read-only: so a full disk, where the memory is a file, is an error and not a
-signal, and a stray pointer cannot reach them. An entry's row is written last. The file is larger than what is in it,
-and takes what was written only; what is freed goes back to the system where that can make holes in a file (Linux), and
-is used again everywhere.
+signal, and a stray pointer cannot reach them. An entry's row is written last. What is freed goes back to the system
+where that can make holes in a file (Linux), and is used again everywhere.
 """
 
 import mmap

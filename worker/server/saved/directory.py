@@ -1,9 +1,5 @@
 """The directory of --prefix-cache-dir, in which saved cells outlive the worker, one file each.
 
-Owns the check that it can be trusted, its key, its bound, its lock, and the way in which files come and go. Knows
-nothing of what is inside a file. The front checks the directory once, before anything runs; the engine reads the key,
-and its keeper's thread reads and writes files, because a disk may take its time.
-
 Saved cells are what prompts were, and a model continues from them as they are. So no other user may write here, and
 each file carries a code that only the key's holder can make (records.py).
 

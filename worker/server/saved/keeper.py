@@ -1,11 +1,8 @@
 """The keeper: a thread that saves cells so that they outlive a crash of the engine, and the worker.
 
-Owns the cells kept beyond this process, in memory of the front's (arena.py) and in files (directory.py), and the check
-of what is found later. The step thread hands copies over, and waits for nothing here: a copy stays its own until it has
-been written, and moves then. What is evicted before its turn is never written.
-
-Loading a saved part may crash an engine. So a part that is being loaded is marked until a step with it has run, and a
-part that is found marked is dropped.
+The step thread hands copies over, and waits for nothing here: a copy stays its own until it has been written, and moves
+then. What is evicted before its turn is never written. Loading a saved part may crash an engine: a part that is being
+loaded is marked until a step with it has run, and a part that is found marked is dropped.
 """
 
 import logging

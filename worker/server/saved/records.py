@@ -1,7 +1,4 @@
-"""A saved part as bytes that prove what they are: made by whom, of which tokens, and whole.
-
-Owns the form and the check, which comes before llama.cpp or anything else reads a byte of the cells. Pure: any
-thread may check bytes that it has. Little-endian, as all hosts we run on.
+"""A saved part as bytes that prove what they are: made by whom, of which tokens, and whole. Little-endian.
 
     magic 8 · binding 32 · n_tokens u32 · kind u32 · n_state_bytes u64 · n_tokens × token i32 · state · code 32
 
