@@ -89,15 +89,6 @@ _OWN_SIZES = ("n_ctx", "n_threads", "n_threads_batch", "type_k", "type_v", "flas
 """The head's context has these of the model's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """A draft model, and its place beside the served one."""
-
-    config: Configure
-    info: ModelInfo
-    placement: Placement
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafting:
     """The draft model or head that drafts for a model, if any."""
@@ -151,18 +142,18 @@ def _head(model: Model, hidden: StoredRows, n_slots: int, sizes: dict[str, Any])
     return HeadContext(model, hidden, n_slots=n_slots, **{name: sizes[name] for name in _OWN_SIZES})
 
 
-def with_draft_model(beside: Beside, model: Model, sizes: dict[str, Any], served: Model) -> Drafting:
+def with_draft_model(config: Configure, info: ModelInfo, place: Placement, model: Model, served: Model) -> Drafting:
     """Make the context of a loaded draft model. Raises: ModelLoadFailed where it cannot draft for the served one."""
-    path = beside.config.model_path
-    check_same_vocabulary(path, model, served)
-    runner = LlamaRunner(model, Context(model, **sizes))
+    check_same_vocabulary(config.model_path, model, served)
+    runner = LlamaRunner(model, Context(model, **context_sizes(config, model, place.plan)))
     if not runner.kv.can_share:
-        raise ModelLoadFailed(f"--draft-model {path}: its KV cache cannot be cut, so it cannot draft: use another one")
-    device = beside.placement.device
+        raise ModelLoadFailed(
+            f"--draft-model {config.model_path}: its KV cache cannot be cut, so it cannot draft: use another one"
+        )
     facts = DraftModelFacts(
-        name=beside.info.name,
-        quant_kind=beside.info.quant_kind,
-        device=f"{device.backend}:{device.index}",
+        name=info.name,
+        quant_kind=info.quant_kind,
+        device=f"{place.device.backend}:{place.device.index}",
         memory_bytes=runner.sizes.total_bytes,
     )
     return Drafting(

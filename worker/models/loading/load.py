@@ -40,7 +40,6 @@ from worker.llama.self_test import Serving, demanded
 from worker.llama.warm_up import Shapes, warm_up
 from worker.models.facts.info import ModelInfo, read_info
 from worker.models.loading.contexts import (
-    Beside,
     Drafting,
     context_sizes,
     load_weights,
@@ -174,9 +173,9 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     available_bytes = available_memory_bytes()
     places = places_of(config, available_bytes)
     kernels = choose_kernels(config, info, places.kernels)
-    placement, plan, beside = places.served, places.served.plan, _beside(config, places)
-    if beside is not None:
-        available_bytes = left_in_main(beside.placement, available_bytes)
+    placement, plan = places.served, places.served.plan
+    if places.draft is not None:
+        available_bytes = left_in_main(places.draft, available_bytes)
     if warning := check_cache_types(config, placement.device, type_k_of(config, is_on_gpu=placement.group.is_gpu)):
         log.warning(warning)
     prefix_bytes = prefix_cache_limit(config, placement, available_bytes)
@@ -191,7 +190,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
                 f"only a part of the model is on {', '.join(device.name for device in placement.group.devices)}: "
                 "use --gpu-layers all, a smaller model, or remove --require-full-offload"
             )
-        wants_drafts = config.prompt_lookup != "off" or beside is not None or drafting.draft is not None
+        wants_drafts = config.prompt_lookup != "off" or config.draft is not None or drafting.draft is not None
         shapes = _warmed_up(config, runner, wants_drafts=wants_drafts)
         # The context decides this, and the model info knows the words.
         unknown = None if runner.kv.max_undone else f"llama.cpp's memory for {info.architecture} cannot be cut"
@@ -201,8 +200,8 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
             snapshot_bytes=snapshot_bytes(plan, placement.need),
             next_token_head=drafting.head if info.n_mtp_blocks else None,
         )
-        if beside is not None:
-            drafting = _load_draft(beside, runner, on_progress, drafts.off_because)
+        if config.draft is not None:
+            drafting = _load_draft(config, places, runner, on_progress, drafts.off_because)
         undo.pop_all()
     widest_step = shapes.chunk
     if not config.deterministic:
@@ -230,15 +229,6 @@ def _runner_and_head(config: Configure, info: ModelInfo, model: Model, plan: Pla
         return LlamaRunner(model, Context(model, **sizes)), without(why_off)
     context, drafting = with_head(model, plan.parallel, sizes)
     return LlamaRunner(model, context), drafting
-
-
-def _beside(config: Configure, places: Places) -> Beside | None:
-    """Return the draft model and its place, if there is to be one."""
-    if config.draft is None or places.draft is None:
-        return None
-    info = read_info(Path(config.draft.path))
-    own = asked_of(config, info, places.draft.plan.n_cells, places.served.plan.parallel)
-    return Beside(own, info, places.draft)
 
 
 def _warmed_up(config: Configure, runner: LlamaRunner, *, wants_drafts: bool) -> Shapes:
@@ -276,21 +266,25 @@ def placed(config: Configure, info: ModelInfo) -> Placement:
 
 
 def _load_draft(
-    beside: Beside, served: LlamaRunner, on_progress: Callable[[int], None], why_off: str | None
+    config: Configure, places: Places, served: LlamaRunner, on_progress: Callable[[int], None], why_off: str | None
 ) -> Drafting:
     """The draft model, which is closed with the served one. The load goes on at 100 percent meanwhile.
 
     Raises: ModelLoadFailed where it cannot draft for it.
     """
+    assert config.draft is not None
+    assert places.draft is not None
+    path, place = config.draft.path, places.draft
     if why_off is not None:
         raise ModelLoadFailed(
-            f"--draft-model {beside.config.model_path}: wrong drafts could not be taken from the memory of the model "
+            f"--draft-model {path}: wrong drafts could not be taken from the memory of the model "
             f"itself: {why_off}; or remove --draft-model"
         )
-    model = load_weights(beside.config, beside.info, beside.placement, lambda _: on_progress(100))
+    info = read_info(Path(path))
+    own = asked_of(config, info, place.plan.n_cells, places.served.plan.parallel)
+    model = load_weights(own, info, place, lambda _: on_progress(100))
     served.model.close_before(model.close)
-    sizes = context_sizes(beside.config, model, beside.placement.plan)
-    return with_draft_model(beside, model, sizes, served.model)
+    return with_draft_model(own, info, place, model, served.model)
 
 
 def _model_facts(
