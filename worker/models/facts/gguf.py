@@ -71,13 +71,13 @@ class Entry:
     kind: str
     """u8 … u64, i8 … i64, f32, f64, bool or string."""
     value: float | str = 0
-    """That of one; an array has none."""
+    """0 for an array."""
     length: int | None = None
-    """That of an array."""
+    """None for one number or text."""
     numbers: tuple[float, ...] = ()
-    """Those of an array, unless there are more than a per-layer array has; all if the reader asked for the whole."""
+    """Empty if an array has more than a per-layer one, unless the reader asked for the whole."""
     strings: tuple[bytes, ...] = ()
-    """Those of an array, if the reader asked for the whole."""
+    """Empty unless the reader asked for the whole array."""
 
     def __str__(self) -> str:
         return self.kind if self.length is None else f"an array of {self.kind}"

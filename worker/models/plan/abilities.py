@@ -1,4 +1,4 @@
-"""What a model's memory allows: sharing prefixes, taking drafts back, drafting with its own head; else the reason.
+"""The abilities of a model's memory: prefixes to share, drafts to take back, a head that drafts; else the reason.
 
 Owns the reasons that `inspect`, `/health` and the log give, and the number of snapshots: earlier recurrent states that
 the library keeps beside a sequence's last one. Pure; it reads the model info and the configuration alone, so that
