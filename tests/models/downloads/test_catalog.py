@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ from worker.models.downloads.catalog import (
     locate,
     parts,
 )
+
+Find = Callable[[str], Located]
 
 ENTRY = """
 [[model]]
@@ -50,6 +53,11 @@ def models_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     models_dir = tmp_path / "models"
     models_dir.mkdir()
     return models_dir
+
+
+@pytest.fixture
+def find(catalog: Catalog, models_dir: Path) -> Find:
+    return lambda reference: locate(reference, models_dir, catalog)
 
 
 def test_built_in_default_is_the_member_of_the_wheel() -> None:
@@ -141,41 +149,35 @@ def test_name_of_the_catalogue_is_its_file_in_the_models_directory(catalog: Cata
     assert locate("tiny", models_dir, catalog).is_present
 
 
-def test_existing_path_goes_before_everything(catalog: Catalog, models_dir: Path) -> None:
-    (models_dir / "tiny.gguf").touch()
+def test_what_is_there_is_found_in_one_order(find: Find, catalog: Catalog, models_dir: Path) -> None:
+    for name in ("tiny.gguf", "own.gguf"):
+        (models_dir / name).touch()
+    assert find("own.gguf") == Located(models_dir / "own.gguf", is_present=True)
     Path("tiny.gguf").touch()
-    assert locate("tiny.gguf", models_dir, catalog).path == Path("tiny.gguf")
-
-
-def test_bare_file_name_is_looked_up_in_the_models_directory(catalog: Catalog, models_dir: Path) -> None:
-    (models_dir / "own.gguf").touch()
-    assert locate("own.gguf", models_dir, catalog) == Located(models_dir / "own.gguf", is_present=True)
-
-
-def test_catalogue_name_goes_before_a_folder_of_that_name_here(catalog: Catalog, models_dir: Path) -> None:
+    assert find("tiny.gguf").path == Path("tiny.gguf"), "a path goes first"
     Path("tiny").mkdir()
-    assert locate("tiny", models_dir, catalog).wanted == catalog.default
+    assert find("tiny").wanted == catalog.default, "and a name of the catalogue before a folder of that name"
 
 
 @pytest.mark.parametrize("form", ["file:{}", "file://{}", "file://localhost{}"])
-def test_file_url_is_a_path(form: str, catalog: Catalog, models_dir: Path) -> None:
+def test_file_url_is_a_path(form: str, catalog: Catalog, models_dir: Path, find: Find) -> None:
     file = models_dir / "with space%.gguf"
     file.touch()
-    assert locate(form.format(file), models_dir, catalog) == Located(file, is_present=True)
+    assert find(form.format(file)) == Located(file, is_present=True)
     assert locate(form.format(str(file).replace(" ", "%20")), models_dir, catalog) == Located(file, is_present=True)
 
 
-def test_folder_and_wrong_file_are_left_to_the_card_check(catalog: Catalog, models_dir: Path) -> None:
+def test_folder_and_wrong_file_are_left_to_the_card_check(models_dir: Path, find: Find) -> None:
     Path("folder").mkdir()
     Path("notes.txt").touch()
     for reference in ("folder", "notes.txt", "./notes.txt", str(models_dir)):
-        assert locate(reference, models_dir, catalog) == Located(Path(reference), is_present=True)
+        assert find(reference) == Located(Path(reference), is_present=True)
 
 
-def test_path_that_does_not_exist_is_named(catalog: Catalog, models_dir: Path) -> None:
+def test_path_that_does_not_exist_is_named(find: Find) -> None:
     for reference in ("/no/such.gguf", "no/such", "file:/no/such.gguf", "such.gguf", "x/" + "y" * 300):
         with pytest.raises(ModelNotFound, match="no such file"):
-            locate(reference, models_dir, catalog)
+            find(reference)
 
 
 @pytest.mark.parametrize(
@@ -191,36 +193,34 @@ def test_path_that_does_not_exist_is_named(catalog: Catalog, models_dir: Path) -
         ("s3://bucket/m.gguf", "download it"),
     ],
 )
-def test_the_error_says_how_a_repository_or_an_address_is_spelled(
-    reference: str, hint: str, catalog: Catalog, models_dir: Path
-) -> None:
+def test_the_error_says_how_a_repository_or_an_address_is_spelled(reference: str, hint: str, find: Find) -> None:
     with pytest.raises(ModelNotFound, match=re.escape(hint).replace(r"\$", "$")) as raised:
-        locate(reference, models_dir, catalog)
+        find(reference)
     told = re.search(r"write (hf:[^,]*)(,.*)?$", str(raised.value))
     if told:
-        assert isinstance(locate(told[1], models_dir, catalog).wanted, HfReference), "what is told is understood"
+        assert isinstance(find(told[1]).wanted, HfReference), "what is told is understood"
 
 
 @pytest.mark.parametrize("reference", ["dir/m.gguf", "./org/repo", "/org/repo", "a/b/c", "file:org/repo"])
-def test_a_path_is_not_taken_for_a_repository(reference: str, catalog: Catalog, models_dir: Path) -> None:
+def test_a_path_is_not_taken_for_a_repository(reference: str, find: Find) -> None:
     with pytest.raises(ModelNotFound) as raised:
-        locate(reference, models_dir, catalog)
+        find(reference)
     assert "hf:" not in str(raised.value)
 
 
 def test_a_home_directory_is_understood_where_no_shell_has_seen_it(
-    catalog: Catalog, models_dir: Path, monkeypatch: pytest.MonkeyPatch
+    models_dir: Path, monkeypatch: pytest.MonkeyPatch, find: Find
 ) -> None:
     monkeypatch.setenv("HOME", str(models_dir))
     (models_dir / "m.gguf").touch()
     for reference in ("~/m.gguf", "file:~/m.gguf"):
-        assert locate(reference, models_dir, catalog) == Located(models_dir / "m.gguf", is_present=True)
+        assert find(reference) == Located(models_dir / "m.gguf", is_present=True)
     Path("~").mkdir()
     Path("~/m.gguf").touch()
-    assert locate("~/m.gguf", models_dir, catalog) == Located(Path("~/m.gguf"), is_present=True), "it is there"
+    assert find("~/m.gguf") == Located(Path("~/m.gguf"), is_present=True), "it is there"
     for reference in ("~/absent.gguf", "~nobody-of-that-name/m.gguf"):
         with pytest.raises(ModelNotFound, match="no such file"):
-            locate(reference, models_dir, catalog)
+            find(reference)
 
 
 def test_misspelled_name_lists_close_ones(models_dir: Path) -> None:
@@ -240,10 +240,8 @@ def test_misspelled_name_lists_close_ones(models_dir: Path) -> None:
         ("org/repo:q8_0", HfReference("org/repo", "main", quant="q8_0")),
     ],
 )
-def test_hf_reference_is_read_into_its_parts(
-    reference: str, expected: HfReference, catalog: Catalog, models_dir: Path
-) -> None:
-    located = locate(reference, models_dir, catalog)
+def test_hf_reference_is_read_into_its_parts(reference: str, expected: HfReference, find: Find) -> None:
+    located = find(reference)
     assert located.wanted == expected
     assert not located.is_present
 
@@ -257,59 +255,57 @@ def test_hf_reference_is_read_into_its_parts(
         *("hf:org/repo:Q4_K_M::file=x.gguf", "hf:org/repo\n"),
     ],
 )
-def test_malformed_hf_reference_is_not_found(reference: str, catalog: Catalog, models_dir: Path) -> None:
+def test_malformed_hf_reference_is_not_found(reference: str, find: Find) -> None:
     with pytest.raises(ModelNotFound) as caught:
-        locate(reference, models_dir, catalog)
+        find(reference)
     assert "\n" not in str(caught.value)
 
 
-def test_same_file_name_in_two_repositories_is_two_files(catalog: Catalog, models_dir: Path) -> None:
-    paths = {locate(f"hf:{org}/repo::file=model.gguf", models_dir, catalog).path for org in ("a", "b")}
+def test_same_file_name_in_two_repositories_is_two_files(find: Find) -> None:
+    paths = {find(f"hf:{org}/repo::file=model.gguf").path for org in ("a", "b")}
     assert len(paths) == 2
 
 
 def test_hf_reference_without_file_is_present_only_when_the_hub_said_it_is_the_only_one(
-    catalog: Catalog, models_dir: Path
+    models_dir: Path, find: Find
 ) -> None:
     folder = HfReference("org/repo", "main", None).folder(models_dir)
     folder.mkdir(parents=True)
     (folder / "x.gguf").touch()
-    assert locate("hf:org/repo", models_dir, catalog).path == folder
+    assert find("hf:org/repo").path == folder
     (folder / ONLY_GGUF_NOTE).write_text("x.gguf")
-    located = locate("hf:org/repo", models_dir, catalog)
+    located = find("hf:org/repo")
     assert (located.path, located.is_present) == (folder / "x.gguf", True)
 
 
-def test_each_quantisation_is_present_once_the_hub_has_said_which_file_it_is(
-    catalog: Catalog, models_dir: Path
-) -> None:
+def test_each_quantisation_is_present_once_the_hub_has_said_which_file_it_is(models_dir: Path, find: Find) -> None:
     folder = HfReference("org/repo", "main").folder(models_dir)
     folder.mkdir(parents=True)
     for quant in ("Q8_0", "Q4_K_M"):
-        assert not locate(f"org/repo:{quant}", models_dir, catalog).is_present
+        assert not find(f"org/repo:{quant}").is_present
         (folder / f"x-{quant}.gguf").touch()
         (folder / f"{ONLY_GGUF_NOTE}-{quant}").write_text(f"x-{quant}.gguf")
     for typed, file in (("Q8_0", "x-Q8_0.gguf"), ("q8_0", "x-Q8_0.gguf"), ("Q4_K_M", "x-Q4_K_M.gguf")):
-        located = locate(f"hf:org/repo:{typed}", models_dir, catalog)
+        located = find(f"hf:org/repo:{typed}")
         assert (located.path, located.is_present) == (folder / file, True)
-    assert not locate("hf:org/repo", models_dir, catalog).is_present
+    assert not find("hf:org/repo").is_present
 
 
-def test_a_path_that_exists_goes_before_a_repository_of_that_name(catalog: Catalog, models_dir: Path) -> None:
+def test_a_path_that_exists_goes_before_a_repository_of_that_name(find: Find) -> None:
     Path("org").mkdir()
     Path("org/repo:Q4_K_M").touch()
-    assert locate("org/repo:Q4_K_M", models_dir, catalog) == Located(Path("org/repo:Q4_K_M"), is_present=True)
-    assert locate("hf:org/repo:Q4_K_M", models_dir, catalog).wanted == HfReference("org/repo", "main", quant="Q4_K_M")
+    assert find("org/repo:Q4_K_M") == Located(Path("org/repo:Q4_K_M"), is_present=True)
+    assert find("hf:org/repo:Q4_K_M").wanted == HfReference("org/repo", "main", quant="Q4_K_M")
 
 
-def test_split_file_is_present_when_all_parts_are(catalog: Catalog, models_dir: Path) -> None:
+def test_split_file_is_present_when_all_parts_are(find: Find) -> None:
     reference = "hf:org/repo::file=x-00001-of-00002.gguf"
-    first = locate(reference, models_dir, catalog).path
+    first = find(reference).path
     first.parent.mkdir(parents=True)
     first.touch()
-    assert not locate(reference, models_dir, catalog).is_present
+    assert not find(reference).is_present
     first.with_name("x-00002-of-00002.gguf").touch()
-    assert locate(reference, models_dir, catalog).is_present
+    assert find(reference).is_present
 
 
 def test_models_directory_that_may_not_be_searched_is_one_line(catalog: Catalog, tmp_path: Path) -> None:
@@ -329,11 +325,11 @@ def test_any_part_names_all_parts(n_parts: int, data: st.DataObject) -> None:
 
 @given(text=st.text(alphabet=st.sampled_from("./\\:@~%a\x00\n"), max_size=12))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_to_be_fetched_lies_inside_the_models_directory(text: str, catalog: Catalog, models_dir: Path) -> None:
+def test_what_is_to_be_fetched_lies_inside_the_models_directory(text: str, models_dir: Path, find: Find) -> None:
     """A reference that exists is a path the user gave; one to fetch never leads out of the models directory."""
     for reference in (text, f"hf:{text}", f"hf:a/{text}", f"hf:a/a@{text}", f"hf:a/a::file={text}.gguf"):
         try:
-            located = locate(reference, models_dir, catalog)
+            located = find(reference)
         except ModelNotFound:
             continue
         if not located.is_present:
