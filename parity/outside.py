@@ -32,7 +32,8 @@ from worker.formats.render.sandbox import BrokenTemplate
 from worker.formats.render.template import ChatTemplates, Rendered
 from worker.errors import UsageError
 from worker.host import sha256_of
-from worker.llama.model import TOKEN_KINDS, Model
+from worker.llama.model import Model
+from worker.llama.tokenizer import TOKEN_KINDS
 from worker.models.facts.info import ModelInfo
 from worker.wire.prompts import Conversation
 

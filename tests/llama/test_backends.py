@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from worker.llama.buffers import LogLine
-from worker.llama.devices import backends, compiled, complaint_of, devices, features, loaded_variants
-from worker.llama.library import LIBRARY_DIR, open_library
+from worker.llama.devices import backends, compiled, complaint_of, devices, features, loaded_modules
+from worker.llama.library import LIBRARY_DIR, LogLine, open_library
 from worker.llama.reasons import reason, unloadable
 
 # ── this build ───────────────────────────────────────────────────────────────────────────────────
@@ -56,16 +55,15 @@ def test_the_files_next_to_the_library_name_its_backends(tmp_path: Path, files: 
     assert compiled(tmp_path) == names
 
 
-def test_the_module_that_was_loaded_names_the_instruction_set() -> None:
+@pytest.mark.parametrize("variant", ["zen4", "armv8.2_1", None])
+def test_the_module_that_was_loaded_names_the_instruction_set(variant: str | None) -> None:
+    file = "libggml-cpu.so" if variant is None else f"libggml-cpu-{variant}.so"
     said = [
         "load_backend: loaded CUDA backend from /opt/a b/libggml-cuda.so",
-        "load_backend: loaded CPU backend from /opt/a b/libggml-cpu-zen4.so",
-        "load_backend: loaded CPU backend from ./libggml-cpu-armv8.2_1.so",
-        "load_backend: loaded CPU backend from /opt/libggml-cpu.so",
+        f"load_backend: loaded CPU backend from /opt/a b/{file}",
         "something else",
     ]
-    words = [LogLine("info", text) for text in said]
-    assert list(loaded_variants(words)) == [("cpu", "zen4"), ("cpu", "armv8.2_1")]
+    assert loaded_modules([LogLine("info", text) for text in said]) == {"cuda": None, "cpu": variant}
 
 
 # ── reasons ──────────────────────────────────────────────────────────────────────────────────────

@@ -2,8 +2,7 @@
 
 import pytest
 
-from worker.llama.buffers import LogLine, Watch
-from worker.llama.library import LIBRARY_DIR
+from worker.llama.library import LIBRARY_DIR, LogLine, Watch
 from worker.models.plan.buffers import Buffer
 
 

@@ -16,8 +16,8 @@ from worker.constraints.constraint import Constraint
 from worker.engine.step import Sampled, Score, Scoring, Slice
 from worker.llama.constrained import constraints_of
 from worker.llama.context import Logits
-from worker.llama.draws import MIN_ROWS, MIN_VOCABULARY, Draws, DrawThreads
 from worker.llama.model import Model
+from worker.llama.runner import MIN_ROWS, MIN_VOCABULARY, Draws, DrawThreads
 from worker.wire.jobs import SamplingParams, SlotId, TokenId
 
 LAW = settings(max_examples=40)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.engine.sampling.test_wide_rows import LAW, cases
 from worker.engine.sampling.row import F32_SLACK, Estimate, Logits, numpy_estimate
 from worker.engine.sampling.sample import sample
-from worker.llama.draws import fastest_estimate
 from worker.llama.library import LIBRARY_DIR
+from worker.llama.runner import fastest_estimate
 from worker.wire.jobs import SamplingParams
 
 ESTIMATES = [numpy_estimate, fastest_estimate()]

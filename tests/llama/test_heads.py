@@ -17,8 +17,7 @@ from tools import made_architectures
 from worker.engine.backend import LoadedDraft, Runner
 from worker.engine.step import Sampled, Slice, Step
 from worker.limits import MAX_HIDDEN_ROWS
-from worker.llama import heads
-from worker.llama.heads import HeadContext, ModelContext, StoredRows, row_length
+from worker.llama.heads import HeadContext, ModelContext, StoredRows, check_positions, row_length
 from worker.llama.invariance import has_own_products
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
@@ -184,16 +183,6 @@ def test_a_head_says_the_same_of_a_text_in_one_part_and_in_several(
 # ── what cannot be ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_without_the_library_s_functions_there_is_a_reason(
-    make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heads._functions.cache_clear()
-    monkeypatch.setattr(heads, "SET_HIDDEN_ROWS", ("llama_no_such_function",))
-    with pytest.raises(LookupError, match=r"this build of llama\.cpp does not export llama_no_such_function"):
-        make_pair(KINDS[0])
-    heads._functions.cache_clear()
-
-
 def test_positions_of_several_numbers_are_found_before_they_end_the_process(tmp_path: Path) -> None:
     [kind] = [kind for kind in KINDS if kind.architecture in HEADS_OF_PLAIN_POSITIONS]
     seeing = changed(kind, keys={**kind.keys, "rope.dimension_sections": [8, 8, 8, 8]})
@@ -201,10 +190,10 @@ def test_positions_of_several_numbers_are_found_before_they_end_the_process(tmp_
         path = made_architectures.write_kind(tmp_path / f"{reason}.gguf", each)
         with loaded_on_cpu(path, loads_heads=True) as model:
             if reason is None:
-                heads.check_positions(model)
+                check_positions(model)
             else:
                 with pytest.raises(LookupError, match=reason):
-                    heads.check_positions(model)
+                    check_positions(model)
 
 
 # ── the engine ───────────────────────────────────────────────────────────────────────────────────

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.llama.test_vocabularies import load_vocabulary
 from tests.vocabularies import VOCABULARIES
 from worker.engine.backend import Read
-from worker.llama.model import InfillMarks, Model
-from worker.llama.prompts import Prompts
+from worker.llama.model import Model
+from worker.llama.tokenizer import InfillMarks, Prompts
 from worker.wire.jobs import TokenId
 from worker.wire.prompts import Infill
 from worker.wire.refusals import Violation

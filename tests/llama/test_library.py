@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from worker.errors import ModelLoadFailed
-from worker.llama.buffers import LogLine
-from worker.llama.library import LIBRARY_DIR, Library, check_binding, check_runtimes, open_library
+from worker.llama.library import LIBRARY_DIR, Library, LogLine, check_binding, check_runtimes, open_library
 from worker.models.upstream.layouts import PINNED_VERSION, STRUCT_SIZES
 
 

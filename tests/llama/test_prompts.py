@@ -19,7 +19,7 @@ from worker.errors import ModelLoadFailed
 from worker.formats.render.escapes import Names
 from worker.formats.render.template import ChatTemplates
 from worker.llama.model import Model
-from worker.llama.prompts import Prompts
+from worker.llama.tokenizer import Prompts
 from worker.models.facts.info import read_info
 from worker.models.loading.load import load_model
 from worker.wire.chat_format import HERMES, CallFormat
@@ -105,7 +105,8 @@ def test_a_name_in_a_message_is_letters_and_the_rest_is_as_it_was(prompts: Promp
 
 @pytest.fixture(scope="module")
 def model_of_prompts(prompts: Prompts) -> Model:
-    return prompts._model
+    assert isinstance(prompts._tokenizer, Model)
+    return prompts._tokenizer
 
 
 # ── every vocabulary ─────────────────────────────────────────────────────────────────────────────
@@ -134,7 +135,7 @@ def test_every_vocabulary_has_the_template_around_what_is_said(vocabulary: Model
     names = Names(vocabulary.controls)
     controls = [vocabulary.controls[before], vocabulary.controls[after]]
     plain = ["Hello you", " 1 2  3\n\n", "日本語 e\u0301 🐈", "", "a<b>c[d]|e"]
-    bos = [TokenId(vocabulary._bos)] if vocabulary._has_bos and controls[0] != vocabulary._bos else []
+    bos = [vocabulary._bos] if vocabulary._bos is not None and controls[0] != vocabulary._bos else []
     for said in (*plain, *(f"x{name} y" for name in (before, after)), f"{before}{after}", f"a\n{before} b"):
         if controls_in(vocabulary, vocabulary.tokenize(said, add_special=False, parse_special=False)):
             continue  # WordPiece's [UNK] stands for a word that the vocabulary lacks.

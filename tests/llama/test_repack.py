@@ -6,13 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.models.plan.rehearsed import info
-from worker.errors import ModelLoadFailed
 from worker.llama.library import call_ggml, open_library
-from worker.llama.repack import TILES, Dims, InitParams, LaidOut, TensorHead, head_of, layout_of, may_repack
+from worker.llama.repack import TILES, Dims, InitParams, LaidOut, TensorHead, layout_of, may_repack
 from worker.models.facts.gguf import Tensor
 from worker.models.facts.info import ModelInfo
 from worker.models.upstream.ggml_types import TENSOR_TYPES
@@ -91,10 +88,6 @@ def test_the_library_lays_these_types_out_in_tiles_or_none() -> None:
     assert found in (set(), set(IN_TILES))
 
 
-TYPES = st.sampled_from(sorted(TENSOR_TYPES))
-SIZES = st.tuples(*[st.integers(1, 3)] * 4)
-
-
 @pytest.fixture
 def context() -> Iterator[ctypes.c_void_p]:
     open_library()
@@ -110,23 +103,9 @@ def tensor(context: ctypes.c_void_p, type_id: int, dims: Dims) -> int:
 
 @pytest.mark.parametrize("type_id", sorted(TENSOR_TYPES))
 def test_the_librarys_own_tensors_are_laid_out_as_expected(context: ctypes.c_void_p, type_id: int) -> None:
+    """Else a trial would corrupt memory in silence."""
     dims = (2 * TENSOR_TYPES[type_id].block, 3, 5, 7)
-    head = head_of(tensor(context, type_id, dims), type_id, dims)
-    assert (head.type, head.buffer, tuple(head.ne)) == (type_id, None, dims)
-
-
-@given(type_id=TYPES, sizes=SIZES, field=st.sampled_from(("type", "buffer", "ne", "nb")), at=st.integers(0, 3))
-def test_any_field_that_says_something_else_is_refused(
-    type_id: int, sizes: tuple[int, ...], field: str, at: int
-) -> None:
-    dims = (sizes[0] * TENSOR_TYPES[type_id].block, sizes[1], sizes[2], sizes[3])
+    head = TensorHead.from_address(tensor(context, type_id, dims))
     row = TENSOR_TYPES[type_id].n_bytes(dims[0])
-    strides = (TENSOR_TYPES[type_id].block_bytes, row, row * dims[1], row * dims[1] * dims[2])
-    made = TensorHead(type_id, None, dims, strides)
-    head_of(ctypes.addressof(made), type_id, dims)
-    if field in ("ne", "nb"):
-        getattr(made, field)[at] += 1
-    else:
-        setattr(made, field, (getattr(made, field) or 0) + 1)
-    with pytest.raises(ModelLoadFailed, match="lays its tensors out otherwise"):
-        head_of(ctypes.addressof(made), type_id, dims)
+    assert (head.type, head.buffer, tuple(head.ne)) == (type_id, None, dims)
+    assert tuple(head.nb) == (TENSOR_TYPES[type_id].block_bytes, row, row * dims[1], row * dims[1] * dims[2])

@@ -30,16 +30,7 @@ from worker.wire.jobs import SlotId
 from worker.wire.load import Determinism, Tried
 
 SERVING = Serving(chunk=16, is_fixed=False, n_parallel=8, has_drafts=True, context_length=64)
-ALL_WAYS = (
-    *(
-        "in one step",
-        "in small chunks",
-        "from the prefix cache",
-        "with draft tokens",
-        "sharing another's prefix",
-    ),
-    *("where others have left", "beside 7 others", "over the cells of 7 others"),
-)
+ALL_WAYS = ("in one step", "in small chunks", "with draft tokens", "beside 7 others", "over the cells of 7 others")
 
 
 @dataclass(frozen=True)
@@ -123,7 +114,7 @@ def test_a_memory_that_cannot_be_cut_is_tested_without_reuse(
     serving = Serving(chunk=16, is_fixed=False, n_parallel=8, has_drafts=False, context_length=1024)
     found = verdict(runner, serving)
     assert found is not None
-    assert set(found.differences) <= {"in one step", "in small chunks", "where others have left", "beside 7 others"}
+    assert set(found.differences) <= {"in one step", "in small chunks", "beside 7 others"}
 
 
 # ── a memory that remembers what it should not ───────────────────────────────────────────────────
@@ -138,11 +129,7 @@ class TaintedKv(Kv):
 
     def load(self, slot: SlotId, parts: Sequence[Saved], n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
         super().load(slot, parts, n_tokens, checkpoint)
-        self.context.note(f"load {len(parts)}")
-
-    def share(self, source: SlotId, target: SlotId, n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
-        super().share(source, target, n_tokens, checkpoint)
-        self.context.note("share")
+        self.context.note("load")
 
     def clear(self) -> None:
         self.context.is_tainted = False
@@ -186,9 +173,7 @@ def tainted(
         ("nothing", ()),
         ("tokens 48", ("in one step",)),
         ("tokens 7", ("in small chunks",)),
-        ("load 2", ("from the prefix cache",)),
         ("guesses 8", ("with draft tokens",)),
-        ("share", ("sharing another's prefix",)),
         ("slices 8", ("in decode steps of 8 rows", "beside 7 others")),
         ("crowded True", ("over the cells of 7 others",)),
     ],
@@ -202,26 +187,14 @@ def test_what_differs_is_named(tiny: Model, what: str, names: tuple[str, ...]) -
 
 
 def test_all_that_differs_is_named(tiny: Model) -> None:
-    kinds = ("tokens 48", "tokens 7", "load 2", "guesses 8", "share", "slices 8", "crowded True")
+    kinds = ("tokens 48", "tokens 7", "guesses 8", "slices 8", "crowded True")
     found = verdict(tainted(tiny, *kinds))
-    ways = tuple(way for way in ALL_WAYS if way != "where others have left")
-    assert found == Verdict(is_same=False, differences=("in decode steps of 8 rows", *ways))
+    assert found == Verdict(is_same=False, differences=("in decode steps of 8 rows", *ALL_WAYS))
 
 
 def test_every_width_that_differs_is_named(tiny: Model) -> None:
     found = verdict(tainted(tiny, "slices 2", "slices 3", "slices 5", "slices 7"))
     assert found == Verdict(is_same=False, differences=("in decode steps of 2 to 3, 5 and 7 rows",))
-
-
-def test_the_cells_of_others_that_have_left_are_looked_at(tiny: Model) -> None:
-    """A sequence's later tokens lie before its first in a memory without order."""
-
-    class Holes(TaintedKv):
-        def trim(self, slot: SlotId, n_keep: int) -> None:
-            super().trim(slot, n_keep)
-            self.context.note("hole")
-
-    assert verdict(tainted(tiny, "hole", kv=Holes)) == Verdict(is_same=False, differences=("where others have left",))
 
 
 # ── row groups ───────────────────────────────────────────────────────────────────────────────────
@@ -249,9 +222,9 @@ def test_with_fixed_chunks_rows_are_grouped_until_they_are_the_same(
 
 
 def test_what_no_grouping_cures_is_named_in_full(tiny: Model) -> None:
-    runner = tainted(tiny, "slices 8", "load 2", "share")
+    runner = tainted(tiny, "slices 8", "crowded True")
     assert verdict(runner, FIXED) == Verdict(
-        is_same=False, differences=("from the prefix cache", "sharing another's prefix")
+        is_same=False, differences=("beside 7 others", "over the cells of 7 others")
     )
 
 
@@ -319,7 +292,7 @@ def test_logits_that_are_no_numbers_equal_themselves(model_of_nan: Model) -> Non
 @pytest.mark.parametrize("chunk", [1, 16, 64])
 def test_where_chunks_are_fixed_prompts_are_cut_nowhere_else(tiny: Model, chunk: int) -> None:
     serving = Serving(chunk=chunk, is_fixed=True, n_parallel=8, has_drafts=False, context_length=64)
-    prompts = (9, 6, 12, 10, 3, 48, 5, 7)
+    prompts = (9, 6, 12, 10, 48)
     elsewhere = [f"tokens {n}" for n in range(2, 65) if n not in {chunk, *prompts, *(n % chunk for n in prompts)}]
     runner = tainted(tiny, *elsewhere, "guesses 8")
     assert verdict(runner, serving) == SAME
@@ -329,14 +302,14 @@ def test_without_a_memory_that_can_be_cut_nothing_is_reused(tiny: Model) -> None
     class Uncut(TaintedKv):
         can_share = False
 
-    uncut = tainted(tiny, "load 1", "load 2", "share", "guesses 8", "slices 8", kv=Uncut)
+    uncut = tainted(tiny, "load", "guesses 8", "slices 8", kv=Uncut)
     serving = Serving(chunk=16, is_fixed=False, n_parallel=8, has_drafts=False, context_length=64)
     names = ("in decode steps of 8 rows", "beside 7 others")
     assert verdict(uncut, serving) == Verdict(is_same=False, differences=names)
 
 
 def test_a_single_slot_has_no_neighbours(tiny: Model) -> None:
-    runner = tainted(tiny, "share", "crowded True", n_slots=1)
+    runner = tainted(tiny, "crowded True", n_slots=1)
     assert verdict(runner, replace(SERVING, n_parallel=1)) == SAME
 
 

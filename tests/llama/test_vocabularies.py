@@ -21,9 +21,8 @@ from tests.engine.text_reference import (
 )
 from tests.llama_source import folder
 from tests.vocabularies import VOCABULARIES, Vocabulary, texts
-from worker.llama.buffers import Watch
 from worker.llama.devices import devices
-from worker.llama.library import open_library
+from worker.llama.library import Watch, open_library
 from worker.llama.model import Model
 from worker.models.facts.gguf import read_header
 from worker.models.facts.vocabulary import WHOLE_ARRAYS, check_vocabulary

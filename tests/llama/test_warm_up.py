@@ -13,6 +13,7 @@ from worker.llama import warm_up as warm_up_module
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
+from worker.llama.seq_ids import SeqIds
 from worker.llama.warm_up import (
     MAX_DEAD_COST,
     MAX_PADDED,
@@ -123,7 +124,7 @@ def test_steps_of_every_width_are_measured_where_tokens_will_be_drafted(
 def test_nothing_is_measured_where_nothing_will_be_drafted(tiny: Model) -> None:
     runner = runner_of(tiny)
     assert warmed(runner, looks_up=False).row_costs == ()
-    runner.kv.seq_ids = runner.kv.seq_ids.without_spares()
+    runner.kv.seq_ids = SeqIds(runner.kv.seq_ids.n_slots)
     assert warmed(runner).row_costs == ()
 
 

@@ -28,7 +28,7 @@ from worker.commands.places import not_here, where
 from worker.commands.tables import print_table
 from worker.engine.sampling.sample import candidates, log_probabilities, sample
 from worker.host import cpu_quota
-from worker.llama.draws import DrawThreads, fastest_estimate
+from worker.llama.runner import DrawThreads, fastest_estimate
 from worker.models.downloads.catalog import load_catalog, locate
 from worker.wire.jobs import SamplingParams, TokenId
 

@@ -175,8 +175,8 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class Prompts(Protocol):
-    """Turns prompts into tokens and back, on the intake thread. llama/prompts.py and the tests' readable fake implement
-    it."""
+    """Turns prompts into tokens and back, on the intake thread. llama/tokenizer.py and the tests' readable fake
+    implement it."""
 
     def read(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> Read | Violation:
         """Return the tokens of a prompt of any length, or why it has none. The flags are those of Tokenize."""

@@ -1,8 +1,6 @@
 """One llama_context: the decode call and the logits it leaves; `kv` is its memory.
 
-Owns the handle, the batch arrays, the flag that stops a decode, and that every argument is checked: many wrong ones
-would abort the process (a batch over n_batch, a seq_id or token out of range, logits that were not asked for). Knows
-nothing of jobs or sampling. One thread at a time, recorded by the first decode; `request_abort` from any.
+One thread at a time, recorded by the first decode; `request_abort` from any.
 """
 
 import ctypes
@@ -26,7 +24,7 @@ from worker.llama.model import Model
 from worker.llama.seq_ids import SeqIds, seq_ids_of
 from worker.llama.state_kv import StateKv
 from worker.llama.threads import Threads
-from worker.models.upstream.numbers import CACHE_TYPE_IDS, CELL_STEP, FLASH_ATTENTION, MAX_SEQ_IDS, MAX_THREADS
+from worker.models.upstream.numbers import CACHE_TYPE_IDS, CELL_STEP, FLASH_ATTENTION, MAX_THREADS
 from worker.wire.jobs import SlotId
 
 Logits = NDArray[np.float32]
@@ -41,6 +39,9 @@ class Context:
 
     _handle: int | None = None
     _owner: int | None = None
+    _is_of_head = False
+    """A next-token head has attention alone, whatever its model has; nothing is shared, and no draft depends on the
+    order of cells."""
 
     def __init__(
         self,
@@ -69,39 +70,36 @@ class Context:
         `swa_full`: layers with a sliding window have as many cells as others, so that their memory can be cut.
         Raises: ModelLoadFailed, InsufficientMemory, with the library's last error. Source: llama_init_from_model.
         """
-        _check_range("cells", n_ctx, 2**31 - CELL_STEP)
-        _check_range("batch size", n_batch, 2**31 - 1)
-        _check_range("micro-batch size", n_ubatch, 2**31 - 1)
-        _check_range("slots", n_seq_max, MAX_SEQ_IDS)
-        _check_range("threads", n_threads, MAX_THREADS)
-        _check_range("threads for prompts", n_threads_batch, MAX_THREADS)
         params = capi.llama_context_default_params()
         # Padded here already: the library would cut n_batch to n_ctx before it pads.
         params.n_ctx = -(-n_ctx // CELL_STEP) * CELL_STEP
         # A slot draws once a step, and once for each draft: llama.cpp reserves n_batch rows of logits (98 MiB where 14
         # do, for a vocabulary of 49k) when n_outputs_max is not said. It aborts when either is less than its seq_ids.
-        seq_ids = self._seq_ids(model, n_seq_max, swa_full=swa_full, has_padding=has_padding)
+        seq_ids = SeqIds(n_seq_max)
+        if not self._is_of_head:
+            seq_ids = seq_ids_of(model, n_seq_max, swa_full=swa_full, has_padding=has_padding)
         self.n_outputs = n_outputs = max(n_seq_max + MAX_DRAFTS, n_rows)
         params.n_outputs_max = max(n_outputs, seq_ids.n_all)
         params.n_batch = max(n_batch, params.n_outputs_max)
         params.n_ubatch, params.n_seq_max = n_ubatch, seq_ids.n_all
-        params.n_threads, params.n_threads_batch = n_threads, n_threads_batch
+        params.n_threads, params.n_threads_batch = min(n_threads, MAX_THREADS), min(n_threads_batch, MAX_THREADS)
         params.type_k, params.type_v = CACHE_TYPE_IDS[type_k], CACHE_TYPE_IDS[type_v]
         params.flash_attn_type = FLASH_ATTENTION[flash_attn]
         params.kv_unified, params.swa_full, params.n_rs_seq = True, swa_full, n_snapshots
         self._model = model
         self._threads, self._n_threads, self._n_threads_batch = threads, n_threads, n_threads_batch
-        self._open(params)
+        if self._is_of_head:
+            params.ctx_type = capi.LLAMA_CONTEXT_TYPE_MTP
+        handle = self._open(params)
         self.n_slots, self.n_seq_ids, self.decoding_s = n_seq_max, seq_ids.n_all, 0.0
-        self.kv = self._new_kv(n_seq_max, seq_ids)
+        kv = Kv if model.can_rewind or self._is_of_head else StateKv
+        self.kv = kv(handle, n_ctx=self.n_ctx, n_slots=n_seq_max, seq_ids=seq_ids, check=self._check_caller)
         self._limits = BatchLimits(self.n_batch, n_outputs, n_seq_max, model.n_vocab, self.kv.n_cells)
         self._batch = Batch(self.n_batch, self.kv.seq_ids)
-        self.row_groups, self._abort_flag = RowGroups(), AbortFlag()
+        self.row_groups = RowGroups()
         self._row_of: dict[int, int] = {}
         """The batch indexes of the last decode → rows of its logits."""
         self._rows, self._logits_address = _NO_ROWS, 0
-        if self.can_abort:
-            self._abort_flag.watched_by(self._handle)
 
     @property
     def can_abort(self) -> bool:
@@ -113,14 +111,7 @@ class Context:
         """True if `row_groups` may fill steps up."""
         return self.kv.seq_ids.n_slots > self.n_slots
 
-    def _seq_ids(self, model: Model, n_slots: int, *, swa_full: bool, has_padding: bool) -> SeqIds:
-        return seq_ids_of(model, n_slots, swa_full=swa_full, has_padding=has_padding)
-
-    def _new_kv(self, n_slots: int, seq_ids: SeqIds) -> Kv:
-        of_kind = Kv if self._model.can_rewind else StateKv
-        return of_kind(self._handle, n_ctx=self.n_ctx, n_slots=n_slots, seq_ids=seq_ids, check=self._check_caller)
-
-    def _open(self, params: Any) -> None:
+    def _open(self, params: Any) -> int:
         handle, watch = self._model.new_context(params, self.close)
         self._handle = handle
         if capi.llama_get_memory(handle) is None or not capi.llama_get_causal_attn(handle):
@@ -132,6 +123,13 @@ class Context:
         self.n_ctx = int(capi.llama_n_ctx(handle))
         self.n_batch = int(capi.llama_n_batch(handle))
         self.n_ubatch = int(capi.llama_n_ubatch(handle))
+        # The library looks at it before each graph node, without the interpreter lock: strlen of "" is 0, go on; of
+        # "\x01" it is 1, stop. A Python callback would be called some 500 times a token.
+        self._abort_flag = ctypes.create_string_buffer(2)
+        self._abort_callback = ctypes.cast(ctypes.CDLL(None).strlen, capi.ggml_abort_callback)
+        if self.can_abort:
+            capi.llama_set_abort_callback(handle, self._abort_callback, ctypes.cast(self._abort_flag, ctypes.c_void_p))
+        return handle
 
     @property
     def n_threads(self) -> int:
@@ -153,9 +151,9 @@ class Context:
         n_tokens = self._limits.check(slices)
         self.kv.make_room(n_tokens + n_padding)
         self._row_of = {}
-        indexes = self._batch.fill(slices)
+        indexes = self._fill(slices)
         began_s = time.perf_counter()
-        code = self._decode_padded(n_padding) if n_padding else int(capi.llama_decode(handle, self._batch.struct))
+        code = self._decode_padded(n_padding) if n_padding else self._decode()
         if self.is_asynchronous:
             if code == 0:
                 meanwhile()
@@ -173,6 +171,13 @@ class Context:
         self._row_of = {index: row for row, index in enumerate(indexes)}
         return indexes
 
+    def _fill(self, slices: Seq[Slice]) -> list[int]:
+        """Write checked slices; the batch indexes at which logits are asked for."""
+        return self._batch.fill(slices)
+
+    def _decode(self) -> int:
+        return int(capi.llama_decode(self._handle, self._batch.struct))
+
     def _decode_padded(self, n_padding: int) -> int:
         """Decode with rows behind the slices'. Their cells are free again at once; as they are the last, no hole is
         left.
@@ -180,8 +185,8 @@ class Context:
         # No slice may have it: a slot for such rows alone or, without one, the seq_id for copies, which is empty now.
         behind_all = SlotId(self.n_slots)
         self._batch.pad(n_padding, behind_all)
-        code = int(capi.llama_decode(self.handle, self._batch.struct))
-        self.kv.vacate(behind_all)
+        code = self._decode()
+        self.kv.remove(behind_all)
         return code
 
     def rows(self) -> Logits:
@@ -235,10 +240,10 @@ class Context:
 
         Without effect unless `can_abort`.
         """
-        self._abort_flag.up()
+        self._abort_flag[0] = b"\x01"
 
     def forget_abort(self) -> None:
-        self._abort_flag.down()
+        self._abort_flag[0] = b"\x00"
 
     def close(self) -> None:
         """Free the library's context. Idempotent; views of logits are dead from here on."""
@@ -262,33 +267,3 @@ class Context:
     def _check_thread(self) -> None:
         self._owner = self._owner or threading.get_ident()
         assert self._owner == threading.get_ident(), "a context belongs to the thread of its first decode"
-
-
-class AbortFlag:
-    """Stops a decode that runs: a flag that the library looks at without the interpreter lock.
-
-    strlen of "" is 0, go on; of "\\x01" it is 1, stop. A Python callback would be called some 500 times a token. Owns
-    the flag and the callback, which live as long as the context that was given them. `up` and `down` from any thread.
-    """
-
-    def __init__(self) -> None:
-        self._flag = ctypes.create_string_buffer(2)
-        self._callback = ctypes.cast(ctypes.CDLL(None).strlen, capi.ggml_abort_callback)
-
-    def watched_by(self, handle: Any) -> None:
-        """Let a context look at it before each graph node. Any: an opaque pointer.
-
-        Backends other than CPU and Metal never look. Source: llama_set_abort_callback.
-        """
-        capi.llama_set_abort_callback(handle, self._callback, ctypes.cast(self._flag, ctypes.c_void_p))
-
-    def up(self) -> None:
-        self._flag[0] = b"\x01"
-
-    def down(self) -> None:
-        self._flag[0] = b"\x00"
-
-
-def _check_range(what: str, value: int, most: int) -> None:
-    if not 1 <= value <= most:
-        raise ModelLoadFailed(f"{what} must be 1 to {most} (got {value})")

@@ -1,32 +1,25 @@
 """The devices ggml can compute on, and the backends of this build with or without a device.
 
-Owns ggml's device list and the names of ggml's library files. Knows nothing of models; models/plan/devices.py chooses.
 Any thread; memory figures are those of the moment.
 """
 
 import ctypes
 import itertools
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
 from worker.host import available_memory_bytes
-from worker.llama.buffers import LogLine
-from worker.llama.library import LIBRARY_DIR, call_ggml, open_library
+from worker.llama.library import LIBRARY_DIR, LogLine, call_ggml, open_library
 from worker.llama.reasons import reason
 from worker.models.plan.devices import Device, Kind, Memory
 from worker.models.upstream.wording import BACKEND_FILE, BACKEND_LOADED, NO_DEVICES
 
-_BACKENDS = {"MTL": "metal", "Metal": "metal"}
-"""Registry names of ggml that are not ours in lower case."""
-
-_NOT_A_BACKEND = "base"
-_REGISTERED_AS = {"hip": "rocm"}
-"""Files whose registry has another name."""
+_BACKENDS = {"mtl": "metal", "hip": "rocm"}
+"""Our names of ggml's registries and files, where they are others."""
 
 
 class _Feature(ctypes.Structure):
@@ -105,7 +98,7 @@ def backend_function(device: Device, name: bytes) -> tuple[ctypes.c_void_p, int 
 def _describe(ordinal: int, before: Seq[Device]) -> Device:
     handle = ctypes.c_void_p(call_ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t(ordinal)))
     registry = ctypes.c_void_p(call_ggml("ggml_backend_dev_backend_reg", ctypes.c_void_p, handle))
-    backend = backend_name(_text("ggml_backend_reg_name", registry))
+    backend = _backend_of(registry)
     kind = get_args(Kind)[call_ggml("ggml_backend_dev_type", ctypes.c_int, handle)]
     memory = _memory(handle)
     return Device(
@@ -128,9 +121,9 @@ def _memory(handle: ctypes.c_void_p) -> Memory:
     return Memory(free.value, total.value)
 
 
-def backend_name(registry: str) -> str:
-    """Our name of a ggml registry: cuda for CUDA, metal for MTL."""
-    return _BACKENDS.get(registry, registry.lower())
+def _backend_of(registry: ctypes.c_void_p) -> str:
+    name = _text("ggml_backend_reg_name", registry).lower()
+    return _BACKENDS.get(name, name)
 
 
 def _text(name: str, handle: ctypes.c_void_p) -> str:
@@ -147,27 +140,37 @@ def backends(environ: Mapping[str, str]) -> list[CompiledBackend]:
     """
     words = open_library().first_words
     found = [device for device in devices() if not device.is_shell]
-    names = list(dict.fromkeys(device.backend for device in found))
-    absent = sorted((_registered() | compiled(LIBRARY_DIR)) - set(names))
-    variants = dict(loaded_variants(words))
-    return [
-        *(_present(name, found, variants.get(name)) for name in names),
-        *(CompiledBackend(name, (), None, (), reason(name, _said(name, words), environ)) for name in absent),
+    n_registries = call_ggml("ggml_backend_reg_count", ctypes.c_size_t)
+    registries = (call_ggml("ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t(at)) for at in range(n_registries))
+    began = {_backend_of(ctypes.c_void_p(registry)) for registry in registries}
+    modules = loaded_modules(words)
+    have: dict[str, list[Device]] = {}
+    for device in found:
+        have.setdefault(device.backend, []).append(device)
+    listed = [
+        CompiledBackend(name, tuple(own), modules.get(name), features(own[0]), None) for name, own in have.items()
     ]
+    for name in sorted((began | compiled(LIBRARY_DIR)) - have.keys()):
+        about = [line.text for line in words if line.text.startswith(f"ggml_{name}") and _is_complaint(line)]
+        module = LIBRARY_DIR / f"libggml-{name}.so"
+        if not about and modules and module.exists() and name not in began:
+            about = [complaint_of(module)]
+        listed.append(CompiledBackend(name, (), None, (), reason(name, about[-1] if about else "", environ)))
+    return listed
 
 
 def compiled(folder: Path) -> set[str]:
     """The backends whose libraries lie in the folder, whether they are linked in or modules."""
     matches = (BACKEND_FILE.fullmatch(path.name) for path in folder.iterdir())
     names = {match["backend"] for match in matches if match is not None}
-    return {_REGISTERED_AS.get(name, name) for name in names - {_NOT_A_BACKEND}}
+    return {_BACKENDS.get(name, name) for name in names - {"base"}}
 
 
-def loaded_variants(words: Seq[LogLine]) -> Iterator[tuple[str, str]]:
-    """(backend, variant) of each module that ggml says it has chosen among several."""
-    for match in _loaded_files(words):
-        if match["variant"] is not None:
-            yield match["backend"], match["variant"]
+def loaded_modules(words: Seq[LogLine]) -> dict[str, str | None]:
+    """The backend of each module that ggml says it has loaded, and the processor's name if it was one of several."""
+    paths = (Path(loaded["path"]) for line in words if (loaded := BACKEND_LOADED.match(line.text)))
+    matches = (BACKEND_FILE.fullmatch(path.name) for path in paths)
+    return {match["backend"]: match["variant"] for match in matches if match is not None}
 
 
 def complaint_of(module: Path) -> str:
@@ -178,38 +181,6 @@ def complaint_of(module: Path) -> str:
     with open_library().watch() as watch:
         call_ggml("ggml_backend_load", ctypes.c_void_p, ctypes.c_char_p(os.fsencode(module)))
     return watch.last_error or ""
-
-
-def _loaded_files(words: Seq[LogLine]) -> Iterator[re.Match[str]]:
-    for line in words:
-        loaded = BACKEND_LOADED.match(line.text)
-        if loaded and (match := BACKEND_FILE.fullmatch(Path(loaded["path"]).name)):
-            yield match
-
-
-def _present(name: str, found: Seq[Device], variant: str | None) -> CompiledBackend:
-    own = tuple(device for device in found if device.backend == name)
-    return CompiledBackend(name, own, variant, features(own[0]), None)
-
-
-def _registered() -> set[str]:
-    """Return the names of the backends that began, with or without a device."""
-    n_registries = call_ggml("ggml_backend_reg_count", ctypes.c_size_t)
-    registries = (call_ggml("ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t(at)) for at in range(n_registries))
-    return {
-        backend_name(call_ggml("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p(registry)).decode())
-        for registry in registries
-    }
-
-
-def _said(name: str, words: Seq[LogLine]) -> str:
-    """The last complaint about a backend without devices; empty when there was none."""
-    about = [line.text for line in words if line.text.startswith(f"ggml_{name}") and _is_complaint(line)]
-    if about:
-        return about[-1]
-    module = LIBRARY_DIR / f"libggml-{name}.so"
-    has_modules = any(_loaded_files(words))
-    return complaint_of(module) if has_modules and module.exists() and name not in _registered() else ""
 
 
 def _is_complaint(line: LogLine) -> bool:

@@ -3,15 +3,12 @@
 The model's own context leaves the hidden rows of its tokens. The head's reads a token with the row of the token before
 it; in a draft it reads its own rows. Where a row is missing it gets zeros: then the draft is worse, and no answer is
 another one.
-
-The library exports what these need by names of C++ (llama-ext.h).
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import suppress
-from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -22,10 +19,8 @@ from worker.engine.backend import HiddenRows, Meanwhile, do_nothing
 from worker.engine.step import Slice
 from worker.limits import MAX_HIDDEN_ROWS
 from worker.llama.context import Context
-from worker.llama.kv import Kv
 from worker.llama.library import library_function
 from worker.llama.model import Model
-from worker.llama.seq_ids import SeqIds
 from worker.models.plan.buffers import Buffer, BufferSizes
 from worker.models.plan.memory import HEAD_BATCH
 from worker.models.upstream.architectures import HEADS_OF_PLAIN_POSITIONS, ROWS_OF_OUTPUTS_ALONE
@@ -36,23 +31,10 @@ Rows = NDArray[np.float32]
 _Floats = ctypes.POINTER(ctypes.c_float)
 
 
-@cache
-def _functions() -> tuple[Callable[[int, bool, bool], None], Callable[[int], int | None]]:
-    """Return two functions: set_rows(context, whether there are to be rows, whether only of tokens whose logits are
-    asked for); and get_rows(context), the address of the rows of the last decode. Raises: LookupError where the library
-    does not export them.
-    """
-    return (
-        _exported(SET_HIDDEN_ROWS, None, ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool),
-        _exported(GET_HIDDEN_ROWS, ctypes.c_void_p, ctypes.c_void_p),
-    )
-
-
-def _exported(names: Seq[str], result: Any, *arguments: Any) -> Callable[..., Any]:
-    for name in names:
-        with suppress(AttributeError):
-            return library_function(name, result, *arguments)
-    raise LookupError(f"this build of llama.cpp does not export {names[0]}")
+_set_rows = library_function(SET_HIDDEN_ROWS, None, ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool)
+"""(context, whether there are to be rows, whether only of tokens whose logits are asked for)"""
+_get_rows = library_function(GET_HIDDEN_ROWS, ctypes.c_void_p, ctypes.c_void_p)
+"""(context) → the address of the rows of the last decode."""
 
 
 def row_length(model: Model) -> int:
@@ -96,12 +78,10 @@ class ModelContext(Context):
     """The context of a model whose head drafts. Its graph, and so its numbers, are those of a model without a head."""
 
     def __init__(self, model: Model, hidden: StoredRows, **sizes: Any) -> None:
-        """Raises: LookupError, and as Context does."""
-        set_rows, self._get_rows = _functions()
         super().__init__(model, **sizes)
         self._hidden = hidden
         self._is_of_outputs = model.architecture in ROWS_OF_OUTPUTS_ALONE
-        set_rows(self.handle, True, self._is_of_outputs)
+        _set_rows(self.handle, True, self._is_of_outputs)
         self.kv.on_emptied = hidden.forget
         n_rows = self.n_outputs if self._is_of_outputs else self.n_batch
         self.sizes += _rows_in_main(4 * n_rows * hidden.length + hidden.n_bytes)
@@ -109,14 +89,8 @@ class ModelContext(Context):
     def decode(self, slices: Seq[Slice], meanwhile: Meanwhile = do_nothing) -> list[int]:
         indexes = super().decode(slices, meanwhile)
         counts = [slice_.n_rows if self._is_of_outputs else len(slice_.tokens) for slice_ in slices]
-        rows = _rows_at(self._get_rows(self.handle), sum(counts), self._hidden.length)
-        if rows is None:
-            return indexes
-        begin = 0
-        for slice_, count in zip(slices, counts, strict=True):
-            if count:
-                self._hidden.take(slice_.slot, slice_.start + len(slice_.tokens), rows[begin : begin + count])
-            begin += count
+        for slice_, rows in _rows_of(self.handle, slices, counts, self._hidden.length):
+            self._hidden.take(slice_.slot, slice_.start + len(slice_.tokens), rows)
         return indexes
 
 
@@ -124,48 +98,27 @@ class HeadContext(Context):
     """The context of a model's head, with cells for its layer alone. A slot's cells are those of its last tokens: their
     positions begin with 0, wherever they are in the text."""
 
+    _is_of_head = True
+
     def __init__(self, model: Model, hidden: StoredRows, *, n_ctx: int, n_slots: int, **sizes: Any) -> None:
-        """Raises: LookupError, and as Context does."""
-        set_rows, self._get_rows = _functions()
         self._hidden = hidden
         self._drafted: dict[SlotId, tuple[int, Rows]] = {}
         """The last position that each slot has drafted after, and the head's own row of it."""
         self._none = np.zeros(hidden.length, np.float32)
         super().__init__(model, n_ctx=n_ctx, n_seq_max=n_slots, n_batch=HEAD_BATCH, n_ubatch=HEAD_BATCH, **sizes)
-        set_rows(self.handle, True, True)
+        _set_rows(self.handle, True, True)
         self.sizes += _rows_in_main(4 * self.n_outputs * hidden.length)
         self._tokens = capi.llama_batch_ext_init(self.handle)
 
-    def _seq_ids(self, model: Model, n_slots: int, *, swa_full: bool, has_padding: bool) -> SeqIds:  # noqa: ARG002
-        """There are no spare ones: nothing is shared, and no draft depends on the order of cells."""
-        return SeqIds(n_slots)
-
-    def _new_kv(self, n_slots: int, seq_ids: SeqIds) -> Kv:
-        """A head has attention alone, whatever the model has."""
-        return Kv(self.handle, n_ctx=self.n_ctx, n_slots=n_slots, seq_ids=seq_ids, check=self._check_caller)
-
-    def _open(self, params: Any) -> None:
-        params.ctx_type = capi.LLAMA_CONTEXT_TYPE_MTP
-        super()._open(params)
-
-    def decode(self, slices: Seq[Slice], meanwhile: Meanwhile = do_nothing) -> list[int]:  # noqa: ARG002
-        """Compute one batch as Context.decode does. Raises: as that does."""
-        self._check_thread()
-        self._limits.check(slices)
-        self._row_of = {}
-        indexes = self._fill(slices)
-        code = int(capi.llama_process(self.handle, capi.LLAMA_PROCESS_TYPE_DECODE, self._tokens))
-        capi.llama_synchronize(self.handle)
-        if code != 0:
-            self._raise_for(code, slices)
-        for slice_ in slices:
-            self.kv.add(slice_.slot, len(slice_.tokens))
-        self._row_of = {index: row for row, index in enumerate(indexes)}
-        self._keep_own(slices, len(indexes))
+    def decode(self, slices: Seq[Slice], meanwhile: Meanwhile = do_nothing) -> list[int]:
+        indexes = super().decode(slices, meanwhile)
+        counts = [slice_.n_rows for slice_ in slices]
+        for slice_, rows in _rows_of(self.handle, slices, counts, self._hidden.length):
+            last = self._hidden.first(slice_.slot) + slice_.start + len(slice_.tokens) - 1
+            self._drafted[slice_.slot] = last, rows[-1].copy()
         return indexes
 
     def _fill(self, slices: Seq[Slice]) -> list[int]:
-        """Write checked slices; the batch indexes at which logits are asked for."""
         capi.llama_batch_ext_clear(self._tokens)
         indexes: list[int] = []
         for slice_ in slices:
@@ -182,20 +135,14 @@ class HeadContext(Context):
                     indexes.append(index)
         return indexes
 
+    def _decode(self) -> int:
+        return int(capi.llama_process(self.handle, capi.LLAMA_PROCESS_TYPE_DECODE, self._tokens))
+
     def _row_before(self, slot: SlotId, position: int) -> Rows:
         if (row := self._hidden.of(slot, position - 1)) is not None:
             return row
         last, own = self._drafted.get(slot, (-1, self._none))
         return own if last == position - 1 else self._none
-
-    def _keep_own(self, slices: Seq[Slice], n_rows: int) -> None:
-        rows = _rows_at(self._get_rows(self.handle), n_rows, self._hidden.length)
-        end = 0
-        for slice_ in slices:
-            end += slice_.n_rows
-            if rows is not None and slice_.n_rows:
-                last = self._hidden.first(slice_.slot) + slice_.start + len(slice_.tokens) - 1
-                self._drafted[slice_.slot] = last, rows[end - 1].copy()
 
     def close(self) -> None:
         if self._handle is not None and hasattr(self, "_tokens"):
@@ -203,11 +150,15 @@ class HeadContext(Context):
         super().close()
 
 
-def _rows_at(address: int | None, n_rows: int, length: int) -> Rows | None:
-    """The rows of a decode, until the next one."""
+def _rows_of(context: int, slices: Seq[Slice], counts: Seq[int], length: int) -> Iterator[tuple[Slice, Rows]]:
+    """Yield the slices that have rows of a decode, each with `counts` of them, which are there until the next one."""
+    address, n_rows = _get_rows(context), sum(counts)
     if address is None or not n_rows:
-        return None
-    return np.ctypeslib.as_array(ctypes.cast(address, _Floats), shape=(n_rows, length))
+        return
+    rows = np.ctypeslib.as_array(ctypes.cast(address, _Floats), shape=(n_rows, length))
+    for slice_, count, end in zip(slices, counts, accumulate(counts), strict=True):
+        if count:
+            yield slice_, rows[end - count : end]
 
 
 def _rows_in_main(n_bytes: int) -> BufferSizes:

@@ -1,8 +1,7 @@
 """The KV cells of each slot, and the order in which they lie.
 
-Owns the counts, the sharing, the forgetting, the compaction, and the copies out and in, and that every argument of the
-engine's is checked; context.py owns the decode that fills cells, seq_ids.py the numbers they go by. One thread, the
-context's.
+Owns the counts, the sharing, the forgetting, the compaction, and the copies out and in; context.py has the decode that
+fills cells. Arguments that make no sense are errors of the engine. One thread, the context's.
 
 llama.cpp's CPU attention adds up a sequence's cells in the order in which they lie, and the last bits of an answer
 depend on it. New tokens go to the first free cell; a cell freed among others would be filled out of order. In an
@@ -22,7 +21,7 @@ Models with recurrent layers have their own class, state_kv.py.
 import ctypes
 from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llama_cpp import llama_cpp as capi
@@ -33,7 +32,7 @@ from worker.limits import MAX_DRAFTS
 from worker.llama.seq_ids import SeqIds
 from worker.models.upstream.numbers import MROPE_TYPES
 from worker.server.saved.arena import Bytes
-from worker.server.saved.copies import ORDINARY, Allocate, Kept, Layout, SavedCells, chained, lasting, passing
+from worker.server.saved.copies import ORDINARY, Allocate, Kept, Layout, NoCells, SavedCells, chained, lasting, passing
 from worker.server.saved.keeper import Keeper
 from worker.wire.jobs import SlotId, TokenId
 
@@ -42,6 +41,7 @@ _SPARE_CELLS = 256
 them."""
 
 _Uint8s = ctypes.POINTER(ctypes.c_uint8)
+_UNCUT = "this model's memory cannot be cut anywhere: its cells can be neither shared nor saved"
 ALL = capi.LLAMA_STATE_SEQ_FLAGS_NONE
 """All of a sequence."""
 
@@ -65,10 +65,10 @@ class Kv:
         is_mrope = capi.llama_model_rope_type(model) in MROPE_TYPES
         n_empty_bytes = int(capi.llama_state_seq_get_size(handle, 0))
         if n_empty_bytes == ORDINARY.empty_bytes:
-            seq_ids = seq_ids.without_twins()  # a model may name a window that no layer has
+            seq_ids = replace(seq_ids, has_twins=False)  # a model may name a window that no layer has
         self.layout = Layout(is_mrope, n_caches=2 if seq_ids.has_twins else 1)
         if n_empty_bytes != self.layout.empty_bytes:
-            seq_ids = seq_ids.without_spares()  # a memory of other parts
+            seq_ids = SeqIds(seq_ids.n_slots)  # a memory of other parts
         self.seq_ids = seq_ids
         self._n_swa = int(capi.llama_model_n_swa(model)) if n_empty_bytes != ORDINARY.empty_bytes else 0
         self._n_ctx = n_ctx
@@ -114,7 +114,7 @@ class Kv:
 
     def n_cells(self, slot: SlotId) -> int:
         """Positions [0, n_cells) of the slot are computed."""
-        self._check_slot(slot)
+        assert 0 <= slot < self._n_slots, f"slot {slot}; there are {self._n_slots}"
         return self._spans.n_held(slot)
 
     # ── what a decode does to cells ──────────────────────────────────────────────────────────────
@@ -131,15 +131,11 @@ class Kv:
         newest, n_newest = self._newest
         self._newest = (slot, n_tokens + n_newest if slot == newest else n_tokens)
 
-    def vacate(self, slot: SlotId) -> None:
-        """Free cells that a decode has filled behind all others, and that were never added."""
-        self._remove(slot)
-
     def recount(self, slot: SlotId) -> None:
         """Ask the library what a decode that was stopped has left."""
         # The library takes what was not computed from one seq_id of each token only, whichever comes first in its set.
         n_left = min(map(self._n_in_library, self.seq_ids.both(slot)))
-        self._remove(slot, n_left)
+        self.remove(slot, n_left)
         if n_more := n_left - self._spans.n_held(slot):
             self.add(slot, n_more)
 
@@ -161,26 +157,19 @@ class Kv:
         self._check_caller()
         counts = [self._spans.n_held(SlotId(slot)) for slot in range(self._n_slots)]
         # A slot for rows that are not read, and the seq_id for copies, are empty between two calls.
-        copy_seq_ids = [] if self.seq_ids.copy_seq_id is None else [self.seq_ids.copy_seq_id]
-        empty = [*range(self._n_slots, self.seq_ids.n_slots), *copy_seq_ids]
-        for seq_id, n_counted in [*enumerate(counts), *((seq_id, 0) for seq_id in empty)]:
+        n_seq_ids = self.seq_ids.n_slots + (self.seq_ids.copy_seq_id is not None)
+        for seq_id, n_counted in enumerate([*counts, *[0] * (n_seq_ids - self._n_slots)]):
             for each in self.seq_ids.both(seq_id):
                 if (n_found := self._n_in_library(each)) != n_counted:
                     raise KvMismatch(f"seq_id {each} has {n_found} tokens in llama.cpp's memory; we count {n_counted}")
-        n_held = sum(counts)
+        n_held, forgotten = sum(counts), self.seq_ids.forgotten_seq_id
         if not max(counts) <= self._spans.n_cells <= n_held:
             raise KvMismatch(f"slots hold {n_held} tokens, but {self._spans.n_cells} cells are counted")
-        self._check_forgotten()
-        return counts
-
-    def _check_forgotten(self) -> None:
-        if self.seq_ids.forgotten_seq_id is None:
-            return
-        n_found = self._n_in_library(self.seq_ids.forgotten_seq_id)
-        if bool(n_found) != bool(self._n_forgotten):
+        if forgotten is not None and bool(n_found := self._n_in_library(forgotten)) != bool(self._n_forgotten):
             raise KvMismatch(
                 f"forgotten cells up to position {n_found} in llama.cpp's memory; we count {self._n_forgotten}"
             )
+        return counts
 
     def _n_in_library(self, seq_id: int) -> int:
         """Positions [0, n) that the library has for a seq_id. Source: llama_memory_seq_pos_max."""
@@ -189,35 +178,27 @@ class Kv:
     # ── sharing and forgetting ───────────────────────────────────────────────────────────────────
 
     def share(self, source: SlotId, target: SlotId, n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
-        """Give the empty slot `target` the first `n_tokens` cells of `source`; they take no room.
-
-        Raises: ValueError for arguments out of range, and where the memory cannot be shared.
-        Source: llama_memory_seq_cp.
-        """
-        self._check_can_share()
-        self._check_empty(target)
-        self._check_no_state(checkpoint)
-        if not 1 <= n_tokens <= self.n_cells(source):
-            raise ValueError(f"slot {source} has {self.n_cells(source)} cells; {n_tokens} cannot be shared")
+        """Give the empty slot `target` the first `n_tokens` cells of `source`; they take no room."""
+        self._check_share(source, 0, n_tokens)
+        assert not self.n_cells(target), f"slot {target} has cells already"
+        assert self.has_state or checkpoint is None, "this memory has no recurrent state"
         self._add_owner(source, target, 0, n_tokens)
         self._spans.share(source, target, n_tokens)
 
     def trim(self, slot: SlotId, n_keep: int) -> None:
         """Forget the slot's cells from position `n_keep` on; 0 empties it, which always works.
 
-        Raises: ValueError for arguments out of range. RuntimeError where the model's memory cannot forget a part.
-        Source: llama_memory_seq_rm, _seq_cp.
+        Raises: RuntimeError where the model's memory cannot forget a part.
         """
         self._check_caller()
-        if n_keep < 0:
-            raise ValueError(f"cannot keep {n_keep} cells")
+        assert n_keep >= 0, f"cannot keep {n_keep} cells"
         if n_keep >= self.n_cells(slot):
             return
         if not self._has_window_of(slot, n_keep):
             raise RuntimeError(f"slot {slot} cannot go on from position {n_keep}: what its window sees there is gone")
         if self.seq_ids.forgotten_seq_id is not None:
             self._keep_occupied(slot, n_keep, self.seq_ids.forgotten_seq_id)
-        if not self._remove(slot, n_keep):
+        if not self.remove(slot, n_keep):
             raise RuntimeError(f"this model's memory cannot keep the first {n_keep} cells of slot {slot} alone")
         self._spans.cut(slot, n_keep)
         if self.on_emptied is not None and not n_keep:
@@ -262,7 +243,7 @@ class Kv:
         the first free ones, and those it had are among them. So what follows it in a sequence stays behind it.
         """
         assert self.seq_ids.forgotten_seq_id is not None, "only an ordered memory has forgotten cells"
-        self._remove(self.seq_ids.forgotten_seq_id)
+        self.remove(self.seq_ids.forgotten_seq_id)
         self._n_forgotten = 0
         self._newest = (SlotId(-1), 0)
         for span in self._spans.in_order():
@@ -274,7 +255,7 @@ class Kv:
         copy_seq_id = self._copy_seq_id
         state = self._copy(next(iter(slots)), begin, end, passing)
         for slot in slots:
-            self._remove(slot, begin, end)
+            self.remove(slot, begin, end)
         self._write(copy_seq_id, state)
         for slot in slots:
             self._add_owner(copy_seq_id, slot, begin, end)
@@ -285,13 +266,11 @@ class Kv:
     def save(self, slot: SlotId, start: int, tokens: Seq[TokenId] = (), *, end: int | None = None) -> SavedCells:
         """A copy of the slot's cells [start, end), to its last without `end`. `tokens`: what the cells [0, end) are of;
         with them the keeper gets the copy too, unless they are salted.
-
-        Raises: ValueError for arguments out of range, and where the memory cannot be shared.
         """
-        self._check_can_share()
         stop = self.n_cells(slot) if end is None else end
-        if not 0 <= start < stop <= self.n_cells(slot):
-            raise ValueError(f"slot {slot} has {self.n_cells(slot)} cells; [{start}, {stop}) cannot be saved")
+        self._check_share(slot, start, stop)
+        if not self.layout.n_caches:
+            return NoCells(start, stop)
         parts = list(self._window_parts(start, stop))
         allocate = lasting if len(parts) == 1 else passing
         copies = [self._copy(slot, begin, end, allocate) for begin, end in parts]
@@ -302,27 +281,27 @@ class Kv:
         return saved
 
     def checkpoint(self, slot: SlotId, _: Seq[TokenId] = ()) -> Checkpoint:
-        """Raises: ValueError, for this memory has no recurrent state."""
-        raise ValueError(f"slot {slot} has no recurrent state")
+        raise AssertionError(f"slot {slot} has no recurrent state")
 
     def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
         """Fill the empty slot with the first `n_tokens` of what the parts, one behind the other, hold.
 
         The parts were saved from this memory. They go to the first free cells, behind all others in an ordered memory,
-        in one piece. Raises: ValueError for arguments out of range, too little room, and where the memory cannot be
-        shared. RuntimeError: the library refuses them; the slot is empty then.
+        in one piece. Raises: RuntimeError: the library refuses them; the slot is empty then.
         """
-        self._check_can_share()
-        self._check_empty(slot)
-        self._check_no_state(checkpoint)
-        self._check_room(n_tokens)
-        copies = [_own(part) for part in parts]
-        state = chained(copies, n_tokens)
-        self.make_room(n_tokens)
-        self._mark_in_use(copies)
-        self._write(slot, state)
-        if self.seq_ids.has_twins:
-            capi.llama_memory_seq_cp(self._memory, slot, self.seq_ids.twin(slot), -1, -1)
+        assert self.can_share, _UNCUT
+        assert not self.n_cells(slot), f"slot {slot} has cells already"
+        assert self.has_state or checkpoint is None, "this memory has no recurrent state"
+        assert 1 <= n_tokens <= self.n_free_cells, f"{n_tokens} saved cells and {self.n_free_cells} free ones"
+        self._check_caller()
+        if self.layout.n_caches:
+            copies = [_own(part) for part in parts]
+            state = chained(copies, n_tokens)
+            self.make_room(n_tokens)
+            self._mark_in_use(copies)
+            self._write(slot, state)
+            if self.seq_ids.has_twins:
+                capi.llama_memory_seq_cp(self._memory, slot, self.seq_ids.twin(slot), -1, -1)
         self._count(slot, n_tokens)
 
     def _mark_in_use(self, copies: Seq[Kept]) -> None:
@@ -381,33 +360,16 @@ class Kv:
         for seq_id in self.seq_ids.both(target):
             capi.llama_memory_seq_cp(self._memory, source, seq_id, begin, end)
 
-    def _remove(self, seq_id: int, begin: int = 0, end: int = -1) -> bool:
+    def remove(self, seq_id: int, begin: int = 0, end: int = -1) -> bool:
         """Take [begin, end) from a seq_id; False where the memory cannot. Source: llama_memory_seq_rm."""
         removed = [bool(capi.llama_memory_seq_rm(self._memory, each, begin, end)) for each in self.seq_ids.both(seq_id)]
         return all(removed)
 
-    # ── arguments ────────────────────────────────────────────────────────────────────────────────
-
-    def _check_slot(self, slot: int) -> None:
-        if not 0 <= slot < self._n_slots:
-            raise ValueError(f"slot {slot}; there are {self._n_slots}")
-
-    def _check_empty(self, slot: SlotId) -> None:
-        if self.n_cells(slot):
-            raise ValueError(f"slot {slot} has {self.n_cells(slot)} cells already; only an empty one can be filled")
-
-    def _check_room(self, n_tokens: int) -> None:
-        if not 1 <= n_tokens <= self.n_free_cells:
-            raise ValueError(f"{n_tokens} saved cells cannot be loaded into {self.n_free_cells} free ones")
-
-    def _check_no_state(self, checkpoint: Checkpoint | None) -> None:
-        if checkpoint is not None:
-            raise ValueError("a slot of this model has no recurrent state to begin with")
-
-    def _check_can_share(self) -> None:
-        if not self.can_share:
-            raise ValueError("this model's memory cannot be cut anywhere: its cells can be neither shared nor saved")
+    def _check_share(self, slot: SlotId, begin: int, end: int) -> None:
         self._check_caller()
+        assert self.can_share, _UNCUT
+        n_cells = self.n_cells(slot)
+        assert 0 <= begin < end <= n_cells, f"slot {slot} has {n_cells} cells, and not all of [{begin}, {end})"
 
 
 def _own(saved: Saved) -> SavedCells:

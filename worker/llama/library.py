@@ -1,8 +1,6 @@
 """llama.cpp as a process-wide thing: checked, initialised once, its log and its last line caught.
 
-Owns the version and struct-size check, where ggml's backends are loaded from, the log callback and the abort callback.
-Knows nothing of models. The library's state is global to the process, and so is the one `Library`; open it before
-anything else in this room.
+The library's state is global to the process, and so is the one `Library`; open it before anything else in this room.
 Callbacks run on whatever thread the library logs from; they take no locks and do not raise.
 """
 
@@ -11,17 +9,19 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import llama_cpp
 from llama_cpp import llama_cpp as capi
 
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.llama import PACKAGE
-from worker.llama.buffers import Level, LogLine, Watch
+from worker.models.plan.buffers import Buffer, BufferSizes
 from worker.models.upstream.layouts import PINNED_VERSION, STRUCT_SIZES
 from worker.models.upstream.numbers import LOG_CONTINUED, LOG_LEVELS
+from worker.models.upstream.wording import ALLOCATION_FAILED, BUFFER, NO_REASON, OFFLOADED, WITHOUT_FLASH
 
 _AbortCallback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
@@ -33,6 +33,46 @@ class _SymbolInfo(ctypes.Structure):
     """Dl_info (dlfcn.h): the library that has a symbol."""
 
     _fields_ = (("file", ctypes.c_char_p), ("_", ctypes.c_void_p * 3))
+
+
+Level = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One whole line of the library's, without its newline."""
+
+    level: Level
+    text: str
+
+
+@dataclass(slots=True)
+class Watch:
+    """The facts in the library's log between the begin and the end of one call: the C API has no other way to ask."""
+
+    sizes: BufferSizes = field(default_factory=BufferSizes)
+    last_error: str | None = None
+    needed_bytes: int | None = None
+    """Size of the allocation that failed, if one did."""
+    is_without_flash: bool = False
+    """True if flash attention is not used, although the caller did not turn it off."""
+    n_offloaded: int = 0
+    n_layers: int = 0
+    """The number of layers of the model, the output layer included; 0 if the build has no GPU backend and says
+    nothing."""
+
+    def take(self, line: LogLine) -> None:
+        if line.level == "error" and not line.text.endswith(NO_REASON):
+            self.last_error = line.text
+        if match := BUFFER.match(line.text):
+            size_bytes = round(float(match["mib"]) * 2**20)
+            self.sizes += BufferSizes((Buffer(match["name"], match["kind"], size_bytes),))
+        elif match := OFFLOADED.search(line.text):
+            self.n_offloaded, self.n_layers = int(match[1]), int(match[2])
+        elif match := ALLOCATION_FAILED.search(line.text):
+            self.needed_bytes = int(match[1])
+        elif WITHOUT_FLASH.search(line.text):
+            self.is_without_flash = True
 
 
 OnLog = Callable[[LogLine], None]

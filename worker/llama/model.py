@@ -1,41 +1,28 @@
 """One model in memory: its weights, its vocabulary (tokenizer.py), its metadata.
 
-Owns the llama_model handle and closes the contexts made from it. Knows nothing of decoding. What it says of the
-vocabulary is safe on any thread, also while another decodes; load and close are not.
+What it says of the vocabulary is safe on any thread, also while another decodes; load and close are not.
 """
 
 import ctypes
-import functools
 import os
-import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, get_args
+from typing import Any, Self
 
 from llama_cpp import llama_cpp as capi
 
 from worker.config.engine_settings import SplitMode
 from worker.errors import ModelLoadFailed
-from worker.llama.buffers import Watch
 from worker.llama.devices import device_handle
-from worker.llama.library import load_failure, open_library
+from worker.llama.library import Watch, load_failure, open_library
 from worker.llama.tokenizer import Tokenizer
-from worker.models.facts.spelling import Gaps, Unspellable
+from worker.models.facts.spelling import Gaps
 from worker.models.plan.buffers import BufferSizes
 from worker.models.plan.devices import Device
 from worker.models.upstream.numbers import LOAD_AUTO, LOAD_NONE, SPLIT_MODES
-from worker.wire.jobs import TokenId
-
-_NEVER_MERGED = b"\n"
-"""A byte of its own in vocabularies that put a space before a text."""
-_BEYOND_UNICODE = re.compile(rb"\xf4[\x90-\xbf][\x80-\xbf]{2}|[\xf5-\xf7][\x80-\xbf]{3}")
-"""Bytes that the library's UTF-8 reader takes for a code point and its writer refuses (unicode_cpt_to_utf8)."""
-
-TokenKind = Literal["bos", "eos", "pad"]
-TOKEN_KINDS: tuple[TokenKind, ...] = get_args(TokenKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +33,6 @@ class Split:
     devices: tuple[Device, ...]
     shares: tuple[float, ...]
     """The part of each device, in any unit."""
-
-
-@dataclass(frozen=True, slots=True)
-class InfillMarks:
-    """The tokens around a gap in a text, and those before a repository's name and before each file."""
-
-    prefix: TokenId
-    suffix: TokenId
-    middle: TokenId
-    repository: TokenId | None
-    file: TokenId | None
-
-
-MAX_NAME = 64
-"""The bytes of an architecture's name, with a zero byte at the end."""
 
 
 class Model(Tokenizer):
@@ -103,7 +75,6 @@ class Model(Tokenizer):
         `on_progress` gets whole percents, rising, each at most once, ending in 100; it must not raise.
         Raises: ModelLoadFailed, InsufficientMemory, with the library's last error. Source: llama_model_load_from_file.
         """
-        library = open_library()
         params = capi.llama_model_default_params()
         gpus = [] if device.kind == "cpu" else [device_handle(gpu) for gpu in (split.devices if split else (device,))]
         # NULL-terminated; an empty list keeps every GPU out of it. Both must outlive the call.
@@ -119,12 +90,9 @@ class Model(Tokenizer):
         params.use_extra_bufts, params.load_mtp = may_repack, loads_heads
         params.load_mode = LOAD_AUTO if is_mapped and not is_dry else LOAD_NONE
         params.no_alloc = is_dry
-        with library.watch() as watch:
-            handle = capi.llama_model_load_from_file(os.fsencode(path), params)
-        if not handle:
-            raise load_failure(f"{path}: cannot be loaded", watch, device.free_bytes)
-        model = cls(handle, split.devices if split else (device,), watch, gaps)
-        if not model.has_text:
+        model = cls._of_file(path, params, split.devices if split else (device,), gaps)
+        has_decoder = capi.llama_model_has_decoder(model.handle) and not capi.llama_model_has_encoder(model.handle)
+        if not has_decoder or model.is_without_vocabulary:
             model.close()
             raise ModelLoadFailed(f"{path}: only models that read and write text without an encoder can be served")
         return model
@@ -135,18 +103,23 @@ class Model(Tokenizer):
 
         Raises: ModelLoadFailed, InsufficientMemory.
         """
-        library = open_library()
         params = capi.llama_model_default_params()
         params.vocab_only = True
-        with library.watch() as watch:
-            handle = capi.llama_model_load_from_file(os.fsencode(path), params)
-        if not handle:
-            raise load_failure(f"{path}: its vocabulary cannot be loaded", watch, 0)
-        model = cls(handle, (), watch, gaps)
-        if capi.llama_vocab_type(model.vocab) == capi.LLAMA_VOCAB_TYPE_NONE:
+        model = cls._of_file(path, params, (), gaps)
+        if model.is_without_vocabulary:
             model.close()
             raise ModelLoadFailed(f"{path}: it has no vocabulary")
         return model
+
+    @classmethod
+    def _of_file(cls, path: Path, params: Any, devices: tuple[Device, ...], gaps: Gaps | None) -> Self:
+        """Any: a struct of the library's."""
+        with open_library().watch() as watch:
+            handle = capi.llama_model_load_from_file(os.fsencode(path), params)
+        if not handle:
+            what = "cannot be loaded" if devices else "its vocabulary cannot be loaded"
+            raise load_failure(f"{path}: {what}", watch, devices[0].free_bytes if devices else 0)
+        return cls(handle, devices, watch, gaps)
 
     # ── facts ────────────────────────────────────────────────────────────────────────────────────
 
@@ -171,11 +144,9 @@ class Model(Tokenizer):
         return self._handle is not None
 
     @property
-    def has_text(self) -> bool:
-        """A decoder with a vocabulary and no encoder; to tokenise without a vocabulary would abort."""
-        has_vocab = capi.llama_vocab_type(self._vocab) != capi.LLAMA_VOCAB_TYPE_NONE
-        has_decoder = capi.llama_model_has_decoder(self.handle)
-        return bool(has_vocab and has_decoder and not capi.llama_model_has_encoder(self.handle))
+    def is_without_vocabulary(self) -> bool:
+        """To tokenise without one would abort."""
+        return bool(capi.llama_vocab_type(self.vocab) == capi.LLAMA_VOCAB_TYPE_NONE)
 
     @property
     def can_rewind(self) -> bool:
@@ -184,8 +155,8 @@ class Model(Tokenizer):
 
     @property
     def architecture(self) -> str:
-        value = ctypes.create_string_buffer(MAX_NAME)
-        capi.llama_model_meta_val_str(self.handle, b"general.architecture", value, MAX_NAME)
+        value = ctypes.create_string_buffer(64)
+        capi.llama_model_meta_val_str(self.handle, b"general.architecture", value, len(value))
         return value.value.decode()
 
     @property
@@ -202,109 +173,6 @@ class Model(Tokenizer):
     def n_swa(self) -> int:
         """Tokens that layers with a sliding window look back on; 0 where no layer has one."""
         return int(capi.llama_model_n_swa(self.handle))
-
-    # ── text ─────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def end_names(self) -> frozenset[str]:
-        """The names of the control tokens that end generation."""
-        return frozenset(name for name, token in self.controls.items() if self.is_end(token))
-
-    def name_of(self, kind: TokenKind) -> str | None:
-        """Return the vocabulary's name of one of its tokens; None if it has none."""
-        find = {"bos": capi.llama_vocab_bos, "eos": capi.llama_vocab_eos, "pad": capi.llama_vocab_pad}
-        token = int(find[kind](self.vocab))
-        return None if token < 0 else self._named_piece(token).decode(errors="replace")
-
-    def text_of(self, token: TokenId) -> bytes:
-        """The token's text as the vocabulary spells it; the name of a control token."""
-        return capi.llama_vocab_get_text(self.vocab, token) or b""
-
-    @functools.cached_property
-    def infill_marks(self) -> InfillMarks | None:
-        """The tokens that mark a gap in a text; None if the vocabulary lacks one of the three."""
-        vocab = self.vocab
-        prefix, suffix, middle, repository, file = (
-            None if (token := int(find(vocab))) < 0 else TokenId(token)
-            for find in (
-                capi.llama_vocab_fim_pre,
-                capi.llama_vocab_fim_suf,
-                capi.llama_vocab_fim_mid,
-                capi.llama_vocab_fim_rep,
-                capi.llama_vocab_fim_sep,
-            )
-        )
-        if prefix is None or suffix is None or middle is None:
-            return None
-        return InfillMarks(prefix, suffix, middle, repository, file)
-
-    def special_tokens(self) -> dict[str, int]:
-        """The ids of the tokens that begin, end and fill up texts; -1 for those that the vocabulary lacks."""
-        find = {
-            "BOS": capi.llama_vocab_bos,
-            "EOS": capi.llama_vocab_eos,
-            "EOT": capi.llama_vocab_eot,
-            "separator": capi.llama_vocab_sep,
-            "padding": capi.llama_vocab_pad,
-        }
-        return {kind: int(of(self.vocab)) for kind, of in find.items()}
-
-    def tokenize_bytes(self, data: bytes) -> list[TokenId]:
-        """Any bytes, UTF-8 or not: special tokens in them are parsed, BOS is not put before them.
-
-        Raises: ValueError for a form beyond U+10FFFF: the library would throw, and so end the process.
-        """
-        beyond = _BEYOND_UNICODE.search(data)
-        if beyond:
-            raise ValueError(f"the bytes {beyond[0].hex(' ')} at {beyond.start()} spell no code point of Unicode")
-        return self._tokenize_all(data, len(data))
-
-    def spell(self, text: bytes) -> list[TokenId]:
-        """UTF-8 in the middle of a text, as the tokenizer spells it: names of special tokens in it are text, and the
-        space that some vocabularies put before a text is left out, also behind a word of the vocabulary's own, such as
-        `<tool_call>`. Empty where there is no such spelling.
-        """
-        found: list[TokenId] = []
-        while text:
-            tokens, n_bytes = self._first_spelled(text)
-            if not n_bytes:
-                return []
-            found += tokens
-            text = text[n_bytes:]
-        return found
-
-    def _first_spelled(self, text: bytes) -> tuple[list[TokenId], int]:
-        """The most tokens, from the first on, that spell the text's first bytes, and how many bytes these are."""
-        longest: tuple[list[TokenId], int] = [], 0
-        for before in (b"", _NEVER_MERGED):
-            try:
-                tokens = self._tokenize_all(before + text, len(text), parse_special=False)
-            except Unspellable:
-                continue
-            # -1: the vocabulary has no token there.
-            pieces = [self.piece(token) if token >= 0 else b"" for token in tokens]
-            n_left = len(before) + len(text)
-            first = 0
-            while first < len(pieces) and n_left > len(text):
-                n_left -= len(pieces[first].lstrip(b" "))
-                first += 1
-            n_bytes, last = 0, first
-            while last < len(pieces) and pieces[last] and text.startswith(pieces[last], n_bytes):
-                n_bytes += len(pieces[last])
-                last += 1
-            if n_bytes > longest[1]:
-                longest = tokens[first:last], n_bytes
-            if n_bytes == len(text):
-                break
-        return longest
-
-    def token_of(self, text: str) -> TokenId | None:
-        """The one token a text is, special tokens included; None where it is none or several."""
-        try:
-            tokens = self._tokenize_all(text.encode(), len(text))
-        except Unspellable:
-            return None
-        return tokens[0] if len(tokens) == 1 else None
 
     # ── end ──────────────────────────────────────────────────────────────────────────────────────
 

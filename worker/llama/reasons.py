@@ -1,16 +1,11 @@
-"""The reasons why a backend that llama.cpp was compiled with has no device, in plain words and with what to do.
-
-Owns the wording of the drivers', the loader's and ggml's own complaints; tests/llama/test_backends.py has the real
-ones that can be had without a GPU. Pure: no ctypes, no environment of its own.
-"""
+"""The reasons why a backend that llama.cpp was compiled with has no device, and what to do, in plain words. Pure."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class _Cause:
+class _Cause(NamedTuple):
     """Holds when `pattern` is in what was said and the `variable`, if one is named, is set. `{}` is its value."""
 
     backend: str
@@ -59,11 +54,7 @@ _CAUSES = (
         r"no CUDA-capable device",
         "the NVIDIA driver shows no GPU: see what nvidia-smi says, and start a container with --gpus all",
     ),
-    _Cause(
-        "cuda",
-        r"failed to initialize CUDA: ",
-        "CUDA does not start ({said}): see what nvidia-smi says",
-    ),
+    _Cause("cuda", r"failed to initialize CUDA: ", "CUDA does not start ({said}): see what nvidia-smi says"),
     _Cause(
         "vulkan",
         r"libvulkan\.so\S*: cannot open",

@@ -3,11 +3,7 @@
 ggml has matrix kernels that want blocks of several rows interleaved, for some types, on some processors, and others
 that want the tiles of Intel's AMX. Which is asked of the library, in the way in which it decides itself when it loads
 (weight_buft_supported in llama-model-loader.cpp): the list is different for each instruction set, and grows. Of a file
-it lays out all matrices that it can or none; this room decides which. Any thread.
-
-The head of ggml's tensors is the one layout that this room writes to. A release that lays tensors out otherwise would
-have its memory corrupted in silence. So a head is only given out after all of its fields say what the tensor was made
-with.
+it lays out all matrices that it can or none; this module decides which. Any thread.
 """
 
 import ctypes
@@ -18,7 +14,6 @@ from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from worker.errors import ModelLoadFailed
 from worker.host import has_amx
 from worker.llama.devices import backend_function, cpu, device_handle
 from worker.llama.library import call_ggml
@@ -26,7 +21,6 @@ from worker.models.facts.gguf import Tensor
 from worker.models.facts.info import ModelInfo
 from worker.models.plan.buffers import BufferSizes
 from worker.models.upstream.ggml_types import TENSOR_TYPES
-from worker.models.upstream.layouts import PINNED_VERSION
 from worker.wire.load import Amx
 
 TILES = "AMX"
@@ -39,13 +33,9 @@ as long as llamafile's, which computes with them as they are. docs/decisions.md 
 TYPE_IDS = {kind.name: type_id for type_id, kind in TENSOR_TYPES.items()}
 _F32, _I32 = TYPE_IDS["F32"], TYPE_IDS["I32"]
 _N_TENSORS = 8
-"""The tensors of a trial: a weight, its factor, and their product."""
+"""More than the tensors of a trial: a weight, its factor, and their product."""
 _N_ROWS = 512
 """The rows of the factor, as when the library tries a weight."""
-
-
-N_DIMS = 4
-"""GGML_MAX_DIMS (ggml.h)."""
 
 Dims = tuple[int, int, int, int]
 """Numbers along each dimension, the fastest first."""
@@ -58,13 +48,13 @@ class InitParams(ctypes.Structure):
 
 
 class TensorHead(ctypes.Structure):
-    """The beginning of ggml_tensor (ggml.h)."""
+    """The beginning of ggml_tensor (ggml.h), as the tests compare it with the library's own."""
 
     _fields_ = (
         ("type", ctypes.c_int),
         ("buffer", ctypes.c_void_p),
-        ("ne", ctypes.c_int64 * N_DIMS),
-        ("nb", ctypes.c_size_t * N_DIMS),
+        ("ne", ctypes.c_int64 * 4),
+        ("nb", ctypes.c_size_t * 4),
     )
 
 
@@ -147,8 +137,8 @@ def _layout_of(type_id: int, dims: Dims, *, has_experts: bool) -> LaidOut | None
     with _trial() as context:
         weight = _new_tensor(context, type_id, dims)
         assert weight.value
-        head = head_of(weight.value, type_id, dims)
-        product = _expert_product(context, weight, dims) if has_experts else _product(context, weight, dims)
+        head = TensorHead.from_address(weight.value)
+        product = _product(context, weight, dims, has_experts=has_experts)
         for buffer_type in extra_buffer_types():
             if _is_computed_in(buffer_type, head, product):
                 size = call_ggml("ggml_backend_buft_get_alloc_size", ctypes.c_size_t, buffer_type, weight)
@@ -176,15 +166,15 @@ def _new_tensor(context: ctypes.c_void_p, type_id: int, dims: Dims) -> ctypes.c_
     return ctypes.c_void_p(call_ggml("ggml_new_tensor_4d", ctypes.c_void_p, context, ctypes.c_int(type_id), *sizes))
 
 
-def _product(context: ctypes.c_void_p, weight: ctypes.c_void_p, dims: Dims) -> ctypes.c_void_p:
+def _product(context: ctypes.c_void_p, weight: ctypes.c_void_p, dims: Dims, *, has_experts: bool) -> ctypes.c_void_p:
+    pointer = ctypes.c_void_p
+    if has_experts:
+        rows, ids = (
+            _new_tensor(context, *one) for one in ((_F32, (dims[0], 1, _N_ROWS, 1)), (_I32, (1, _N_ROWS, 1, 1)))
+        )
+        return pointer(call_ggml("ggml_mul_mat_id", pointer, context, weight, rows, ids))
     rows = _new_tensor(context, _F32, (dims[0], _N_ROWS, dims[2], dims[3]))
-    return ctypes.c_void_p(call_ggml("ggml_mul_mat", ctypes.c_void_p, context, weight, rows))
-
-
-def _expert_product(context: ctypes.c_void_p, weight: ctypes.c_void_p, dims: Dims) -> ctypes.c_void_p:
-    rows = _new_tensor(context, _F32, (dims[0], 1, _N_ROWS, 1))
-    ids = _new_tensor(context, _I32, (1, _N_ROWS, 1, 1))
-    return ctypes.c_void_p(call_ggml("ggml_mul_mat_id", ctypes.c_void_p, context, weight, rows, ids))
+    return pointer(call_ggml("ggml_mul_mat", pointer, context, weight, rows))
 
 
 def extra_buffer_types() -> Iterator[ctypes.c_void_p]:
@@ -211,26 +201,3 @@ def _is_computed_in(buffer_type: ctypes.c_void_p, weight: TensorHead, product: c
     finally:
         weight.buffer = None
         call_ggml("ggml_backend_buffer_free", None, ctypes.c_void_p(buffer))
-
-
-def head_of(address: int, type_id: int, dims: Dims) -> TensorHead:
-    """The head of a tensor that was made of that type and size and has no memory yet. It is valid while the tensor is.
-
-    Raises: ModelLoadFailed where the library lays tensors out otherwise.
-    """
-    head = TensorHead.from_address(address)
-    found = (head.type, head.buffer, tuple(head.ne), tuple(head.nb))
-    expected = (type_id, None, dims, _strides(type_id, dims))
-    if found != expected:
-        raise ModelLoadFailed(
-            f"llama.cpp lays its tensors out otherwise than in llama-cpp-python {PINNED_VERSION}: expected {expected}, "
-            f"found {found}; install that version again"
-        )
-    return head
-
-
-def _strides(type_id: int, dims: Dims) -> Dims:
-    """Bytes from one number, row, matrix and stack to the next; of a type in blocks, from one block."""
-    kind = TENSOR_TYPES[type_id]
-    row = kind.n_bytes(dims[0])
-    return kind.block_bytes, row, row * dims[1], row * dims[1] * dims[2]

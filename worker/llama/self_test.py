@@ -1,17 +1,16 @@
-"""The test whether the same tokens give the same logits, bit for bit, in all the ways in which they are computed.
+"""The test whether the same tokens give the same logits, bit for bit, in every batch.
 
-It runs in the load where a flag demands that, on the step thread. It takes the whole memory and leaves it empty.
-
-First come decode steps of every width that jobs can make, then a prompt and a few tokens after it, computed alone and
-in every other way that serving has. The rows of logits that a token would be drawn from are compared. Where chunks are
-fixed, the test is repeated with other groupings of rows until all bits are the same.
+It runs in the load where a flag demands that, on the step thread. It takes the whole memory and leaves it empty. It
+varies what kernels choose by: the rows of a step and the cells that it reads. Copied and shared cells are the same
+bytes on every processor; tests/llama tries those. Where chunks are fixed, the test is repeated with other groupings
+of rows until all bits are the same.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate, groupby, takewhile
+from itertools import accumulate, chain, groupby, pairwise, takewhile
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,9 +19,9 @@ from worker.engine.backend import Saved
 from worker.engine.step import Slice
 from worker.errors import ModelLoadFailed
 from worker.llama.batch import RowGroups
-from worker.llama.context import Context, Logits
+from worker.llama.context import Logits
 from worker.llama.runner import LlamaRunner
-from worker.wire.jobs import SamplingParams, SlotId, TokenId
+from worker.wire.jobs import SamplingParams, SlotId
 from worker.wire.load import Determinism, Tried
 
 MAX_OTHERS = 7
@@ -34,19 +33,13 @@ _SOME = (24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 192)
 """The wider ones that are tried: those about which a kernel or its tiles may change."""
 _SHORT_LENGTHS = (9, 6, 12, 10)
 """The lengths of the prompts that share decode steps: they differ, so that a step finds them at different positions."""
-_N_ROUNDS = 3
-"""The tokens of each of these that are computed if chunks are fixed; else one."""
 
 _N_AFTER = 4
-"""The number of tokens that are computed after the prompt."""
+"""The number of tokens that are computed after a prompt."""
 _N_DRAFT_ROWS = 9
 """The rows of a step with drafts: from eight rows on ggml has other kernels for K-quants."""
 _PART, _MAX_PARTS = 24, 3
 """A prompt has one to three parts of this many tokens, as the context allows."""
-_MORE_LENGTHS = (65, 3)
-"""The lengths of further prompts if chunks are fixed: a chunk and a token more, and hardly any."""
-_N_BESIDE = 9
-"""The tokens that each other sequence computes while the prompt is computed."""
 _SMALL = (1, 2, 3, 4, 5, 7, 8, 16, 17)
 """The tokens in the chunks of a prompt that is cut small: ggml computes rows one by one, by four, and from eight on
 otherwise again."""
@@ -70,8 +63,6 @@ _DRAWN = SamplingParams(seed=0, temperature=0.0)
 
 Rows = list[Logits]
 """Copies of rows of logits."""
-Step = Callable[[Seq[Slice]], Rows]
-"""Computes a step and returns all its rows, slice by slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +76,11 @@ class Serving:
     """Jobs that may generate at once."""
     has_drafts: bool
     context_length: int
+
+    @property
+    def n_after(self) -> int:
+        """Tokens after a prompt that are computed alone: as many as a step with drafts has."""
+        return _N_DRAFT_ROWS if self.has_drafts else _N_AFTER
 
 
 def demanded(config: Configure, runner: LlamaRunner, serving: Serving, alive: Callable[[], None]) -> Determinism:
@@ -114,96 +110,21 @@ def self_test(runner: LlamaRunner, serving: Serving, alive: Callable[[], None] =
     Where chunks are fixed the runner's row groups are set to the first that leave nothing that differs, or to the last
     of all. Bits choose them and not times, so that they are the same again after a restart.
     """
-    if serving.context_length - _n_after_alone(serving) < _PART:
+    if serving.context_length - serving.n_after < _PART:
         return None
-    *trials, last = _choices(runner, serving)
+    can_pad = runner.context.can_pad
+    choices = [one for one in ROW_GROUPINGS if one.most < serving.n_parallel and (one.multiple == 1 or can_pad)]
+    *trials, last = choices if serving.is_fixed else [RowGroups()]
+    trial = _Trials(runner, serving, alive)
     for groups in trials:
-        found = _verdict(runner, serving, groups, alive, is_last=False)
+        found = trial.verdict(groups, is_last=False)
         if found.is_same:
             return found
-    return _verdict(runner, serving, last, alive, is_last=True)
-
-
-def _choices(runner: LlamaRunner, serving: Serving) -> list[RowGroups]:
-    """The row groups to try; where chunks are not fixed, only llama.cpp's own."""
-    if not serving.is_fixed:
-        return [RowGroups()]
-    can_pad = runner.context.can_pad
-    return [one for one in ROW_GROUPINGS if one.most < serving.n_parallel and (one.multiple == 1 or can_pad)]
-
-
-def _verdict(
-    runner: LlamaRunner, serving: Serving, groups: RowGroups, alive: Callable[[], None], *, is_last: bool
-) -> Determinism:
-    """The verdict with these row groups. Only the last looks for all that differs."""
-    runner.context.row_groups = groups
-
-    def step(slices: Seq[Slice]) -> Rows:
-        rows: Rows = []
-        for batch in runner.batches(slices):
-            rows += [runner.context.logits(index).copy() for index in runner.context.decode(batch)]
-        alive()
-        return rows
-
-    lengths = _prompt_lengths(serving)
-    cases: dict[int | str, bool] = {}
-    for case, is_same in _compared(runner, serving, step, lengths):
-        cases[case] = is_same and cases.get(case, True)
-        if not is_same and not is_last:
-            break
-    runner.kv.clear()
-    differing = [case for case, is_same in cases.items() if not is_same]
-    widths = [case for case in differing if isinstance(case, int)]
-    of_widths = [f"in decode steps of {in_words(widths)} rows"] if widths else []
-    return Determinism(
-        is_same=not differing,
-        differences=(*of_widths, *(case for case in differing if isinstance(case, str))),
-        tried=Tried(
-            prompts=len(_SHORT_LENGTHS[: serving.n_parallel]) + len(lengths),
-            widths=tuple(case for case in cases if isinstance(case, int)),
-            ways=tuple(case for case in cases if isinstance(case, str)),
-            row_multiple=groups.multiple,
-            most_rows=groups.most,
-        ),
-    )
-
-
-def _compared(runner: LlamaRunner, serving: Serving, step: Step, lengths: Seq[int]) -> Iterator[tuple[int | str, bool]]:
-    """Yield each width of decode steps, then each way to compute each prompt, and whether it gives the same bits."""
-    shared = _SharedSteps(runner, serving, step)
-    for width in shared.widths:
-        yield width, shared.is_same_at(width)
-    for seed, length in enumerate(lengths):
-        ways = _Ways(runner, serving, length, step, seed=seed)
-        runner.kv.clear()
-        alone = ways.alone()
-        for name, compute in ways.others():
-            runner.kv.clear()
-            rows = compute()
-            yield name, same_bits(rows, alone[: len(rows)])
-
-
-def _prompt_lengths(serving: Serving) -> list[int]:
-    n_parts = min(_MAX_PARTS, (serving.context_length - _n_after_alone(serving)) // _PART)
-    more = [n for n in _MORE_LENGTHS if n <= serving.context_length - _N_AFTER] if serving.is_fixed else []
-    return [n_parts * _PART, *more]
-
-
-def _n_after_alone(serving: Serving) -> int:
-    """Tokens after the prompt that are computed alone: as many as a step with drafts has."""
-    return _N_DRAFT_ROWS if serving.has_drafts else _N_AFTER
-
-
-def same_bits(rows: Rows, others: Rows) -> bool:
-    """Return whether the rows are equal bit for bit; two values that are not numbers count as equal."""
-    return all(np.array_equal(*pair, equal_nan=True) for pair in zip(rows, others, strict=True))
-
-
-# ── decode steps of every width ──────────────────────────────────────────────────────────────────
+    return trial.verdict(last, is_last=True)
 
 
 def widths(n_slots: int) -> tuple[int, ...]:
-    """The widths to try for `n_slots` slots."""
+    """The widths of decode steps to try for `n_slots` slots."""
     return tuple(sorted({*range(1, min(n_slots, _ALL_TO) + 1), *(n for n in _SOME if n < n_slots), n_slots}))
 
 
@@ -214,203 +135,154 @@ def in_words(found: Iterable[int]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
-class _SharedSteps:
-    """Short sequences that share decode steps. Each is computed alone first, and every row of a step is compared, so
-    that all places in it are looked at."""
+class _Text(NamedTuple):
+    """A prompt and what comes behind it, computed alone."""
 
-    def __init__(self, runner: LlamaRunner, serving: Serving, step: Step) -> None:
-        self._runner, self._step, self._chunk = runner, step, serving.chunk
-        self._n_rounds = _N_ROUNDS if serving.is_fixed else 1
-        self._lengths = _SHORT_LENGTHS[: serving.n_parallel]
-        longest = max(self._lengths) + self._n_rounds
-        size = (len(self._lengths), longest)
-        self._tokens: list[list[TokenId]] = np.random.default_rng(1).integers(runner.model.n_vocab, size=size).tolist()
-        self.widths = widths(min(serving.n_parallel, runner.context.n_ctx // longest))
-        self._saved: list[Saved | None] = []
-        self._alone = [self._compute_alone(number) for number in range(len(self._lengths))]
+    n_prompt: int
+    rows: Rows
+    """The row of the prompt's last token, and of each behind it."""
+    saved: Saved | None
+    """Its cells; None where they cannot be loaded in part."""
 
-    def _compute_alone(self, number: int) -> Rows:
-        self._runner.kv.clear()
-        self._read(_SUBJECT, number)
-        rows: Rows = []
-        for turn in range(self._n_rounds):
-            rows += self._step([self._next(_SUBJECT, number, turn)])
-        self._saved.append(self._runner.kv.save(_SUBJECT, 0) if self._runner.kv.can_cut else None)
-        return rows
 
-    def is_same_at(self, width: int) -> bool:
-        """Return whether every row of steps of `width` rows is the one that was computed alone.
+class _Trials:
+    """The subject of a trial is in slot 0."""
 
-        Prompts take turns at the places of a step, others at each width and in each round.
+    def __init__(self, runner: LlamaRunner, serving: Serving, alive: Callable[[], None]) -> None:
+        self._runner, self._serving, self._alive, self._kv = runner, serving, alive, runner.kv
+        self._n_prompt = _PART * min(_MAX_PARTS, (serving.context_length - serving.n_after) // _PART)
+        self._short_lengths = _SHORT_LENGTHS[: serving.n_parallel]
+        size = (2, 2 * (self._n_prompt + _N_DRAFT_ROWS))
+        self._tokens, self._other = np.random.default_rng(0).integers(runner.model.n_vocab, size=size).tolist()
+
+    def verdict(self, groups: RowGroups, *, is_last: bool) -> Determinism:
+        """The verdict with these row groups. Only the last looks for all that differs."""
+        self._runner.context.row_groups = groups
+        cases: dict[int | str, bool] = {}
+        each: Iterator[tuple[int | str, bool]] = chain(self._widths(), self._ways(self._n_prompt))
+        for case, is_same in each:
+            cases[case] = is_same
+            if not is_same and not is_last:
+                break
+        self._kv.clear()
+        differing = [case for case, is_same in cases.items() if not is_same]
+        rows = [case for case in differing if isinstance(case, int)]
+        of_rows = [f"in decode steps of {in_words(rows)} rows"] if rows else []
+        return Determinism(
+            is_same=not differing,
+            differences=(*of_rows, *(case for case in differing if isinstance(case, str))),
+            tried=Tried(
+                prompts=len(self._short_lengths) + 1,
+                widths=tuple(case for case in cases if isinstance(case, int)),
+                ways=tuple(case for case in cases if isinstance(case, str)),
+                row_multiple=groups.multiple,
+                most_rows=groups.most,
+            ),
+        )
+
+    def _widths(self) -> Iterator[tuple[int, bool]]:
+        """Yield each width of decode steps, and whether all its rows are those of the texts alone.
+
+        Short texts take turns at the places of a step, others at each width.
         """
-        self._runner.kv.clear()
-        numbers = [(place + width) % len(self._lengths) for place in range(width)]
-        for place, number in enumerate(numbers):
-            saved = self._saved[number]
-            if saved is None:
-                self._read(SlotId(place), number)
-            else:
-                self._runner.kv.load(SlotId(place), [saved], self._lengths[number])
-        are_same = True
-        for turn in range(self._n_rounds):
-            order = [*range(turn % width, width), *range(turn % width)]
-            rows = self._step([self._next(SlotId(place), numbers[place], turn) for place in order])
-            are_same &= same_bits(rows, [self._alone[numbers[place]][turn] for place in order])
-        return are_same
+        texts = [self._alone(length) for length in self._short_lengths]
+        for width in widths(
+            min(self._serving.n_parallel, self._runner.context.n_ctx // (max(self._short_lengths) + 1))
+        ):
+            self._kv.clear()
+            order = [texts[(place + width) % len(texts)] for place in range(width)]
+            for place, text in enumerate(order):
+                if text.saved is not None:
+                    self._kv.load(SlotId(place), [text.saved], text.n_prompt)
+                else:
+                    for start, end in pairwise([0, *self._edges(0, text.n_prompt)]):
+                        self._step([Slice(SlotId(place), start, self._tokens[start:end])])
+            starts = enumerate(text.n_prompt for text in order)
+            rows = self._step([Slice(SlotId(place), at, [self._tokens[at]], _DRAWN) for place, at in starts])
+            yield width, _same_bits(rows, [text.rows[1] for text in order])
 
-    def _read(self, slot: SlotId, number: int) -> None:
-        tokens = self._tokens[number][: self._lengths[number]]
-        for start in range(0, len(tokens), self._chunk):
-            self._step([Slice(slot, start, tokens[start : start + self._chunk])])
+    def _ways(self, n_prompt: int) -> Iterator[tuple[str, bool]]:
+        """Yield each way to compute a prompt, and whether it gives the rows of the prompt alone."""
+        text, is_fixed, chunk = self._alone(n_prompt), self._serving.is_fixed, self._serving.chunk
+        after = range(n_prompt + 1, n_prompt + _N_AFTER + 1)
+        if not is_fixed:
+            if chunk < n_prompt:
+                yield "in one step", self._is_same(text, 0, [n_prompt, *after])
+            small = takewhile(lambda end: end < n_prompt, accumulate(_SMALL))
+            yield "in small chunks", self._is_same(text, 0, [*small, n_prompt, *after])
+        n_reused = (n_prompt - 1) // chunk * chunk if is_fixed else n_prompt - 1
+        can_reuse = text.saved is not None and n_reused > 0
+        rest = self._edges(n_reused, n_prompt)
+        if can_reuse and self._serving.has_drafts:
+            yield "with draft tokens", self._is_same(text, n_reused, [*rest, n_prompt + _N_DRAFT_ROWS])
+        parts = self._edges(0, n_prompt, 0 if is_fixed else n_prompt // _MAX_PARTS)
+        n_own, room = len(parts) + _N_AFTER, self._runner.context.n_ctx - after[-1]
+        n_others = min(MAX_OTHERS, self._serving.n_parallel - 1, room // n_own)
+        if not n_others:
+            return
+        # One row over very many cells is computed otherwise. Where others' lie between its own, threads that share the
+        # cells of a lone row must share the whole memory.
+        n_loaded = min(after[-1], room // n_others - n_own, self._serving.context_length - n_own)
+        n_loaded = n_loaded if text.saved is not None else 0
+        others = [SlotId(1 + i) for i in range(n_others)]
+        yield f"beside {n_others} others", self._is_same(text, 0, [*parts, *after], others, n_loaded)
+        if can_reuse:
+            is_same = self._is_same(text, n_reused, [*rest, *after], others, n_loaded, are_silent=True)
+            yield f"over the cells of {n_others} others", is_same
 
-    def _next(self, slot: SlotId, number: int, turn: int) -> Slice:
-        at = self._lengths[number] + turn
-        return Slice(slot, at, self._tokens[number][at : at + 1], _DRAWN)
+    def _alone(self, n_prompt: int) -> _Text:
+        """Compute a text in chunks, as if others were generating."""
+        self._kv.clear()
+        ends = *self._edges(0, n_prompt), *range(n_prompt + 1, n_prompt + self._serving.n_after + 1)
+        rows = self._rows(n_prompt, 0, ends)
+        return _Text(n_prompt, rows, self._kv.save(_SUBJECT, 0) if self._kv.can_cut else None)
 
+    def _is_same(
+        self,
+        text: _Text,
+        start: int,
+        ends: Iterable[int],
+        others: Seq[SlotId] = (),
+        n_loaded: int = 0,
+        *,
+        are_silent: bool = False,
+    ) -> bool:
+        """Compute as `_rows` does. Others have `n_loaded` cells before, and compute a token in each step."""
+        self._kv.clear()
+        for slot, n_tokens in ((_SUBJECT, start), *((other, n_loaded) for other in others)):
+            if n_tokens and text.saved is not None:
+                self._kv.load(slot, [text.saved], n_tokens)
+        rows = self._rows(text.n_prompt, start, ends, () if are_silent else others, n_loaded)
+        return _same_bits(rows, text.rows[: len(rows)])
 
-# ── a prompt in every way ────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class _Neighbours:
-    """The other sequences, which are all alike."""
-
-    slots: Seq[SlotId]
-    n_each: int
-    """The tokens that each computes in a prefill step."""
-    n_loaded: int
-    """The cells that each has before, if cells can be loaded: one row over very many is computed otherwise."""
-
-    @classmethod
-    def beside(cls, context: Context, serving: Serving, *, n_steps: int, n_cells: int) -> "_Neighbours":
-        """Return as many as there are jobs and room for, next to a sequence of `n_cells` and its `n_steps` prefill
-        steps.
-        """
-        n_each = 1 if serving.is_fixed else max(1, _N_BESIDE // n_steps)
-        n_own = n_steps * n_each + _N_AFTER
-        room = context.n_ctx - n_cells
-        n_others = min(MAX_OTHERS, serving.n_parallel - 1, room // n_own)
-        n_loaded = min(n_cells, room // n_others - n_own, serving.context_length - n_own) if n_others else 0
-        return cls([SlotId(1 + i) for i in range(n_others)], n_each, n_loaded)
-
-
-class _Ways:
-    """The sequence, in slot 0, and the ways to compute it, each in memory that is empty."""
-
-    def __init__(self, runner: LlamaRunner, serving: Serving, n_prompt: int, step: Step, *, seed: int) -> None:
-        self._runner, self._step = runner, step
-        self._chunk = serving.chunk
-        self._serving = serving
-        self._n_prompt = n_prompt
-        self._end = n_prompt + _N_AFTER
-        self._after = range(n_prompt + 1, self._end + 1)
-        self._beside = self._edges(0, serving.chunk if serving.is_fixed else n_prompt // _MAX_PARTS)
-        self._neighbours = _Neighbours.beside(runner.context, serving, n_steps=len(self._beside), n_cells=self._end)
-        size = (2, 2 * (n_prompt + _N_DRAFT_ROWS))
-        self._subject, self._other = np.random.default_rng(seed).integers(runner.model.n_vocab, size=size).tolist()
-        self._n_reused = (n_prompt - 1) // serving.chunk * serving.chunk if serving.is_fixed else n_prompt - 1
-        self._saved: Saved | None = None
-
-    def alone(self) -> Rows:
-        """Compute in chunks, as if others were generating. The cells are kept for other ways."""
-        end = self._n_prompt + _n_after_alone(self._serving)
-        rows = self._compute(0, [*self._edges(0, self._chunk), *range(self._n_prompt + 1, end + 1)])
-        if self._runner.kv.can_cut:
-            self._saved = self._runner.kv.save(_SUBJECT, 0)
-        return rows
-
-    def others(self) -> Iterator[tuple[str, Callable[[], Rows]]]:
-        """Yield the name of a difference, and the way that shows it."""
-        if not self._serving.is_fixed:
-            if self._chunk < self._n_prompt:
-                yield "in one step", self._in_one_step
-            yield "in small chunks", self._in_small_chunks
-        n_others = len(self._neighbours.slots)
-        reused = self._saved if self._n_reused else None
-        if reused is not None:
-            yield "from the prefix cache", partial(self._from_the_cache, reused)
-            if self._serving.has_drafts:
-                yield "with draft tokens", partial(self._with_drafts, reused)
-            if self._runner.context.n_slots > 1:
-                yield "sharing another's prefix", partial(self._sharing, reused)
-        if n_others:
-            yield "where others have left", self._where_others_left
-            yield f"beside {n_others} others", self._beside_others
-            if reused is not None:
-                yield f"over the cells of {n_others} others", partial(self._over_cells, reused)
-
-    def _in_one_step(self) -> Rows:
-        return self._compute(0, [self._n_prompt, *self._after])
-
-    def _in_small_chunks(self) -> Rows:
-        edges = [*takewhile(lambda edge: edge < self._n_prompt, accumulate(_SMALL)), self._n_prompt]
-        return self._compute(0, [*edges, *self._after])
-
-    def _with_drafts(self, saved: Saved) -> Rows:
-        """The tokens after the prompt are all drafts but the first, and all right."""
-        self._runner.kv.load(_SUBJECT, [saved], self._n_reused)
-        rows = self._compute(self._n_reused, self._edges(self._n_reused, self._chunk))
-        tokens = self._subject[self._n_prompt : self._n_prompt + _N_DRAFT_ROWS]
-        return rows + self._step([Slice(_SUBJECT, self._n_prompt, tokens, _DRAWN, n_drafts=_N_DRAFT_ROWS - 1)])
-
-    def _from_the_cache(self, saved: Saved) -> Rows:
-        """Load the cells in two parts, because a cached prefix is rarely one."""
-        self._runner.kv.load(_SUBJECT, saved.split(self._n_prompt // 3), self._n_reused)
-        return self._compute_rest()
-
-    def _sharing(self, saved: Saved) -> Rows:
-        source = SlotId(1)
-        self._runner.kv.load(source, [saved], self._end)
-        self._runner.kv.share(source, _SUBJECT, self._n_reused)
-        return self._compute_rest()
-
-    def _where_others_left(self) -> Rows:
-        """Their cells lay before its own, and its later ones may not go there."""
-        theirs = self._other[: len(self._beside) * self._neighbours.n_each + _N_AFTER]
-        for slot in self._neighbours.slots:
-            for start in range(0, len(theirs), self._chunk):
-                self._step([Slice(slot, start, theirs[start : start + self._chunk])])
-        first, *edges = self._beside
-        rows = self._compute(0, [first])
-        for slot in self._neighbours.slots:
-            self._runner.kv.trim(slot, 0)
-        return rows + self._compute(first, [*edges, *self._after])
-
-    def _beside_others(self) -> Rows:
-        at = self._load_others(self._saved) if self._saved is not None else 0
-        return self._compute(0, [*self._beside, *self._after], self._neighbours.slots, at)
-
-    def _over_cells(self, saved: Saved) -> Rows:
-        """Theirs lie between its own: threads that share the cells of a lone row must then share the sequence."""
-        self._runner.kv.load(_SUBJECT, [saved], self._n_reused)
-        self._load_others(saved)
-        return self._compute_rest()
-
-    def _load_others(self, saved: Saved) -> int:
-        """Load saved cells into the neighbours' slots. Return the number of cells that each neighbour has."""
-        n_loaded = self._neighbours.n_loaded
-        for slot in self._neighbours.slots if n_loaded else ():
-            self._runner.kv.load(slot, [saved], n_loaded)
-        return n_loaded
-
-    def _compute_rest(self) -> Rows:
-        return self._compute(self._n_reused, [*self._edges(self._n_reused, self._chunk), *self._after])
-
-    def _compute(self, start: int, ends: Iterable[int], others: Seq[SlotId] = (), at: int = 0) -> Rows:
-        """The sequence from `start` on, up to each of the ends in a step; in each the others go on from `at`."""
+    def _rows(self, n_prompt: int, start: int, ends: Iterable[int], others: Seq[SlotId] = (), at: int = 0) -> Rows:
+        """The rows of the text from `start` on, up to each of the ends in a step. The others go on from `at`."""
         rows: Rows = []
         for end in ends:
-            other_end = at + (self._neighbours.n_each if end <= self._n_prompt else 1)
-            own = Slice(_SUBJECT, start, self._subject[start:end], _DRAWN if end >= self._n_prompt else None)
-            beside = [Slice(slot, at, self._other[at:other_end], _DRAWN) for slot in others]
-            if beside and self._serving.is_fixed and end <= self._n_prompt:
-                rows += self._step([own])
-                self._step(beside)
-            else:
-                rows += self._step([own, *beside])[: own.n_rows]
-            start, at = end, other_end
+            is_prefill = end <= n_prompt
+            tokens, is_drawn = self._tokens[start:end], _DRAWN if end >= n_prompt else None
+            slices = [Slice(_SUBJECT, start, tokens, is_drawn, n_drafts=0 if is_prefill else len(tokens) - 1)]
+            if not (is_prefill and self._serving.is_fixed):
+                slices += [Slice(slot, at, [self._other[at]], _DRAWN) for slot in others]
+                at += 1
+            rows += self._step(slices)[: slices[0].n_rows]
+            start = end
         return rows
 
-    def _edges(self, start: int, size: int) -> list[int]:
-        """The ends of the prompt's chunks from `start` on, at multiples of the size."""
-        return [*range((start // size + 1) * size, self._n_prompt, size), self._n_prompt]
+    def _step(self, slices: Seq[Slice]) -> Rows:
+        """All rows of a step, slice by slice."""
+        rows: Rows = []
+        for batch in self._runner.batches(slices):
+            rows += [self._runner.context.logits(index).copy() for index in self._runner.context.decode(batch)]
+        self._alive()
+        return rows
+
+    def _edges(self, start: int, n_prompt: int, size: int = 0) -> list[int]:
+        """The ends of a prompt's chunks from `start` on, at multiples of the size; without one, of the chunk."""
+        size = size or self._serving.chunk
+        return [*range((start // size + 1) * size, n_prompt, size), n_prompt]
+
+
+def _same_bits(rows: Rows, others: Rows) -> bool:
+    """Return whether the rows are equal bit for bit; two values that are not numbers count as equal."""
+    return all(np.array_equal(*pair, equal_nan=True) for pair in zip(rows, others, strict=True))

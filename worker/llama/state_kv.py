@@ -24,17 +24,7 @@ from worker.engine.step import salt_of
 from worker.llama.kv import ALL, Kv
 from worker.llama.seq_ids import SeqIds
 from worker.server.saved.arena import Bytes
-from worker.server.saved.copies import (
-    HEADER_BYTES,
-    Allocate,
-    Layout,
-    NoCells,
-    SavedCells,
-    SavedCheckpoint,
-    lasting,
-    passing,
-    state_bytes,
-)
+from worker.server.saved.copies import HEADER_BYTES, Allocate, Layout, SavedCheckpoint, lasting, passing, state_bytes
 from worker.wire.jobs import SlotId, TokenId
 
 _STATE_ALONE = capi.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
@@ -90,12 +80,10 @@ class StateKv(Kv):
     def share(self, source: SlotId, target: SlotId, n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
         """Give the empty slot `target` the first `n_tokens` cells of `source`, and the state after them: that of the
         checkpoint, or of `source` itself, which must not have more cells then.
-
-        Raises: ValueError as Kv.share does, and for a checkpoint of other tokens or none.
         """
-        self._check_can_share()
+        self._check_share(source, 0, n_tokens)
         if checkpoint is not None or n_tokens != self.n_cells(source):
-            self._check_checkpoint(checkpoint, n_tokens)
+            _check(checkpoint, n_tokens)
         elif source in self._in_snapshots:
             self._write(source, self._read(source, passing, _STATE_ALONE), _STATE_ALONE)
             self._in_snapshots.discard(source)
@@ -106,12 +94,11 @@ class StateKv(Kv):
 
     def trim(self, slot: SlotId, n_keep: int) -> None:
         """Empty the slot with 0; keep all of it with as many as it has, or more. What the last decode computed for it
-        can be taken back, but for the first token, as far as there are snapshots.
-
-        Raises: ValueError for arguments out of range. RuntimeError for less.
+        can be taken back, but for the first token, as far as there are snapshots. Raises: RuntimeError for less.
         """
         n_undone = max(0, self.n_cells(slot) - n_keep)
-        if n_keep > 0 and n_undone > self._n_undoable(slot):
+        n_undoable = min(self.n_snapshots, self._n_newest_tokens - 1) if slot in self._newest_slots else 0
+        if n_keep > 0 and n_undone > n_undoable:
             raise RuntimeError(f"this model's memory cannot keep the first {n_keep} cells of slot {slot} alone")
         super().trim(slot, n_keep)
         if n_undone:
@@ -119,9 +106,6 @@ class StateKv(Kv):
             self._in_snapshots.discard(slot)
         if n_undone and n_keep:
             self._in_snapshots.add(slot)
-
-    def _n_undoable(self, slot: SlotId) -> int:
-        return min(self.n_snapshots, self._n_newest_tokens - 1) if slot in self._newest_slots else 0
 
     def make_room(self, n_tokens: int) -> None:
         self._newest_slots.clear()
@@ -153,57 +137,32 @@ class StateKv(Kv):
 
     # ── copies ───────────────────────────────────────────────────────────────────────────────────
 
-    def save(self, slot: SlotId, start: int, tokens: Seq[TokenId] = (), *, end: int | None = None) -> SavedCells:
-        """Copy cells as Kv.save does, without the state."""
-        if self.layout.n_caches:
-            return super().save(slot, start, tokens, end=end)
-        stop = self.n_cells(slot) if end is None else end
-        if not 0 <= start < stop <= self.n_cells(slot):
-            raise ValueError(f"slot {slot} has {self.n_cells(slot)} cells; [{start}, {stop}) cannot be saved")
-        return NoCells(start, stop)
-
     def checkpoint(self, slot: SlotId, tokens: Seq[TokenId] = ()) -> SavedCheckpoint:
         """Copy the slot's state, which is the one after all of its cells. `tokens`: what these are of; with them the
         keeper gets the copy too, unless they are salted.
-
-        Raises: ValueError for an empty slot, and where the memory cannot be shared.
         """
-        self._check_can_share()
-        if not self.n_cells(slot):
-            raise ValueError(f"slot {slot} is empty: it has no recurrent state")
+        self._check_share(slot, 0, self.n_cells(slot))
         saved = SavedCheckpoint(self._read(slot, lasting, _STATE_ALONE), self.layout, tokens)
         if self.keeper is not None and tokens and not salt_of(tokens):
             self.keeper.take(saved)
         return saved
 
     def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
-        """Fill the empty slot with the first `n_tokens` cells of the parts, and with the state after them.
-
-        Raises: as Kv.load does; ValueError for a checkpoint of other tokens or none.
-        """
-        self._check_can_share()
-        found = self._check_checkpoint(checkpoint, n_tokens)
-        if self.layout.n_caches:
-            super().load(slot, parts, n_tokens)
-        else:
-            self._check_empty(slot)
-            self._check_room(n_tokens)
-            self._count(slot, n_tokens)
+        """Fill the empty slot with the first `n_tokens` cells of the parts, and with the state after them."""
+        found = _check(checkpoint, n_tokens)
+        super().load(slot, parts, n_tokens, found)
         self._set_state(slot, found)
 
-    def _copy(self, slot: int, start: int, end: int, allocate: Allocate) -> Bytes:
-        """The cells [start, end) of the slot, without a state and what the library says of it. Raises: RuntimeError."""
-        copy_seq_id = self._copy_seq_id
-        capi.llama_memory_seq_cp(self._memory, slot, copy_seq_id, start, end)
-        try:
-            self._write(copy_seq_id, self._no_state, _STATE_ALONE)
-            copy = self._read(copy_seq_id, allocate)
-        finally:
-            capi.llama_memory_seq_rm(self._memory, copy_seq_id, -1, -1)
+    def _read(self, seq_id: int, allocate: Allocate, flags: int = ALL) -> Bytes:
+        """Read cells without a state and what the library says of it, or a state alone."""
+        if flags != ALL:
+            return super()._read(seq_id, allocate, flags)
+        self._write(seq_id, self._no_state, _STATE_ALONE)
+        copy = super()._read(seq_id, allocate)
         return copy[: len(copy) - len(self._tail)]
 
     def _write(self, seq_id: int, state: Bytes, flags: int = ALL) -> None:
-        """Write cells without a state, or a state alone. Raises: RuntimeError."""
+        """Write cells without a state, or a state alone."""
         super()._write(seq_id, np.concatenate([state, self._tail]) if flags == ALL else state, flags)
 
     def _set_state(self, slot: SlotId, checkpoint: Checkpoint) -> None:
@@ -211,8 +170,8 @@ class StateKv(Kv):
         self._mark_in_use([checkpoint])
         self._write(slot, checkpoint.items, _STATE_ALONE)
 
-    def _check_checkpoint(self, checkpoint: Checkpoint | None, n_tokens: int) -> Checkpoint:
-        if checkpoint is None or checkpoint.n_tokens != n_tokens:
-            found = "none" if checkpoint is None else f"that after {checkpoint.n_tokens}"
-            raise ValueError(f"a slot that begins with {n_tokens} tokens needs the state after them (got {found})")
-        return checkpoint
+
+def _check(checkpoint: Checkpoint | None, n_tokens: int) -> Checkpoint:
+    assert checkpoint is not None, f"a slot that begins with {n_tokens} tokens needs the state after them"
+    assert checkpoint.n_tokens == n_tokens, f"a state after {checkpoint.n_tokens} tokens; {n_tokens} are needed"
+    return checkpoint

@@ -1,13 +1,13 @@
 """The first steps of a runner: they touch weights and buffers, and their times choose the shapes of all later ones.
 
-Owns the choice of the prefill chunk and the costs of decode steps. Leaves the memory as new, so that no later answer
-is another one. Runs on the thread that will run the steps.
+It leaves the memory as new, so that no later answer is another one. Runs on the thread that will run the steps.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import NamedTuple
 
 from worker.engine.prefill_budget import MIN_CHUNK, WIDENING
 from worker.engine.step import Slice, Step
@@ -65,6 +65,18 @@ _ROW_COSTS_S = 1.0
 _GREEDY = SamplingParams(seed=0, temperature=0.0)
 
 
+class Retention(NamedTuple):
+    """The treatment of finished jobs' cells in a GPU's memory; on a CPU they are copied out soon."""
+
+    max_dead_cells: int = 0
+    """The most cells that may stay while others run."""
+    is_copying_worthwhile: bool = True
+    """True if a copy in main memory is loaded sooner than its tokens are computed again."""
+
+
+ON_CPU = Retention()
+
+
 @dataclass(frozen=True, slots=True)
 class Shapes:
     """The warm-up's choices."""
@@ -81,18 +93,7 @@ class Shapes:
     """The extra seconds of a step that has another width than those before and behind it."""
     padded_widths: PaddedWidths = ()
     """The widths of decode steps that are filled up."""
-    retention: "Retention | None" = None
-    """None on a CPU, where finished jobs' cells are copied out soon."""
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """The treatment of finished jobs' cells in a GPU's memory."""
-
-    max_dead_cells: int
-    """The most cells that may stay while others run."""
-    is_copying_worthwhile: bool
-    """True if a copy in main memory is loaded sooner than its tokens are computed again."""
+    retention: Retention = ON_CPU
 
 
 def warm_up(
@@ -131,15 +132,11 @@ def warm_up(
     if has_retention and row_costs and not is_deterministic:
         # Changed there and back in `switch_s`.
         context.row_groups = RowGroups(padded=dict(padded_widths), held=HeldWidth(row_costs, switch_s / 2))
-    return Shapes(
-        chosen,
-        chunk_s,
-        row_costs if may_draft else (),
-        ubatch_size,
-        switch_s if may_draft else 0.0,
-        padded_widths,
-        retention_of(runner, min(chosen, DEFAULT_UBATCH)) if has_retention else None,
-    )
+    retention = retention_of(runner, min(chosen, DEFAULT_UBATCH)) if has_retention else ON_CPU
+    runner.kv.clear()
+    if not may_draft:
+        row_costs, switch_s = (), 0.0
+    return Shapes(chosen, chunk_s, row_costs, ubatch_size, switch_s, padded_widths, retention)
 
 
 def chunk_within(target_s: float, n_most: int, step_s: Callable[[int], float]) -> tuple[int, float]:
@@ -248,14 +245,18 @@ def retention_of(runner: LlamaRunner, chunk: int) -> Retention:
     kv, n_dead = runner.kv, min(N_DEAD, runner.context.n_ctx // 2) // chunk * chunk
     tokens = [TokenId(i % runner.model.n_vocab) for i in range(n_dead)]
     if not n_dead:
-        return Retention(0, is_copying_worthwhile=True)
-    plain_s = [_lone_step_s(runner, n) for n in _BESIDE_DEAD]
+        return ON_CPU
+
+    def step_s(n_tokens: int) -> float:
+        return min(_time_step(runner, "decode", n_tokens) for _ in range(1 + _N_TIMES))
+
+    plain_s = list(map(step_s, _BESIDE_DEAD))
     began_s = time.perf_counter()
     for start in range(0, n_dead, chunk):
         runner.run(Step("prefill", (Slice(SlotId(1), start, tokens[start : start + chunk]),)))
     read_s = time.perf_counter() - began_s
     n_cheap = min(
-        MAX_DEAD_COST * before_s * n_dead / max(1e-9, _lone_step_s(runner, n) - before_s)
+        MAX_DEAD_COST * before_s * n_dead / max(1e-9, step_s(n) - before_s)
         for n, before_s in zip(_BESIDE_DEAD, plain_s, strict=True)
     )
     saved = kv.save(SlotId(1), 0)
@@ -263,25 +264,13 @@ def retention_of(runner: LlamaRunner, chunk: int) -> Retention:
     began_s = time.perf_counter()
     kv.load(SlotId(1), [saved], n_dead)
     load_s = time.perf_counter() - began_s
-    kv.clear()
     n_most = min(max(CELL_STEP, int(n_cheap)), runner.context.n_ctx // 2)
     return Retention(n_most, is_copying_worthwhile=load_s < read_s)
 
 
-def _lone_step_s(runner: LlamaRunner, n_tokens: int) -> float:
-    """The seconds of a decode step of `n_tokens` tokens of the first slot, whatever other slots hold."""
-    times = []
-    for _ in range(1 + _N_TIMES):
-        began_s = time.perf_counter()
-        tokens = [TokenId(1)] * n_tokens
-        runner.run(Step("decode", (Slice(SlotId(0), 0, tokens, _GREEDY, n_drafts=n_tokens - 1),)))
-        times.append(time.perf_counter() - began_s)
-        runner.kv.trim(SlotId(0), 0)
-    return min(times)
-
-
 def _time_step(runner: LlamaRunner, kind: StepKind, n_tokens: int) -> float:
-    """Seconds of one step in empty memory; all but the first token of a decode step are drafts.
+    """Seconds of one step of the first slot, whatever other slots hold; all but the first token of a decode step are
+    drafts.
 
     A token is drawn, because only that waits for a GPU to finish.
     """
@@ -290,5 +279,5 @@ def _time_step(runner: LlamaRunner, kind: StepKind, n_tokens: int) -> float:
     began_s = time.perf_counter()
     runner.run(Step(kind, (Slice(SlotId(0), 0, tokens, _GREEDY, n_drafts=n_drafts),)))
     elapsed_s = time.perf_counter() - began_s
-    runner.kv.clear()
+    runner.kv.trim(SlotId(0), 0)
     return elapsed_s

@@ -18,8 +18,7 @@ from worker.engine.prefill_budget import MIN_CHUNK
 from worker.engine.step import Slice, Step
 from worker.errors import BadModelFile, InsufficientMemory, ModelLoadFailed
 from worker.host import available_memory_bytes
-from worker.llama.buffers import LogLine
-from worker.llama.library import open_library
+from worker.llama.library import LogLine, open_library
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.models.facts.info import read_info

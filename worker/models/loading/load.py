@@ -31,12 +31,12 @@ from worker.llama.gpu_attention import attention_at, check_cache_types, check_fl
 from worker.llama.invariance import REPEATED_PRODUCTS_OFF, check_order, own_types, rule_of, type_k_of
 from worker.llama.kernels import choose_kernels, fixed
 from worker.llama.library import OnLog, build, give_back_memory, open_library
-from worker.llama.model import TOKEN_KINDS, Model
+from worker.llama.model import Model
 from worker.llama.numerics import numerics_of
-from worker.llama.prompts import Prompts
 from worker.llama.repack import amx_of, layout_of
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import Serving, demanded
+from worker.llama.tokenizer import TOKEN_KINDS, Prompts
 from worker.llama.warm_up import Shapes, warm_up
 from worker.models.facts.info import ModelInfo, read_info
 from worker.models.loading.contexts import (
@@ -123,7 +123,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         message_ends=frozenset(map(TokenId, loaded.model.ends.tolist())),
         widest_step=loaded.widest_step,
         retained_slots=tuple(map(SlotId, range(loaded.facts.parallel, runner.context.n_slots))),
-        max_dead_cells=0 if shapes.retention is None else shapes.retention.max_dead_cells,
+        max_dead_cells=shapes.retention.max_dead_cells,
         draft=loaded.drafting.draft,
         residency=residency_on(on_gpus, memory_of, is_resident=loaded.facts.resident) if on_gpus else None,
         find=None if keeper is None else keeper.find,

@@ -39,12 +39,10 @@ LOG_LEVELS: tuple[Literal["debug", "info", "warning", "error"], ...] = ("info", 
 LOG_CONTINUED = 5
 """A text of this level continues the line before it."""
 
-SET_HIDDEN_ROWS = ("llama_set_embeddings_nextn", "_Z26llama_set_embeddings_nextnP13llama_contextbb")
-GET_HIDDEN_ROWS = ("llama_get_embeddings_nextn", "_Z26llama_get_embeddings_nextnP13llama_context")
-"""The names by which the library exports what a next-token head needs, in C and in C++ (llama-ext.h)."""
-
+SET_HIDDEN_ROWS = "_Z26llama_set_embeddings_nextnP13llama_contextbb"
+GET_HIDDEN_ROWS = "_Z26llama_get_embeddings_nextnP13llama_context"
 MEMORY_BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"
-"""The name of llama_get_memory_breakdown (llama-ext.h) in C++."""
+"""The names by which the library exports functions of llama-ext.h, in C++."""
 
 STATE_MAGIC = 0xAF143CD8
 """The first number in the saved state of a sequence (llama-context.cpp)."""
