@@ -137,6 +137,10 @@ class Choice(Dialect):
     def made(self) -> Any:
         """The choice as a part of the whole answer, once it has ended."""
 
+    def failed_body(self, event: ErrorEvent) -> bytes:
+        """The body of an answer that has failed."""
+        return failure_body(event)
+
     def _begun(self) -> bytes:
         """The first bytes of a stream."""
         return b""
@@ -151,7 +155,7 @@ class Choice(Dialect):
 
     def _failed(self, event: ErrorEvent) -> bytes:
         """The last bytes of a stream that fails."""
-        return b"data: " + failure_body(event) + b"\n\n"
+        return b"data: " + self.failed_body(event) + b"\n\n"
 
     def _hold(self, n_bytes: int) -> None:
         """Count bytes that the choice holds from now on; a negative number counts bytes that it no longer holds."""
@@ -256,17 +260,12 @@ def last_chunks(heading: Heading, choices: Sequence[Choice], n: int, options: St
     return _opening(heading, choices[0]) + b'"choices":[],"usage":' + usage + b"}\n\n" + DONE
 
 
-def whole(
-    heading: Heading,
-    choices: Sequence[Choice],
-    n: int,
-    failed_body: Callable[[ErrorEvent], bytes] = failure_body,
-) -> tuple[int, bytes]:
-    """The status and the bytes of an answer that does not stream: `failed_body`'s for the first job that failed, if one
-    has. `n`: the number of choices for each prompt."""
-    failed = next((choice.failed for choice in choices if choice.failed is not None), None)
-    if failed is not None:
-        return failure(failed).status, failed_body(failed)
+def whole(heading: Heading, choices: Sequence[Choice], n: int) -> tuple[int, bytes]:
+    """The status and the bytes of an answer that does not stream: the first job's failure, if one has failed. `n`: the
+    number of choices for each prompt."""
+    for choice in choices:
+        if choice.failed is not None:
+            return failure(choice.failed).status, choice.failed_body(choice.failed)
     shape, made = choices[0].shape, [choice.made() for choice in choices]
     if shape is None:
         return 200, encode_json(made[0])

@@ -1,6 +1,6 @@
 """An answer as parts, one after the other: texts, reasonings and calls. Each change of a part is an event.
 
-Owns what Responses and Messages share: where a part begins and ends. Pure. `token` is called for every token.
+Responses and Messages share this: where a part begins and ends.
 """
 
 from abc import ABC, abstractmethod
@@ -35,22 +35,19 @@ class Part(ABC):
         return "".join(self.texts)
 
     def grown(self, text: str) -> Iterator[Event]:
-        """Add text; yield its event."""
+        """Add text; yield its events."""
         if text:
             self.texts.append(text)
-            yield self._delta(text)
+            yield from self._delta(text)
 
     @abstractmethod
-    def begun(self) -> Iterator[Event]:
-        """Yield the first events."""
+    def begun(self) -> Iterator[Event]: ...
 
     @abstractmethod
-    def ended(self) -> Iterator[Event]:
-        """Yield the last events."""
+    def ended(self) -> Iterator[Event]: ...
 
     @abstractmethod
-    def _delta(self, text: str) -> Event:
-        """The event of more text."""
+    def _delta(self, text: str) -> Iterator[Event]: ...
 
 
 PartT = TypeVar("PartT", bound=Part)

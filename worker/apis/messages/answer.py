@@ -1,11 +1,8 @@
 """An answer of `POST /v1/messages` as it grows: deltas become blocks, and each change is an event.
 
-Owns: the message and its blocks, the events and their order, the reasons why an answer ends. Pure. `token` is called
-for every token.
-
-    message_start                                                                        any time: ping
-    └ for each block:  content_block_start  content_block_delta …  content_block_stop
-    message_delta  message_stop                                                          or else: error
+message_start                                                                        any time: ping
+└ for each block:  content_block_start  content_block_delta …  content_block_stop
+message_delta  message_stop                                                          or else: error
 """
 
 from collections.abc import Iterator
@@ -108,12 +105,6 @@ class Block(Part):
     def begun(self) -> Iterator[Event]:
         yield "content_block_start", {"index": self.index, "content_block": self.block()}
 
-    def grown(self, text: str) -> Iterator[Event]:
-        if self._is_shown:
-            yield from super().grown(text)
-        else:
-            self.texts.append(text)
-
     def ended(self) -> Iterator[Event]:
         if isinstance(self.opening, Thought):
             yield self._event({"type": "signature_delta", "signature": self._signature})
@@ -130,8 +121,9 @@ class Block(Part):
                 signature = "" if self.status == "in_progress" else self._signature
                 return ThinkingBlock(thinking=self.text if self._is_shown else "", signature=signature)
 
-    def _delta(self, text: str) -> Event:
-        return self._event({"type": self._kind, self._member: text})
+    def _delta(self, text: str) -> Iterator[Event]:
+        if self._is_shown:
+            yield self._event({"type": self._kind, self._member: text})
 
     def _event(self, delta: dict[str, Any]) -> Event:
         return "content_block_delta", {"index": self.index, "delta": delta}
@@ -206,5 +198,8 @@ class MessageAnswer(PartsChoice[Block]):
         yield "message_delta", {"delta": delta, "usage": self._usage}
         yield "message_stop", {}
 
+    def failed_body(self, event: ErrorEvent) -> bytes:
+        return failure_body(event)
+
     def _failed(self, event: ErrorEvent) -> bytes:
-        return b"event: error\ndata: " + failure_body(event) + b"\n\n"
+        return b"event: error\n" + super()._failed(event)

@@ -1,26 +1,21 @@
 """An answer of `POST /v1/responses` as it grows: deltas become items, and each change is an event.
 
-Owns: the events, their order, their numbers, and the text of custom tools, which is read out of the JSON of their
-arguments while that comes. Pure except for the ids that it draws and the time of the answer's end.
-
-    response.created  response.in_progress                                         any time: response.in_progress
-    └ for each item:  output_item.added  [content_part.added]  deltas  … done  [content_part.done]  output_item.done
-    response.completed | response.incomplete | response.failed
+response.created  response.in_progress                                         any time: response.in_progress
+└ for each item:  output_item.added  [content_part.added]  deltas  … done  [content_part.done]  output_item.done
+response.completed | response.incomplete | response.failed
 """
 
 import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
 
-from worker.apis.core.answers import usage_of
 from worker.apis.core.events import ErrorEvent, StreamCode
 from worker.apis.core.parts import Event, Opening, Part, PartsChoice
 from worker.apis.core.reading import Reading
@@ -31,15 +26,17 @@ from worker.apis.responses.resource import (
     ErrorCode,
     FunctionCall,
     Incomplete,
+    InputTokensDetails,
     Item,
     OutputMessage,
     OutputText,
+    OutputTokensDetails,
     ReasoningItem,
     ReasoningText,
     ResponseFailure,
     ResponseResource,
+    ResponseUsage,
     SummaryText,
-    usage_in_names,
 )
 from worker.formats.read.parse import CallBegun, Content, Thought
 
@@ -50,50 +47,26 @@ _CODES: dict[StreamCode, ErrorCode] = {"INVALID_REQUEST": "invalid_prompt"}
 # ── items ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Form:
-    """The events of a kind of item."""
+class _Form(NamedTuple):
+    """The names in the events of a kind of item, some of which have one part around their text."""
 
-    prefix: str
-    """The beginning of the item's id."""
+    id_prefix: str
     text: str
-    """The beginning of the names of the text's events."""
-    member: str = "text"
-    """The member of the last of these that has the whole text."""
-    further: Mapping[str, Any] = field(default_factory=dict)
-    """More members of the text's events."""
+    """The events of the text have names that begin with this."""
+    member: str
+    """The last of these has the whole text in this member."""
     part: str = ""
-    """The beginning of the names of the events of the item's one part; empty if it has none."""
-    place: Mapping[str, Any] = field(default_factory=dict)
-    """The place of that part, which all events of it and its text name."""
+    """The events of the part have names that begin with this; empty if there is no part."""
+    place: str = ""
+    """The member that all events of the part and its text have."""
     new_part: Callable[..., Any] = str
-    """The type of that part."""
 
 
-_MESSAGE = _Form(
-    prefix="msg",
-    text="response.output_text",
-    further={"logprobs": ()},
-    part="response.content_part",
-    place={"content_index": 0},
-    new_part=OutputText,
-)
-_REASONING = _Form(
-    prefix="rs",
-    text="response.reasoning_text",
-    part="response.content_part",
-    place={"content_index": 0},
-    new_part=ReasoningText,
-)
-_SUMMARY = _Form(
-    prefix="rs",
-    text="response.reasoning_summary_text",
-    part="response.reasoning_summary_part",
-    place={"summary_index": 0},
-    new_part=SummaryText,
-)
-_CALL = _Form(prefix="fc", text="response.function_call_arguments", member="arguments")
-_CUSTOM_CALL = _Form(prefix="ctc", text="response.custom_tool_call_input", member="input")
+_MESSAGE = _Form("msg", "output_text", "text", "content_part", "content_index", OutputText)
+_REASONING = _Form("rs", "reasoning_text", "text", "content_part", "content_index", ReasoningText)
+_SUMMARY = _Form("rs", "reasoning_summary_text", "text", "reasoning_summary_part", "summary_index", SummaryText)
+_CALL = _Form("fc", "function_call_arguments", "arguments")
+_CUSTOM_CALL = _Form("ctc", "custom_tool_call_input", "input")
 
 
 class ItemPart(Part):
@@ -110,13 +83,14 @@ class ItemPart(Part):
         self._tool = use.named(opening.name) if isinstance(opening, CallBegun) else None
         self._argument = TextArgument() if self._tool is not None and self._tool.kind == "custom" else None
         self._form = self._form_of(opening)
-        self.id = f"{self._form.prefix}_{secrets.token_hex(16)}"
-        self._at = {"item_id": self.id, "output_index": index, **self._form.place}
+        self.id = f"{self._form.id_prefix}_{secrets.token_hex(16)}"
+        self._at = {"item_id": self.id, "output_index": index} | ({self._form.place: 0} if self._form.part else {})
+        self._further = {"logprobs": ()} if self._form is _MESSAGE else {}
 
     def begun(self) -> Iterator[Event]:
         yield "response.output_item.added", {"output_index": self.index, "item": self.item()}
         if self._form.part:
-            yield f"{self._form.part}.added", {**self._at, "part": self._form.new_part(text="")}
+            yield f"response.{self._form.part}.added", {**self._at, "part": self._form.new_part(text="")}
 
     def grown(self, text: str) -> Iterator[Event]:
         yield from super().grown(text if self._argument is None else self._argument.push(text))
@@ -125,9 +99,9 @@ class ItemPart(Part):
         if self._argument is not None:
             yield from super().grown(self._argument.finish())
         form, text = self._form, self.text
-        yield f"{form.text}.done", {**self._at, form.member: text, **form.further}
+        yield f"response.{form.text}.done", {**self._at, form.member: text, **self._further}
         if form.part:
-            yield f"{form.part}.done", {**self._at, "part": form.new_part(text=text)}
+            yield f"response.{form.part}.done", {**self._at, "part": form.new_part(text=text)}
         yield "response.output_item.done", {"output_index": self.index, "item": self.item()}
 
     def item(self) -> Item:
@@ -167,8 +141,8 @@ class ItemPart(Part):
             case CallBegun():
                 return _CALL if self._argument is None else _CUSTOM_CALL
 
-    def _delta(self, text: str) -> Event:
-        return f"{self._form.text}.delta", {**self._at, "delta": text, **self._form.further}
+    def _delta(self, text: str) -> Iterator[Event]:
+        yield f"response.{self._form.text}.delta", {**self._at, "delta": text, **self._further}
 
 
 class ResponseAnswer(PartsChoice[ItemPart]):
@@ -191,9 +165,8 @@ class ResponseAnswer(PartsChoice[ItemPart]):
 
     def made(self) -> ResponseResource:
         """The resource as it is now."""
-        usage = None if self.finished is None else usage_in_names(usage_of([self]))
         output = tuple(part.item() for part in self.parts)
-        whole = msgspec.structs.replace(self._resource, output=output, usage=usage)
+        whole = msgspec.structs.replace(self._resource, output=output, usage=self._usage)
         if self.failed is not None:
             code = _CODES.get(self.failed.code, "server_error")
             error = ResponseFailure(code=code, message=self.failed.message)
@@ -201,6 +174,18 @@ class ResponseAnswer(PartsChoice[ItemPart]):
         if self.finish_reason == "length":
             return msgspec.structs.replace(whole, status="incomplete", incomplete_details=Incomplete())
         return msgspec.structs.replace(whole, status="completed", completed_at=int(time.time()))
+
+    @property
+    def _usage(self) -> ResponseUsage | None:
+        if self.finished is None:
+            return None
+        return ResponseUsage(
+            input_tokens=self.n_prompt,
+            input_tokens_details=InputTokensDetails(cached_tokens=self.n_cached),
+            output_tokens=self.n_drawn,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=self.finished.n_reasoning),
+            total_tokens=self.n_prompt + self.n_drawn,
+        )
 
     def _part(self, index: int, opening: Opening) -> ItemPart:
         return self._part_of(index, opening)
@@ -241,14 +226,12 @@ class TextArgument:
     """Reads the one text argument of a custom tool out of the JSON of its arguments, as the JSON comes."""
 
     def __init__(self) -> None:
-        self._all: list[str] = []
         self._rest = ""
         """The JSON that is not decoded yet."""
         self._is_open = False
 
     def push(self, part: str) -> str:
         """The characters of the argument that the part completes."""
-        self._all.append(part)
         self._rest += part
         if not self._is_open:
             found = _OPENING.match(self._rest[:_MAX_OPENING_CHARS])
@@ -269,13 +252,12 @@ class TextArgument:
         """The characters that are left at the end. Arguments of another form are a text as they are."""
         if self._is_open:
             return ""
-        arguments = "".join(self._all)
         try:
-            value = msgspec.json.decode(arguments)
+            value = msgspec.json.decode(self._rest)
         except (msgspec.DecodeError, RecursionError):
-            return arguments
+            return self._rest
         text = value.get(TEXT_ARGUMENT) if isinstance(value, dict) else None
-        return text if isinstance(text, str) else arguments
+        return text if isinstance(text, str) else self._rest
 
 
 def _decoded(units: str) -> str:

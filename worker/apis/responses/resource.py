@@ -1,14 +1,10 @@
-"""The answer of `POST /v1/responses` as one object: its items, its usage and its settings.
-
-Owns: keys, and the values of members that this worker does not have. Pure.
-"""
+"""The answer of `POST /v1/responses` as one object: its items, its usage and its settings."""
 
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from worker.apis.core.answers import Usage as ChatUsage
 from worker.apis.core.parts import PartStatus
 from worker.wire.encoding import Count, doc
 
@@ -98,16 +94,6 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: Count
     output_tokens_details: OutputTokensDetails
     total_tokens: Count
-
-
-def usage_in_names(usage: ChatUsage) -> ResponseUsage:
-    return ResponseUsage(
-        input_tokens=usage.prompt_tokens,
-        input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
-        output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.completion_tokens_details.reasoning_tokens),
-        total_tokens=usage.total_tokens,
-    )
 
 
 class ResponseFailure(msgspec.Struct, frozen=True, kw_only=True):

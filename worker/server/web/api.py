@@ -35,14 +35,14 @@ from worker.apis.messages.request import MessageAsked, read_counted, read_messag
 from worker.apis.responses import items
 from worker.apis.responses.request import ResponseAsked, input_tokens, read_response
 from worker.config.engine_settings import MAX_PROMPT_CHARS
-from worker.errors import WorkerLoading
+from worker.errors import WorkerError, WorkerLoading
 from worker.server.front.admission import LOADING_RETRY_S
 from worker.server.front.job import Job
 from worker.server.front.state import Front
 from worker.server.web.bodies import AnyRequest, Bodies
 from worker.server.web.connection import check_address
 from worker.server.web.middleware import counted
-from worker.server.web.refusals import ANTHROPIC_ERRORS, OPENAI_ERRORS, Errors, json_answer, text_answer
+from worker.server.web.refusals import json_answer, text_answer
 from worker.server.web.streaming import JobResponse, opened_jobs
 from worker.wire.encoding import encode_json
 from worker.wire.jobs import Prompt
@@ -79,19 +79,19 @@ class Api:
     async def read(self, request: AnyRequest, read: Reader[Asked], payloads: MediaPlaces = NO_PLACES) -> Asked:
         """The decoded request without its payloads (apis/core/payloads.py). Raises: WorkerError, HTTPException."""
         check_address(request.scope)
-        settings = self.front.settings
+        settings, facts = self.front.settings, self.facts
         terms = Terms(
             model=self.model_name,
             is_strict=settings.strict_model,
-            max_tokens_out=min(settings.max_tokens_out or self.facts.context_length, self.facts.context_length),
+            max_tokens_out=min(settings.max_tokens_out or facts.context_length, facts.context_length),
             max_text_chars=MAX_PROMPT_CHARS,
-            vocab_size=self.facts.vocab_size,
-            template_keys=self.facts.model.template_keys,
-            n_ctx=self.facts.context_length,
-            can_infill=self.facts.model.can_infill,
-            takes_predictions=bool(self.facts.row_costs) and settings.prompt_lookup != "off",
-            chat_format=self.facts.model.chat_format,
-            can_limit_reasoning=self.facts.model.can_limit_reasoning,
+            vocab_size=facts.vocab_size,
+            template_keys=facts.model.template_keys,
+            n_ctx=facts.context_length,
+            can_infill=facts.model.can_infill,
+            takes_predictions=bool(facts.row_costs) and settings.prompt_lookup != "off",
+            chat_format=facts.model.chat_format,
+            can_limit_reasoning=facts.model.can_limit_reasoning,
             reads_fenced=not settings.no_fenced_calls,
             reasoning_fields=REASONING_FIELDS if settings.reasoning_field == "both" else (settings.reasoning_field,),
             keeps_billing_block=settings.keep_billing_block,
@@ -115,7 +115,6 @@ class Api:
         choices: Sequence[Choice],
         *,
         prompt_logprobs: int | None = None,
-        errors: Errors = OPENAI_ERRORS,
     ) -> ASGIResponse:
         """Open the jobs of an answer, n for each prompt, and answer with their output. Raises: see open_jobs."""
         generation, n = asked.generation, asked.generation.n
@@ -143,47 +142,50 @@ class Api:
             ],
             self.front.settings.inference_timeout_sec,
         )
-        headers = {"x-request-id": heading.id} | _ignored_headers(generation)
-        refuse = partial(_refused, generation=generation, render_error=errors.render)
-        accepted = partial(_accepted_headers, generation, jobs, self.facts.context_length)
-        respond = partial(JobResponse, self.front, jobs, refuse, headers, headers_when_accepted=accepted)
+        headers = {"x-request-id": heading.id} | _ignored(generation.ignored, generation.ignored_tools)
+        respond = partial(
+            JobResponse,
+            self.front,
+            jobs,
+            headers,
+            as_asked=partial(_as_asked, generation),
+            headers_when_accepted=partial(_accepted_headers, generation, jobs, self.facts.context_length),
+        )
         if generation.is_stream:
             return respond(ending=partial(last_chunks, heading, choices, n, generation.options))
-        return respond(whole=partial(whole, heading, choices, n, errors.failure))
+        return respond(whole=partial(whole, heading, choices, n))
 
 
-def _refused(
-    error: Exception, generation: Generation, render_error: Callable[[Exception], Response[bytes]]
-) -> Response[bytes]:
-    """The answer to an engine's refusal, with the client's names of the fields."""
-    if isinstance(error, FieldsRefused):
-        tools = [tool.place for tool in generation.reading.use.tools]
-        error = refused_as_spelled(error, generation.names, generation.places, tools)
-    return render_error(error)
+def _as_asked(generation: Generation, refusal: WorkerError) -> WorkerError:
+    """An engine's refusal with the client's names of the fields."""
+    if not isinstance(refusal, FieldsRefused):
+        return refusal
+    tools = [tool.place for tool in generation.reading.use.tools]
+    return refused_as_spelled(refusal, generation.names, generation.places, tools)
 
 
 def _accepted_headers(generation: Generation, jobs: Sequence[Job], context_length: int) -> dict[str, str]:
     """Report the length to which answers are cut, if a request asked for more tokens than its longest prompt leaves,
     and the tools whose schemas the engine cannot enforce."""
     max_tokens = generation.cut_to(context_length - max(job.prompt_tokens for job in jobs))
-    cut = {} if max_tokens is None else {"x-max-tokens-cut": str(max_tokens)}
+    cut = [] if max_tokens is None else [str(max_tokens)]
     tools = generation.reading.use.tools
     loose = in_header(tools[place].given_name for place in jobs[0].unenforced_tools)
-    return cut | ({"x-unenforced-tools": ", ".join(loose)} if loose else {})
+    return _lists({"x-max-tokens-cut": cut, "x-unenforced-tools": loose})
 
 
-def _ignored_headers(generation: Generation) -> dict[str, str]:
+def _ignored(fields: Sequence[str], tools: Sequence[str] = ()) -> dict[str, str]:
     """The headers that name the fields without effect and the tools that the worker does not have."""
-    tools = {"x-ignored-tools": ", ".join(generation.ignored_tools)} if generation.ignored_tools else {}
-    return _ignored(generation.ignored) | tools
+    return _lists({"x-ignored-fields": fields, "x-ignored-tools": tools})
 
 
-def _ignored(names: Sequence[str]) -> dict[str, str]:
-    return {"x-ignored-fields": ", ".join(names)} if names else {}
+def _lists(values: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The headers that have a value."""
+    return {name: ", ".join(each) for name, each in values.items() if each}
 
 
-def _body(body: object, headers: dict[str, str] | None = None) -> Response[bytes]:
-    return json_answer(encode_json(body), headers=headers)
+def _body(body: object, ignored: Sequence[str] = (), ignored_tools: Sequence[str] = ()) -> Response[bytes]:
+    return json_answer(encode_json(body), headers=_ignored(ignored, ignored_tools))
 
 
 # ── the routes ───────────────────────────────────────────────────────────────────────────────────
@@ -203,7 +205,7 @@ def agent_routes(api: Api) -> list[HTTPRouteHandler]:
     return [
         _generating(api, "/v1/responses", read_response, items.PAYLOADS, prefix="resp_"),
         _counting(api, "/v1/responses/input_tokens", read_response, items.PAYLOADS, input_tokens),
-        _generating(api, "/v1/messages", read_messages, blocks.PAYLOADS, prefix="msg_", errors=ANTHROPIC_ERRORS),
+        _generating(api, "/v1/messages", read_messages, blocks.PAYLOADS, prefix="msg_"),
         _counting(api, "/v1/messages/count_tokens", read_counted, blocks.PAYLOADS, token_count),
         _hello,
     ]
@@ -239,7 +241,6 @@ def _generating(
     *,
     prefix: str,
     operation: str = "chat",
-    errors: Errors = OPENAI_ERRORS,
 ) -> HTTPRouteHandler:
     """A route whose requests have one prompt. Its answers are complete, or a stream; their ids begin with `prefix`."""
 
@@ -248,7 +249,7 @@ def _generating(
         with counted(api.front, request, operation):
             asked = await api.read(request, read, payloads)
             heading = api.heading(prefix)
-            return api.answer(request, asked, heading, [asked.prompt], asked.choices(heading), errors=errors)
+            return api.answer(request, asked, heading, [asked.prompt], asked.choices(heading))
 
     return generate
 
@@ -265,7 +266,7 @@ def _counting(
         asked = await api.read(request, read, payloads)
         generation = asked.generation
         found = await _spelled(api.front.tokenize(asked.prompt), generation.names, generation.places)
-        return _body(count(found), _ignored_headers(generation))
+        return _body(count(found), generation.ignored, generation.ignored_tools)
 
     return count_tokens
 
@@ -307,13 +308,13 @@ def _token_routes(api: Api) -> list[HTTPRouteHandler]:
         answer = api.front.tokenize(asked.prompt, add_special=asked.add_special, parse_special=asked.parse_special)
         found = (await _spelled(answer, {"prompt": asked.field})).tokens
         most = api.facts.context_length
-        return _body(tokens.TokensBody(tokens=found, count=len(found), max_model_len=most), _ignored(asked.ignored))
+        return _body(tokens.TokensBody(tokens=found, count=len(found), max_model_len=most), asked.ignored)
 
     @post("/detokenize", status_code=200)
     async def detokenize(request: AnyRequest) -> Response[bytes]:
         asked = await api.read(request, tokens.read_detokenize)
         text = await api.front.detokenize(asked.tokens)
-        return _body(tokens.TextBody(content=text, prompt=text), _ignored(asked.ignored))
+        return _body(tokens.TextBody(content=text, prompt=text), asked.ignored)
 
     @get("/tokenizer_info", sync_to_thread=False)
     def tokenizer_info() -> Response[bytes]:
@@ -322,14 +323,14 @@ def _token_routes(api: Api) -> list[HTTPRouteHandler]:
     @post("/v1/chat/completions/render", status_code=200)
     async def render_chat(request: AnyRequest) -> Response[bytes]:
         asked = await api.read(request, read_chat, chat.PAYLOADS)
-        return _body(await _rendered(api.front, asked.prompt, asked.generation), _ignored(asked.generation.ignored))
+        return _body(await _rendered(api.front, asked.prompt, asked.generation), asked.generation.ignored)
 
     @post("/v1/completions/render", status_code=200)
     async def render_completion(request: AnyRequest) -> Response[bytes]:
         asked = await api.read(request, read_completion)
         prompts = map(asked.to_engine, asked.prompts)
         rendered = [await _rendered(api.front, prompt, asked.generation) for prompt in prompts]
-        return _body(rendered, _ignored(asked.generation.ignored))
+        return _body(rendered, asked.generation.ignored)
 
     return [tokenize, detokenize, tokenizer_info, render_chat, render_completion]
 

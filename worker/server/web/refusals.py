@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import NamedTuple
 
 from litestar import Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException
@@ -15,7 +16,6 @@ from litestar.types import Receive, Scope, Send
 
 from worker.apis.core import errors as openai
 from worker.apis.core.bodies import FieldsRefused, encode_error, encode_violations
-from worker.apis.core.events import ErrorEvent
 from worker.apis.messages import errors as anthropic
 from worker.apis.pool.execute import BodyRejected
 from worker.errors import InternalError, Unauthorized, WorkerBusy, WorkerError, WorkerLoading
@@ -66,23 +66,16 @@ class Refusal:
 NOT_HTTP = Refusal(400, "INVALID_REQUEST", "the bytes are not an HTTP request")
 
 
-@dataclass(frozen=True, slots=True)
-class Errors:
+class Errors(NamedTuple):
     """The shape of an API's errors."""
 
     refusal: Callable[[WorkerError], bytes]
     http_error: Callable[[int, str, str], bytes]
     """The body for (status, code, message)."""
-    failure: Callable[[ErrorEvent], bytes]
-
-    def render(self, error: Exception) -> Response[bytes]:
-        """The answer to an error before the first byte of an answer."""
-        known = _known(error)
-        return json_answer(self.refusal(known), known.http_status, _retry_after(known))
 
 
-OPENAI_ERRORS = Errors(openai.refusal_body, openai.http_body, openai.failure_body)
-ANTHROPIC_ERRORS = Errors(anthropic.refusal_body, anthropic.http_body, anthropic.failure_body)
+OPENAI_ERRORS = Errors(openai.refusal_body, openai.http_body)
+ANTHROPIC_ERRORS = Errors(anthropic.refusal_body, anthropic.http_body)
 
 
 def is_messages_path(path: str) -> bool:
@@ -104,7 +97,7 @@ def refusal_of(scope: Scope, error: Exception, route_list: str = "") -> Response
     note_refusal(scope, error)
     errors = errors_of(scope["path"])
     if not isinstance(error, HTTPException):
-        return render_error(error) if errors is None else errors.render(error)
+        return _pool_refusal(error) if errors is None else _refusal(errors.refusal, error)
     status, headers = error.status_code, error.headers
     if isinstance(error, MethodNotAllowedException):
         headers = {"allow": "GET,HEAD" if "GET" in (headers or {}).get("allow", "").split(", ") else "POST"}
@@ -144,15 +137,22 @@ def note_refusal(scope: Scope, error: Exception) -> None:
     scope["state"][REFUSAL] = noted
 
 
-def render_error(error: Exception) -> Response[bytes]:
+def _pool_refusal(error: Exception) -> Response[bytes]:
     """An error as docs/protocol.md#http words it."""
     match error:
         case BodyRejected():
             return text_answer(str(error), error.http_status)
         case FieldsRefused(errors=errors):
             return json_answer(encode_violations(errors), error.http_status)
-    known = _known(error)
-    return json_answer(encode_error(known), known.http_status, _retry_after(known))
+    return _refusal(encode_error, error)
+
+
+def _refusal(body: Callable[[WorkerError], bytes], error: Exception) -> Response[bytes]:
+    if not isinstance(error, WorkerError):
+        log.error("error", code=InternalError.code, exc_info=error)
+        error = InternalError("the request could not be answered; the log has the cause")
+    headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, WorkerBusy | WorkerLoading) else None
+    return json_answer(body(error), error.http_status, headers)
 
 
 def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response[bytes]:
@@ -161,14 +161,3 @@ def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None =
 
 def text_answer(body: str, status: int, headers: dict[str, str] | None = None) -> Response[bytes]:
     return Response(body.encode(), status_code=status, media_type=_TEXT, headers=headers)
-
-
-def _retry_after(error: WorkerError) -> dict[str, str] | None:
-    return {"retry-after": str(error.retry_after_s)} if isinstance(error, WorkerBusy | WorkerLoading) else None
-
-
-def _known(error: Exception) -> WorkerError:
-    if isinstance(error, WorkerError):
-        return error
-    log.error("error", code=InternalError.code, exc_info=error)
-    return InternalError("the request could not be answered; the log has the cause")

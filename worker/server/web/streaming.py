@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Self
 
-from litestar import Response, post
+from litestar import post
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
@@ -19,13 +19,13 @@ from worker.apis.core.headers import request_id, trace_context
 from worker.apis.core.job_request import JobRequest
 from worker.apis.pool.execute import checked_prompt, parse_execute
 from worker.apis.pool.framing import choose_dialect
+from worker.errors import WorkerError
 from worker.server.front.job import Job, next_chunk_of
 from worker.server.front.state import Front
 from worker.server.front.supervision import first_of, running
 from worker.server.web.bodies import AnyRequest, Bodies
 from worker.server.web.connection import check_address, connection_of
 from worker.server.web.middleware import counted
-from worker.server.web.refusals import note_refusal, render_error
 
 SILENCE_S = 10.0
 """The longest silence of a stream: proxies close a silent stream after 60 s, some earlier."""
@@ -68,7 +68,7 @@ class SignsOfLife:
 
 
 class JobResponse(ASGIResponse):
-    """A response that sends nothing before the engine has accepted every job. `render_error` answers a refusal.
+    """A response that sends nothing before the engine has accepted every job.
 
     It is a stream, whose events are sent as they come, unless `whole` makes one answer of all of them.
     """
@@ -77,44 +77,42 @@ class JobResponse(ASGIResponse):
         self,
         front: Front,
         jobs: Sequence[Job],
-        render_error: Callable[[Exception], Response[bytes]],
         headers: Mapping[str, str],
         *,
+        as_asked: Callable[[WorkerError], WorkerError] = lambda refusal: refusal,
         headers_when_accepted: Callable[[], Mapping[str, str]] = dict,
         ending: Callable[[], bytes] = bytes,
         whole: Callable[[], tuple[int, bytes]] | None = None,
     ) -> None:
-        """`headers_when_accepted` need the prompts' tokens. `ending` is the end of a stream in which no job failed.
-        `whole` returns the status and the body when all jobs have ended or one has failed."""
+        """`as_asked` words an engine's refusal. `headers_when_accepted` need the prompts' tokens. `ending` is the end
+        of a stream in which no job failed. `whole` returns the status and the body when all jobs have ended or one has
+        failed."""
         streamed = {"cache-control": "no-cache", "x-accel-buffering": "no"} if whole is None else {}
         # The media type is set as a header, because ASGIResponse would add a charset to it.
         super().__init__(headers={"content-type": jobs[0].dialect.media_type, **streamed, **headers})
         del self.headers["content-length"]
         self._front = front
         self._jobs = jobs
-        self._render_error = render_error
+        self._as_asked = as_asked
         self._headers_when_accepted = headers_when_accepted
         self._ending = ending
         self._whole = whole
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the exchange and watch for a disconnect; the first to end ends the other."""
+        """Run the exchange and watch for a disconnect; the first to end ends the other. Raises: WorkerError."""
         with self._front.watched():
-            async with running(_departure(receive)) as left, running(self._exchange(scope, receive, send)) as exchange:
+            async with running(_departure(receive)) as left, running(self._exchange(scope, send)) as exchange:
                 try:
                     await first_of(exchange, left)
                 finally:
                     for job in self._jobs:
                         job.fail("CANCELLED", "the client disconnected")
 
-    async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _exchange(self, scope: Scope, send: Send) -> None:
         for job in self._jobs:
             await job.decided.wait()
             if job.refusal is not None:
-                note_refusal(scope, job.refusal)
-                answer = self._render_error(job.refusal)
-                await answer.to_asgi_response(app=None, request=AnyRequest(scope))(scope, receive, send)
-                return
+                raise self._as_asked(job.refusal)
         self.headers.update(self._headers_when_accepted())
         body = b""
         if self._whole is not None:
@@ -178,7 +176,7 @@ def execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
             )
             jobs = opened_jobs(front, request, [asked], timeout_s)
         job_id = request_id(jobs[0].request.job_id)
-        return JobResponse(front, jobs, render_error, {} if job_id is None else {"x-request-id": job_id})
+        return JobResponse(front, jobs, {} if job_id is None else {"x-request-id": job_id})
 
     return execute
 
