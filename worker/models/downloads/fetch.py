@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal, assert_never
 
 import httpx2
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 from huggingface_hub import get_session
 
 from worker.config.environment import environment_for_downloads
@@ -111,19 +111,21 @@ def _fetch(target: _Target) -> Path:
                 _fetch_from(source, target)
             except SourceFailed as error:
                 failures.append(str(error))
-            else:
-                return target.path
+                continue
+            with target.partial.open("rb") as file:
+                os.fsync(file.fileno())
+            return target.partial.replace(target.path)
     raise DownloadFailed(f"{target.path.name} was not downloaded: {'; '.join(failures)}")
 
 
 def _fetch_from(source: FileSource, target: _Target) -> None:
+    """Complete the partial file, and check it. Raises: SourceFailed, DownloadFailed (no room), OSError (disk)."""
     if isinstance(source, HfSource) and _adopt_cached(source, target):
         return
     resumed_bytes = _size_of(target.partial)
     expected = _fill(source, target)
     actual = sha256_of(target.partial)
     if expected in (None, actual):
-        _give_final_name(target)
         return
     target.partial.unlink()
     if resumed_bytes:
@@ -165,31 +167,20 @@ def _adopt_cached(source: HfSource, target: _Target) -> bool:
         _check_room(target.partial, _size_of(blob))
         shutil.copyfile(blob, target.partial)
     target.on_bytes(_size_of(blob), _size_of(blob))
-    _give_final_name(target)
     return True
 
 
-def _give_final_name(target: _Target) -> None:
-    with target.partial.open("rb") as file:
-        os.fsync(file.fileno())
-    target.partial.replace(target.path)
-
-
-@contextmanager
-def _only_puller(target: _Target) -> Iterator[None]:
-    """Hold the target's lock. While another process has it, its progress is shown."""
+def _only_puller(target: _Target) -> AcquireReturnProxy:
+    """Take the target's lock, which leaving its context releases. While another process has it, its progress is
+    shown.
+    """
     target.path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(target.path.with_name(target.path.name + ".lock"))
     while True:
         try:
-            lock.acquire(timeout=_LOCK_POLL_S)
-            break
+            return lock.acquire(timeout=_LOCK_POLL_S)
         except Timeout:
             target.on_bytes(_size_of(target.partial), target.size_bytes)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager
