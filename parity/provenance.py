@@ -16,7 +16,7 @@ from pathlib import Path
 
 import worker
 from worker.host import cpu_quota
-from worker.models.upstream.layouts import PINNED_VERSION
+from worker.models.upstream.numbers import PINNED_VERSION
 
 GENERATED_BY = f"llorch-worker {worker.__version__}"
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PINS = {
     "pyproject.toml": rf'"{PACKAGE}==([\w.]+)"',
     "constraints.txt": rf"^{PACKAGE}==([\w.]+)$",
-    "worker/models/upstream/layouts.py": r'^PINNED_VERSION = "([\w.]+)"$',
+    "worker/models/upstream/numbers.py": r'^PINNED_VERSION = "([\w.]+)"$',
 }
 """Each file that has the version, and the pattern of its line; the group is the version."""
 

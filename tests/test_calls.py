@@ -19,10 +19,9 @@ from worker.engine.dividers import marks_among
 from worker.engine.loop import Engine
 from worker.engine.sequence import Queued
 from worker.formats.read.parse import Message, Reader, message_of
-from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
 from worker.llama.devices import devices
-from worker.llama.model import Model
+from worker.llama.model import Model, constraints_of
 from worker.llama.runner import LlamaRunner
 from worker.models.plan.devices import choose_device
 from worker.wire.chat_format import HERMES, CallFormat, ChatFormat

@@ -21,8 +21,8 @@ from worker.constraints.jobs import Constraints
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.step import Slice, Step
-from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
+from worker.llama.model import constraints_of
 from worker.llama.runner import LlamaRunner
 from worker.wire.jobs import Failed, Finished, JobKey, SamplingParams, SchemaText, SlotId, StepDone, Submit
 from worker.wire.messages import Outbound

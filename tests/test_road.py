@@ -126,7 +126,6 @@ BESIDE = frozenset(
         "worker.llama.library",
         "worker.llama.model",
         "worker.llama.state_kv",
-        "worker.models.upstream.layouts",
         "worker.observe.series",
         "worker.observe.traces",
         "worker.apis.completions.request",

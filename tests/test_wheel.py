@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.worker_process import WorkerProcess, text_of
-from worker.models.upstream.layouts import PINNED_VERSION
+from worker.models.upstream.numbers import PINNED_VERSION
 
 pytestmark = [pytest.mark.wheel, pytest.mark.process, pytest.mark.timeout(1800)]
 

@@ -7,8 +7,7 @@ import pytest
 from tests.llama.tiny import write_tiny
 from tests.on_cpu import loaded_on_cpu
 from worker.constraints.jobs import Constraints
-from worker.llama.constrained import constraints_of
-from worker.llama.model import Model
+from worker.llama.model import Model, constraints_of
 
 
 @pytest.fixture(scope="session")

@@ -22,8 +22,8 @@ from tests.constraints.bytewise import submit
 from tests.on_cpu import loaded_on_cpu
 from worker.constraints.constraint import Constraint
 from worker.constraints.jobs import Constraints
-from worker.llama.constrained import constraints_of
 from worker.llama.library import give_back_memory
+from worker.llama.model import constraints_of
 from worker.wire.jobs import TokenId
 from worker.wire.refusals import Violation
 

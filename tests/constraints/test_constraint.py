@@ -24,8 +24,7 @@ from worker.apis.completions.request import read_completion
 from worker.constraints.constraint import MAX_FORCED_BYTES, Constraint
 from worker.constraints.jobs import Constraints
 from worker.engine.step import Token
-from worker.llama.constrained import constraints_of
-from worker.llama.model import Model
+from worker.llama.model import Model, constraints_of
 from worker.wire.jobs import TokenId
 from worker.wire.refusals import Violation
 

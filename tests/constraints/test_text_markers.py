@@ -18,7 +18,7 @@ from worker.constraints.jobs import Constraints
 from worker.engine.channels import CONTENT, NO_CONTROL_TOKENS, ChannelState
 from worker.engine.dividers import marks_among
 from worker.formats.read.parse import Message, Reader, message_of
-from worker.llama.constrained import constraints_of
+from worker.llama.model import constraints_of
 from worker.wire.chat_format import ChatFormat
 from worker.wire.jobs import TokenId
 from worker.wire.tools import OfferedTool, Tools

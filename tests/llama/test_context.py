@@ -26,7 +26,8 @@ def context(make_context: MakeContext) -> Context:
 
 
 def best(context: Context, slices: list[Slice]) -> list[int]:
-    return [int(context.logits(index).argmax()) for index in context.decode(slices)]
+    context.decode(slices)
+    return [int(row.argmax()) for row in context.rows()]
 
 
 def fill(context: Context, slot: int, n_tokens: int) -> None:
@@ -43,7 +44,7 @@ pytestmark = pytest.mark.model
 
 def test_logits_are_a_row_of_the_vocabulary(context: Context, tokens: list[TokenId], model: Model) -> None:
     assert context.decode([slice_of(0, 0, tokens), slice_of(1, 0, tokens, None)]) == [len(tokens) - 1]
-    row = context.logits(len(tokens) - 1)
+    (row,) = context.rows()
     assert row.shape == (model.n_vocab,)
     assert row.dtype == np.float32
     assert np.isfinite(row).all()
@@ -91,18 +92,11 @@ def test_positions_follow_what_a_slot_holds(context: Context) -> None:
             context.decode([slice_of(0, start, [TokenId(5)])])
 
 
-@pytest.mark.parametrize("index", [-1, 0, 3, 1000])
-def test_logits_that_were_not_asked_for_are_refused(context: Context, index: int) -> None:
-    context.decode([slice_of(0, 0, [TokenId(5)] * 2)])
-    with pytest.raises(ValueError, match="no logits"):
-        context.logits(index)
-
-
-def test_logits_die_with_a_decode_that_fails(context: Context) -> None:
-    [index] = context.decode([slice_of(0, 0, [TokenId(5)])])
+def test_logits_die_with_the_next_decode(context: Context) -> None:
+    context.decode([slice_of(0, 0, [TokenId(5)])])
+    assert len(context.rows()) == 1
     fill(context, 1, 3)
-    with pytest.raises(ValueError, match="no logits"):
-        context.logits(index)
+    assert not len(context.rows())
 
 
 @pytest.mark.parametrize(("slot", "n_keep"), [(2, 0), (-1, 0), (10**6, 0), (0, -1)])
@@ -196,8 +190,7 @@ def test_a_closed_context_refuses_and_closes_again(context: Context) -> None:
         context.decode([slice_of(0, 1, [TokenId(5)])])
     with pytest.raises(ValueError, match="closed"):
         context.kv.trim(SlotId(0), 0)
-    with pytest.raises(ValueError, match="no logits"):
-        context.logits(0)
+    assert not len(context.rows())
 
 
 def test_a_model_closes_its_contexts_first(tiny: Model, make_context: MakeContext) -> None:

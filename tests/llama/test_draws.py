@@ -14,9 +14,8 @@ from tests.llama.tiny import write_tiny
 from tests.on_cpu import loaded_on_cpu
 from worker.constraints.constraint import Constraint
 from worker.engine.step import Sampled, Score, Scoring, Slice
-from worker.llama.constrained import constraints_of
 from worker.llama.context import Logits
-from worker.llama.model import Model
+from worker.llama.model import Model, constraints_of
 from worker.llama.runner import MIN_ROWS, MIN_VOCABULARY, Draws, DrawThreads
 from worker.wire.jobs import SamplingParams, SlotId, TokenId
 

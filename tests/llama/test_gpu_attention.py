@@ -11,7 +11,7 @@ from worker.config.engine import configure
 from worker.config.engine_settings import CACHE_TYPES, Configure
 from worker.config.settings import Settings
 from worker.errors import ModelLoadFailed
-from worker.llama.gpu_attention import asked_flash, attention_at, check_cache_types, check_flash
+from worker.llama.devices import asked_flash, attention_at, check_cache_types, check_flash
 from worker.llama.library import LogLine, Watch
 from worker.models.plan.devices import Device
 from worker.models.upstream.numbers import CUDA_ATTENTION_PAIRS, CUDA_ATTENTION_TYPES

@@ -59,8 +59,9 @@ def jobs(n_vocab: int) -> list[Job]:
 
 def step(context: Context, parts: dict[int, tuple[Job, list[TokenId]]]) -> None:
     slices = [slice_of(slot, job.n_computed, tokens) for slot, (job, tokens) in parts.items()]
-    for index, (job, tokens) in zip(context.decode(slices), parts.values(), strict=True):
-        job.take(len(tokens), context.logits(index))
+    context.decode(slices)
+    for row, (job, tokens) in zip(context.rows(), parts.values(), strict=True):
+        job.take(len(tokens), row)
 
 
 def alone(context: Context, job: Job) -> list[bytes]:
@@ -140,8 +141,8 @@ def test_a_full_memory_of_forgotten_cells_has_room_for_a_full_one_again(context:
 @pytest.mark.parametrize("keep", [1, 100, 199])
 def test_a_slot_cut_back_next_to_others_goes_on_as_if_it_had_never_been_longer(context: Context, keep: int) -> None:
     fill(context, 0, keep)
-    (index,) = context.decode([slice_of(0, keep, [TokenId(77)])])
-    expected = context.logits(index).tobytes()
+    context.decode([slice_of(0, keep, [TokenId(77)])])
+    expected = context.rows()[0].tobytes()
     context.kv.clear()
     fill(context, 1, 30)
     fill(context, 0, keep)
@@ -150,8 +151,8 @@ def test_a_slot_cut_back_next_to_others_goes_on_as_if_it_had_never_been_longer(c
         fill(context, 0, 40)
         fill(context, 1, 10)
         context.kv.trim(SlotId(0), keep)
-    (index,) = context.decode([slice_of(0, keep, [TokenId(77)])])
-    assert context.logits(index).tobytes() == expected
+    context.decode([slice_of(0, keep, [TokenId(77)])])
+    assert context.rows()[0].tobytes() == expected
 
 
 def test_the_most_slots_there_can_be_leave_no_seq_id_for_order_and_still_decode(

@@ -17,8 +17,7 @@ from tests.on_cpu import loaded_on_cpu
 from worker.constraints.constraint import Constraint
 from worker.engine.step import BadBatch, NoRoom, Sampled, Slice, Step, Token
 from worker.llama.batch import batches
-from worker.llama.constrained import constraints_of
-from worker.llama.model import Model
+from worker.llama.model import Model, constraints_of
 from worker.llama.runner import LlamaRunner
 from worker.wire.jobs import SamplingParams, SlotId, TokenId, TopToken
 
@@ -163,7 +162,7 @@ def test_a_token_that_is_forced_is_reported_with_the_log_probability_it_has(runn
     forced = Token(TokenId(5), runner.model.piece(TokenId(5)))
     [sampled] = runner.run(Step("prefill", (Slice(SlotId(0), 0, tokens, sampling, forced=forced),)))
     [free] = [each for each in [sampled.logprob] if each is not None]
-    logits = runner.context.logits(len(tokens) - 1).astype(np.float64)
+    logits = runner.context.rows()[0].astype(np.float64)
     expected = logits[5] - logits.max() - np.log(np.exp(logits - logits.max()).sum())
     assert (sampled.token, sampled.piece) == (forced.id, forced.piece)
     assert free.token.logprob == pytest.approx(expected)
@@ -175,7 +174,7 @@ def test_log_probabilities_are_those_of_the_raw_logits(runner: LlamaRunner, n_to
     sampling = SamplingParams(seed=3, temperature=1.7, repetition_penalty=1.5, top_k=40, logprobs=n_top)
     tokens = runner.model.tokenize(CHAT)
     [sampled] = runner.run(Step("prefill", (slice_of(0, 0, tokens, sampling),)))
-    logits = runner.context.logits(len(tokens) - 1).astype(np.float64)
+    logits = runner.context.rows()[0].astype(np.float64)
     expected = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
     assert sampled.logprob is not None
     token = sampled.logprob.token

@@ -200,7 +200,7 @@ def test_what_does_not_fit_cannot_be_loaded(context: Context) -> None:
     first, rest = context.kv.save(SlotId(0), 0).split(40)
     fill(context, 1, 140)
     for slot, parts, n_tokens, message in [
-        (0, [first], 5, "slot 0 has 100 cells already"),
+        (0, [first], 5, "slot 0 has cells already"),
         (2, [first], 0, "0 saved cells"),
         (2, [first], 17, "17 saved cells and 16 free ones"),
         (2, [rest], 5, "from position 40 on do not follow 0 others"),

@@ -40,10 +40,10 @@ PLENTY = 2**26
 Tokens = list[TokenId]
 
 
-def next_row(context: Context, slot: SlotId, token: TokenId) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def next_row(context: Context, slot: SlotId, token: TokenId) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return the logits after one more token."""
-    [index] = context.decode([Slice(slot, context.kv.n_cells(slot), [token], GREEDY)])
-    return context.logits(index).copy()
+    context.decode([Slice(slot, context.kv.n_cells(slot), [token], GREEDY)])
+    return context.rows().copy()
 
 
 class Pair:

@@ -49,8 +49,8 @@ def computed(context: Context, slot: int, tokens: Tokens, edges: Sequence[int]) 
     rows = []
     for end in edges:
         held = context.kv.n_cells(SlotId(slot))
-        [index] = context.decode([Slice(SlotId(slot), held, tokens[held:end], GREEDY)])
-        rows.append(context.logits(index).tobytes())
+        context.decode([Slice(SlotId(slot), held, tokens[held:end], GREEDY)])
+        rows.append(context.rows().tobytes())
     return rows[-1]
 
 

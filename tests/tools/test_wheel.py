@@ -8,7 +8,7 @@ import pytest
 
 from tools import CHECKOUT
 from tools.wheel import MODULES, NVIDIA_LIBRARIES, bill, bring_libraries, describe, links, packages_of_the_image
-from worker.models.upstream.layouts import PINNED_VERSION
+from worker.models.upstream.numbers import PINNED_VERSION
 
 LINKS = ("libllama.so", "libllama.so.0", "libllama.so.0.5.0", "libggml-base.so", "libggml-base.so.0")
 MODULES_OF_GGML = ("libggml-cpu-x64.so", "libggml-cuda.so")

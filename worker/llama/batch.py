@@ -1,7 +1,6 @@
-"""The input of llama_decode: slices checked, cut into batches, and written into its arrays.
+"""The input of llama_decode: slices checked, cut into batches, and written into its arrays. The step thread's.
 
-Owns the refusals, because many wrong arguments would abort the process, how the rows of a step are grouped, and the
-memory that the llama_batch struct points at. The step thread's.
+Many wrong arguments would abort the process: they are refused.
 
 ggml computes a row of a matrix product with one kernel when it is alone, and with others among two, four or eight rows;
 some of these round otherwise (docs/determinism.md). How a step's rows are grouped decides which kernels
@@ -56,29 +55,26 @@ class BatchLimits:
         if len({slice_.slot for slice_ in slices}) < len(slices):
             raise BadBatch(f"a slot appears twice in one batch: {[slice_.slot for slice_ in slices]}")
         for slice_ in slices:
-            self._check(slice_)
+            if not 0 <= slice_.slot < self.n_slots:
+                raise BadBatch(f"slot {slice_.slot}; there are {self.n_slots}")
+            if wrong := self._wrong(slice_):
+                raise BadBatch(f"slot {slice_.slot}: {wrong}")
         return n_tokens
 
-    def _check(self, slice_: Slice) -> None:
-        tokens = slice_.tokens
-        if not 0 <= slice_.slot < self.n_slots:
-            raise BadBatch(f"slot {slice_.slot}; there are {self.n_slots}")
+    def _wrong(self, slice_: Slice) -> str | None:
+        tokens, n_drafts = slice_.tokens, slice_.n_drafts
+        targets: Seq[TokenId] = () if slice_.scoring is None else slice_.scoring.targets
         if not tokens:
-            raise BadBatch(f"slot {slice_.slot}: a slice without tokens")
-        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
-            raise BadBatch(f"slot {slice_.slot}: a token outside the vocabulary of {self.n_vocab}")
+            return "a slice without tokens"
+        if any(each and (min(each) < 0 or max(each) >= self.n_vocab) for each in (tokens, targets)):
+            return f"a token outside the vocabulary of {self.n_vocab}"
         if slice_.start != (n_cells := self.n_cells(slice_.slot)):
-            raise BadBatch(f"slot {slice_.slot}: position {slice_.start} does not follow its {n_cells} cells")
-        if slice_.n_drafts and (slice_.sampling is None or not 0 < slice_.n_drafts < len(tokens)):
-            raise BadBatch(f"slot {slice_.slot}: {slice_.n_drafts} drafts among {len(tokens)} tokens cannot be drawn")
-        if slice_.scoring is not None:
-            self._check_scoring(slice_, slice_.scoring.targets)
-
-    def _check_scoring(self, slice_: Slice, targets: Seq[TokenId]) -> None:
-        if slice_.n_drafts or len(slice_.tokens) - len(targets) not in (0, 1):
-            raise BadBatch(f"slot {slice_.slot}: {len(targets)} tokens cannot be scored behind {len(slice_.tokens)}")
-        if targets and (min(targets) < 0 or max(targets) >= self.n_vocab):
-            raise BadBatch(f"slot {slice_.slot}: a token outside the vocabulary of {self.n_vocab}")
+            return f"position {slice_.start} does not follow its {n_cells} cells"
+        if n_drafts and (slice_.sampling is None or not 0 < n_drafts < len(tokens)):
+            return f"{n_drafts} drafts among {len(tokens)} tokens cannot be drawn"
+        if slice_.scoring is not None and (n_drafts or len(tokens) - len(targets) not in (0, 1)):
+            return f"{len(targets)} tokens cannot be scored behind {len(tokens)}"
+        return None
 
 
 # ── cutting ──────────────────────────────────────────────────────────────────────────────────────

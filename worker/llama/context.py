@@ -97,9 +97,7 @@ class Context:
         self._limits = BatchLimits(self.n_batch, n_outputs, n_seq_max, model.n_vocab, self.kv.n_cells)
         self._batch = Batch(self.n_batch, self.kv.seq_ids)
         self.row_groups = RowGroups()
-        self._row_of: dict[int, int] = {}
-        """The batch indexes of the last decode → rows of its logits."""
-        self._rows, self._logits_address = _NO_ROWS, 0
+        self._n_rows, self._rows, self._logits_address = 0, _NO_ROWS, 0
 
     @property
     def can_abort(self) -> bool:
@@ -139,7 +137,7 @@ class Context:
     # ── decoding ─────────────────────────────────────────────────────────────────────────────────
 
     def decode(self, slices: Seq[Slice], meanwhile: Meanwhile = do_nothing) -> list[int]:
-        """Compute one batch; the batch indexes whose `logits` can be read, in order: `n_rows` of each slice.
+        """Compute one batch; the batch indexes that have a row of logits, in order: `n_rows` of each slice.
         `meanwhile` is called while the device computes, if it `is_asynchronous` and has taken the batch.
 
         Raises: BadBatch, NoRoom: nothing was kept. Aborted: the slots keep a part (`kv.n_cells` says how much).
@@ -150,7 +148,7 @@ class Context:
         n_padding = self.row_groups.n_padding(slices, self.kv.n_free_cells)
         n_tokens = self._limits.check(slices)
         self.kv.make_room(n_tokens + n_padding)
-        self._row_of = {}
+        self._n_rows = 0
         indexes = self._fill(slices)
         began_s = time.perf_counter()
         code = self._decode_padded(n_padding) if n_padding else self._decode()
@@ -168,7 +166,7 @@ class Context:
             self._raise_for(code, slices)
         for slice_ in slices:
             self.kv.add(slice_.slot, len(slice_.tokens))
-        self._row_of = {index: row for row, index in enumerate(indexes)}
+        self._n_rows = len(indexes)
         return indexes
 
     def _fill(self, slices: Seq[Slice]) -> list[int]:
@@ -190,33 +188,22 @@ class Context:
         return code
 
     def rows(self) -> Logits:
-        """float32[n_rows, n_vocab]: the `logits` of all indexes of the last decode, in their order."""
-        n_rows = len(self._row_of)
-        return self._logits_at(n_rows - 1)[:n_rows] if n_rows else _NO_ROWS
+        """float32[n_rows, n_vocab]: what the last decode gave for the indexes that it returned, in their order. A view
+        into the library's memory, valid until the next decode, and read-only.
 
-    def logits(self, index: int) -> Logits:
-        """float32[n_vocab], a view into the library's memory, valid until the next decode, and read-only.
-
-        It is not marked as read-only, because numpy's argmax copies what it may not write.
-        Raises: ValueError for an index the last decode did not return.
+        It is not marked as read-only, because numpy's argmax copies what it may not write. It is made anew only where
+        the library has moved its memory: to make it takes as long as to draw.
         """
-        if index not in self._row_of:
-            raise ValueError(f"batch index {index} has no logits; the last decode has them at {sorted(self._row_of)}")
-        view: Logits = self._logits_at(self._row_of[index])[self._row_of[index]]
-        return view
-
-    def _logits_at(self, row: int) -> NDArray[np.float32]:
-        """A view of [more than `row`, n_vocab], made anew only where the library has moved it: to make it takes as long
-        as to draw.
-        """
+        if not self._n_rows:
+            return _NO_ROWS
         address = _get_logits(self.handle)
         if address is None:
             raise RuntimeError("llama.cpp has no logits of its last decode")
-        if address != self._logits_address or row >= len(self._rows):
+        if address != self._logits_address or self._n_rows > len(self._rows):
             pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
-            self._rows = np.ctypeslib.as_array(pointer, shape=(len(self._row_of), self._model.n_vocab))
+            self._rows = np.ctypeslib.as_array(pointer, shape=(self._n_rows, self._model.n_vocab))
             self._logits_address = address
-        return self._rows
+        return self._rows[: self._n_rows]
 
     def _raise_for(self, code: int, slices: Seq[Slice]) -> None:
         match code:
@@ -250,7 +237,7 @@ class Context:
         if self._handle is not None:
             capi.llama_free(self._handle)
             self._handle = None
-            self._row_of, self._rows = {}, _NO_ROWS
+            self._n_rows, self._rows = 0, _NO_ROWS
 
     @property
     def handle(self) -> int:

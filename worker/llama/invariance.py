@@ -1,8 +1,7 @@
 """The meaning of `--batch-invariant` for a model: if a job's numbers depend on what is computed beside it, and why.
 
-Owns the decision, which is made of the file, the build, the processor and the settings alone, and never of a timing:
-a restart, an engine after a crash and a second worker decide alike. Where a flag demands the same bits, self_test.py
-finds out if they are. Any thread, once the library is open.
+The file, the build, the processor and the settings decide, and never a timing: a restart, an engine after a crash and
+a second worker decide alike. Where a flag demands the same bits, self_test.py finds out if they are.
 
 `auto` keeps the numbers the same if that costs nothing, which is so if ggml's CPU backend has products and attention
 that give a row the same bits next to any others (patches/). Otherwise ggml's fastest kernels are used. There the same
@@ -103,11 +102,8 @@ def rule_of(
     own_types: Collection[str],
     layout: LayoutOf,
 ) -> Rule:
-    """Apply the rule to a model that is loaded so.
-
-    `is_in_order`: each sequence's cells lie in the order of its positions; `own_types`: the types that our products
-    multiply; `layout`: where the library has put the matrices, all that can be laid out anew or none.
-    """
+    """Apply the rule to a model that is loaded so. `is_in_order`: each sequence's cells lie in the order of its
+    positions. `layout`: where the library has put the matrices, all that can be laid out anew or none."""
     is_cache_f16 = {config.cache_type_k, config.cache_type_v} <= {"auto", "f16"}
     obstacles = {
         "on a GPU sums depend on the number of rows": is_on_gpu,

@@ -1,7 +1,6 @@
 """The choice of the kernels that multiply matrices of a type on the CPU: ours (patches/ggml-cpu/rows16.h), or ggml's.
 
-Owns the choice, its measurement, and the file that remembers it. It is one choice for all numbers of rows, because a
-job's numbers must not change with the jobs beside it. Runs on the thread that loads, before it loads.
+It is one choice for all numbers of rows, because a job's numbers must not change with the jobs beside it.
 """
 
 import ctypes

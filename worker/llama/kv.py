@@ -22,6 +22,7 @@ import ctypes
 from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from llama_cpp import llama_cpp as capi
@@ -241,6 +242,7 @@ class Kv:
 
         One span at a time, so that only one is in memory twice. After each, no cell is free before its last: it takes
         the first free ones, and those it had are among them. So what follows it in a sequence stays behind it.
+        Raises: RuntimeError: cells are lost.
         """
         assert self.seq_ids.forgotten_seq_id is not None, "only an ordered memory has forgotten cells"
         self.remove(self.seq_ids.forgotten_seq_id)
@@ -248,18 +250,13 @@ class Kv:
         self._newest = (SlotId(-1), 0)
         for span in self._spans.in_order():
             for begin, end in self._window_parts(span.start, span.end):
-                self._rewrite(span.slots, begin, end)
-
-    def _rewrite(self, slots: Collection[SlotId], begin: int, end: int) -> None:
-        """Raises: RuntimeError: the cells are lost."""
-        copy_seq_id = self._copy_seq_id
-        state = self._copy(next(iter(slots)), begin, end, passing)
-        for slot in slots:
-            self.remove(slot, begin, end)
-        self._write(copy_seq_id, state)
-        for slot in slots:
-            self._add_owner(copy_seq_id, slot, begin, end)
-        capi.llama_memory_seq_rm(self._memory, copy_seq_id, -1, -1)
+                state = self._copy(next(iter(span.slots)), begin, end, passing)
+                for slot in span.slots:
+                    self.remove(slot, begin, end)
+                self._write(self._copy_seq_id, state)
+                for slot in span.slots:
+                    self._add_owner(self._copy_seq_id, slot, begin, end)
+                capi.llama_memory_seq_rm(self._memory, self._copy_seq_id, -1, -1)
 
     # ── copies ───────────────────────────────────────────────────────────────────────────────────
 
@@ -315,13 +312,9 @@ class Kv:
 
         At multiples, because the windows of some models do not slide but jump there.
         """
-        if not self._n_swa:
-            yield start, end
-            return
-        while start < end:
-            stop = min(end, (start // self._n_swa + 1) * self._n_swa)
-            yield start, stop
-            start = stop
+        step = self._n_swa or end
+        edges = [start, *range((start // step + 1) * step, end, step), end]
+        yield from pairwise(edges)
 
     def _copy(self, slot: int, start: int, end: int, allocate: Allocate) -> Bytes:
         """The state of the slot's cells [start, end), which lie in one window. Raises: RuntimeError."""

@@ -19,8 +19,7 @@ from llama_cpp import llama_cpp as capi
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.llama import PACKAGE
 from worker.models.plan.buffers import Buffer, BufferSizes
-from worker.models.upstream.layouts import PINNED_VERSION, STRUCT_SIZES
-from worker.models.upstream.numbers import LOG_CONTINUED, LOG_LEVELS
+from worker.models.upstream.numbers import LOG_CONTINUED, LOG_LEVELS, PINNED_VERSION
 from worker.models.upstream.wording import ALLOCATION_FAILED, BUFFER, NO_REASON, OFFLOADED, WITHOUT_FLASH
 
 _AbortCallback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
@@ -156,10 +155,7 @@ def build() -> str:
 
 @functools.cache
 def _open_once() -> Library:
-    check_binding(
-        llama_cpp.__version__,
-        {name: ctypes.sizeof(getattr(capi, name)) for name in STRUCT_SIZES},
-    )
+    check_binding(llama_cpp.__version__)
     library = Library()
     check_runtimes(LIBRARY_DIR)
     return library
@@ -181,14 +177,13 @@ def check_runtimes(folder: Path) -> None:
             )
 
 
-def check_binding(version: str, sizes: dict[str, int]) -> None:
-    """Refuse another version or layout, which would corrupt memory instead of failing. Raises: ModelLoadFailed."""
-    remedy = f"install it again with: pip install llama-cpp-python=={PINNED_VERSION}"
+def check_binding(version: str) -> None:
+    """Refuse another version, which would corrupt memory instead of failing. Raises: ModelLoadFailed."""
     if version != PINNED_VERSION:
-        raise ModelLoadFailed(f"llama-cpp-python is {version}, but {PINNED_VERSION} is needed; {remedy}")
-    for name, size in STRUCT_SIZES.items():
-        if sizes[name] != size:
-            raise ModelLoadFailed(f"llama-cpp-python: {name} has {sizes[name]} bytes, not {size}; {remedy}")
+        raise ModelLoadFailed(
+            f"llama-cpp-python is {version}, but {PINNED_VERSION} is needed; "
+            f"install it again with: pip install llama-cpp-python=={PINNED_VERSION}"
+        )
 
 
 def load_failure(what: str, watch: Watch, free_bytes: int) -> ModelLoadFailed | InsufficientMemory:

@@ -1,7 +1,6 @@
 """The facts that decide a loaded model's numbers (wire/numerics.py), looked up in the process that loaded it.
 
-Owns what ggml makes of settings, as far as numbers go. The engine and parity both call `numerics_of`, so that a report
-and a worker cannot mean two things by one word. Runs on the thread that loads.
+The engine and parity both call `numerics_of`, so that a report and a worker cannot mean two things by one word.
 """
 
 import ctypes
@@ -15,7 +14,7 @@ from worker.host import cpu_quota
 from worker.llama.devices import devices, features
 from worker.llama.invariance import PRODUCT_TYPES, has_own_products, own_types, type_k_of
 from worker.llama.library import LIBRARY_DIR, call_ggml
-from worker.llama.repack import tile_bytes
+from worker.llama.repack import TILES
 from worker.models.facts.info import ModelInfo
 from worker.models.plan.buffers import BufferSizes
 from worker.models.plan.placement import Group, Placement
@@ -38,8 +37,10 @@ def numerics_of(
     flash_attn = config.flash_attn != "off" and not is_without_flash
     is_on_cpu = not (group.is_gpu and placement.is_complete)
     is_shared_out = flash_attn and type_k == type_v in _SHARED_OUT and is_on_cpu and not has_own_products()
+    names = " + ".join(device.description for device in group.devices)
+    version, commit = (call_ggml(name, ctypes.c_char_p).decode() for name in ("ggml_version", "ggml_commit"))
     return Numerics(
-        device=_device(group),
+        device=f"{group.devices[0].backend} {names}" if group.is_gpu else "cpu",
         gpu_layers=placement.n_gpu_layers,
         split_mode=config.split_mode if len(group.devices) > 1 else "none",
         gpu_shares=_shares(group, config.split_mode),
@@ -48,19 +49,13 @@ def numerics_of(
         flash_attn=flash_attn,
         swa_full=placement.plan.swa_full if info.windows else None,
         repacked=placement.weights_in_main.repacked > 0,
-        tiles=tile_bytes(sizes) > 0,
+        tiles=sizes.of_kind("model", [TILES]) > 0,
         left_to_ggml=tuple(sorted(PRODUCT_TYPES - own_types())) if has_own_products() else (),
         threads=config.threads or cpu_quota() if is_shared_out else None,
-        cpu_features=_cpu_features(),
-        llama_cpp=f"llama-cpp-python {llama_cpp.__version__}, ggml {_text('ggml_version')} ({_text('ggml_commit')})",
+        cpu_features=tuple(each for device in devices() if device.kind == "cpu" for each in features(device)),
+        llama_cpp=f"llama-cpp-python {llama_cpp.__version__}, ggml {version} ({commit})",
         llama_cpp_sha256=_libraries_sha256(),
     )
-
-
-def _device(group: Group) -> str:
-    if not group.is_gpu:
-        return "cpu"
-    return f"{group.devices[0].backend} {' + '.join(device.description for device in group.devices)}"
 
 
 def _shares(group: Group, split_mode: str) -> str:
@@ -71,19 +66,9 @@ def _shares(group: Group, split_mode: str) -> str:
     return ", ".join(f"{100 * share / sum(group.shares):.0f} %" for share in group.shares)
 
 
-def _cpu_features() -> tuple[str, ...]:
-    return tuple(feature for device in devices() if device.kind == "cpu" for feature in features(device))
-
-
-def _text(name: str) -> str:
-    return bytes(call_ggml(name, ctypes.c_char_p)).decode("utf-8", "replace")
-
-
 @functools.cache
 def _libraries_sha256() -> str:
-    """Return a digest over the digest of each file, by name. It takes hundredths of a second; for CUDA's kernels up to
-    a second.
-    """
+    """Return a digest over the digest of each file, by name: hundredths of a second; with CUDA's kernels up to one."""
     whole = hashlib.sha256()
     for path in sorted(LIBRARY_DIR.glob("lib*")):
         with path.open("rb") as file:

@@ -120,15 +120,10 @@ def may_repack(
     )
 
 
-def tile_bytes(sizes: BufferSizes) -> int:
-    """The number of bytes of a model's weights that lie in tiles."""
-    return sizes.of_kind("model", [TILES])
-
-
 def amx_of(sizes: BufferSizes) -> Amx:
     """The use of Intel's AMX for a model with these buffers."""
     is_built_in = any(buffer_type_name(buffer_type) == TILES for buffer_type in extra_buffer_types())
-    return Amx(processor=has_amx(), build=is_built_in, tile_bytes=tile_bytes(sizes))
+    return Amx(processor=has_amx(), build=is_built_in, tile_bytes=sizes.of_kind("model", [TILES]))
 
 
 @functools.cache

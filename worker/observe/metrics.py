@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from worker import __version__
-from worker.models.upstream.layouts import PINNED_VERSION
+from worker.models.upstream.numbers import PINNED_VERSION
 from worker.observe import series
 from worker.wire.jobs import StepDone
 from worker.wire.load import Loaded

@@ -15,7 +15,7 @@ from typing import Any
 from tests.models.loading.ability_words import VARIANTS
 from tests.models.upstream.every_architecture import architectures, reported
 from tools.markdown import table
-from worker.models.facts.info import OTHER_SHAPES
+from worker.models.upstream.architectures import OTHER_SHAPES
 
 PROGRAM = "tests.models.loading.ability_words"
 UNKNOWN = "(unknown)"

@@ -9,7 +9,8 @@ import pytest
 from tests.gguf_files import Value, tiny_model
 from tests.models.loading.ability_table import abilities, abilities_table, refusals_table, served
 from worker.errors import BadModelFile
-from worker.models.facts.info import OTHER_SHAPES, read_info
+from worker.models.facts.info import read_info
+from worker.models.upstream.architectures import OTHER_SHAPES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "model-architectures.md").read_text()
 

@@ -8,23 +8,19 @@ import pytest
 
 from tests.llama_source import source
 from tests.models.upstream.every_architecture import architectures, reported
-from worker.models.facts.info import OTHER_SHAPES
 from worker.models.upstream.architectures import (
     ATTENTION_FREE,
     COPYING_EACH_SNAPSHOT,
     DIFFUSERS,
-    DRAFTERS,
     EMBEDDERS,
     ENCODERS,
     HEADS_OF_PLAIN_POSITIONS,
     HYBRIDS,
     HYBRIDS_OF_SEVERAL_PARTS,
     NEEDED_BY_A_HEAD,
-    NOT_COMPUTED,
     OF_SEVERAL_PARTS,
-    PARTS,
+    OTHER_SHAPES,
     ROWS_OF_OUTPUTS_ALONE,
-    SPEAKERS,
     WINDOW_PATTERNS,
     WINDOWS_FLAGGED_IN_THE_FILE,
     WITH_A_HEAD,
@@ -64,7 +60,7 @@ def windows() -> dict[str, Any]:
 
 def test_the_library_knows_the_architectures_of_its_source() -> None:
     assert len(architectures()) > 100
-    assert {name for name, memory in memories().items() if memory is None} == {*PARTS, *NOT_COMPUTED}
+    assert {name for name, memory in memories().items() if memory is None} == {"clip", "gptj"}
 
 
 def test_the_lists_of_recurrent_and_hybrid_architectures_are_the_librarys() -> None:
@@ -100,11 +96,11 @@ def test_the_memories_of_several_parts_are_those_that_the_library_makes_next_to_
 def test_what_is_refused_has_no_memory_an_encoder_or_diffusion_by_the_librarys_source() -> None:
     """Others generate nothing either, and the library does not say so: they are the rest of our lists."""
     without_memory = named_in("llama-model.cpp", "llama_memory_i * llama_model::create_memory", until="res = nullptr")
-    assert without_memory <= {*EMBEDDERS, *DIFFUSERS, *SPEAKERS}
+    assert without_memory <= set(OTHER_SHAPES)
     assert {*EMBEDDERS, *DIFFUSERS} - without_memory == {"llama-embed"}
     assert named_in("llama-arch.cpp", "bool llm_arch_is_diffusion") == set(DIFFUSERS)
     with_encoder = named_in("llama-model.cpp", "bool llama_model_has_encoder")
-    assert set(ENCODERS) <= with_encoder <= {*ENCODERS, *DRAFTERS}
+    assert set(ENCODERS) <= with_encoder <= set(OTHER_SHAPES)
 
 
 def test_the_hybrids_with_snapshots_are_those_of_the_librarys_source() -> None:

@@ -76,7 +76,7 @@ def model_rows(path: Path) -> Iterator[Rows]:
         indexes = context.decode(
             [Slice(SlotId(slot), 0, beginning, wanted) for slot, beginning in enumerate(beginnings)]
         )
-        logits = [context.logits(index) for index in indexes]
+        logits = list(context.rows())
         if np.isnan(logits).any():
             raise ModelLoadFailed(f"{path}: its logits are not numbers")
         yield Rows("model", logits, context, indexes)

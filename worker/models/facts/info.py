@@ -26,16 +26,10 @@ from worker.models.facts.spelling import Gaps
 from worker.models.facts.vocabulary import WHOLE_ARRAYS, check_vocabulary
 from worker.models.upstream.architectures import (
     ATTENTION_FREE,
-    DIFFUSERS,
-    DRAFTERS,
-    EMBEDDERS,
-    ENCODERS,
     EXAONE_LAYERS,
     LLAMA_LENGTH,
-    NOT_COMPUTED,
-    PARTS,
+    OTHER_SHAPES,
     SMALLTHINKER_LENGTH,
-    SPEAKERS,
     WINDOW_PATTERNS,
     WINDOWS_FLAGGED_IN_THE_FILE,
     WINDOWS_OF_ALL_ATTENTION,
@@ -52,16 +46,6 @@ MAX_PARTS = 1_000
 NO_MODELS = ("adapter", "imatrix", "mmproj")
 """Values of general.type that gguf files beside a model have."""
 
-OTHER_SHAPES: dict[str, str] = {
-    **dict.fromkeys(EMBEDDERS, "it makes vectors of texts"),
-    **dict.fromkeys(DIFFUSERS, "it fills in all tokens of an answer at once, by diffusion"),
-    **dict.fromkeys(ENCODERS, "its texts go through an encoder"),
-    **dict.fromkeys(DRAFTERS, "it drafts tokens for another model, whose layers it reads"),
-    **dict.fromkeys(SPEAKERS, "its output is sound"),
-    **dict.fromkeys(PARTS, "it is the part of a model that reads pictures or sounds"),
-    **dict.fromkeys(NOT_COMPUTED, "llama.cpp does not compute it"),
-}
-"""Architectures that do not generate text token by token, and why."""
 
 TOKENIZER_KINDS = {
     "gpt2": "gguf-bpe",

@@ -15,8 +15,7 @@ from worker.engine.step import StepFailed
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.host import cpu_quota
 from worker.llama.context import Context
-from worker.llama.devices import can_split_rows
-from worker.llama.gpu_attention import asked_flash
+from worker.llama.devices import asked_flash, can_split_rows
 from worker.llama.heads import HeadContext, ModelContext, StoredRows, check_positions, row_length
 from worker.llama.invariance import type_k_of
 from worker.llama.model import Model, Split

@@ -48,19 +48,24 @@ EMBEDDERS = (
     *("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed", "modern-bert", "neo-bert"),
     *("nomic-bert", "nomic-bert-moe"),
 )
-"""Architectures that make vectors of texts. llama_model::create_memory (llama-model.cpp) gives most no memory."""
+"""llama_model::create_memory (llama-model.cpp) gives most of these no memory."""
 DIFFUSERS = ("dream", "llada", "llada-moe", "rnd1")
-"""Architectures that fill in all tokens of an answer at once: llm_arch_is_diffusion (llama-arch.cpp)."""
+"""llm_arch_is_diffusion (llama-arch.cpp)."""
 ENCODERS = ("t5", "t5encoder")
-"""Architectures whose texts go through an encoder: llama_model_has_encoder (llama-model.cpp)."""
-DRAFTERS = ("dflash", "eagle3", "gemma4-assistant")
-"""Architectures that draft tokens for one certain other model, whose layers they read."""
-SPEAKERS = ("pockettts", "qwen3tts", "wavtokenizer-dec")
-"""Architectures whose output is sound: their rows are not one logit for each token of the vocabulary."""
-PARTS = ("clip",)
-"""Architectures of what turns pictures and sounds into vectors for another model."""
-NOT_COMPUTED = ("gptj",)
-"""Architectures that llama.cpp names and does not compute."""
+"""llama_model_has_encoder (llama-model.cpp)."""
+
+OTHER_SHAPES = {
+    **dict.fromkeys(EMBEDDERS, "it makes vectors of texts"),
+    **dict.fromkeys(DIFFUSERS, "it fills in all tokens of an answer at once, by diffusion"),
+    **dict.fromkeys(ENCODERS, "its texts go through an encoder"),
+    **dict.fromkeys(
+        ("dflash", "eagle3", "gemma4-assistant"), "it drafts tokens for another model, whose layers it reads"
+    ),
+    **dict.fromkeys(("pockettts", "qwen3tts", "wavtokenizer-dec"), "its output is sound"),
+    "clip": "it is the part of a model that reads pictures or sounds",
+    "gptj": "llama.cpp does not compute it",
+}
+"""Architectures that do not generate text token by token, and why."""
 
 
 @dataclass(frozen=True, slots=True)

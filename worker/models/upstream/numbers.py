@@ -1,6 +1,10 @@
-"""Limits and enumerations of llama.cpp's headers and sources, by number or by name."""
+"""The release that this program was written against, and limits and enumerations of its headers and sources."""
 
 from typing import Literal
+
+PINNED_VERSION = "0.3.36"
+"""The version of llama-cpp-python, as in pyproject.toml: names, layouts and log lines of the library drift between
+releases."""
 
 MAX_SEQ_IDS = 256
 """LLAMA_MAX_SEQ (llama-cparams.h): how many sequence ids there are for slots and for what the backend needs beside

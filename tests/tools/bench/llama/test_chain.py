@@ -73,7 +73,7 @@ def test_a_row_given_is_sampled_like_the_same_row_in_a_context(tiny: Model, stag
     with Chain(n_vocab, stages, dist(7)) as given, Chain(n_vocab, stages, dist(7)) as in_place:
         for _ in range(50):
             theirs[:] = chance.normal(0, 2, n_vocab)
-            assert given.sample(context.logits(index)) == in_place.sample_output(context, index)
+            assert given.sample(context.rows()[0]) == in_place.sample_output(context, index)
 
 
 # ── who owns what ────────────────────────────────────────────────────────────────────────────────
@@ -129,6 +129,6 @@ def test_a_chain_without_a_selection_selects_nothing(tiny: Model) -> None:
     (index,) = context.decode([slice_of(0, 0, [TokenId(1)])])
     with Chain(tiny.n_vocab, [temp(0.8)]) as chain:
         with pytest.raises(ValueError, match="no selection"):
-            chain.sample(context.logits(index))
+            chain.sample(context.rows()[0])
         with pytest.raises(ValueError, match="no selection"):
             chain.sample_output(context, index)
