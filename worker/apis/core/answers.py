@@ -154,7 +154,6 @@ class Choice(Dialect):
         """All text has come: return the last bytes of a stream. `logprobs`: those that came with no text."""
 
     def _failed(self, event: ErrorEvent) -> bytes:
-        """The last bytes of a stream that fails."""
         return b"data: " + self.failed_body(event) + b"\n\n"
 
     def _hold(self, n_bytes: int) -> None:
@@ -174,7 +173,6 @@ class ReadChoice(Choice):
         super().__init__(index, allowance, is_stream=is_stream)
         self._reading = reading
         self._deltas: list[Delta] = []
-        """The deltas of a whole answer."""
         self._read_anew()
 
     def rewind(self) -> None:
@@ -222,8 +220,7 @@ class ReadChoice(Choice):
         self._deltas.append(delta)
 
     @abstractmethod
-    def _event(self, delta: Delta) -> bytes:
-        """The bytes of a delta in a stream."""
+    def _event(self, delta: Delta) -> bytes: ...
 
 
 class Chunks:

@@ -22,8 +22,6 @@ PartStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class Part(ABC):
-    """A part of an answer. Subclasses have its events."""
-
     def __init__(self, index: int, opening: Opening) -> None:
         self.index = index
         self.opening = opening
@@ -70,7 +68,6 @@ class PartsChoice(ReadChoice, Generic[PartT]):
         and none may be blank."""
 
     def add(self, delta: Delta) -> Iterator[Event]:
-        """Add a delta to the parts; yield its events."""
         if isinstance(delta, CallBegun):
             yield from self._begin(delta)
             return
@@ -89,7 +86,6 @@ class PartsChoice(ReadChoice, Generic[PartT]):
         yield from self._open.grown(text)
 
     def close(self, status: PartStatus = "completed") -> Iterator[Event]:
-        """Close the last part; yield its events."""
         self._blank = ""
         if self._open is not None:
             self._open.status = status
@@ -114,7 +110,7 @@ class PartsChoice(ReadChoice, Generic[PartT]):
         for delta in self._deltas:
             yield from self.add(delta)
         is_torn = self._reader.is_unfinished
-        if is_torn and self.is_collecting:
+        if is_torn and self.is_collecting and self._open is not None:
             self._open = None
             self.parts.pop()
         if self.filler is not None and not self.parts:
@@ -126,8 +122,7 @@ class PartsChoice(ReadChoice, Generic[PartT]):
         """A new part, and the delta that it begins with."""
 
     @abstractmethod
-    def _last(self) -> Iterator[Event]:
-        """Yield the events after the last part."""
+    def _last(self) -> Iterator[Event]: ...
 
     def _sent(self, events: Iterable[Event]) -> bytes:
         return b"".join([self._bytes(kind, members) for kind, members in events])

@@ -95,8 +95,6 @@ _DELTAS = {
 
 
 class Block(Part):
-    """A block of the answer."""
-
     def __init__(self, index: int, opening: Opening, *, shows_thinking: bool) -> None:
         super().__init__(index, opening)
         self._is_shown = shows_thinking or not isinstance(opening, Thought)
@@ -143,8 +141,6 @@ def _object(arguments: str) -> dict[str, Any]:
 
 
 class MessageAnswer(PartsChoice[Block]):
-    """The one answer of a request."""
-
     def __init__(self, heading: Heading, reading: Reading, *, shows_thinking: bool, is_stream: bool) -> None:
         super().__init__(reading, is_stream=is_stream)
         self._heading = heading

@@ -70,8 +70,6 @@ _CUSTOM_CALL = _Form("ctc", "custom_tool_call_input", "input")
 
 
 class ItemPart(Part):
-    """An item of the answer."""
-
     def __init__(
         self, index: int, opening: Opening, use: ToolUse, *, in_summary: bool = False, is_encoded: bool = False
     ) -> None:
@@ -105,7 +103,6 @@ class ItemPart(Part):
         yield "response.output_item.done", {"output_index": self.index, "item": self.item()}
 
     def item(self) -> Item:
-        """The item as it is now."""
         if isinstance(self.opening, CallBegun):
             return self._call(self.opening)
         is_new = self.status == "in_progress"
@@ -146,8 +143,6 @@ class ItemPart(Part):
 
 
 class ResponseAnswer(PartsChoice[ItemPart]):
-    """The one answer of a request."""
-
     filler = Content("")
 
     def __init__(
@@ -164,7 +159,6 @@ class ResponseAnswer(PartsChoice[ItemPart]):
         return self._first() + self._sent([("response.in_progress", {"response": self._resource})])
 
     def made(self) -> ResponseResource:
-        """The resource as it is now."""
         output = tuple(part.item() for part in self.parts)
         whole = msgspec.structs.replace(self._resource, output=output, usage=self._usage)
         if self.failed is not None:

@@ -71,12 +71,6 @@ class Exchange:
     n_bytes: int = 0
     began_s: float = field(default_factory=time.monotonic)
 
-    def sent(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-        elif message["type"] == "http.response.body" and self.method != "HEAD":
-            self.n_bytes += len(message.get("body", b""))
-
 
 class Middleware:
     """The outermost ASGI application. Without an API key every route is open."""
@@ -104,12 +98,14 @@ class Middleware:
 
         async def send_with_ids(message: Message) -> None:
             if message["type"] == "http.response.start":
+                exchange.status = message["status"]
                 headers = MutableScopeHeaders(message)
                 headers["X-Correlation-ID"] = correlation
                 headers["X-Request-Id"] = own_id or headers.get("X-Request-Id") or correlation
                 for name, value in self._cors.headers(asked).items():
                     headers.add(name, value)
-            exchange.sent(message)
+            elif message["type"] == "http.response.body" and method != "HEAD":
+                exchange.n_bytes += len(message.get("body", b""))
             await send(message)
 
         named = {} if own_id is None else {"request_id": own_id}

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import uvicorn
 
-from worker.config.settings import Settings
 from worker.errors import BindFailed, StartupError
 from worker.server.front.health import Phase
 from worker.server.front.state import Front
@@ -83,9 +82,11 @@ class _Server(uvicorn.Server):
 async def served(front: Front, sock: socket.socket) -> AsyncIterator[None]:
     """Serve HTTP on the socket until the block ends. If the server ends earlier, the front gets the error."""
     app = create_app(front)
+    # A client that sends somewhat more than what is accepted is to learn why it is refused.
+    max_dropped_bytes = 2 * max(front.settings.max_body_bytes, front.settings.max_whole_bytes)
     config = uvicorn.Config(
         cast(Any, app),  # it has Litestar's types, and uvicorn expects its own
-        http=partial(BoundedConnection, app.malformed, _max_dropped_bytes(front.settings)),  # type: ignore[arg-type] # it is only ever called
+        http=partial(BoundedConnection, app.malformed, max_dropped_bytes),  # type: ignore[arg-type] # it is only ever called
         ws="none",
         lifespan="off",
         log_config=None,
@@ -106,11 +107,6 @@ async def served(front: Front, sock: socket.socket) -> AsyncIterator[None]:
         server.is_wanted = False
         server.should_exit = True
         await serving
-
-
-def _max_dropped_bytes(settings: Settings) -> int:
-    """Twice what is accepted, so that a client that sends somewhat more learns why it is refused."""
-    return 2 * max(settings.max_body_bytes, settings.max_whole_bytes)
 
 
 def allow_open_files(n_files: int = WANTED_OPEN_FILES) -> None:
