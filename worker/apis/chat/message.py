@@ -3,7 +3,7 @@
 import codecs
 from collections import deque
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from worker.apis.core.fields import StreamOptions
 from worker.apis.core.reading import Reading
 from worker.formats.read.parse import Arguments, CallBegun, Content, Delta, Message, Thought, message_of
 from worker.wire.encoding import Count, doc, encode_json
-from worker.wire.jobs import Logprob
+from worker.wire.jobs import Logprob, TopToken
 
 MessageReason = Literal["stop", "length", "tool_calls"]
 REASONING_FIELDS = ("reasoning_content", "reasoning")
@@ -178,16 +178,7 @@ class ChatAnswer(ReadChoice):
         self._hold(sum(map(len, items)))
 
     def _shown_by(self, delta: Delta) -> list[Logprob]:
-        """The tokens that are listed with a delta."""
-        if not self._wants_logprobs:
-            return []
-        match delta:
-            case Content(text):
-                return self._tokens.show(text)
-            case CallBegun(_, _, text) | Arguments(_, text):
-                return self._tokens.skip(text)
-            case Thought():
-                return []
+        return self._tokens.shown_by(delta) if self._wants_logprobs else []
 
     def _delta(self, delta: Delta) -> bytes:
         """The members of a chunk's delta. A call's id, type and name come once, then parts of its arguments."""
@@ -222,15 +213,18 @@ def _listed(logprobs: Sequence[Logprob]) -> bytes:
 
 
 def _encoded(logprobs: Sequence[Logprob]) -> list[bytes]:
-    return [encode_json(_drawn(entry)) for entry in logprobs]
+    return [
+        encode_json(DrawnLogprob(**_members(entry.token), top_logprobs=tuple(map(_ranked, entry.top))))
+        for entry in logprobs
+    ]
 
 
-def _drawn(entry: Logprob) -> DrawnLogprob:
-    top = tuple(
-        TokenLogprob(token=other.text, logprob=finite(other.logprob), bytes=tuple(other.piece)) for other in entry.top
-    )
-    token = entry.token
-    return DrawnLogprob(token=token.text, logprob=finite(token.logprob), bytes=tuple(token.piece), top_logprobs=top)
+def _ranked(token: TopToken) -> TokenLogprob:
+    return TokenLogprob(**_members(token))
+
+
+def _members(token: TopToken) -> dict[str, Any]:
+    return {"token": token.text, "logprob": finite(token.logprob), "bytes": tuple(token.piece)}
 
 
 # ── the tokens that are listed ───────────────────────────────────────────────────────────────────
@@ -272,18 +266,16 @@ class ListedTokens:
                 for value in entry.token.piece:
                     self._decode(value)
 
-    def show(self, text: str) -> list[Logprob]:
-        """Count text as shown. Returns the tokens whose text is now read to its end and was shown."""
+    def shown_by(self, delta: Delta) -> list[Logprob]:
+        """Read the text of a delta. Returns the tokens whose text is now read to its end and was shown, at least in its
+        beginning: only content is shown."""
+        if isinstance(delta, Thought):
+            return []
+        text, is_shown = delta.name if isinstance(delta, CallBegun) else delta.text, isinstance(delta, Content)
         # The end of a call is not known here, and its text may have the same characters.
-        at = self._text.rfind(text) if self._is_after_call else self._place_of(text)
-        self._is_after_call = False
-        return [] if at < 0 else [*self._pass(at, is_shown=False), *self._pass(len(text), is_shown=True)]
-
-    def skip(self, text: str) -> list[Logprob]:
-        """Count text as part of a call. Returns as `show`: the beginning of a token may have been shown."""
-        self._is_after_call = True
-        at = self._place_of(text)
-        return [] if at < 0 else self._pass(at + len(text), is_shown=False)
+        at = self._text.rfind(text) if is_shown and self._is_after_call else self._text.find(text)
+        self._is_after_call = not is_shown
+        return [] if at < 0 else self._pass(at, is_shown=False) + self._pass(len(text), is_shown=is_shown)
 
     def finish(self, *, is_cut_off: bool) -> list[Logprob]:
         """The last tokens. If only the beginning of a token is shown, the returned token is cut to it. Hidden tokens
@@ -294,9 +286,6 @@ class ListedTokens:
         if is_cut_off and not self._text:
             return rest
         return [_part(entry, self._flags) for entry in rest[:1] if any(self._flags)]
-
-    def _place_of(self, text: str) -> int:
-        return 0 if self._text.startswith(text) else self._text.find(text)
 
     def _pass(self, n_chars: int, *, is_shown: bool) -> list[Logprob]:
         """Read characters. Returns the tokens whose text is now read to its end, without what was skipped."""
