@@ -17,7 +17,7 @@ from parity.llama.scoring import Scorer, Setup
 from worker.llama.devices import devices
 from worker.llama.invariance import type_k_of
 from worker.llama.model import Model
-from worker.llama.numerics import numerics_of
+from worker.llama.invariance import numerics_of
 from worker.models.loading.contexts import load_weights
 from worker.models.facts.info import ModelInfo
 from worker.models.plan.devices import Device, choose_device

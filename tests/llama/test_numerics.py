@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from tests.models.plan.test_placement import CPU, GIB, MODEL, config, gpu, needs, placed, with_room_for
-from worker.llama.invariance import has_own_products
-from worker.llama.numerics import numerics_of
+from worker.llama.invariance import has_own_products, numerics_of
 from worker.models.plan.buffers import Buffer, BufferSizes
 from worker.models.plan.devices import Device
 from worker.wire.numerics import Numerics

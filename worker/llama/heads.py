@@ -41,13 +41,12 @@ def row_length(model: Model) -> int:
     return int(capi.llama_model_n_embd_out(model.handle))
 
 
-def check_positions(model: Model) -> None:
-    """Raises: LookupError where the head's graph lacks what the model's positions need."""
+def positions_off(model: Model) -> str | None:
+    """Return what the head's graph lacks for the model's positions, if anything."""
     is_several = capi.llama_model_rope_type(model.handle) in MROPE_TYPES
-    if is_several and model.architecture in HEADS_OF_PLAIN_POSITIONS:
-        raise LookupError(
-            f"llama.cpp's graph of the head of {model.architecture} takes no positions of several numbers"
-        )
+    if not is_several or model.architecture not in HEADS_OF_PLAIN_POSITIONS:
+        return None
+    return f"llama.cpp's graph of the head of {model.architecture} takes no positions of several numbers"
 
 
 class StoredRows(HiddenRows):

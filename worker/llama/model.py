@@ -7,7 +7,6 @@ import ctypes
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,18 +24,9 @@ from worker.llama.tokenizer import Tokenizer
 from worker.models.facts.spelling import Gaps
 from worker.models.plan.buffers import BufferSizes
 from worker.models.plan.devices import Device
+from worker.models.plan.placement import Group
 from worker.models.upstream.numbers import LOAD_AUTO, LOAD_NONE, SPLIT_MODES
 from worker.wire.chat_format import HERMES, ChatFormat
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Several GPUs of one backend that have a model together."""
-
-    mode: SplitMode
-    devices: tuple[Device, ...]
-    shares: tuple[float, ...]
-    """The part of each device, in any unit."""
 
 
 class Model(Tokenizer):
@@ -61,7 +51,8 @@ class Model(Tokenizer):
         device: Device,
         n_gpu_layers: int,
         on_progress: Callable[[int], None],
-        split: Split | None = None,
+        split: Group | None = None,
+        split_mode: SplitMode = "none",
         is_mapped: bool = True,
         may_repack: bool = True,
         loads_heads: bool = False,
@@ -85,7 +76,7 @@ class Model(Tokenizer):
         device_list = (ctypes.c_void_p * (len(gpus) + 1))(*gpus, None)
         progress = capi.llama_progress_callback(_percents(on_progress))
         params.devices = ctypes.cast(device_list, ctypes.c_void_p)
-        params.split_mode = SPLIT_MODES[split.mode if split else "none"]
+        params.split_mode = SPLIT_MODES[split_mode if split else "none"]
         # One for each device the library was built for, the others 0; it copies them.
         shares = (ctypes.c_float * capi.llama_max_devices())(*(split.shares if split else ()))
         params.tensor_split = shares

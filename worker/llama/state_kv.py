@@ -40,6 +40,8 @@ class StateKv(Kv):
         super().__init__(handle, n_ctx=n_ctx, n_slots=n_slots, seq_ids=seq_ids, check=check)
         self._no_state = self._read(0, passing, _STATE_ALONE)
         """The saved state of a sequence that has none, as the empty slot 0 has."""
+        self._tail = self._no_state[HEADER_BYTES:]
+        """The end of the saved cells of a seq_id that has no state."""
         n_cells_bytes = int(capi.llama_state_seq_get_size(handle, 0)) - len(self._tail)
         n_caches = 0 if n_cells_bytes == HEADER_BYTES else 1
         layout = Layout(self.layout.is_mrope, n_caches, state_bytes(self._no_state) or 0)
@@ -69,11 +71,6 @@ class StateKv(Kv):
     @property
     def max_undone(self) -> int:
         return self.n_snapshots
-
-    @property
-    def _tail(self) -> Bytes:
-        """The end of the saved cells of a seq_id that has no state."""
-        return self._no_state[HEADER_BYTES:]
 
     # ── sharing and forgetting ───────────────────────────────────────────────────────────────────
 

@@ -1,7 +1,5 @@
 """The number of computing threads: as many as were asked for, fewer while other processes want their processors.
 
-Owns that number and its reasons. Knows nothing of llama.cpp. The step thread's.
-
 The threads of a step meet at some thousand barriers. When one of them waits for a processor, all wait for it: two
 threads beside one busy process on two processors need 31 ms a token on average (beside two: 3 s), one thread needs 12.4
 (18), and two on an idle machine 8.1. A thread is left out where computing threads were ready but did not run, and other
@@ -68,27 +66,30 @@ class Threads:
     def __init__(
         self, n_most: int, read: Callable[[], Clocks | None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._n_most = n_most
-        self.n_now = n_most
-        self._read = read
-        self._clock = clock
+        self._n_most = self.n_now = n_most
+        self._read, self._clock = read, clock
         self._ended_s = clock()
         """The time at which the last step ended."""
-        self._before = read()
-        self._window_s = 0.0
-        self._steps: list[tuple[int, float]] = []
-        """(rows, seconds) of the steps since the last look."""
-        self._crowded: list[tuple[int, float]] = []
-        """The same of all crowded windows in a row."""
-        self._n_crowded = 0
-        self._n_given_up = 0
-        """The number of threads that were left out at the last look, which is still to be judged."""
-        self._calm_s = 0.0
-        self._retry_s = FIRST_RETRY_S
-        self._is_trying = False
+        self._retry_s = self._next_rest_s = FIRST_RETRY_S
         self._rest_s = 0.0
         """The time for which no thread is left out, because it did not help the last time."""
-        self._next_rest_s = FIRST_RETRY_S
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        """Compute with all threads. If others are busy, the first window that shows it leaves one out again."""
+        self._before, self._window_s = self._read(), 0.0
+        self._steps: list[tuple[int, float]] = []
+        """(rows, seconds) of the steps since the last look."""
+        self._all_compute()
+
+    def _all_compute(self) -> None:
+        self._is_trying = self.n_now < self._n_most
+        self.n_now = self._n_most
+        self._n_crowded, self._calm_s = 0, 0.0
+        self._crowded: list[tuple[int, float]] = []
+        """The steps of all crowded windows in a row."""
+        self._n_given_up = 0
+        """The number of threads that were left out at the last look, which is still to be judged."""
 
     def computed(self, n_rows: int, seconds: float) -> bool:
         """Count a step of `n_rows` rows that has just ended; True if `n_now` has changed."""
@@ -105,29 +106,22 @@ class Threads:
         before, self._before = self._before, self._read()
         if before is not None and self._before is not None:
             self._look(before, self._before)
-        self._window_s = 0.0
-        self._steps = []
+        self._window_s, self._steps = 0.0, []
         return self.n_now != n_before
-
-    def _start_anew(self) -> None:
-        """Compute with all threads. If others are busy, the first window that shows it leaves one out again."""
-        self._before, self._window_s, self._steps = self._read(), 0.0, []
-        self._all_compute()
-
-    def _all_compute(self) -> None:
-        self._is_trying = self.n_now < self._n_most
-        self.n_now = self._n_most
-        self._n_crowded, self._crowded, self._n_given_up, self._calm_s = 0, [], 0, 0.0
 
     def _look(self, before: Clocks, now: Clocks) -> None:
         n_given_up, self._n_given_up = self._n_given_up, 0
         self._rest_s = max(0.0, self._rest_s - self._window_s)
         if n_given_up and not _is_faster(self._steps, self._crowded):
-            self._take_back(n_given_up)
+            self.n_now += n_given_up
+            self._rest_s, self._next_rest_s = self._next_rest_s, min(2 * self._next_rest_s, LAST_RETRY_S)
+            self._crowded = []
             return
         if n_given_up:
             self._next_rest_s, self._crowded = FIRST_RETRY_S, []
-        n_waiting, n_others = _n_waiting(before, now, self._window_s), _n_others(before, now)
+        n_waiting = _n_waiting(before, now, self._window_s)
+        # The processors that other processes used on average.
+        n_others = (now.others_s - before.others_s) / max(now.at_s - before.at_s, 1e-6)
         if self.n_now < self._n_most and n_others < GONE_OTHERS:
             self._all_compute()
         elif n_waiting <= MAX_WAITING / self.n_now or n_others < MIN_OTHERS:
@@ -145,14 +139,8 @@ class Threads:
         self.n_now -= self._n_given_up
         self._n_crowded, self._calm_s, self._is_trying = 0, 0.0, False
 
-    def _take_back(self, n_threads: int) -> None:
-        self.n_now += n_threads
-        self._rest_s, self._next_rest_s = self._next_rest_s, min(2 * self._next_rest_s, LAST_RETRY_S)
-        self._crowded = []
-
     def _stay_calm(self) -> None:
-        self._n_crowded, self._crowded = 0, []
-        self._is_trying = False
+        self._n_crowded, self._crowded, self._is_trying = 0, [], False
         if self.n_now == self._n_most:
             self._retry_s = max(FIRST_RETRY_S, self._retry_s - self._window_s)
             return
@@ -174,11 +162,6 @@ def _n_waiting(before: Clocks, now: Clocks, window_s: float) -> float:
     return waited_s / window_s
 
 
-def _n_others(before: Clocks, now: Clocks) -> float:
-    """Return how many processors other processes used on average."""
-    return (now.others_s - before.others_s) / max(now.at_s - before.at_s, 1e-6)
-
-
 def _is_faster(steps: Iterable[tuple[int, float]], crowded: Iterable[tuple[int, float]]) -> bool:
     """Return whether steps take less time than crowded ones with as many rows; True if there are none to compare."""
     took: dict[int, list[float]] = {}
@@ -197,15 +180,9 @@ def clocks() -> Clocks | None:
         for task in _TASKS.iterdir():
             ran_ns, waited_ns, _ = (task / "schedstat").read_bytes().split()
             threads[int(task.name)] = Times(int(ran_ns) / 1e9, int(waited_ns) / 1e9)
-        busy_s = _busy_s(_STAT.read_text().splitlines())
+        ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        fields = (line.split() for line in _STAT.read_text().splitlines())
+        n_ticks = sum(int(each[i]) for each in fields if each and each[0] in ours for i in _BUSY)
     except (OSError, ValueError, IndexError):  # another system, or a thread that just ended
         return None
-    return Clocks(time.monotonic(), threads, busy_s - time.process_time())
-
-
-def _busy_s(lines: Iterable[str]) -> float:
-    """Return how long the processors that this process may use have worked, from the lines of /proc/stat."""
-    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-    fields = (line.split() for line in lines)
-    n_ticks = sum(int(each[i]) for each in fields if each and each[0] in ours for i in _BUSY)
-    return n_ticks / os.sysconf("SC_CLK_TCK")
+    return Clocks(time.monotonic(), threads, n_ticks / os.sysconf("SC_CLK_TCK") - time.process_time())

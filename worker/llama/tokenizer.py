@@ -105,16 +105,14 @@ class Tokenizer:
         if self._spelling is not None:
             self._spelling.check_nothing_lost(text, functools.partial(self._said_by, tokens), start)
         if min(tokens, default=0) < 0:
-            place = next((at for at, character in enumerate(text) if self._is_unknown(character)), 0)
+            # The vocabulary has neither a token for it nor one for unknown text.
+            alone = (self._tokenize_all(each.encode(), 1, parse_special=False) for each in text)
+            place = next((at for at, found in enumerate(alone) if min(found, default=0) < 0), 0)
             raise Unspellable(text[place], start + place)
         return tokens
 
     def _said_by(self, tokens: Iterable[TokenId]) -> bytes:
         return b"".join(self._named_piece(token) for token in tokens if token >= 0)
-
-    def _is_unknown(self, character: str) -> bool:
-        """True if the vocabulary has neither a token for it nor one for unknown text."""
-        return min(self._tokenize_all(character.encode(), 1, parse_special=False), default=0) < 0
 
     def _with_bos(self, tokens: list[TokenId]) -> list[TokenId]:
         return tokens if self._bos is None or tokens[:1] == [self._bos] else [self._bos, *tokens]

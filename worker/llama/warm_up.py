@@ -112,14 +112,14 @@ def warm_up(
     _time_step(runner, "prefill", MIN_CHUNK)
     is_on_gpu, context = runner.model.device.is_gpu, runner.context
     fixed = chunk or (min(DETERMINISTIC_CHUNK, context.n_ubatch) if is_deterministic else 0)
-    prefill_s = cache(partial(_prefill_s, runner)) if is_on_gpu else partial(_prefill_s, runner)
+    timed = partial(_time_step, runner, "prefill", n_times=_N_TIMES if is_on_gpu else 1)
+    prefill_s: Callable[[int], float] = cache(timed) if is_on_gpu else timed
     n_most = min(context.n_ubatch, context.n_ctx)
-    chosen, chunk_s = (
-        (fixed, prefill_s(fixed))
-        if fixed
-        else chunk_within(target_s, n_most if is_on_gpu else min(_MAX_CHUNK, n_most), prefill_s)
-    )
     ubatch_size = context.n_ubatch
+    if fixed:
+        chosen, chunk_s = fixed, prefill_s(fixed)
+    else:
+        chosen, chunk_s = chunk_within(target_s, n_most if is_on_gpu else min(_MAX_CHUNK, n_most), prefill_s)
     if is_on_gpu and not fixed:
         ubatch_size = widest_within(WIDENING * target_s, n_most, prefill_s)
     may_draft = wants_drafts and runner.kv.max_undone > 0 and not is_deterministic
@@ -221,11 +221,6 @@ def _decode_s(runner: LlamaRunner, width: int) -> float:
     return min(times)
 
 
-def _prefill_s(runner: LlamaRunner, n_tokens: int) -> float:
-    n_times = _N_TIMES if runner.model.device.is_gpu else 1
-    return min(_time_step(runner, "prefill", n_tokens) for _ in range(n_times))
-
-
 def switch_s_of(runner: LlamaRunner, row_costs: RowCosts) -> float:
     """The extra seconds that a wider step costs among steps of one token; 0 on a CPU."""
     if not runner.model.device.is_gpu:
@@ -246,10 +241,7 @@ def retention_of(runner: LlamaRunner, chunk: int) -> Retention:
     tokens = [TokenId(i % runner.model.n_vocab) for i in range(n_dead)]
     if not n_dead:
         return ON_CPU
-
-    def step_s(n_tokens: int) -> float:
-        return min(_time_step(runner, "decode", n_tokens) for _ in range(1 + _N_TIMES))
-
+    step_s = partial(_time_step, runner, "decode", n_times=1 + _N_TIMES)
     plain_s = list(map(step_s, _BESIDE_DEAD))
     began_s = time.perf_counter()
     for start in range(0, n_dead, chunk):
@@ -268,16 +260,16 @@ def retention_of(runner: LlamaRunner, chunk: int) -> Retention:
     return Retention(n_most, is_copying_worthwhile=load_s < read_s)
 
 
-def _time_step(runner: LlamaRunner, kind: StepKind, n_tokens: int) -> float:
-    """Seconds of one step of the first slot, whatever other slots hold; all but the first token of a decode step are
-    drafts.
-
-    A token is drawn, because only that waits for a GPU to finish.
+def _time_step(runner: LlamaRunner, kind: StepKind, n_tokens: int, n_times: int = 1) -> float:
+    """The shortest time in seconds of a step of the first slot, whatever other slots hold; all but the first token of a
+    decode step are drafts. A token is drawn, because only that waits for a GPU to finish.
     """
     tokens = [TokenId(i % runner.model.n_vocab) for i in range(n_tokens)]
-    n_drafts = n_tokens - 1 if kind == "decode" else 0
-    began_s = time.perf_counter()
-    runner.run(Step(kind, (Slice(SlotId(0), 0, tokens, _GREEDY, n_drafts=n_drafts),)))
-    elapsed_s = time.perf_counter() - began_s
-    runner.kv.trim(SlotId(0), 0)
-    return elapsed_s
+    step = Step(kind, (Slice(SlotId(0), 0, tokens, _GREEDY, n_drafts=n_tokens - 1 if kind == "decode" else 0),))
+    times = []
+    for _ in range(n_times):
+        began_s = time.perf_counter()
+        runner.run(step)
+        times.append(time.perf_counter() - began_s)
+        runner.kv.trim(SlotId(0), 0)
+    return min(times)

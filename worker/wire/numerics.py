@@ -1,7 +1,7 @@
 """The facts that decide the numbers that a loaded model computes, besides its file.
 
-The engine reports them to the front, and a parity report holds them; worker/llama/numerics.py fills them for both. This
-module owns the list of facts, and the wording of their differences. It is pure.
+The engine reports them to the front, and a parity report holds them; worker/llama/invariance.py fills them for both.
+This module owns the list of facts, and the wording of their differences. It is pure.
 """
 
 from collections.abc import Iterator

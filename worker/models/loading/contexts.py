@@ -5,7 +5,6 @@ A head that cannot be had is no failure of the load: the model serves without it
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +15,9 @@ from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.host import cpu_quota
 from worker.llama.context import Context
 from worker.llama.devices import asked_flash, can_split_rows
-from worker.llama.heads import HeadContext, ModelContext, StoredRows, check_positions, row_length
+from worker.llama.heads import HeadContext, ModelContext, StoredRows, positions_off, row_length
 from worker.llama.invariance import type_k_of
-from worker.llama.model import Model, Split
+from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.seq_ids import n_retained_for
 from worker.llama.threads import Threads, clocks
@@ -38,6 +37,7 @@ def load_weights(config: Configure, info: ModelInfo, placement: Placement, on_pr
         n_gpu_layers=placement.n_gpu_layers,
         on_progress=on_progress,
         split=split_of(config, placement.group),
+        split_mode=config.split_mode,
         loads_heads=info.loads_heads,
         is_mapped=placement.weights_in_main.is_mapped,
         may_repack=placement.weights_in_main.repacked > 0,
@@ -45,8 +45,11 @@ def load_weights(config: Configure, info: ModelInfo, placement: Placement, on_pr
     )
 
 
-def split_of(config: Configure, group: Group) -> Split | None:
-    """Raises: ModelLoadFailed where the backend cannot split rows; the library's own words would name no way out."""
+def split_of(config: Configure, group: Group) -> Group | None:
+    """Return the group if the model is split over its devices.
+
+    Raises: ModelLoadFailed where the backend cannot split rows; the library's own words would name no way out.
+    """
     device = group.devices[0]
     if config.split_mode == "none" or not group.is_gpu:
         return None
@@ -54,7 +57,7 @@ def split_of(config: Configure, group: Group) -> Split | None:
         raise ModelLoadFailed(
             f"--split-mode row: the {device.backend} backend of llama.cpp cannot split rows; use --split-mode layer"
         )
-    return Split(config.split_mode, group.devices, group.shares)
+    return group
 
 
 def context_sizes(config: Configure, model: Model, plan: Plan) -> dict[str, Any]:
@@ -111,12 +114,10 @@ def with_head(model: Model, n_slots: int, sizes: dict[str, Any]) -> tuple[Contex
     """Make the context of a model that was loaded with its head, and the head's. `n_slots`: those of jobs. `sizes`:
     what the model's context is made with. Raises: as Context does, for the model's own.
     """
-    try:
-        check_positions(model)
-        hidden = StoredRows(n_slots, row_length(model))
-        context = ModelContext(model, hidden, **sizes)
-    except LookupError as error:
-        return Context(model, **sizes), without(str(error))
+    if why_off := positions_off(model):
+        return Context(model, **sizes), without(why_off)
+    hidden = StoredRows(n_slots, row_length(model))
+    context = ModelContext(model, hidden, **sizes)
     try:
         head = _head(model, hidden, n_slots, sizes)
         runner = LlamaRunner(model, head)
@@ -129,12 +130,10 @@ def with_head(model: Model, n_slots: int, sizes: dict[str, Any]) -> tuple[Contex
 
 def bare_contexts(model: Model, n_slots: int, sizes: dict[str, Any], *, has_head: bool) -> list[Context]:
     """The context of a model and, if `has_head` and it can be had, that of its head. Raises: as Context does."""
-    if has_head:
-        with suppress(LookupError):
-            check_positions(model)
-            hidden = StoredRows(n_slots, row_length(model))
-            return [ModelContext(model, hidden, **sizes), _head(model, hidden, n_slots, sizes)]
-    return [Context(model, **sizes)]
+    if not has_head or positions_off(model):
+        return [Context(model, **sizes)]
+    hidden = StoredRows(n_slots, row_length(model))
+    return [ModelContext(model, hidden, **sizes), _head(model, hidden, n_slots, sizes)]
 
 
 def _head(model: Model, hidden: StoredRows, n_slots: int, sizes: dict[str, Any]) -> HeadContext:

@@ -26,11 +26,10 @@ from worker.formats.tool_format import chat_format
 from worker.host import available_memory_bytes, cpu_quota
 from worker.llama.context import Context
 from worker.llama.devices import attention_at, check_cache_types, check_flash, memory_of
-from worker.llama.invariance import REPEATED_PRODUCTS_OFF, check_order, own_types, rule_of, type_k_of
+from worker.llama.invariance import REPEATED_PRODUCTS_OFF, check_order, numerics_of, own_types, rule_of, type_k_of
 from worker.llama.kernels import choose_kernels, fixed
 from worker.llama.library import OnLog, build, give_back_memory, open_library
 from worker.llama.model import Model, constraints_of
-from worker.llama.numerics import numerics_of
 from worker.llama.repack import amx_of, layout_of
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import Serving, demanded

@@ -194,6 +194,7 @@ class DryRun:
             n_gpu_layers=n_gpu_layers,
             on_progress=lambda _: None,
             split=split_of(config, group),
+            split_mode=config.split_mode,
             loads_heads=info.loads_heads,
             may_repack=self._repacks,
             is_dry=True,
