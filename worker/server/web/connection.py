@@ -214,10 +214,6 @@ class BoundedConnection(HttpToolsProtocol):
         """Close without waiting for the client; the unread part of an answer is lost."""
         self.transport.abort()
 
-    async def wait_until_taken(self) -> None:
-        """Return once the client has read so much that another send does not wait."""
-        await self.flow.drain()
-
     # ── asyncio.Protocol ─────────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it

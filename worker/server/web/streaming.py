@@ -46,7 +46,7 @@ class SignsOfLife:
 
     def __enter__(self) -> Self:
         self.sent()
-        self._set_timer()
+        self._look()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -56,15 +56,12 @@ class SignsOfLife:
         """Note that data was sent to the client."""
         self._due_s = self._loop.time() + SILENCE_S
 
-    def _set_timer(self) -> None:
-        self._timer = self._loop.call_at(self._due_s, self._look)
-
     def _look(self) -> None:
         if self._loop.time() >= self._due_s:
             if job := next((job for job in self._jobs if not job.is_ended), None):
                 job.show_life()
             self.sent()
-        self._set_timer()
+        self._timer = self._loop.call_at(self._due_s, self._look)
 
 
 class JobResponse(ASGIResponse):
@@ -120,7 +117,7 @@ class JobResponse(ASGIResponse):
                 pass
             self.status_code, body = self._whole()
             self.headers["content-length"] = str(len(body))
-        await connection_of(scope).wait_until_taken()  # an earlier answer on it may still be unread
+        await connection_of(scope).flow.drain()  # an earlier answer on it may still be unread
         await self.start_response(send)
         if self._whole is None:
             body = await self._send_events(scope, send)
@@ -129,13 +126,13 @@ class JobResponse(ASGIResponse):
     async def _send_events(self, scope: Scope, send: Send) -> bytes:
         """Take only the events from the jobs that can be sent at once, because a cancel drops the others. Returns the
         end of the stream."""
-        connection = connection_of(scope)
+        drained = connection_of(scope).flow.drain
         living = () if self._front.settings.no_keepalive else self._jobs
         with SignsOfLife(living, asyncio.get_running_loop()) as signs:
             n_sent = 0
             while chunk := await next_chunk_of(self._jobs):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                await connection.wait_until_taken()
+                await drained()
                 signs.sent()
                 n_sent += 1
                 if n_sent % CHUNKS_PER_TURN == 0:
