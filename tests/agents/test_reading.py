@@ -7,8 +7,10 @@ import pytest
 
 from tests.agents.judging import has_room
 from tests.agents.shapes import SHAPES, Shape, text_of
-from worker.apis.chat.request import ChatAsked, read_chat
-from worker.apis.core.fields import StreamOptions, Terms
+from tests.apis.asking import talk
+from worker.apis.chat.request import read_chat
+from worker.apis.core.answers import StreamOptions
+from worker.apis.core.request import Request, Terms
 from worker.cli import parse
 from worker.config.engine_settings import MAX_PROMPT_CHARS
 
@@ -30,13 +32,13 @@ def default_terms() -> Terms:
     )
 
 
-def read(shape: Shape) -> ChatAsked:
+def read(shape: Shape) -> Request:
     return read_chat(json.dumps(shape.body).encode(), default_terms())
 
 
 @every_shape
 def test_every_message_is_read_whole_and_in_order(shape: Shape) -> None:
-    messages = msgspec.json.decode(read(shape).prompt.messages)
+    messages = msgspec.json.decode(talk(read(shape)).messages)
     assert [(message["role"], message["content"]) for message in messages] == [
         (message["role"], text_of(message)) for message in shape.body["messages"]
     ]
@@ -44,14 +46,14 @@ def test_every_message_is_read_whole_and_in_order(shape: Shape) -> None:
 
 @every_shape
 def test_what_changes_nothing_is_named_and_nothing_else(shape: Shape) -> None:
-    assert {*read(shape).generation.ignored} == shape.ignored
+    assert {*read(shape).ignored} == shape.ignored
 
 
 @every_shape
 def test_the_answer_is_asked_for_as_it_is_sent(shape: Shape) -> None:
-    generation = read(shape).generation
-    assert (generation.is_stream, generation.options) == (True, StreamOptions(include_usage=True))
-    sampling = {name: getattr(generation.fields, name) for name in ("temperature", "top_p", "top_k")}
+    asked = read(shape)
+    assert (asked.is_stream, asked.options) == (True, StreamOptions(include_usage=True))
+    sampling = {name: getattr(asked.params, name) for name in ("temperature", "top_p", "top_k")}
     assert sampling == {name: pytest.approx(shape.body.get(name, value)) for name, value in sampling.items()}
 
 

@@ -8,8 +8,9 @@ import msgspec
 
 from worker.apis.core.answers import Choice, Heading
 from worker.apis.core.events import EndEvent, ErrorEvent, StartedEvent
-from worker.apis.core.fields import Terms
+from worker.apis.core.request import Request, Terms
 from worker.wire.jobs import Finished, JobKey, Logprob, StopReason, TokenId, TopToken
+from worker.wire.prompts import Conversation
 
 TERMS = Terms(
     model="toy",
@@ -24,6 +25,13 @@ HEADING = Heading(id="x-1", created=7, model="toy", system_fingerprint="fp_0")
 STOP = "###"
 """The stop that matches."""
 ASKED = {"messages": [{"role": "user", "content": "Hello"}]}
+
+
+def talk(asked: Request) -> Conversation:
+    """The only prompt of a request, a conversation."""
+    (prompt,) = asked.prompts
+    assert isinstance(prompt, Conversation)
+    return prompt
 
 
 def body(fields: dict[str, Any]) -> bytes:

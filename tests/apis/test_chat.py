@@ -9,35 +9,35 @@ from hypothesis import strategies as st
 
 from tests.apis.asking import ASKED, HEADING, TERMS, body, entry, fail, finish, objects, start
 from worker.apis.chat.message import REASONING_FIELDS, ChatAnswer
-from worker.apis.chat.request import ChatAsked, read_chat
-from worker.apis.core.answers import Allowance, last_chunks, whole
+from worker.apis.chat.request import read_chat
+from worker.apis.core.answers import Allowance, StreamOptions, last_chunks, whole
 from worker.apis.core.events import Piece
-from worker.apis.core.fields import StreamOptions
 from worker.apis.core.reading import PLAIN
+from worker.apis.core.request import Request
 from worker.wire.encoding import encode_json
 from worker.wire.jobs import Logprob
 
 texts = st.lists(st.text(min_size=1, max_size=5), max_size=8)
 
 
-def asked(**fields: Any) -> ChatAsked:
+def asked(**fields: Any) -> Request:
     return read_chat(body(ASKED | fields), TERMS)
 
 
 def streamed(pieces: list[str], found: list[list[Logprob]] | None = None, **fields: Any) -> list[Any]:
     request = asked(stream=True, **fields)
-    (choice,) = request.choices(HEADING)
+    (choice,) = request.answers(HEADING)
     stream = start(choice)
     for index, piece in enumerate(pieces):
         stream += choice.token(Piece(piece, index, found[index] if found else (), index + 1))
     stream += finish(choice, "EOS", len(pieces) + 1)
-    stream += last_chunks(HEADING, [choice], 1, request.generation.options)
+    stream += last_chunks(HEADING, [choice], 1, request.options)
     return objects(stream)
 
 
 def collected(pieces: list[str], found: list[list[Logprob]] | None = None, **fields: Any) -> Any:
     request = asked(**fields)
-    (choice,) = request.choices(HEADING)
+    (choice,) = request.answers(HEADING)
     assert start(choice) == b""
     for index, piece in enumerate(pieces):
         assert choice.token(Piece(piece, index, found[index] if found else (), index + 1)) == b""
@@ -134,7 +134,7 @@ def test_logprobs_have_the_bytes_of_tokens_and_omit_tokens_without_text() -> Non
 
 def test_n_answers_count_their_prompt_once() -> None:
     request = asked(n=3)
-    choices = request.choices(HEADING)
+    choices = request.answers(HEADING)
     for choice in choices:
         start(choice)
         choice.token(Piece(f"text {choice.index}", 0, (), 1))
@@ -180,7 +180,7 @@ def test_the_reasoning_is_in_the_chosen_fields(names: tuple[str, ...]) -> None:
 
 def test_a_variable_that_the_template_does_not_read_is_ignored_and_named() -> None:
     request = asked(chat_template_kwargs={"enable_thinking": False, "preserve_thinking": True, "tools": []})
-    assert request.generation.ignored == ("chat_template_kwargs.preserve_thinking", "chat_template_kwargs.tools")
+    assert request.ignored == ("chat_template_kwargs.preserve_thinking", "chat_template_kwargs.tools")
 
 
 def test_the_bytes_that_an_answer_holds_are_bounded_over_all_choices() -> None:
@@ -195,7 +195,7 @@ def test_the_bytes_that_an_answer_holds_are_bounded_over_all_choices() -> None:
 
 
 def test_a_job_that_failed_is_an_error_with_its_status() -> None:
-    (choice,) = asked().choices(HEADING)
+    (choice,) = asked().answers(HEADING)
     assert fail(choice) == b""
     status, answer = whole(HEADING, [choice], 1)
     assert (status, json.loads(answer)["error"]["code"]) == (503, "engine_restarted")

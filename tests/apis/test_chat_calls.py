@@ -9,13 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.apis.asking import ASKED, TERMS, body, entry
+from tests.apis.asking import ASKED, TERMS, body, entry, talk
 from tests.apis.wires import CHAT, Told, pieces
 from tests.formats.writing import CALLING, pieces_of
-from worker.apis.chat.request import ChatAsked, read_chat
+from worker.apis.chat.request import read_chat
 from worker.apis.core.bodies import FieldsRefused
 from worker.apis.core.events import Piece
-from worker.apis.core.fields import Terms
+from worker.apis.core.request import Request, Terms
 from worker.wire.chat_format import HERMES, ReasoningFormat
 
 FORMS = [CALLING[name] for name in ("generic", "qwen3-coder", "deepseek-v3", "harmony", "llama-3")]
@@ -26,7 +26,7 @@ def function(name: str, parameters: object = None, **members: object) -> dict[st
     return {"type": "function", "function": {"name": name, "parameters": parameters, **members}}
 
 
-def read(terms: Terms = TERMS, **fields: Any) -> ChatAsked:
+def read(terms: Terms = TERMS, **fields: Any) -> Request:
     return read_chat(body(ASKED | fields), terms)
 
 
@@ -52,7 +52,7 @@ ALLOWED: dict[str, Any] = {"type": "allowed_tools", "allowed_tools": {"mode": "a
     ],
 )
 def test_a_choice_says_which_calls_may_and_must_come(choice: object, is_required: bool, names: list[str]) -> None:
-    use = read(tools=[function("a"), function("b")], tool_choice=choice).generation.reading.use
+    use = read(tools=[function("a"), function("b")], tool_choice=choice).reading.use
     asked = use.for_engine()
     assert asked is not None
     assert (asked.is_required, [tool.name for tool in asked.tools]) == (is_required, names)
@@ -68,23 +68,24 @@ def test_the_prompt_has_all_tools_in_one_form_unless_none_may_be_called() -> Non
         ],
         tool_choice=NAMED,
     )
-    assert bare.prompt == full.prompt
-    assert bare.prompt.tools is not None
-    assert [tool["function"]["name"] for tool in msgspec.json.decode(bare.prompt.tools)] == ["a", "b"]
-    assert read(tools=[function("a")], tool_choice="none").prompt == read().prompt
+    assert talk(bare) == talk(full)
+    tools = talk(bare).tools
+    assert tools is not None
+    assert [tool["function"]["name"] for tool in msgspec.json.decode(tools)] == ["a", "b"]
+    assert talk(read(tools=[function("a")], tool_choice="none")) == talk(read())
 
 
 def test_other_kinds_of_tools_are_left_out_and_named() -> None:
     others = [{"type": "web_search"}, {"type": "custom", "custom": {"name": "patch"}}, {"type": "mcp", "name": "x,y"}]
-    generation = read(tools=[*others, function("a")]).generation
+    generation = read(tools=[*others, function("a")])
     assert generation.ignored_tools == ("web_search", "patch", "x%2Cy")
     assert [tool.name for tool in generation.reading.use.tools] == ["a"]
-    assert read(tools=others).generation.reading.use.for_engine() is None
+    assert read(tools=others).reading.use.for_engine() is None
 
 
 def test_one_call_at_most_if_calls_must_not_be_parallel() -> None:
     for value, is_parallel in ((None, True), (True, True), (False, False)):
-        asked = read(tools=[function("a")], parallel_tool_calls=value).generation.reading.use.for_engine()
+        asked = read(tools=[function("a")], parallel_tool_calls=value).reading.use.for_engine()
         assert asked is not None
         assert asked.is_parallel == is_parallel
 
@@ -94,13 +95,13 @@ def test_a_text_of_a_grammar_cannot_be_asked_for_beside_tools(fields: dict[str, 
     with pytest.raises(FieldsRefused) as raised:
         read(tools=[function("a")], **fields)
     assert [error.field for error in raised.value.errors] == list(fields)
-    assert read(tools=[function("a")], tool_choice="none", **fields).generation.reading.use.for_engine() is None
+    assert read(tools=[function("a")], tool_choice="none", **fields).reading.use.for_engine() is None
 
 
 def test_a_schema_beside_tools_is_that_of_the_text() -> None:
     schema: dict[str, Any] = {"response_format": {"type": "json_object"}, "tools": [function("a")]}
-    assert read(**schema).generation.fields.json_schema is not None
-    assert read(**schema, tool_choice="required").generation.fields.json_schema is None
+    assert read(**schema).params.json_schema is not None
+    assert read(**schema, tool_choice="required").params.json_schema is None
 
 
 REASONING = replace(
@@ -127,13 +128,13 @@ def test_an_effort_or_a_budget_limits_the_reasoning(
     fields: dict[str, Any], budget: int | None, variables: dict[str, Any]
 ) -> None:
     asked = read(REASONING, **fields)
-    assert asked.generation.reasoning_budget == budget
-    assert msgspec.json.decode(asked.prompt.template_kwargs) == variables
-    assert asked.generation.ignored == ()
+    assert asked.reasoning_budget == budget
+    assert msgspec.json.decode(talk(asked).template_kwargs) == variables
+    assert asked.ignored == ()
     plain = replace(TERMS, template_keys=frozenset())
     own = {name for name in fields if name != "chat_template_kwargs"}
     without = {name: value for name, value in fields.items() if name in own}
-    assert {*read(plain, **without).generation.ignored} == own
+    assert {*read(plain, **without).ignored} == own
 
 
 @pytest.mark.parametrize("name", ["thinking_token_budget", "thinking_budget_tokens", "thinking"])
@@ -142,8 +143,8 @@ def test_a_limit_that_the_engine_cannot_keep_is_named_even_if_the_template_turns
     unlimited = replace(REASONING, can_limit_reasoning=False)
     fields = {"reasoning_effort": "none", name: {"budget_tokens": 9} if name == "thinking" else 9}
     place = "thinking.budget_tokens" if name == "thinking" else name
-    assert read(unlimited, **fields).generation.ignored == (place,)
-    assert read(REASONING, **fields).generation.ignored == ()
+    assert read(unlimited, **fields).ignored == (place,)
+    assert read(REASONING, **fields).ignored == ()
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────

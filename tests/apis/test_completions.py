@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 
 from tests.apis.asking import HEADING, TERMS, body, entry, finish, objects, start
-from worker.apis.completions.request import CompletionAsked, Echo, read_completion
+from worker.apis.completions.request import Echo, read_completion
 from worker.apis.core.answers import last_chunks, whole
 from worker.apis.core.bodies import FieldsRefused
 from worker.apis.core.events import Piece
+from worker.apis.core.request import Request
 from worker.wire.jobs import TokenId
 
 
-def asked(**fields: Any) -> CompletionAsked:
+def asked(**fields: Any) -> Request:
     return read_completion(body({"prompt": "ab"} | fields), TERMS)
 
 
@@ -37,13 +38,13 @@ def test_a_prompt_has_a_longest_length() -> None:
 
 
 def test_sixteen_tokens_are_the_default_and_none_may_be_wanted_with_echo() -> None:
-    assert asked().generation.fields.max_tokens == 16
-    assert asked(max_tokens=0, echo=True).generation.fields.max_tokens == 0
+    assert asked().params.max_tokens == 16
+    assert asked(max_tokens=0, echo=True).params.max_tokens == 0
 
 
 def test_a_router_may_send_false_for_logprobs() -> None:
-    assert asked(logprobs=False).logprobs is None
-    assert asked(logprobs=0).logprobs == 0
+    assert asked(logprobs=False).params.logprobs is None
+    assert asked(logprobs=0).params.logprobs == 0
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_a_router_may_send_false_for_logprobs() -> None:
      ({"prompt_logprobs": 0}, 0), ({"prompt_logprobs": 5, "logprobs": 1, "echo": True}, 5)],
 )  # fmt: skip
 def test_the_engine_reports_no_more_logprobs_than_the_answer_needs(fields: dict[str, Any], needed: int | None) -> None:
-    assert asked(**fields).needs_prompt_logprobs == needed
+    assert asked(**fields).prompt_logprobs == needed
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
@@ -66,8 +67,8 @@ PROMPT = [
 DRAWN = [[entry("c", 5, -0.25, ("c", 5, -0.25), ("d", 6, -4.0))], [entry("", 9, -0.5)]]
 
 
-def answered(request: CompletionAsked, echo: Echo | None = None) -> Any:
-    (choice,) = request.choices(HEADING, [echo])
+def answered(request: Request, echo: Echo | None = None) -> Any:
+    (choice,) = request.answers(HEADING, [echo])
     start(choice)
     choice.prompt_logprobs(PROMPT[:2])
     choice.prompt_logprobs(PROMPT[2:])
@@ -131,12 +132,12 @@ def test_a_prompts_logprobs_are_also_reported_in_vllms_form() -> None:
 
 def test_a_stream_has_the_content_of_an_answer() -> None:
     request = asked(echo=True, logprobs=1, stream=True)
-    (choice,) = request.choices(HEADING, [ECHO])
+    (choice,) = request.answers(HEADING, [ECHO])
     assert start(choice) + choice.prompt_logprobs(PROMPT) == b"", "until the first token the job may run again"
     choice.rewind()
     choice.prompt_logprobs(PROMPT)
     stream = choice.token(Piece("c", 0, DRAWN[0], 1)) + finish(choice, "EOS", 2, DRAWN[1])
-    *chunks, done = objects(stream + last_chunks(HEADING, [choice], 1, request.generation.options))
+    *chunks, done = objects(stream + last_chunks(HEADING, [choice], 1, request.options))
     assert done == "[DONE]"
     parts = [chunk["choices"][0] for chunk in chunks]
     complete = answered(asked(echo=True, logprobs=1), ECHO)
@@ -148,14 +149,14 @@ def test_a_stream_has_the_content_of_an_answer() -> None:
 
 def test_an_echo_without_an_answer_streams_too() -> None:
     request = asked(echo=True, max_tokens=0, stream=True)
-    (choice,) = request.choices(HEADING, [ECHO])
+    (choice,) = request.answers(HEADING, [ECHO])
     parts = [chunk["choices"][0] for chunk in objects(start(choice) + finish(choice, "MAX_TOKENS", 0))]
     assert [(part["text"], part["finish_reason"]) for part in parts] == [("héb", None), ("", "length")]
 
 
 def test_prompts_have_n_consecutive_choices_each() -> None:
     request = asked(prompt=["a", "b"], n=2)
-    choices = request.choices(HEADING, [None, None])
+    choices = request.answers(HEADING, [None, None])
     for choice in choices:
         start(choice, n_prompt=choice.index // 2 + 1)
         finish(choice, "MAX_TOKENS", 1)

@@ -13,9 +13,9 @@ from tests.apis.asking import ASKED, TERMS, body
 from worker.apis.chat.request import read_chat
 from worker.apis.completions.request import read_completion
 from worker.apis.core.bodies import FieldError, FieldsRefused
-from worker.apis.core.constraints import MAX_BYTES
 from worker.apis.core.errors import respelled
-from worker.apis.core.fields import Generation
+from worker.apis.core.request import Request
+from worker.apis.core.rules import MAX_BYTES
 
 SCHEMA = {"type": "object", "properties": {"z": {}, "a": {}}}
 SCHEMA_TEXT = '{"type":"object","properties":{"z":{},"a":{}}}'
@@ -63,11 +63,11 @@ IDLE: list[dict[str, Any]] = [
 places = sorted({path for path, *_ in SPELLINGS} - {"structured_outputs.json_object"})
 
 
-def read(**fields: Any) -> Generation:
+def read(**fields: Any) -> Request:
     """The same of both routes."""
-    chat = read_chat(body(ASKED | {"max_tokens": 16} | fields), TERMS).generation
-    completion = read_completion(body({"prompt": "a", "max_tokens": 16} | fields), TERMS).generation
-    assert (completion.fields, completion.ignored) == (chat.fields, chat.ignored)
+    chat = read_chat(body(ASKED | {"max_tokens": 16} | fields), TERMS)
+    completion = read_completion(body({"prompt": "a", "max_tokens": 16} | fields), TERMS)
+    assert (completion.params, completion.ignored) == (chat.params, chat.ignored)
     return chat
 
 
@@ -79,8 +79,8 @@ def refused(**fields: Any) -> list[FieldError]:
     return raised.value.errors
 
 
-def constraints(generation: Generation) -> dict[str, str]:
-    fields = {name: getattr(generation.fields, name) for name in ("grammar", "json_schema", "regex")}
+def constraints(request: Request) -> dict[str, str]:
+    fields = {name: getattr(request.params, name) for name in ("grammar", "json_schema", "regex")}
     return {name: text for name, text in fields.items() if text is not None}
 
 
@@ -168,6 +168,6 @@ def test_a_wrong_constraint_is_refused_by_its_place(
 @given(st.lists(st.text(st.characters(exclude_characters="\0"), min_size=1), min_size=1, max_size=5), st.text())
 def test_a_choice_is_one_of_its_texts_and_nothing_else(texts: list[str], other: str) -> None:
     """Python's `re` judges here; tests/constraints/test_constraint.py asks the engine."""
-    found = constraints(read_chat(msgspec.json.encode(ASKED | {"guided_choice": texts}), TERMS).generation)["regex"]
+    found = constraints(read_chat(msgspec.json.encode(ASKED | {"guided_choice": texts}), TERMS))["regex"]
     assert all(re.fullmatch(found, text) for text in texts)
     assert bool(re.fullmatch(found, other)) == (other in texts)

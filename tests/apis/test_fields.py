@@ -8,17 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.apis.asking import ASKED, TERMS, body
+from tests.apis.asking import ASKED, TERMS, body, talk
 from tests.apis.pool.vectors import OTHER_THAN_DEFAULTS
-from worker.apis.chat.request import ChatAsked, ChatRequest, read_chat
+from worker.apis.chat.request import ChatRequest, read_chat
 from worker.apis.completions.request import read_completion
 from worker.apis.core.bodies import FieldError, FieldsRefused
 from worker.apis.core.errors import NotAnObject, UnknownModel, error_detail
 from worker.apis.core.fields import MAX_IGNORED, MAX_PREDICTION_CHARS, SHARED
+from worker.apis.core.request import JobRequest, Request
+from worker.apis.pool.execute import TEXT_ONLY
+from worker.wire.jobs import JobKey
 from worker.wire.refusals import Overflow
 
 
-def read(**fields: Any) -> ChatAsked:
+def read(**fields: Any) -> Request:
     return read_chat(body(ASKED | fields), TERMS)
 
 
@@ -45,7 +48,7 @@ GIVEN = OTHER_THAN_DEFAULTS | {"grammar": None, "regex": None, "cache_salt": "se
 
 def test_every_sampling_field_of_execute_is_one_here() -> None:
     assert set(GIVEN) == set(SHARED)
-    fields = read(**GIVEN).generation.fields
+    fields = read(**GIVEN).params
     assert {name: getattr(fields, name) for name in GIVEN} == GIVEN | {"stop_token_ids": (8, 9)}
 
 
@@ -58,25 +61,22 @@ def test_null_counts_as_absent(name: str) -> None:
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 15))
 def test_a_signed_seed_keeps_its_bits_and_each_choice_adds_its_index(seed: int, index: int) -> None:
-    generation = read(seed=seed, n=16).generation
-    assert generation.choice(index).seed == (seed + index) % 2**64
-
-
-def test_without_a_seed_every_choice_draws_its_own() -> None:
-    assert read(n=2).generation.choice(1).seed is None
+    asked = read(seed=seed, n=16)
+    job = JobRequest(job_id="a", asked=asked, prompt="a", dialect=TEXT_ONLY, number=index)
+    assert job.submit(JobKey(1)).sampling.seed == (seed + index) % 2**64
 
 
 def test_a_stop_is_a_text_or_up_to_sixteen() -> None:
-    assert read(stop="x").generation.fields.stop == ("x",)
-    assert read(stop=["x"] * 16).generation.fields.stop == ("x",) * 16
+    assert read(stop="x").params.stop == ("x",)
+    assert read(stop=["x"] * 16).params.stop == ("x",) * 16
     assert refused(stop=["x"] * 17).errors[0].constraint == "max_count(16)"
     assert refused(stop="").errors[0].constraint == "non_empty"
 
 
 def test_both_names_of_the_limit_may_be_given_if_they_agree() -> None:
-    assert read(max_tokens=5, max_completion_tokens=5).generation.fields.max_tokens == 5
+    assert read(max_tokens=5, max_completion_tokens=5).params.max_tokens == 5
     assert refused(max_tokens=5, max_completion_tokens=6).errors[0].field == "max_tokens"
-    assert read().generation.fields.max_tokens == TERMS.max_tokens_out
+    assert read().params.max_tokens == TERMS.max_tokens_out
 
 
 @given(
@@ -92,14 +92,14 @@ def test_a_limit_larger_than_an_answer_can_have_is_cut_and_reported(
     if min_tokens > asked:
         assert refused(**{name: asked, "min_tokens": min_tokens}).errors[0].field == "min_tokens"
         return
-    generation = read(**{name: asked, "min_tokens": min_tokens}).generation
+    found = read(**{name: asked, "min_tokens": min_tokens})
     most = min(asked, TERMS.max_tokens_out)
-    assert (generation.fields.max_tokens, generation.fields.min_tokens) == (most, min(min_tokens, most))
-    assert generation.cut_to(room) == (min(most, room) if asked > min(most, room) else None)
+    assert (found.params.max_tokens, found.params.min_tokens) == (most, min(min_tokens, most))
+    assert found.cut_to(room) == (min(most, room) if asked > min(most, room) else None)
 
 
 def test_a_request_without_a_limit_reports_no_cut() -> None:
-    assert read().generation.cut_to(1) is None
+    assert read().cut_to(1) is None
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
@@ -126,8 +126,8 @@ def test_an_error_names_the_limit_as_the_client_spelled_it(name: str, n_tokens: 
 def test_a_field_without_effect_is_accepted_and_named(fields: dict[str, Any]) -> None:
     (name,) = fields
     asked = read(**fields)
-    assert asked.generation.ignored == (name,)
-    assert replace(asked, generation=replace(asked.generation, ignored=())) == read()
+    assert asked.ignored == (name,)
+    assert replace(asked, ignored=()) == read()
 
 
 def test_an_empty_list_of_tools_is_accepted_and_not_named() -> None:
@@ -145,7 +145,7 @@ def message(role: str, **rest: Any) -> dict[str, Any]:
 def test_unknown_members_of_a_field_are_named_unless_they_are_null(field: str, name: str, value: object) -> None:
     known = {"type": "text"} if field == "response_format" else {}
     given_fields = {field: {**known, name: value}, "stream": True}
-    assert read(**given_fields).generation.ignored == (() if value is None else (f"{field}.{name}",))
+    assert read(**given_fields).ignored == (() if value is None else (f"{field}.{name}",))
 
 
 @given(
@@ -164,24 +164,24 @@ def test_unknown_members_of_messages_parts_and_calls_are_named_once_each(
         *(f"messages.content.{name}" for name in of_part),
         *(f"messages.tool_calls.{name}" for name in of_call),
     }
-    assert len(read_turns.generation.ignored) == len(wanted)
-    assert set(read_turns.generation.ignored) == wanted
+    assert len(read_turns.ignored) == len(wanted)
+    assert set(read_turns.ignored) == wanted
     plain = [message("user"), message("assistant", tool_calls=[{"id": "1", "function": call["function"]}])]
-    assert read_turns.prompt == read(messages=[*plain, message("tool", tool_call_id="1")] * n_turns).prompt
+    assert talk(read_turns) == talk(read(messages=[*plain, message("tool", tool_call_id="1")] * n_turns))
 
 
 def test_a_prefix_is_named_if_it_has_no_effect() -> None:
     begun = message("assistant", prefix=True)
-    assert read(messages=[message("user"), begun, message("user")]).generation.ignored == ("messages.prefix",)
-    assert read(messages=[message("user"), begun]).generation.ignored == ()
-    assert read(messages=[message("user"), message("assistant", prefix=False)]).generation.ignored == ()
+    assert read(messages=[message("user"), begun, message("user")]).ignored == ("messages.prefix",)
+    assert read(messages=[message("user"), begun]).ignored == ()
+    assert read(messages=[message("user"), message("assistant", prefix=False)]).ignored == ()
 
 
 @pytest.mark.parametrize("others", [{}, {"continue_final_message": False}, {"add_generation_prompt": False}])
 def test_a_prefix_continues_the_final_message(others: dict[str, Any]) -> None:
-    talk = [message("user"), message("assistant")]
-    goes_on = read(messages=talk, continue_final_message=True).prompt
-    assert read(messages=[message("user"), message("assistant", prefix=True)], **others).prompt == goes_on
+    said = [message("user"), message("assistant")]
+    goes_on = talk(read(messages=said, continue_final_message=True))
+    assert talk(read(messages=[message("user"), message("assistant", prefix=True)], **others)) == goes_on
 
 
 @pytest.mark.parametrize(
@@ -205,9 +205,9 @@ def test_a_routers_own_fields_are_named_and_have_no_effect() -> None:
     ours = {"ignore_eos": False, "continue_final_message": False, "logprobs": False, "stream": False}
     names = ("no_stop_trim", "skip_special_tokens", "separate_reasoning", "stream_reasoning", "return_hidden_states")
     asked = read(**ours, **dict.fromkeys(names, False))
-    assert asked.generation.ignored == names
-    assert asked.generation.fields == read().generation.fields
-    assert asked.prompt == read().prompt
+    assert asked.ignored == names
+    assert asked.params == read().params
+    assert talk(asked) == talk(read())
 
 
 @pytest.mark.parametrize(
@@ -222,13 +222,13 @@ def test_a_routers_own_fields_are_named_and_have_no_effect() -> None:
     ],
 )
 def test_a_name_that_no_header_can_have_is_named_too(name: str, shown: str) -> None:
-    assert read(**{name: 1}).generation.ignored == (shown,)
+    assert read(**{name: 1}).ignored == (shown,)
 
 
 @given(st.lists(st.text(max_size=80).map("~".__add__), max_size=60))
 def test_the_names_of_ignored_fields_fit_into_a_header(names: list[str]) -> None:
     """No field that is known begins like these."""
-    ignored = read_chat(msgspec.json.encode(dict.fromkeys(names, 1) | ASKED | {"zzz": 1}), TERMS).generation.ignored
+    ignored = read_chat(msgspec.json.encode(dict.fromkeys(names, 1) | ASKED | {"zzz": 1}), TERMS).ignored
     assert len(ignored) <= MAX_IGNORED
     assert bool(names) == any(name.startswith("~") for name in ignored)
     header = ", ".join(ignored)
@@ -245,9 +245,9 @@ def test_all_errors_are_reported_at_once_and_no_value_is_quoted() -> None:
 
 def test_another_model_is_refused_only_with_strict_model() -> None:
     without, other, named = (read(**asked) for asked in ({}, {"model": "gpt-4"}, {"model": "toy"}))
-    assert [asked.generation.model for asked in (without, other, named)] == [None, "gpt-4", "toy"]
+    assert [asked.model for asked in (without, other, named)] == [None, "gpt-4", "toy"]
     for asked in (other, named):
-        assert replace(asked, generation=replace(asked.generation, model=None)) == without
+        assert replace(asked, model=None) == without
     strict = replace(TERMS, is_strict=True)
     with pytest.raises(UnknownModel, match=r"^model 'gpt-4' not found; this worker serves 'toy'$"):
         read_chat(body(ASKED | {"model": "gpt-4"}), strict)
@@ -265,16 +265,16 @@ def test_an_effort_that_the_template_does_not_read_is_named_and_has_no_effect(
     terms = replace(TERMS, template_keys=TERMS.template_keys - {"reasoning_effort"})
     fields = ASKED | {"chat_template_kwargs": told}
     asked = read_chat(body(fields | {"reasoning_effort": effort}), terms)
-    assert asked.generation.ignored == ("reasoning_effort",)
-    assert asked.prompt == read_chat(body(fields), terms).prompt
-    assert read_chat(body(fields | {"reasoning_effort": effort}), TERMS).generation.ignored == ()
+    assert asked.ignored == ("reasoning_effort",)
+    assert talk(asked) == talk(read_chat(body(fields), terms))
+    assert read_chat(body(fields | {"reasoning_effort": effort}), TERMS).ignored == ()
 
 
 def test_the_template_gets_the_effort_and_its_other_variables() -> None:
-    prompt = read(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False}).prompt
+    prompt = talk(read(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False}))
     assert msgspec.json.decode(prompt.template_kwargs) == {"reasoning_effort": "low", "enable_thinking": False}
     assert prompt.add_generation_prompt
-    goes_on = read(continue_final_message=True, messages=[{"role": "assistant", "content": "So"}]).prompt
+    goes_on = talk(read(continue_final_message=True, messages=[{"role": "assistant", "content": "So"}]))
     assert (goes_on.add_generation_prompt, goes_on.continue_final_message) == (False, True)
 
 
@@ -290,27 +290,27 @@ def test_a_prediction_is_a_text_or_its_parts_and_changes_nothing_else(texts: lis
     parts = [{"type": "text", "text": text} for text in texts]
     asked = read_chat(msgspec.json.encode(ASKED | predicted(parts)), TERMS)
     assert asked == read_chat(msgspec.json.encode(ASKED | predicted("".join(texts))), TERMS)
-    assert asked.generation.prediction == "".join(texts)
-    assert asked.generation.ignored == ()
-    assert replace(asked, generation=replace(asked.generation, prediction="")) == read()
+    assert asked.prediction == "".join(texts)
+    assert asked.ignored == ()
+    assert replace(asked, prediction="") == read()
 
 
 def test_completions_take_a_prediction_too() -> None:
     asked = read_completion(body({"prompt": "a"} | predicted("b")), TERMS)
-    assert asked.generation.prediction == "b"
+    assert asked.prediction == "b"
 
 
 def test_a_prediction_is_named_if_nothing_is_drafted_from_texts() -> None:
     terms = replace(TERMS, takes_predictions=False)
     asked = read_chat(body(ASKED | predicted("b")), terms)
-    assert (asked.generation.prediction, asked.generation.ignored) == ("", ("prediction",))
+    assert (asked.prediction, asked.ignored) == ("", ("prediction",))
     assert read_chat(body(ASKED | predicted("")), terms) == read()
 
 
 def test_unread_members_of_a_prediction_are_named() -> None:
     part = {"type": "text", "text": "b", "cache_control": {}}
     asked = read(prediction={"type": "content", "content": [part], "id": 1})
-    assert asked.generation.ignored == ("prediction.content.cache_control", "prediction.id")
+    assert asked.ignored == ("prediction.content.cache_control", "prediction.id")
 
 
 @pytest.mark.parametrize("content", ["x" * (MAX_PREDICTION_CHARS + 1), [{"type": "text", "text": "x" * 70_000}] * 2])

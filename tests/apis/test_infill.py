@@ -13,14 +13,15 @@ from worker.apis.core.answers import whole
 from worker.apis.core.bodies import FieldsRefused
 from worker.apis.core.errors import error_detail
 from worker.apis.core.events import Piece
-from worker.apis.infill.request import InfillAsked, read_infill
+from worker.apis.core.request import Request
+from worker.apis.infill.request import read_infill
 from worker.wire.prompts import Infill
 
 TERMS = replace(NO_GAPS, can_infill=True)
 GAP = {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n"}
 
 
-def asked(**fields: Any) -> InfillAsked:
+def asked(**fields: Any) -> Request:
     return read_infill(body(GAP | fields), TERMS)
 
 
@@ -32,24 +33,26 @@ def refused(**fields: Any) -> str | None:
 
 def test_the_texts_around_the_gap_are_read() -> None:
     extra = [{"filename": "one.py", "text": "import os"}, {"text": "x = 1"}]
-    found = asked(prompt="a +", input_extra=extra).prompt
+    found = asked(prompt="a +", input_extra=extra).prompts[0]
     assert found == Infill(
         prefix=GAP["input_prefix"], suffix="\n", begun="a +", files=(("one.py", "import os"), ("tmp", "x = 1"))
     )
-    assert asked().prompt.files == ()
+    (plain,) = asked().prompts
+    assert isinstance(plain, Infill)
+    assert plain.files == ()
 
 
 def test_llama_servers_names_and_values_are_understood() -> None:
-    found = asked(n_predict=7, repeat_penalty=1.5, seed=-1, top_k=4, stop=["x"], cache_prompt=True).generation
-    assert (found.fields.max_tokens, found.fields.repetition_penalty, found.fields.top_k) == (7, 1.5, 4)
-    assert (found.fields.seed, found.fields.stop) == (None, ("x",))
-    assert asked(n_predict=-1).generation.fields.max_tokens == TERMS.max_tokens_out
-    assert asked(n_predict=0).generation.fields.max_tokens == 0
+    found = asked(n_predict=7, repeat_penalty=1.5, seed=-1, top_k=4, stop=["x"], cache_prompt=True)
+    assert (found.params.max_tokens, found.params.repetition_penalty, found.params.top_k) == (7, 1.5, 4)
+    assert (found.params.seed, found.params.stop) == (None, ("x",))
+    assert asked(n_predict=-1).params.max_tokens == TERMS.max_tokens_out
+    assert asked(n_predict=0).params.max_tokens == 0
 
 
 def test_what_editors_send_without_effect_is_named() -> None:
     sent = {"id_slot": 0, "samplers": ["top_k", "infill"], "t_max_predict_ms": 500, "cache_prompt": False}
-    assert set(asked(**sent).generation.ignored) == set(sent)
+    assert set(asked(**sent).ignored) == set(sent)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,7 @@ def test_a_model_without_the_tokens_refuses() -> None:
 
 def test_an_answer_has_llama_servers_members() -> None:
     found = asked(n_predict=9)
-    (choice,) = found.choices(HEADING)
+    (choice,) = found.answers(HEADING)
     start(choice)
     assert choice.token(Piece("a ")) + choice.token(Piece("+ b", 1)) == b""
     finish(choice, "EOS", 3)
@@ -100,7 +103,7 @@ def test_an_answer_has_llama_servers_members() -> None:
 
 def test_only_the_members_that_were_asked_for_are_sent() -> None:
     found = asked(response_fields=["content", "timings/predicted_n", "timings/none", "none"])
-    (choice,) = found.choices(HEADING)
+    (choice,) = found.answers(HEADING)
     start(choice)
     choice.token(Piece("a"))
     finish(choice, "EOS", 1)
@@ -109,12 +112,9 @@ def test_only_the_members_that_were_asked_for_are_sent() -> None:
 
 def test_a_completion_with_a_suffix_is_a_gap() -> None:
     found = read_completion(body({"prompt": ["a", "b"], "suffix": "c"}), TERMS)
-    assert [found.to_engine(prompt) for prompt in found.prompts] == [
-        Infill(prefix="a", suffix="c"),
-        Infill(prefix="b", suffix="c"),
-    ]
+    assert found.prompts == (Infill(prefix="a", suffix="c"), Infill(prefix="b", suffix="c"))
     whole_text = read_completion(body({"prompt": "a", "suffix": ""}), NO_GAPS)
-    assert [whole_text.to_engine(prompt) for prompt in whole_text.prompts] == ["a"]
+    assert whole_text.prompts == ("a",)
 
 
 @pytest.mark.parametrize(

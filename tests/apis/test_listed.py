@@ -43,7 +43,7 @@ class Told:
 
     def __init__(self, pieces: list[bytes], stops: list[str], end: StopReason, **fields: Any) -> None:
         request = read_chat(body(ASKED | {"logprobs": True} | fields), TERMS)
-        (choice,) = request.choices(HEADING)
+        (choice,) = request.answers(HEADING)
         stream = TextStream(stops)
         untold: list[Logprob] = []
         self.stream_bytes = start(choice)

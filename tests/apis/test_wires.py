@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.apis.asking import STOP, fail, finish, start
+from tests.apis.asking import STOP, fail, finish, start, talk
 from tests.apis.messages.asking import HELLO
 from tests.apis.wires import (
     CHAT,
@@ -230,7 +230,7 @@ def test_an_answer_says_what_the_reader_reads(wire: Wire, case: tuple[ChatFormat
     reason: StopReason = "MAX_TOKENS" if is_cut else "EOS"
     terms = replace(TERMS, chat_format=form, max_text_chars=100_000)
     fields = {"tools": wire.offering(answer.tools)}
-    schemas = wire.asked(terms, **fields).generation.reading.use.schemas()
+    schemas = wire.asked(terms, **fields).reading.use.schemas()
     streamed, whole = wire.both(*pieces(*texts), reason=reason, terms=terms, **fields)
     for told, is_whole in ((streamed, False), (whole, True)):
         reader = Reader(form, schemas, new_id=str)
@@ -339,7 +339,7 @@ def test_a_complete_call_is_called(family: ChatFormat, reason: StopReason) -> No
     ],
 )
 def test_a_named_tool_is_called_once(wire: Wire, choice: Any, is_parallel: bool) -> None:
-    tools = wire.asked(tools=wire.offering(LOOK), tool_choice=choice).generation.reading.use.for_engine()
+    tools = wire.asked(tools=wire.offering(LOOK), tool_choice=choice).reading.use.for_engine()
     assert (tools.is_required, tools.is_parallel) == (True, is_parallel)
 
 
@@ -362,9 +362,9 @@ def test_reasoning_comes_back_in_the_next_request(wire: Wire, fields: Json) -> N
         again = wire.asked(input=[*HELLO, *given_back, *HELLO])
     else:
         again = wire.asked(messages=[*HELLO, {"role": "assistant", "content": made["content"]}, *HELLO])
-    _, reply, _ = msgspec.json.decode(again.prompt.messages)
+    _, reply, _ = msgspec.json.decode(talk(again).messages)
     assert reply == {"role": "assistant", "content": "So.", "reasoning_content": "Why é?"}
-    assert again.generation.ignored == ()
+    assert again.ignored == ()
 
 
 def test_the_stop_that_matched_is_named() -> None:

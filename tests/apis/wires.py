@@ -15,7 +15,7 @@ from worker.apis.chat.request import read_chat
 from worker.apis.completions.request import read_completion
 from worker.apis.core.answers import Choice, whole
 from worker.apis.core.events import Piece
-from worker.apis.core.fields import Terms
+from worker.apis.core.request import Terms
 from worker.apis.infill.request import read_infill
 from worker.apis.messages.request import read_messages
 from worker.apis.responses.request import read_response
@@ -56,7 +56,7 @@ class Wire:
         return self.read(body(self.fields | fields), terms)
 
     def choice(self, asked: Any) -> Choice:
-        (choice,) = asked.choices(HEADING, [None]) if self.name == "completions" else asked.choices(HEADING)
+        (choice,) = asked.answers(HEADING, [None]) if self.name == "completions" else asked.answers(HEADING)
         assert isinstance(choice, Choice)
         return choice
 

@@ -2,7 +2,7 @@
 
 from client.execute import END, Failed, answer_of, events
 from worker.apis.core.events import EndEvent, MetricsEvent, Piece, StartedEvent
-from worker.apis.pool.framing import choose_dialect
+from worker.apis.pool.execute import choose_dialect
 from worker.wire.jobs import Finished, JobKey, Logprob, TokenId, TopToken
 
 SSE = choose_dialect(None, sse_event_names=False)

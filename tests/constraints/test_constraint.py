@@ -147,7 +147,7 @@ def test_a_choice_of_texts_is_one_of_them_and_nothing_else(
 ) -> None:
     """A `guided_choice` of `/v1`."""
     asked = msgspec.json.encode({"prompt": "a", "guided_choice": texts})
-    regex = read_completion(asked, TERMS).generation.fields.regex
+    regex = read_completion(asked, TERMS).params.regex
     assert all(is_text(constrain(constraints, regex=regex), text) for text in texts)
     assert is_text(constrain(constraints, regex=regex), other) == (other in texts)
 

@@ -23,8 +23,8 @@ from worker.apis.chat.request import read_chat
 from worker.apis.completions.request import read_completion
 from worker.apis.core.bodies import FieldsRefused
 from worker.apis.core.errors import NotAnObject, UnknownModel
-from worker.apis.core.fields import Terms
-from worker.apis.core.headers import correlation_id, is_json_content_type, parse_deadline, request_id, trace_context
+from worker.apis.core.received import correlation_id, is_json_content_type, parse_deadline, request_id, trace_context
+from worker.apis.core.request import Terms
 from worker.apis.infill.request import read_infill
 from worker.apis.infill.tokens import read_detokenize, read_tokenize
 from worker.apis.messages.request import read_counted, read_messages

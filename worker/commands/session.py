@@ -15,9 +15,8 @@ import rich_click as click
 from rich.console import Console
 
 from worker.apis.core.bodies import FieldsRefused
-from worker.apis.core.job_request import JobRequest
-from worker.apis.pool.execute import ExecuteRequest, checked_prompt
-from worker.apis.pool.framing import TEXT_ONLY
+from worker.apis.core.request import JobRequest, Request
+from worker.apis.pool.execute import TEXT_ONLY, ExecuteRequest, checked_prompt
 from worker.cli import read_settings, setting_options
 from worker.config.engine import configure, read_chat_template
 from worker.config.environment import environment
@@ -201,8 +200,9 @@ class Session:
             vram_bytes=0,
             metrics=Metrics("terminal"),
         )
-        asked = JobRequest(job_id=request.job_id, fields=request, prompt=prompt, dialect=TEXT_ONLY)
-        job = Job(JobKey(self._n_jobs), asked, admission, self._client.jobs.release)
+        asked = Request(prompts=(prompt,), params=request)
+        one = JobRequest(job_id=request.job_id, asked=asked, prompt=prompt, dialect=TEXT_ONLY)
+        job = Job(JobKey(self._n_jobs), one, admission, self._client.jobs.release)
         self._client.jobs.submit(job)
         try:
             while text := await next_chunk_of([job]):

@@ -36,7 +36,7 @@ class EndedJob:
     reason: series.FinishReason
     had_slot: bool
     n_answers: int | None
-    """The number of answers, as in JobRequest.n_answers."""
+    """The number of answers to its prompt; None for all of them but the first."""
     max_tokens: int
     prompt_tokens: int
     cached_tokens: int

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.apis.asking import TERMS, body
+from tests.apis.asking import TERMS, body, talk
 from tests.apis.responses import test_request as responses
 from worker.apis.core.bodies import FieldError, FieldsRefused
-from worker.apis.core.fields import Terms
+from worker.apis.core.request import Request, Terms
 from worker.apis.messages.errors import error_detail
-from worker.apis.messages.request import MessageAsked, read_counted, read_messages
+from worker.apis.messages.request import read_counted, read_messages
 from worker.wire.refusals import Overflow
 
 USER = {"role": "user", "content": "Hello"}
@@ -30,13 +30,13 @@ RULES: dict[str, Any] = {"type": "text", "text": "You are a helpful agent.", "ca
 CACHED = {"cache_control": {"type": "ephemeral"}}
 
 
-def asked(terms: Terms = TERMS, **fields: Any) -> MessageAsked:
+def asked(terms: Terms = TERMS, **fields: Any) -> Request:
     given = {name: value for name, value in {**RIGHT, **fields}.items() if value is not ABSENT}
     return read_messages(body(given), terms)
 
 
 def messages(*given: Any, **fields: Any) -> list[Any]:
-    read: list[Any] = json.loads(asked(messages=list(given), **fields).prompt.messages)
+    read: list[Any] = json.loads(talk(asked(messages=list(given), **fields)).messages)
     return read
 
 
@@ -44,11 +44,11 @@ def messages(*given: Any, **fields: Any) -> list[Any]:
 
 
 def test_a_right_request_has_no_ignored_fields() -> None:
-    assert asked().generation.ignored == ()
+    assert asked().ignored == ()
 
 
 def test_counting_needs_no_length_of_the_answer() -> None:
-    assert read_counted(body({"messages": [USER]}), TERMS).prompt == asked().prompt
+    assert talk(read_counted(body({"messages": [USER]}), TERMS)) == talk(asked())
 
 
 @pytest.mark.parametrize(("n_tokens", "most", "told"), [(9000, 8192, 8192), (8192, 8192, 8191)])
@@ -64,8 +64,8 @@ def test_a_prompt_that_is_too_long_is_refused_in_anthropics_words(n_tokens: int,
 def test_a_content_is_the_same_as_text_and_as_blocks() -> None:
     block = {"type": "text", "text": "Hello", **CACHED}
     request = asked(messages=[{"role": "user", "content": [block]}], system=[RULES])
-    assert request.prompt == asked(system=RULES["text"]).prompt
-    assert request.generation.ignored == ("system.cache_control", "messages.content.cache_control")
+    assert talk(request) == talk(asked(system=RULES["text"]))
+    assert request.ignored == ("system.cache_control", "messages.content.cache_control")
 
 
 def test_a_turn_with_a_call_and_its_result() -> None:
@@ -100,8 +100,8 @@ def test_a_picture_in_a_result_is_left_out_and_named() -> None:
     content = [{"type": "text", "text": "Seen:"}, {"type": "image", "source": {"type": "base64", "data": "x"}}]
     reply = {"role": "assistant", "content": [CALL]}
     request = asked(messages=[USER, reply, {"role": "user", "content": [{**RESULT, "content": content}]}])
-    assert "messages.content.content.image" in request.generation.ignored
-    assert "left out" in json.loads(request.prompt.messages)[-1]["content"]
+    assert "messages.content.content.image" in request.ignored
+    assert "left out" in json.loads(talk(request).messages)[-1]["content"]
 
 
 def test_a_document_of_text_is_read() -> None:
@@ -118,13 +118,13 @@ def test_blocks_of_another_server_are_named() -> None:
         {"type": "text", "text": "So."},
     ]
     request = asked(messages=[USER, {"role": "assistant", "content": blocks}, USER])
-    assert json.loads(request.prompt.messages)[1] == {"role": "assistant", "content": "So."}
+    assert json.loads(talk(request).messages)[1] == {"role": "assistant", "content": "So."}
     named = [f"messages.content.{block['type']}" for block in blocks[:3]]
-    assert set(named) <= set(request.generation.ignored)
+    assert set(named) <= set(request.ignored)
 
 
 def test_an_answer_continues_the_assistants_text() -> None:
-    prompt = asked(messages=[USER, {"role": "assistant", "content": "The best answer is ("}]).prompt
+    prompt = talk(asked(messages=[USER, {"role": "assistant", "content": "The best answer is ("}]))
     assert (prompt.continue_final_message, prompt.add_generation_prompt) == (True, False)
 
 
@@ -133,18 +133,18 @@ def test_an_answer_continues_the_assistants_text() -> None:
 
 def test_the_billing_block_does_not_reach_the_prompt() -> None:
     request = asked(system=[BILL, RULES])
-    assert request.prompt == asked(system=RULES["text"]).prompt
-    assert "system.x-anthropic-billing-header" in request.generation.ignored
+    assert talk(request) == talk(asked(system=RULES["text"]))
+    assert "system.x-anthropic-billing-header" in request.ignored
 
 
 def test_the_billing_line_does_not_reach_the_prompt() -> None:
-    assert asked(system=f"{BILL['text']}\n\n{RULES['text']}").prompt == asked(system=RULES["text"]).prompt
+    assert talk(asked(system=f"{BILL['text']}\n\n{RULES['text']}")) == talk(asked(system=RULES["text"]))
 
 
 def test_the_billing_block_is_kept_if_the_setting_says_so() -> None:
     request = asked(replace(TERMS, keeps_billing_block=True), system=[BILL, RULES])
-    assert str(BILL["text"]) in json.loads(request.prompt.messages)[0]["content"]
-    assert request.generation.ignored == ("system.cache_control",)
+    assert str(BILL["text"]) in json.loads(talk(request).messages)[0]["content"]
+    assert request.ignored == ("system.cache_control",)
 
 
 SCHEMA: dict[str, Any] = {
@@ -161,9 +161,9 @@ SPELLED = {
 
 def test_tools_are_the_same_in_every_spelling_and_protocol() -> None:
     tool = {"name": "read", "description": "Read a file.", "input_schema": SCHEMA}
-    plain = asked(tools=[tool]).prompt.tools
+    plain = talk(asked(tools=[tool])).tools
     other = {"type": "custom", "input_schema": SPELLED, "description": "Read a file.", "name": "read", **CACHED}
-    assert asked(tools=[{**other, "eager_input_streaming": True}]).prompt.tools == plain
+    assert talk(asked(tools=[{**other, "eager_input_streaming": True}])).tools == plain
     function = {
         "type": "function",
         "parameters": SPELLED,
@@ -171,13 +171,13 @@ def test_tools_are_the_same_in_every_spelling_and_protocol() -> None:
         "description": "Read a file.",
         "strict": True,
     }
-    assert responses.asked(tools=[function]).prompt.tools == plain
+    assert talk(responses.asked(tools=[function])).tools == plain
 
 
 def test_the_order_of_arguments_is_the_clients() -> None:
     """The model writes its arguments in it."""
     turned = {**SCHEMA, "properties": dict(reversed(SCHEMA["properties"].items()))}
-    tools = json.loads(asked(tools=[{"name": "read", "input_schema": turned}]).prompt.tools or "")
+    tools = json.loads(talk(asked(tools=[{"name": "read", "input_schema": turned}])).tools or "")
     assert list(tools[0]["function"]["parameters"]["properties"]) == ["n", "path"]
 
 
@@ -193,8 +193,8 @@ def test_tools_that_the_worker_does_not_have_are_named() -> None:
         ],
         mcp_servers=[{"type": "url", "name": "deepwiki", "url": "https://example.com"}],
     )
-    assert request.generation.ignored_tools == ("bash", "DeferredToolPlaceholder", "deepwiki")
-    assert [tool["function"]["name"] for tool in json.loads(request.prompt.tools or "")] == ["read"]
+    assert request.ignored_tools == ("bash", "DeferredToolPlaceholder", "deepwiki")
+    assert [tool["function"]["name"] for tool in json.loads(talk(request).tools or "")] == ["read"]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_tools_that_the_worker_does_not_have_are_named() -> None:
     ],
 )
 def test_a_choice_among_tools(choice: Any, expected: Any) -> None:
-    use = asked(tools=[TOOL], tool_choice=choice).generation.reading.use
+    use = asked(tools=[TOOL], tool_choice=choice).reading.use
     assert (use.choice, use.only, use.is_parallel) == expected
 
 
@@ -223,7 +223,7 @@ def test_a_choice_among_tools(choice: Any, expected: Any) -> None:
     ],
 )
 def test_thinking_becomes_variables_of_the_template(fields: dict[str, Any], variables: dict[str, Any]) -> None:
-    assert json.loads(asked(**fields).prompt.template_kwargs) == variables
+    assert json.loads(talk(asked(**fields)).template_kwargs) == variables
 
 
 @pytest.mark.parametrize(
@@ -239,10 +239,10 @@ def test_thinking_becomes_variables_of_the_template(fields: dict[str, Any], vari
 def test_wishes_about_reasoning_that_change_nothing_with_this_model_are_named(
     fields: dict[str, Any], named: tuple[str, ...]
 ) -> None:
-    assert asked(replace(TERMS, template_keys=frozenset()), **fields).generation.ignored == named
+    assert asked(replace(TERMS, template_keys=frozenset()), **fields).ignored == named
 
 
 def test_a_limit_that_the_engine_cannot_keep_is_named() -> None:
     fields: dict[str, Any] = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
-    assert asked(**fields).generation.ignored == ("thinking.budget_tokens",)
-    assert asked(replace(TERMS, can_limit_reasoning=True), **fields).generation.ignored == ()
+    assert asked(**fields).ignored == ("thinking.budget_tokens",)
+    assert asked(replace(TERMS, can_limit_reasoning=True), **fields).ignored == ()

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.apis.core.bodies import Problems
-from worker.apis.core.constraints import MAX_BYTES, MAX_DEPTH, check_constraints, schema_text
+from worker.apis.core.rules import MAX_BYTES, MAX_DEPTH, check_constraints, schema_text
+from worker.wire.jobs import SamplingParams
 
 NAMES = ("grammar", "json_schema", "regex")
 
@@ -19,7 +20,7 @@ def told(**given: str) -> list[tuple[str, str]]:
     """(field, constraint) of every error; a schema is given as JSON in any spelling."""
     schema = schema_text(given["json_schema"].encode()) if "json_schema" in given else None
     problems = Problems()
-    check_constraints(problems, given.get("grammar"), schema, given.get("regex"))
+    check_constraints(problems, msgspec.structs.replace(SamplingParams(), **given | {"json_schema": schema}))
     return [(error.field, error.constraint) for error in problems.found]
 
 

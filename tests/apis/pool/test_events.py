@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from worker.apis.core.events import EndEvent, ErrorEvent, MetricsEvent, Piece, StartedEvent
-from worker.apis.pool.framing import TEXT_ONLY, Framing, choose_dialect
+from worker.apis.pool.execute import TEXT_ONLY, Framing, choose_dialect
 from worker.wire.jobs import Finished, JobKey, Logprob, StopReason, TokenId, TopToken
 
 SSE = choose_dialect(None, sse_event_names=False)

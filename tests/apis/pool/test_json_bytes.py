@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from worker.apis.core.errors import NotAnObject
 from worker.apis.core.fields import read_object
-from worker.apis.core.json_bytes import fault_of
+from worker.apis.core.received import fault_of
 from worker.apis.pool.execute import MalformedJson, parse_cancel
 
 OTHER_ENCODINGS = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")

@@ -22,8 +22,7 @@ from worker.apis.core.events import (
     StartedEvent,
     StreamCode,
 )
-from worker.apis.pool.execute import ExecuteRequest, WrongShape, parse_execute
-from worker.apis.pool.framing import choose_dialect
+from worker.apis.pool.execute import ExecuteRequest, WrongShape, choose_dialect, parse_execute
 from worker.config.settings import Settings
 from worker.observe.metrics import Metrics
 from worker.server.front.state import Front

@@ -10,8 +10,8 @@ from typing import Any, Concatenate, ParamSpec
 import msgspec
 
 from tests.loops import on_a_loop
-from worker.apis.core.job_request import JobRequest
-from worker.apis.pool.framing import choose_dialect
+from worker.apis.core.request import JobRequest, Request
+from worker.apis.pool.execute import choose_dialect
 from worker.config.engine_settings import Configure
 from worker.config.settings import Settings
 from worker.errors import StartupError
@@ -190,7 +190,7 @@ class Stage(Observer):
         key = JobKey(len(self.jobs) + 1)
         request = JobRequest(
             job_id=f"job-{key}",
-            fields=SamplingParams(max_tokens=100, seed=key),
+            asked=Request(prompts=("x",), params=SamplingParams(max_tokens=100, seed=key)),
             prompt="x",
             dialect=choose_dialect("application/jsonl", sse_event_names=False),
         )

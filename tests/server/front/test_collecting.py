@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from tests.apis.asking import HEADING, TERMS, entry
+from tests.apis.asking import HEADING, entry
 from tests.server.front.rehearsal import Stage, rehearsed
 from worker.apis.chat.message import ChatAnswer
-from worker.apis.completions.request import Echo, TextAnswer, read_completion
+from worker.apis.completions.request import CompletionRequest, Echo, TextAnswer
 from worker.apis.core.answers import Allowance
 from worker.apis.core.reading import PLAIN
 from worker.server.front.job import Job, JobState, next_chunk_of
@@ -66,7 +66,7 @@ async def test_a_job_that_keeps_too_much_ends_once(stage: Stage) -> None:
 @rehearsed
 async def test_what_a_prompt_was_worth_reaches_the_jobs_dialect(stage: Stage) -> None:
     job = stage.jobs[stage.submit()]
-    asked = read_completion(b'{"prompt":"ab","echo":true,"logprobs":0}', TERMS)
+    asked = CompletionRequest(prompt="ab", echo=True, logprobs=0)
     text = TextAnswer(0, Allowance(), HEADING, asked, Echo("ab", TokenId(1), "a"))
     job.dialect = text
     stage.accept(job.key)

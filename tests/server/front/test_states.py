@@ -9,7 +9,7 @@ import pytest
 
 from tests.loops import on_a_loop
 from tests.server.front.rehearsal import CONFIG, FACTS, Stage, rehearsed
-from worker.apis.pool.framing import TEXT_ONLY
+from worker.apis.pool.execute import TEXT_ONLY
 from worker.config.settings import Settings
 from worker.errors import EngineCrashed
 from worker.observe.metrics import Metrics

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.apis.pool import test_headers
+from tests.apis.pool import test_received
 from tests.apis.pool.vectors import R0
 from tests.server.web.test_validation import rows_of
 from tests.server.web.wire import JSON, exchange, head, post_json, read_answer, request_of
@@ -255,12 +255,12 @@ def test_a_client_that_expects_100_continue_gets_it_before_its_body(worker: Work
 
 # ── correlation ──────────────────────────────────────────────────────────────────────────────────
 
-KNOWN = test_headers.ID
+KNOWN = test_received.ID
 UNSENDABLE = ("TV-172", "not-ascii", "two-lines")
-OTHER_IDS = rows_of(test_headers.test_anything_else_gets_a_fresh_uuid4, leave_out=UNSENDABLE)
+OTHER_IDS = rows_of(test_received.test_anything_else_gets_a_fresh_uuid4, leave_out=UNSENDABLE)
 
 
-@pytest.mark.parametrize("sent", rows_of(test_headers.test_a_uuid_form_is_kept_as_it_stands))
+@pytest.mark.parametrize("sent", rows_of(test_received.test_a_uuid_form_is_kept_as_it_stands))
 def test_a_correlation_id_in_uuid_form_is_kept(worker: WorkerProcess, sent: str) -> None:
     assert exchange(worker, head("GET", "/health", x_correlation_id=sent)).headers["x-correlation-id"] == sent.strip()
 

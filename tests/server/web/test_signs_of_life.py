@@ -14,7 +14,7 @@ from tests.server.web.openai_client import CHAT
 from tests.server.web.wire import LONG_PROMPT, UNHURRIED, post_json, read_until, request_of
 from tests.worker_process import ONE_SLOT, Stream, WorkerProcess, altered, eventually, serve_default, serving
 from worker.apis.core.events import SIGN_OF_LIFE
-from worker.apis.pool.framing import choose_dialect
+from worker.apis.pool.execute import choose_dialect
 from worker.server.front.job import Job
 from worker.server.web.streaming import SILENCE_S, SignsOfLife
 

@@ -8,9 +8,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from worker.apis.core.answers import Allowance, Chunks, Heading, ReadChoice, Usage, array, finite, json_array
+from worker.apis.core.answers import (
+    Allowance,
+    Chunks,
+    Heading,
+    ReadChoice,
+    StreamOptions,
+    Usage,
+    array,
+    finite,
+    json_array,
+)
 from worker.apis.core.events import Piece
-from worker.apis.core.fields import StreamOptions
 from worker.apis.core.reading import Reading
 from worker.formats.read.parse import Arguments, CallBegun, Content, Delta, Message, Thought, message_of
 from worker.wire.encoding import Count, doc, encode_json

@@ -3,31 +3,22 @@
 Owns: the route's own fields, and the kinds of tools: functions are offered, others are left out and named. Pure.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any
 
 import msgspec
 
-from worker.apis.chat.message import (
-    ChatAnswer,
-)
+from worker.apis.chat.message import ChatAnswer
 from worker.apis.core.answers import Allowance, Choice, Heading
 from worker.apis.core.bodies import Problems
-from worker.apis.core.conversation import read_conversation, unread_members
-from worker.apis.core.fields import (
-    GeneratingRequest,
-    Generation,
-    Terms,
-    conversing,
-    idle_variables,
-    read_generation,
-    read_object,
-    read_struct,
-)
+from worker.apis.core.conversation import read_conversation
+from worker.apis.core.fields import GeneratingRequest, Length, idle_members, read_object, read_request, read_struct
 from worker.apis.core.payloads import MediaPlaces
+from worker.apis.core.request import Request, Terms
 from worker.apis.core.rules import int_range
-from worker.apis.core.thinking import EFFORTS, Thinking, thinking_of, turned_off, with_idle_named
+from worker.apis.core.thinking import EFFORTS, Thinking, read_thinking
 from worker.apis.core.tools import (
     CallChoice,
     Offered,
@@ -42,8 +33,7 @@ from worker.apis.core.tools import (
 )
 from worker.wire.chat_format import ChatFormat
 from worker.wire.encoding import doc
-from worker.wire.jobs import MAX_LOGPROBS, MarkUse
-from worker.wire.prompts import Conversation
+from worker.wire.jobs import MAX_LOGPROBS
 
 _MEDIA = ("image_url", "image_url.url", "file.file_data", "input_audio.data", "video_url.url")
 PAYLOADS = MediaPlaces(frozenset(f".messages[].content[].{name}" for name in _MEDIA), frozenset({"", "image_url"}))
@@ -107,35 +97,7 @@ class ChatRequest(GeneratingRequest, frozen=True, kw_only=True):
     prompt_logprobs: Annotated[int | None, doc("Only /v1/completions supports it.", const=None)] = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChatAsked:
-    """A chat request that has passed every check which does not need its tokens."""
-
-    prompt: Conversation
-    generation: Generation
-    wants_logprobs: bool
-    reasoning_fields: tuple[str, ...]
-    marks: ClassVar[MarkUse] = "split"
-
-    def choices(self, heading: Heading) -> list[Choice]:
-        """A choice for each of the n answers, in order."""
-        allowance = Allowance()
-        options = self.generation.options if self.generation.is_stream else None
-        return [
-            ChatAnswer(
-                i,
-                allowance,
-                heading,
-                options,
-                self.generation.reading,
-                wants_logprobs=self.wants_logprobs,
-                reasoning_fields=self.reasoning_fields,
-            )
-            for i in range(self.generation.n)
-        ]
-
-
-def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
+def read_chat(body: bytes | bytearray, terms: Terms) -> Request:
     """Raises: NotAnObject, UnknownModel, FieldsRefused."""
     members = read_object(body)
     problems = Problems()
@@ -158,31 +120,34 @@ def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
         continue_final_message=request.continue_final_message,
         max_chars=terms.max_text_chars,
     )
-    tokens_field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-    generation = read_generation(
+    length = ("max_tokens", request.max_tokens)
+    if request.max_completion_tokens is not None:
+        length = ("max_completion_tokens", request.max_completion_tokens)
+    read = read_request(
         problems,
         members,
         request,
         terms,
+        prompts=[prompt],
+        length=Length(length[1]),
+        names={"prompt": "messages", "logprobs": "top_logprobs", "max_tokens": length[0]},
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        max_tokens=request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens,
-        names={
-            "prompt": "messages",
-            "logprobs": "top_logprobs",
-            "max_tokens": tokens_field,
-        },
-        ignored=(
-            *unread_members(request.messages),
-            *idle_variables(request.chat_template_kwargs, terms),
-            *thinking.ignored,
-        ),
+        offered=offered,
+        thinking=thinking,
+        further=idle_members(request.messages, request.chat_template_kwargs, terms),
     )
-    generation = conversing(generation, offered, thinking, terms)
-    assert prompt is not None  # or there were problems
-    reading = replace(generation.reading, keeps_thoughts=request.reasoning_format == "none")
-    if generation.shows_marks:
+    reading = replace(read.reading, keeps_thoughts=request.reasoning_format == "none")
+    if read.marks == "shown":
         reading = replace(reading, form=_unmarked(reading.form), is_divided=True)
-    return ChatAsked(prompt, replace(generation, reading=reading), bool(request.logprobs), terms.reasoning_fields)
+    options, wants_logprobs = (read.options if read.is_stream else None), bool(request.logprobs)
+    fields = terms.reasoning_fields
+
+    def answers(heading: Heading) -> list[Choice]:
+        allowance = Allowance()
+        message = partial(ChatAnswer, wants_logprobs=wants_logprobs, reasoning_fields=fields)
+        return [message(i, allowance, heading, options, reading) for i in range(read.n)]
+
+    return replace(read, reading=reading, answers=answers)
 
 
 def _unmarked(form: ChatFormat) -> ChatFormat:
@@ -191,27 +156,23 @@ def _unmarked(form: ChatFormat) -> ChatFormat:
 
 
 def _thinking(problems: Problems, request: ChatRequest, terms: Terms) -> Thinking:
-    """The wishes about reasoning; chat_template_kwargs overrides their variables. Names the fields that have no effect:
-    agents send reasoning_effort to every model."""
+    """The wishes about reasoning; chat_template_kwargs overrides their variables."""
     settings = request.thinking or ChatThinking()
     budgets = {name: getattr(request, name) for name in _BUDGETS} | {"thinking.budget_tokens": settings.budget_tokens}
     given = {name: budget for name, budget in budgets.items() if budget is not None}
     for name, budget in given.items():
         int_range(problems, name, budget, 0)
-    effort, keys = request.reasoning_effort, terms.template_keys
-    if effort in EFFORTS:
-        found = thinking_of(problems, _EFFORT, effort, keys, budget=_smallest(given))
-    else:
-        own = {_EFFORT: effort} if effort is not None and _EFFORT in keys else {}
-        found = Thinking(variables=own, budget=_smallest(given))
-    if settings.type == "disabled":
-        found = turned_off(keys)
-    wishes = [name for name in (_EFFORT, "thinking") if getattr(request, name) is not None]
-    return with_idle_named(found, wishes, sorted(given), can_limit=terms.can_limit_reasoning)
-
-
-def _smallest(budgets: Mapping[str, int]) -> int | None:
-    return min(budgets.values(), default=None)
+    return read_thinking(
+        problems,
+        _EFFORT,
+        request.reasoning_effort,
+        terms,
+        is_on=False if settings.type == "disabled" else None,
+        budget=min(given.values(), default=None),
+        wishes=[name for name in (_EFFORT, "thinking") if getattr(request, name) is not None],
+        limits=sorted(given),
+        allows_any=True,
+    )
 
 
 def _check_contradictions(problems: Problems, request: ChatRequest) -> None:

@@ -5,12 +5,14 @@ Owns: the route's own fields and shapes, the legacy form of log-probabilities, a
 
 import codecs
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from worker.apis.core.answers import (
+    NO_OPTIONS,
     Allowance,
     Choice,
     Chunks,
@@ -23,17 +25,11 @@ from worker.apis.core.answers import (
 )
 from worker.apis.core.bodies import Problems
 from worker.apis.core.events import EndEvent, Piece
-from worker.apis.core.fields import (
-    GeneratingRequest,
-    Generation,
-    Terms,
-    read_generation,
-    read_object,
-    read_struct,
-)
+from worker.apis.core.fields import GeneratingRequest, Length, read_object, read_request, read_struct
+from worker.apis.core.request import Request, Terms
 from worker.apis.core.rules import int_range
 from worker.wire.encoding import Count, doc, encode_json
-from worker.wire.jobs import MAX_LOGPROBS, Finished, Logprob, MarkUse, Prompt, TokenId
+from worker.wire.jobs import MAX_LOGPROBS, Finished, Logprob, TokenId
 from worker.wire.prompts import Infill
 
 DEFAULT_MAX_TOKENS = 16
@@ -83,38 +79,7 @@ class Echo:
     first_text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionAsked:
-    """A completion request that has passed every check which does not need its tokens."""
-
-    prompts: tuple[PlainPrompt, ...]
-    suffix: str
-    """The text after the gap; empty if there is no gap."""
-    generation: Generation
-    is_echo: bool
-    logprobs: int | None
-    prompt_logprobs: int | None
-    as_ids: bool
-    marks: ClassVar[MarkUse] = "hidden"
-
-    @property
-    def needs_prompt_logprobs(self) -> int | None:
-        """The number of alternatives that the engine reports for each token of a prompt; None if it reports none."""
-        asked = [self.prompt_logprobs, self.logprobs if self.is_echo else None]
-        return max((n for n in asked if n is not None), default=None)
-
-    def to_engine(self, prompt: PlainPrompt) -> Prompt:
-        """The prompt; with a suffix, a text with a gap."""
-        return Infill(prefix=prompt, suffix=self.suffix) if self.suffix and isinstance(prompt, str) else prompt
-
-    def choices(self, heading: Heading, echoes: Sequence[Echo | None]) -> list[Choice]:
-        """n choices for each prompt, in order. `echoes` has an entry for each prompt."""
-        allowance, n = Allowance(), self.generation.n
-        echo_of = [echo for echo in echoes for _ in range(n)]
-        return [TextAnswer(index, allowance, heading, self, echo) for index, echo in enumerate(echo_of)]
-
-
-def read_completion(body: bytes | bytearray, terms: Terms) -> CompletionAsked:
+def read_completion(body: bytes | bytearray, terms: Terms) -> Request:
     """Raises: NotAnObject, UnknownModel, FieldsRefused."""
     members = read_object(body)
     problems = Problems()
@@ -124,26 +89,34 @@ def read_completion(body: bytes | bytearray, terms: Terms) -> CompletionAsked:
     _check_suffix(problems, request, prompts, terms)
     # vllm-router sends false, and true is no number of tokens.
     logprobs = None if request.logprobs is False else request.logprobs
-    generation = read_generation(
+    read = read_request(
         problems,
         members,
         request,
         terms,
-        logprobs=logprobs,
-        max_tokens=request.max_tokens,
-        default_tokens=DEFAULT_MAX_TOKENS,
-        min_max_tokens=0 if request.echo else 1,
+        prompts=[_with_gap(prompt, request.suffix) for prompt in prompts],
+        length=Length(request.max_tokens, DEFAULT_MAX_TOKENS, 0 if request.echo else 1),
         names={},
-    )
-    return CompletionAsked(
-        prompts=prompts,
-        suffix=request.suffix or "",
-        generation=generation,
-        is_echo=bool(request.echo),
         logprobs=logprobs,
-        prompt_logprobs=request.prompt_logprobs,
-        as_ids=bool(request.return_tokens_as_token_ids),
     )
+    reported = [request.prompt_logprobs, logprobs if request.echo else None]
+    return replace(
+        read,
+        is_echo=bool(request.echo),
+        prompt_logprobs=max((n for n in reported if n is not None), default=None),
+        answers=partial(_answers, msgspec.structs.replace(request, logprobs=logprobs)),
+    )
+
+
+def _with_gap(prompt: PlainPrompt, suffix: str | None) -> PlainPrompt | Infill:
+    return Infill(prefix=prompt, suffix=suffix) if suffix and isinstance(prompt, str) else prompt
+
+
+def _answers(request: CompletionRequest, heading: Heading, echoes: Sequence[Echo | None]) -> list[Choice]:
+    """n choices for each prompt, in order. `echoes` has an entry for each prompt."""
+    allowance = Allowance()
+    echo_of = [echo for echo in echoes for _ in range(request.n or 1)]
+    return [TextAnswer(index, allowance, heading, request, echo) for index, echo in enumerate(echo_of)]
 
 
 def _prompts(problems: Problems, value: Any, terms: Terms) -> Iterator[PlainPrompt]:
@@ -327,10 +300,10 @@ class TextAnswer(Choice):
     shape = Completion
 
     def __init__(
-        self, index: int, allowance: Allowance, heading: Heading, asked: CompletionAsked, echo: Echo | None
+        self, index: int, allowance: Allowance, heading: Heading, asked: CompletionRequest, echo: Echo | None
     ) -> None:
-        super().__init__(index, allowance, is_stream=asked.generation.is_stream)
-        self._chunks = Chunks(heading, self, asked.generation.options)
+        super().__init__(index, allowance, is_stream=bool(asked.stream))
+        self._chunks = Chunks(heading, self, asked.stream_options or NO_OPTIONS)
         self._asked = asked
         self._echo = echo
         self._begin()
@@ -339,7 +312,9 @@ class TextAnswer(Choice):
         asked = self._asked
         self._is_in_prompt = True
         self._texts: list[str] = []
-        self._columns = None if asked.logprobs is None else Columns(asked.logprobs, as_ids=asked.as_ids)
+        self._columns = (
+            None if asked.logprobs is None else Columns(asked.logprobs, as_ids=bool(asked.return_tokens_as_token_ids))
+        )
         self._of_prompt: list[bytes] | None = None if asked.prompt_logprobs is None else [b"null"]
         if self._columns is not None and self._echo is not None:
             self._columns.add_first(self._echo)

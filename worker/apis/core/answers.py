@@ -10,7 +10,6 @@ import msgspec
 
 from worker.apis.core.errors import failure, failure_body
 from worker.apis.core.events import SIGN_OF_LIFE, SSE_TYPE, Dialect, EndEvent, ErrorEvent, Piece, StartedEvent
-from worker.apis.core.fields import StreamOptions
 from worker.apis.core.reading import Names, Reading
 from worker.formats.read.parse import Content, Delta, Thought
 from worker.wire.chat_format import ReasoningFormat
@@ -54,6 +53,16 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: Count
     prompt_tokens_details: PromptDetails
     completion_tokens_details: CompletionDetails
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a stream other than the text."""
+
+    include_usage: Annotated[bool | None, doc("Send the usage in a last chunk without choices.")] = None
+    continuous_usage_stats: Annotated[bool | None, doc("Send the usage so far in every chunk.")] = None
+
+
+NO_OPTIONS = StreamOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,23 +5,20 @@ Owns: the fields that carry a constraint, and the constraint of `/execute` that 
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from worker.apis.core.bodies import MAX_ERRORS, Problems
-from worker.apis.core.constraints import schema_text
 from worker.apis.core.errors import NotAnObject
+from worker.apis.core.rules import exclusive, schema_text
 from worker.wire.encoding import doc, encode_json
 from worker.wire.jobs import SchemaText
 
 FORMATS = ("text", "json_object", "json_schema")
 _ANY_OBJECT = {"type": "object"}
 
-Field = Literal["grammar", "json_schema", "regex"]
-_OWN: tuple[Field, ...] = ("grammar", "json_schema", "regex")
 _LARK_HEADER = "%llguidance"
 
 
@@ -77,69 +74,42 @@ class ConstrainedRequest(msgspec.Struct, frozen=True, kw_only=True):
     guided_grammar: Annotated[str | None, _GRAMMAR] = None
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The constraint on an answer as fields of `/execute`, and the client's names for them."""
+class Wanted(NamedTuple):
+    """The constraint on an answer as a field of `/execute`."""
 
-    fields: Mapping[str, str | None]
-    names: Mapping[str, str]
+    field: str
+    text: str | None
+    """None if the client's field has an error."""
+    place: str
+    """The client's field."""
 
 
-def constraint_of(problems: Problems, request: ConstrainedRequest, own: Mapping[str, Any]) -> Wanted:
+def constraint_of(problems: Problems, request: ConstrainedRequest, own: Mapping[str, Any]) -> Wanted | None:
     """The constraint that the request asks for. `own` has the fields of `/execute` that were sent.
 
     Raises: NotAnObject.
     """
+    outputs = request.structured_outputs or StructuredOutputs()
     for name in _OPTIONS:
-        if getattr(request.structured_outputs, name, None) not in (None, False):
+        if getattr(outputs, name) not in (None, False):
             text = "is not supported by this worker; remove it"
             problems.add(f"structured_outputs.{name}", "unsupported", text)
-    asked = _asked(request, own)
-    fields: dict[str, str | None] = dict.fromkeys(_OWN)
-    if not asked:
-        return Wanted(fields, {})
-    if len(asked) > 1:
-        *others, last = (one.place for one in asked)
-        text = f"cannot go with {' and '.join(others)}; send one of them"
-        problems.add(last, f"exclusive({','.join(others)})", text)
-    first = asked[0]
-    fields[first.field] = first.read(problems, first.place, first.value)
-    return Wanted(fields, {first.field: first.place})
+    given = {
+        place: getattr(outputs if "." in place else request, place.rpartition(".")[2], own.get(place))
+        for place in _SPELLINGS
+    }
+    given = {place: value for place, value in given.items() if not _asks_for_nothing(place, value)}
+    if not given:
+        return None
+    exclusive(problems, [*given])
+    place, value = next(iter(given.items()))
+    field, read = _SPELLINGS[place]
+    return Wanted(field, read(problems, place, value), place)
 
 
-Read = Callable[[Problems, str, Any], str | None]
-"""(problems, field, its value) → the constraint's text; None if it asks for nothing or has an error."""
-
-
-class _Spelled(NamedTuple):
-    """A constraint as it was sent."""
-
-    place: str
-    field: Field
-    """The field of `/execute` that has the same effect."""
-    read: Read
-    value: Any
-
-
-def _asked(request: ConstrainedRequest, own: Mapping[str, Any]) -> list[_Spelled]:
-    """All constraints of a request, in an order that does not depend on the request's."""
-    form, outputs = request.response_format, request.structured_outputs or StructuredOutputs()
-    spelled = (
-        _Spelled("response_format", "json_schema", _format, None if form is None or form.type == "text" else form),
-        _Spelled("grammar", "grammar", _text, own.get("grammar")),
-        _Spelled("json_schema", "json_schema", _schema, request.json_schema),
-        _Spelled("regex", "regex", _text, own.get("regex")),
-        _Spelled("guided_json", "json_schema", _json, request.guided_json),
-        _Spelled("guided_regex", "regex", _text, request.guided_regex),
-        _Spelled("guided_choice", "regex", _choice, request.guided_choice),
-        _Spelled("guided_grammar", "grammar", _grammar, request.guided_grammar),
-        _Spelled("structured_outputs.json", "json_schema", _json, outputs.json),
-        _Spelled("structured_outputs.regex", "regex", _text, outputs.regex),
-        _Spelled("structured_outputs.choice", "regex", _choice, outputs.choice),
-        _Spelled("structured_outputs.grammar", "grammar", _grammar, outputs.grammar),
-        _Spelled("structured_outputs.json_object", "json_schema", _any_object, outputs.json_object or None),
-    )
-    return [one for one in spelled if one.value is not None]
+def _asks_for_nothing(place: str, value: object) -> bool:
+    is_text = isinstance(value, ResponseFormat) and value.type == "text"
+    return value is None or is_text or (value is False and place == "structured_outputs.json_object")
 
 
 # ── each spelling ────────────────────────────────────────────────────────────────────────────────
@@ -207,3 +177,24 @@ def _format(problems: Problems, place: str, value: ResponseFormat) -> SchemaText
         case _:
             problems.add(f"{place}.type", "one_of", f"must be one of {', '.join(FORMATS)}")
     return None if schema is None else _schema(problems, place, schema)
+
+
+Read = Callable[[Problems, str, Any], str | None]
+"""(problems, field, its value) → the constraint's text; None if it asks for nothing or has an error."""
+
+_SPELLINGS: Mapping[str, tuple[str, Read]] = {
+    "response_format": ("json_schema", _format),
+    "grammar": ("grammar", _text),
+    "json_schema": ("json_schema", _schema),
+    "regex": ("regex", _text),
+    "guided_json": ("json_schema", _json),
+    "guided_regex": ("regex", _text),
+    "guided_choice": ("regex", _choice),
+    "guided_grammar": ("grammar", _grammar),
+    "structured_outputs.json": ("json_schema", _json),
+    "structured_outputs.regex": ("regex", _text),
+    "structured_outputs.choice": ("regex", _choice),
+    "structured_outputs.grammar": ("grammar", _grammar),
+    "structured_outputs.json_object": ("json_schema", _any_object),
+}
+"""The client's fields, in the order in which they are reported: the field of `/execute` that each becomes."""

@@ -6,15 +6,15 @@ arguments as an object), the limits, and the error texts. Both APIs use it, `/ex
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any
+from functools import cache
+from typing import Annotated, Any, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from worker.apis.core.bodies import Problems
-from worker.apis.core.constraints import MAX_BYTES, MAX_DEPTH
-from worker.apis.core.unread import unread
+from worker.apis.core.rules import MAX_BYTES, MAX_DEPTH
 from worker.wire.encoding import doc, encode_json
 from worker.wire.prompts import Conversation
 
@@ -118,14 +118,6 @@ def entries(problems: Problems, field: str, raw: object) -> list[Any]:
         problems.add(field, f"max_count({MAX_MESSAGES})", text)
         return []
     return found
-
-
-def unread_members(messages: object) -> Iterator[str]:
-    """Yield the places of members that are not null and have no effect, spelled as in `unread`."""
-    yield from unread("messages", messages, Message)
-    match messages:
-        case [*before, _] if any(isinstance(one, dict) and one.get("prefix") for one in before):
-            yield "messages.prefix"
 
 
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────
@@ -312,3 +304,38 @@ def _inside(value: object) -> Iterable[object]:
 
 def _json(value: object) -> str:
     return encode_json(value).decode()
+
+
+def unread(place: str, value: object, kind: Any) -> Iterator[str]:
+    """Yield the places of members that are not null and that no struct of the type `kind` has, without the numbers of
+    entries: `messages.content.cache_control`. A place may come more than once.
+    """
+    shape = _struct_in(kind)
+    if shape is None:
+        return
+    match value:
+        case list():
+            for entry in value:
+                yield from unread(place, entry, kind)
+        case dict():
+            fields = _fields(shape)
+            for name, inner in value.items():
+                if inner is None:
+                    continue
+                if name in fields:
+                    yield from unread(f"{place}.{name}", inner, fields[name])
+                else:
+                    yield f"{place}.{name}"
+
+
+@cache
+def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
+    """The struct that values of the type, or their entries, may be; no type here has two."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return kind
+    return next((found for inner in get_args(kind) if (found := _struct_in(inner)) is not None), None)
+
+
+@cache
+def _fields(shape: type[msgspec.Struct]) -> dict[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(shape)}

@@ -5,26 +5,26 @@ are apis/core/rules.py's. A field that is null counts as absent. Pure.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import msgspec
+from msgspec.structs import replace
 
-from worker.apis.core.bodies import FieldsRefused, Problems
+from worker.apis.core.answers import NO_OPTIONS, StreamOptions
+from worker.apis.core.bodies import Problems
 from worker.apis.core.constraint_fields import ConstrainedRequest, constraint_of
-from worker.apis.core.conversation import Part, check_parts
-from worker.apis.core.errors import NotAnObject, UnknownModel, refused_as_spelled, respelled
-from worker.apis.core.json_bytes import fault_of, without_mark
-from worker.apis.core.reading import PLAIN, Reading
-from worker.apis.core.rules import check_sampling, int_range
+from worker.apis.core.conversation import Message, Part, check_parts, unread
+from worker.apis.core.errors import NotAnObject, UnknownModel, respelled
+from worker.apis.core.received import fault_of, without_mark
+from worker.apis.core.request import Request, Terms
+from worker.apis.core.rules import CONSTRAINTS, check_sampling, int_range
 from worker.apis.core.thinking import Thinking
-from worker.apis.core.tools import Offered, ToolUse, check_constraint, without_schema
-from worker.apis.core.unread import unread
-from worker.wire.chat_format import HERMES, ChatFormat
+from worker.apis.core.tools import Offered, check_constraint
 from worker.wire.encoding import doc
-from worker.wire.jobs import SamplingParams, narrow
+from worker.wire.jobs import U64_MAX, Prompt, SamplingParams, narrow
+from worker.wire.prompts import Conversation
 
 Members = dict[str, Any]
 """The members of a JSON object, as msgspec.json.decode gives them."""
@@ -74,14 +74,6 @@ ROUTED_FIELDS = (
 """The fields that vllm-router 0.1.17 adds to every request as false, independent of its client."""
 
 _I64_MAX = 2**63 - 1
-_U64 = 2**64
-
-
-class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a stream other than the text."""
-
-    include_usage: Annotated[bool | None, doc("Send the usage in a last chunk without choices.")] = None
-    continuous_usage_stats: Annotated[bool | None, doc("Send the usage so far in every chunk.")] = None
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,86 +107,6 @@ class GeneratingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """The limits that follow from this worker's settings and its model."""
-
-    model: str
-    """The served model's name."""
-    is_strict: bool
-    """True if a request must not name another model."""
-    max_tokens_out: int
-    """The most tokens of an answer, independent of its prompt. A larger max_tokens is cut to it."""
-    max_text_chars: int
-    """The space in a frame to the engine, not --max-prompt-chars. The context is the limit that clients notice."""
-    n_ctx: int
-    """The tokens that one job may use."""
-    vocab_size: int
-    template_keys: frozenset[str]
-    """The variables that the model's chat template reads, besides the messages."""
-    can_infill: bool = False
-    """True if the model has fill-in-the-middle tokens."""
-    takes_predictions: bool = True
-    """True if the engine drafts from texts."""
-    chat_format: ChatFormat = HERMES
-    """The notation of the model's calls."""
-    can_limit_reasoning: bool = False
-    """True if the engine keeps a limit of the reasoning."""
-    reads_fenced: bool = True
-    """True if a fenced JSON object that is a call of an offered tool is read as one."""
-    reasoning_fields: tuple[str, ...] = ("reasoning_content",)
-    """The members of a chat's message that have the reasoning."""
-    keeps_billing_block: bool = False
-    """True if Claude Code's billing block reaches the prompt."""
-
-    def reading(self, use: ToolUse) -> Reading:
-        """The rules by which answers to a request with these tools are read."""
-        is_divided = self.can_limit_reasoning
-        return Reading(form=self.chat_format, use=use, is_divided=is_divided, reads_fenced=self.reads_fenced)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """The fields of a request that do not depend on its prompt."""
-
-    fields: SamplingParams
-    """The fields of the first choice."""
-    model: str | None
-    """The client's name for the model."""
-    n: int
-    is_stream: bool
-    options: StreamOptions
-    names: Mapping[str, str]
-    """The client's spelling of fields that have other names in `/execute`."""
-    ignored: tuple[str, ...]
-    """The members that have no effect."""
-    prediction: str = ""
-    """The text for Submit.prediction."""
-    asked_tokens: int | None
-    """The max_tokens that the client sent, or None. `fields` has it cut to the limit."""
-    shows_marks: bool = False
-    """True if control tokens are shown by their names."""
-    reading: Reading = PLAIN
-    """The rules by which the answers are read."""
-    reasoning_budget: int | None = None
-    """The most tokens of reasoning; None is no limit."""
-    ignored_tools: tuple[str, ...] = ()
-    """The names of the tools that the worker does not have, spelled for a header."""
-    places: tuple[str, ...] = ()
-    """The place of each message in the request, if the request has them in another form."""
-
-    def cut_to(self, room: int) -> int | None:
-        """The length in tokens to which the answer is cut, if the request asks for more than fits in `room`; else
-        None."""
-        limit = min(self.fields.max_tokens, room)
-        return limit if self.asked_tokens is not None and self.asked_tokens > limit else None
-
-    def choice(self, index: int) -> SamplingParams:
-        """The fields of one of n answers to a prompt."""
-        seed = self.fields.seed
-        return msgspec.structs.replace(self.fields, seed=None if seed is None else (seed + index) % _U64)
-
-
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 
@@ -219,9 +131,13 @@ def read_struct(problems: Problems, shape: type[Shape], members: Members) -> Sha
     return shape(**{name: value for name, value in found.items() if value is not None})
 
 
-def idle_variables(kwargs: Mapping[str, Any] | None, terms: Terms) -> Iterator[str]:
-    """Yield the places of the variables that the model's template does not read."""
-    return (f"chat_template_kwargs.{name}" for name in kwargs or () if name not in terms.template_keys)
+def idle_members(messages: object, kwargs: Mapping[str, Any] | None, terms: Terms) -> Iterator[str]:
+    """Yield the places of a conversation's members, and of variables for its template, that have no effect."""
+    yield from unread("messages", messages, Message)
+    match messages:
+        case [*before, _] if any(isinstance(one, dict) and one.get("prefix") for one in before):
+            yield "messages.prefix"
+    yield from (f"chat_template_kwargs.{name}" for name in kwargs or () if name not in terms.template_keys)
 
 
 def check_model(model: str | None, terms: Terms) -> None:
@@ -269,105 +185,112 @@ def _shown(name: str) -> str:
     return quote(name[:_MAX_NAME_CHARS], safe=_IN_NAMES)[:_MAX_NAME_CHARS] or '""'
 
 
-def read_generation(
+class Length(NamedTuple):
+    """The length of an answer in tokens, as a route has it."""
+
+    asked: int | None
+    """The client's max_tokens, whatever its name there."""
+    default: int | None = None
+    """The length if the client asked for none; without it the limit applies."""
+    least: int = 1
+
+
+def read_request(
     problems: Problems,
     members: Members,
     request: GeneratingRequest,
     terms: Terms,
     *,
-    logprobs: int | None,
-    max_tokens: int | None,
-    default_tokens: int | None = None,
-    min_max_tokens: int = 1,
+    prompts: Iterable[Prompt | None],
+    length: Length,
     names: Mapping[str, str],
-    ignored: Iterable[str] = (),
-) -> Generation:
-    """Read the fields of a request. The route has read `max_tokens` and `logprobs`, which it spells in its own way. If
-    `max_tokens` is None, `default_tokens` or else the limit applies. `min_max_tokens` is the smallest max_tokens that
-    is accepted. `ignored` are further names that the route has found.
+    logprobs: int | None = None,
+    sent: type[msgspec.Struct] | None = None,
+    offered: Offered | None = None,
+    thinking: Thinking | None = None,
+    unheeded: Collection[str] = (),
+    further: Iterable[str] = (),
+) -> Request:
+    """Read the fields that all protocols have in common, and return the request without its answers.
+
+    `sent`: the form of the body, if it is not that of `request`, which then has those fields that a chat has, too; of
+    the members only the sampling fields of `/execute` are read. `names`: the client's names of a chat's fields.
+    `unheeded` and `further` are those of ignored_fields.
 
     Raises: UnknownModel; FieldsRefused with the problems found so far and here.
     """
+    offered, thinking = offered or Offered(), thinking or Thinking()
     check_model(request.model, terms)
-    _check_supported(problems, members, type(request))
-    values = _shared(problems, members)
-    int_range(problems, "seed", request.seed, -_I64_MAX - 1, _I64_MAX)
-    # The u64 with the same bits.
-    values["seed"] = None if request.seed is None else request.seed % _U64
-    values["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
-    wanted = constraint_of(problems, request, values)
-    spelled = {**names, **wanted.names}
-    is_routed = _is_routed(members)
-    prediction = _predicted_text(problems, request.prediction)
-    if prediction and not terms.takes_predictions:
-        prediction, ignored = "", chain(("prediction",), ignored)
-    if request.stream_options is not None and not request.stream:
-        ignored = chain(("stream_options",), ignored)
-    values |= {"logprobs": logprobs, **wanted.fields}
-    most = terms.max_tokens_out
-    values["max_tokens"] = (default_tokens or most) if max_tokens is None else max_tokens
-    fields = SamplingParams(**values)
-    broken = Problems()
-    int_range(broken, "max_tokens", max_tokens, min_max_tokens)
-    int_range(broken, "n", request.n, 1, MAX_CHOICES)
-    check_sampling(broken, fields, max(most, fields.max_tokens), terms.vocab_size, max_stops=MAX_STOPS)
-    problems.found += respelled(broken.found, spelled)
-    problems.check()
-    return Generation(
-        fields=msgspec.structs.replace(
-            fields, max_tokens=min(fields.max_tokens, most), min_tokens=min(fields.min_tokens, most)
-        ),
+    if sent is None:
+        _check_supported(problems, members, type(request))
+    params, prediction, names = _params(
+        problems, members, request, terms, length=length, logprobs=logprobs, names=names
+    )
+    check_constraint(offered.use, params, names)
+    found, is_stream = tuple(prompt for prompt in prompts if prompt is not None), bool(request.stream)
+    is_routed = all(members.get(name) is False for name in ROUTED_FIELDS)
+    idle = [
+        *(["stream_options"] if request.stream_options is not None and not is_stream else ()),
+        *(["prediction"] if prediction and not terms.takes_predictions else ()),
+        *(*further, *offered.unread, *thinking.ignored),
+    ]
+    unheeded = (*unheeded, *(ROUTED_FIELDS if is_routed else ()))
+    shows_marks = request.skip_special_tokens is False and not is_routed
+    return Request(
+        prompts=found,
+        params=replace(params, json_schema=None) if offered.use.choice == "required" else params,
         model=request.model,
         n=request.n or 1,
-        is_stream=bool(request.stream),
-        options=(request.stream_options if request.stream else None) or StreamOptions(),
-        names=spelled,
-        ignored=ignored_fields(
-            members, type(request), known=SHARED, unheeded=ROUTED_FIELDS if is_routed else (), further=ignored
-        ),
-        prediction=prediction,
-        asked_tokens=max_tokens,
-        shows_marks=request.skip_special_tokens is False and not is_routed,
-    )
-
-
-def read_foreign(
-    problems: Problems,
-    members: Members,
-    request: GeneratingRequest,
-    terms: Terms,
-    *,
-    max_tokens: int | None,
-    names: Mapping[str, str],
-) -> Generation:
-    """Read the fields of a request in another protocol's form, of which `request` has those that a chat has, too. Of
-    the members only the sampling fields of `/execute` are read. `names`: the client's names of a chat's fields.
-
-    Raises: see read_generation.
-    """
-    own = {name: value for name, value in members.items() if name in SHARED}
-    try:
-        read = read_generation(problems, own, request, terms, logprobs=None, max_tokens=max_tokens, names=names)
-    except FieldsRefused as refused:
-        raise refused_as_spelled(refused, names) from None
-    return replace(read, names={**read.names, **names})
-
-
-def conversing(generation: Generation, offered: Offered, thinking: Thinking, terms: Terms) -> Generation:
-    """The same with the tools and the reasoning of a conversation. Raises: FieldsRefused."""
-    check_constraint(offered.use, generation.fields, generation.names)
-    return replace(
-        generation,
-        fields=without_schema(generation.fields, offered.use),
-        reasoning_budget=thinking.budget,
+        is_stream=is_stream,
+        options=(request.stream_options if is_stream else None) or NO_OPTIONS,
+        prediction=prediction if terms.takes_predictions else "",
+        asked_tokens=length.asked,
+        marks="shown" if shows_marks else "split" if isinstance(found[0], Conversation) else "hidden",
         reading=terms.reading(offered.use),
+        tools=offered.use.for_engine(),
+        reasoning_budget=thinking.budget,
+        names=names,
+        ignored=ignored_fields(members, sent or type(request), known=SHARED, unheeded=unheeded, further=idle),
         ignored_tools=in_header(offered.skipped),
     )
 
 
-def _is_routed(members: Members) -> bool:
-    """True if a router has added its own fields with their default values."""
-    return all(members.get(name) is False for name in ROUTED_FIELDS)
+def _params(
+    problems: Problems,
+    members: Members,
+    request: GeneratingRequest,
+    terms: Terms,
+    *,
+    length: Length,
+    logprobs: int | None,
+    names: Mapping[str, str],
+) -> tuple[SamplingParams, str, Mapping[str, str]]:
+    """The parameters of the first answer, the predicted text, and the names with that of the constraint."""
+    values = _shared(problems, members)
+    int_range(problems, "seed", request.seed, -_I64_MAX - 1, _I64_MAX)
+    # The u64 with the same bits.
+    values["seed"] = None if request.seed is None else request.seed % (U64_MAX + 1)
+    values["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    broken = Problems()
+    wanted = constraint_of(broken, request, values)
+    problems.found += respelled(broken.found, names)
+    values |= dict.fromkeys(CONSTRAINTS)
+    if wanted is not None:
+        values[wanted.field] = wanted.text
+        names = {**names, wanted.field: names.get(wanted.place, wanted.place)}
+    prediction = _predicted_text(problems, request.prediction)
+    most = terms.max_tokens_out
+    values["logprobs"] = logprobs
+    values["max_tokens"] = (length.default or most) if length.asked is None else length.asked
+    params = SamplingParams(**values)
+    broken = Problems()
+    int_range(broken, "max_tokens", length.asked, length.least)
+    int_range(broken, "n", request.n, 1, MAX_CHOICES)
+    check_sampling(broken, params, max(most, params.max_tokens), terms.vocab_size, max_stops=MAX_STOPS)
+    problems.found += respelled(broken.found, names)
+    problems.check()
+    cut = replace(params, max_tokens=min(params.max_tokens, most), min_tokens=min(params.min_tokens, most))
+    return cut, prediction, names
 
 
 def _shared(problems: Problems, members: Members) -> Members:

@@ -6,10 +6,11 @@ Owns: the words for efforts, and the limits of models whose templates read no ef
 import base64
 import binascii
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from worker.apis.core.bodies import Problems
+from worker.apis.core.request import Terms
 
 EFFORTS: Mapping[str, int | None] = {
     "none": 0,
@@ -41,44 +42,39 @@ class Thinking:
     """The names of fields without effect."""
 
 
-def thinking_of(
-    problems: Problems, place: str, effort: str | None, keys: frozenset[str], *, budget: int | None = None
+def read_thinking(
+    problems: Problems,
+    place: str,
+    effort: str | None,
+    terms: Terms,
+    *,
+    is_on: bool | None = None,
+    budget: int | None = None,
+    wishes: Iterable[str],
+    limits: Iterable[str] = (),
+    allows_any: bool = False,
 ) -> Thinking:
-    """The effort as variables that the template has, and as a limit. `budget`: the client's own limit, which counts
-    instead of the effort's."""
-    if effort is None:
-        return Thinking(budget=budget)
-    if effort not in EFFORTS:
-        problems.add(place, "one_of", f"must be one of {', '.join(EFFORTS)}")
-        return Thinking()
-    if effort == "none":
-        return turned_off(keys)
-    if _EFFORT in keys:
-        return Thinking(variables={_EFFORT: effort}, budget=budget)
-    return Thinking(budget=EFFORTS[effort] if budget is None else budget)
+    """The effort at `place` as a variable of the template, or as a limit if the template does not read it.
 
-
-def turned_off(keys: frozenset[str]) -> Thinking:
-    """No reasoning: the template is asked for none, and what the model writes all the same is closed at once."""
-    return Thinking(variables={name: False for name in _SWITCHES if name in keys}, budget=0)
-
-
-def turned_on(thinking: Thinking, keys: frozenset[str]) -> Thinking:
-    """The same with reasoning, for templates that are asked for it."""
-    return replace(thinking, variables={**{name: True for name in _SWITCHES if name in keys}, **thinking.variables})
-
-
-def with_idle_named(
-    thinking: Thinking, wishes: Iterable[str], limits: Iterable[str] = (), *, can_limit: bool
-) -> Thinking:
-    """The same with the names of its fields that have no effect with this model; agents send them to every model.
-
-    `limits` are the fields with a number of tokens, `wishes` the others. `can_limit` says that a limit is kept.
+    `is_on`: the client's switch. `budget`: its own limit, which counts instead of the effort's. `limits` names the
+    fields with a number of tokens, `wishes` the others: those without effect on this model are reported, because agents
+    send them to every model. `allows_any`: another word is the template's own.
     """
-    is_limited = thinking.budget is not None and can_limit
-    idle = () if is_limited or thinking.variables else tuple(wishes)
+    keys = terms.template_keys
+    if effort not in (None, *EFFORTS) and not allows_any:
+        problems.add(place, "one_of", f"must be one of {', '.join(EFFORTS)}")
+    switch = False if effort == "none" else is_on
+    variables: dict[str, Any] = {} if switch is None else {name: switch for name in _SWITCHES if name in keys}
+    if switch is False:
+        budget = 0  # what the model writes all the same is closed at once
+    elif effort is not None and _EFFORT in keys:
+        variables[_EFFORT] = effort
+    elif effort is not None and budget is None:
+        budget = EFFORTS.get(effort)
+    is_limited = budget is not None and terms.can_limit_reasoning
+    idle = () if is_limited or variables else tuple(wishes)
     idle += () if is_limited else tuple(name for name in limits if name.partition(".")[0] not in idle)
-    return replace(thinking, ignored=idle)
+    return Thinking(variables=variables, budget=budget, ignored=idle)
 
 
 def encoded_thoughts(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from worker.apis.core.bodies import Problems
 from worker.apis.core.conversation import read_conversation
 from worker.apis.core.errors import replaced, respelled
-from worker.apis.core.fields import Terms
+from worker.apis.core.request import Terms
 from worker.apis.core.thinking import Thinking
 from worker.apis.core.tools import Offered
 from worker.wire.prompts import Conversation

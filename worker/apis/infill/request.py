@@ -4,8 +4,8 @@ Owns the route's fields and the shape of its answers. Pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -14,15 +14,15 @@ from worker.apis.core.bodies import Problems
 from worker.apis.core.events import EndEvent, Piece
 from worker.apis.core.fields import (
     GeneratingRequest,
-    Generation,
+    Length,
     Members,
-    Terms,
-    read_generation,
     read_object,
+    read_request,
     read_struct,
 )
+from worker.apis.core.request import Request, Terms
 from worker.wire.encoding import Count, doc, encode_json
-from worker.wire.jobs import Logprob, MarkUse, StopReason
+from worker.wire.jobs import Logprob, StopReason
 from worker.wire.prompts import Infill
 
 MAX_FILES = 128
@@ -65,49 +65,30 @@ class InfillRequest(GeneratingRequest, frozen=True, kw_only=True):
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InfillAsked:
-    """A request that has passed every check which does not need its tokens."""
-
-    prompt: Infill
-    generation: Generation
-    response_fields: tuple[str, ...] | None
-    n_ctx: int
-    marks: ClassVar[MarkUse] = "hidden"
-
-    def choices(self, heading: Heading) -> list[Choice]:
-        """The only choice."""
-        return [FillAnswer(self, heading)]
-
-
-def read_infill(body: bytes | bytearray, terms: Terms) -> InfillAsked:
+def read_infill(body: bytes | bytearray, terms: Terms) -> Request:
     """Raises: NotAnObject, UnknownModel, FieldsRefused."""
     members = _as_v1(read_object(body))
     problems = Problems()
     request = read_struct(problems, InfillRequest, members)
     _check_rules(problems, request, members, terms)
-    generation = read_generation(
+    prompt = Infill(
+        prefix=request.input_prefix or "",
+        suffix=request.input_suffix or "",
+        begun=request.prompt or "",
+        files=tuple((file.filename, file.text) for file in request.input_extra or ()),
+    )
+    read = read_request(
         problems,
         members,
         request,
         terms,
-        logprobs=None,
-        max_tokens=request.max_tokens,
-        min_max_tokens=0,
+        prompts=[prompt],
+        length=Length(request.max_tokens, least=0),
         names={"prompt": "input_prefix", **{ours: theirs for theirs, ours in _SPELLINGS.items()}},
-        ignored=_ignored(request),
+        further=_ignored(request),
     )
-    return InfillAsked(
-        prompt=Infill(
-            prefix=request.input_prefix or "",
-            suffix=request.input_suffix or "",
-            begun=request.prompt or "",
-            files=tuple((file.filename, file.text) for file in request.input_extra or ()),
-        ),
-        generation=generation,
-        response_fields=None if request.response_fields is None else tuple(request.response_fields),
-        n_ctx=terms.n_ctx,
-    )
+    n_predict, n_ctx = read.params.max_tokens, terms.n_ctx
+    return replace(read, answers=lambda heading: [FillAnswer(request, heading, n_predict=n_predict, n_ctx=n_ctx)])
 
 
 def _as_v1(members: Members) -> Members:
@@ -197,10 +178,11 @@ class Fill(msgspec.Struct, frozen=True, kw_only=True):
 class FillAnswer(Choice):
     """The text in the gap. Its stream has no `[DONE]`."""
 
-    def __init__(self, asked: InfillAsked, heading: Heading) -> None:
-        super().__init__(0, Allowance(), is_stream=asked.generation.is_stream)
-        self._asked = asked
+    def __init__(self, asked: InfillRequest, heading: Heading, *, n_predict: int, n_ctx: int) -> None:
+        super().__init__(0, Allowance(), is_stream=bool(asked.stream))
+        self._paths = asked.response_fields
         self._heading = heading
+        self._n_predict, self._n_ctx = n_predict, n_ctx
         self._texts: list[str] = []
 
     def rewind(self) -> None:
@@ -209,7 +191,7 @@ class FillAnswer(Choice):
 
     def made(self) -> Mapping[str, Any]:
         assert self.ended is not None
-        return chosen(msgspec.to_builtins(self._fill(self.ended)), self._asked.response_fields)
+        return chosen(msgspec.to_builtins(self._fill(self.ended)), self._paths)
 
     def _grown(self, piece: Piece) -> bytes:
         if self.is_collecting:
@@ -228,11 +210,7 @@ class FillAnswer(Choice):
             tokens_predicted=self.n_drawn,
             tokens_evaluated=self.n_prompt,
             tokens_cached=self.n_cached,
-            generation_settings=FillSettings(
-                n_ctx=self._asked.n_ctx,
-                n_predict=self._asked.generation.fields.max_tokens,
-                seed=self.seed,
-            ),
+            generation_settings=FillSettings(n_ctx=self._n_ctx, n_predict=self._n_predict, seed=self.seed),
             stop_type=_STOP_TYPES[event.stop_reason],
             stopping_word=event.stop_sequence_matched or "",
             timings=Timings(

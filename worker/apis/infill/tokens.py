@@ -9,15 +9,9 @@ from typing import Annotated, Any
 import msgspec
 
 from worker.apis.core.bodies import FieldError, FieldsRefused, Problems
-from worker.apis.core.conversation import read_conversation, unread_members
-from worker.apis.core.fields import (
-    UNSUPPORTED,
-    Terms,
-    idle_variables,
-    ignored_fields,
-    read_object,
-    read_struct,
-)
+from worker.apis.core.conversation import read_conversation
+from worker.apis.core.fields import UNSUPPORTED, idle_members, ignored_fields, read_object, read_struct
+from worker.apis.core.request import Terms
 from worker.wire.encoding import Count, doc
 from worker.wire.jobs import Prompt, TokenId
 from worker.wire.load import Loaded
@@ -121,7 +115,7 @@ def read_tokenize(body: bytes | bytearray, terms: Terms) -> TextAsked:
         )
         problems.check()
         assert prompt is not None  # or there were problems
-        idle = (*unread_members(members["messages"]), *idle_variables(request.chat_template_kwargs, terms))
+        idle = idle_members(members["messages"], request.chat_template_kwargs, terms)
         ignored = ignored_fields(members, TokenizeRequest, further=idle)
         return TextAsked(prompt=prompt, field="messages", ignored=ignored)
     return _text_asked(request, given[0], terms, ignored_fields(members, TokenizeRequest))

@@ -11,11 +11,10 @@ from typing import Annotated, Any
 import msgspec
 
 from worker.apis.core.bodies import Problems
-from worker.apis.core.conversation import entries
+from worker.apis.core.conversation import entries, unread
 from worker.apis.core.payloads import MediaPlaces
 from worker.apis.core.thinking import decoded_thoughts
 from worker.apis.core.turns import KIND, LEFT_OUT, Turns, got, joined
-from worker.apis.core.unread import unread
 from worker.wire.encoding import doc
 
 ROLES = ("user", "assistant", "system")

@@ -5,28 +5,20 @@ named, and so are tools whose loading is deferred. Pure.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any
 
 import msgspec
 
 from worker.apis.core.answers import Choice, Heading
 from worker.apis.core.bodies import Problems
 from worker.apis.core.constraint_fields import NamedSchema, ResponseFormat
-from worker.apis.core.fields import (
-    SHARED,
-    GeneratingRequest,
-    Generation,
-    Terms,
-    conversing,
-    ignored_fields,
-    in_header,
-    read_foreign,
-    read_object,
-    read_struct,
-)
+from worker.apis.core.conversation import unread
+from worker.apis.core.fields import GeneratingRequest, Length, read_object, read_request, read_struct
+from worker.apis.core.request import Request, Terms
 from worker.apis.core.rules import int_range
-from worker.apis.core.thinking import EFFORTS, Thinking, thinking_of, turned_off, turned_on, with_idle_named
+from worker.apis.core.thinking import EFFORTS, Thinking, read_thinking
 from worker.apis.core.tools import (
     CallChoice,
     Offered,
@@ -38,13 +30,9 @@ from worker.apis.core.tools import (
     listed,
 )
 from worker.apis.core.turns import Turns, read_turns
-from worker.apis.core.unread import unread
-from worker.apis.messages.answer import MessageAnswer, TokenCount
+from worker.apis.messages.answer import MessageAnswer
 from worker.apis.messages.blocks import read_message_blocks, read_system
 from worker.wire.encoding import doc
-from worker.wire.jobs import MarkUse
-from worker.wire.prompts import Conversation
-from worker.wire.questions import Tokenized
 
 _KINDS = ("enabled", "adaptive", "disabled")
 _DISPLAYS = ("summarized", "omitted")
@@ -109,34 +97,8 @@ class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: Annotated[str | None, doc("No effect.")] = None
 
 
-@dataclass(frozen=True, slots=True)
-class MessageAsked:
-    """A request that has passed every check which does not need its tokens."""
-
-    prompt: Conversation
-    generation: Generation
-    shows_thinking: bool
-    marks: ClassVar[MarkUse] = "split"
-
-    def choices(self, heading: Heading) -> list[Choice]:
-        """The one answer."""
-        is_stream = self.generation.is_stream
-        return [
-            MessageAnswer(heading, self.generation.reading, shows_thinking=self.shows_thinking, is_stream=is_stream)
-        ]
-
-
-def read_messages(body: bytes | bytearray, terms: Terms) -> MessageAsked:
+def read_messages(body: bytes | bytearray, terms: Terms, *, needs_max_tokens: bool = True) -> Request:
     """Raises: NotAnObject, UnknownModel, FieldsRefused."""
-    return _read(body, terms, needs_max_tokens=True)
-
-
-def read_counted(body: bytes | bytearray, terms: Terms) -> MessageAsked:
-    """The request of which only the prompt's tokens are counted. Raises: see read_messages."""
-    return _read(body, terms, needs_max_tokens=False)
-
-
-def _read(body: bytes | bytearray, terms: Terms, *, needs_max_tokens: bool) -> MessageAsked:
     members = read_object(body)
     problems = Problems()
     request = read_struct(problems, MessagesRequest, members)
@@ -146,13 +108,13 @@ def _read(body: bytes | bytearray, terms: Terms, *, needs_max_tokens: bool) -> M
     left_out = read_system(problems, request.system, turns, keeps_bill=terms.keeps_billing_block)
     left_out += read_message_blocks(problems, request.messages, turns)
     offered = read_tools(problems, request.tools, request.tool_choice)
+    offered.skipped += [str(one.get("name") or "mcp") for one in request.mcp_servers or () if isinstance(one, dict)]
     thinking = _thinking(problems, request, terms)
     is_continued = _check_last(problems, turns)
     prompt = read_turns(problems, turns, thinking, offered, terms, names={}, is_continued=is_continued)
     is_older = request.output_config is None or request.output_config.format is None
     place = "output_format" if is_older else "output_config.format"
-    names = {"stop": "stop_sequences", "json_schema": place, "response_format": place}
-    generation = read_foreign(
+    read = read_request(
         problems,
         members,
         GeneratingRequest(
@@ -163,22 +125,25 @@ def _read(body: bytes | bytearray, terms: Terms, *, needs_max_tokens: bool) -> M
             response_format=_response_format(problems, request, place),
         ),
         terms,
-        max_tokens=request.max_tokens,
-        names=names,
+        prompts=[prompt],
+        length=Length(request.max_tokens),
+        names={"stop": "stop_sequences", "json_schema": place, "response_format": place, "prompt": "messages"},
+        sent=MessagesRequest,
+        offered=offered,
+        thinking=thinking,
+        unheeded=_WITHOUT_EFFECT,
+        further=left_out,
     )
-    generation = conversing(generation, offered, thinking, terms)
-    assert prompt is not None  # or there were problems
-    further = [*left_out, *offered.unread, *thinking.ignored]
-    servers = [str(one.get("name") or "mcp") for one in request.mcp_servers or () if isinstance(one, dict)]
-    made = replace(
-        generation,
-        names={**generation.names, "prompt": "messages"},
-        ignored=ignored_fields(members, MessagesRequest, known=SHARED, unheeded=_WITHOUT_EFFECT, further=further),
-        ignored_tools=in_header([*offered.skipped, *servers]),
-        places=tuple(turns.places),
-    )
-    is_shown = request.thinking is None or request.thinking.display != "omitted"
-    return MessageAsked(prompt, made, is_shown)
+    shows_thinking = request.thinking is None or request.thinking.display != "omitted"
+
+    def answers(heading: Heading) -> list[Choice]:
+        return [MessageAnswer(heading, read.reading, shows_thinking=shows_thinking, is_stream=read.is_stream)]
+
+    return replace(read, places=tuple(turns.places), answers=answers)
+
+
+read_counted = partial(read_messages, needs_max_tokens=False)
+"""Reads a request of which only the prompt's tokens are counted."""
 
 
 def _check_last(problems: Problems, turns: Turns) -> bool:
@@ -211,16 +176,16 @@ def _thinking(problems: Problems, request: MessagesRequest, terms: Terms) -> Thi
                 problems.add("thinking.budget_tokens", "required", text)
         elif settings.budget_tokens is not None:
             problems.add("thinking.budget_tokens", "needs(enabled)", "needs type enabled; remove it")
-    wanted = thinking_of(problems, "output_config.effort", effort, terms.template_keys, budget=budget)
-    if settings is not None:
-        is_off = settings.type == "disabled"
-        wanted = turned_off(terms.template_keys) if is_off else turned_on(wanted, terms.template_keys)
     wishes = {"thinking": settings, "output_config.effort": effort}
-    return with_idle_named(
-        wanted,
-        [name for name, given in wishes.items() if given is not None],
-        [] if budget is None else ["thinking.budget_tokens"],
-        can_limit=terms.can_limit_reasoning,
+    return read_thinking(
+        problems,
+        "output_config.effort",
+        effort,
+        terms,
+        is_on=None if settings is None else settings.type != "disabled",
+        budget=budget,
+        wishes=[name for name, given in wishes.items() if given is not None],
+        limits=[] if budget is None else ["thinking.budget_tokens"],
     )
 
 
@@ -264,7 +229,3 @@ def read_tools(problems: Problems, tools: object, choice: ToolChoice | None) -> 
         is_parallel=not choice.disable_parallel_tool_use and not is_one,
     )
     return offered
-
-
-def token_count(answer: Tokenized) -> TokenCount:
-    return TokenCount(input_tokens=len(answer.tokens))

@@ -11,13 +11,12 @@ from typing import Annotated, Any, Final, TypeGuard
 import msgspec
 
 from worker.apis.core.bodies import Problems
-from worker.apis.core.constraints import MAX_DEPTH
-from worker.apis.core.conversation import entries
+from worker.apis.core.conversation import entries, unread
 from worker.apis.core.payloads import MediaPlaces
+from worker.apis.core.rules import MAX_DEPTH
 from worker.apis.core.thinking import decoded_thoughts
 from worker.apis.core.tools import TEXT_ARGUMENT, flattened
 from worker.apis.core.turns import LEFT_OUT, Turns, got, joined
-from worker.apis.core.unread import unread
 from worker.wire.encoding import doc, encode_json
 
 ROLES = ("user", "assistant", "system", "developer")

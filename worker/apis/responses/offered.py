@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from worker.apis.core.bodies import Problems
+from worker.apis.core.conversation import unread
 from worker.apis.core.tools import (
     MAX_TOOLS,
     CallChoice,
@@ -26,7 +27,6 @@ from worker.apis.core.tools import (
     mode_of,
     names_one,
 )
-from worker.apis.core.unread import unread
 from worker.wire.encoding import doc
 
 

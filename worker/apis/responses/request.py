@@ -4,36 +4,23 @@ Owns: the route's own fields, and which of them are refused because the worker k
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any
 
 import msgspec
 
 from worker.apis.core.answers import Choice, Heading
 from worker.apis.core.bodies import Problems
 from worker.apis.core.constraint_fields import NamedSchema, ResponseFormat
-from worker.apis.core.fields import (
-    SHARED,
-    GeneratingRequest,
-    Generation,
-    Members,
-    Terms,
-    conversing,
-    ignored_fields,
-    read_foreign,
-    read_object,
-    read_struct,
-)
-from worker.apis.core.thinking import EFFORTS, thinking_of, with_idle_named
+from worker.apis.core.fields import GeneratingRequest, Length, Members, read_object, read_request, read_struct
+from worker.apis.core.request import Request, Terms
+from worker.apis.core.thinking import EFFORTS, read_thinking
 from worker.apis.core.turns import Turns, read_turns
 from worker.apis.responses.events import ResponseAnswer
 from worker.apis.responses.items import read_input, tools_in
 from worker.apis.responses.offered import read_tools
-from worker.apis.responses.resource import EchoedReasoning, InputTokens, ResponseResource
+from worker.apis.responses.resource import EchoedReasoning, ResponseResource
 from worker.wire.encoding import doc
-from worker.wire.jobs import MarkUse
-from worker.wire.prompts import Conversation
-from worker.wire.questions import Tokenized
 
 ENCODED = "reasoning.encrypted_content"
 _LOGPROBS = "message.output_text.logprobs"
@@ -109,56 +96,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: Annotated[dict[str, Any] | None, doc("No effect.")] = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseAsked:
-    """A request that has passed every check which does not need its tokens."""
-
-    prompt: Conversation
-    generation: Generation
-    request: ResponsesRequest
-    tools: Sequence[dict[str, Any]]
-    """The tools for the answer's own member."""
-    marks: ClassVar[MarkUse] = "split"
-
-    def choices(self, heading: Heading) -> list[Choice]:
-        """The one answer."""
-        reasoning = self.request.reasoning or ReasoningSettings()
-        answer = ResponseAnswer(
-            self._resource(heading),
-            self.generation.reading,
-            in_summary=reasoning.summary is not None,
-            is_encoded=ENCODED in (self.request.include or ()),
-            is_stream=self.generation.is_stream,
-        )
-        return [answer]
-
-    def _resource(self, heading: Heading) -> ResponseResource:
-        request, fields = self.request, self.generation.fields
-        reasoning = request.reasoning or ReasoningSettings()
-        form = (request.text.format if request.text is not None else None) or {"type": "text"}
-        return ResponseResource(
-            id=heading.id,
-            created_at=heading.created,
-            model=heading.model,
-            instructions=request.instructions,
-            tools=list(self.tools),
-            tool_choice=request.tool_choice or "auto",
-            parallel_tool_calls=request.parallel_tool_calls is not False,
-            text={"format": form},
-            top_p=fields.top_p,
-            presence_penalty=fields.presence_penalty,
-            frequency_penalty=fields.frequency_penalty,
-            temperature=fields.temperature,
-            reasoning=EchoedReasoning(effort=reasoning.effort, summary=reasoning.summary),
-            max_output_tokens=request.max_output_tokens,
-            max_tool_calls=request.max_tool_calls,
-            metadata=request.metadata or {},
-            safety_identifier=request.safety_identifier,
-            prompt_cache_key=request.prompt_cache_key,
-        )
-
-
-def read_response(body: bytes | bytearray, terms: Terms) -> ResponseAsked:
+def read_response(body: bytes | bytearray, terms: Terms) -> Request:
     """Raises: NotAnObject, UnknownModel, FieldsRefused."""
     members = read_object(body)
     problems = Problems()
@@ -176,15 +114,13 @@ def read_response(body: bytes | bytearray, terms: Terms) -> ResponseAsked:
         is_parallel=request.parallel_tool_calls is not False,
     )
     effort = None if request.reasoning is None else request.reasoning.effort
-    thinking = with_idle_named(
-        thinking_of(problems, "reasoning.effort", effort, terms.template_keys),
-        [] if effort is None else ["reasoning.effort"],
-        can_limit=terms.can_limit_reasoning,
-    )
+    wishes = [] if effort is None else ["reasoning.effort"]
+    thinking = read_thinking(problems, "reasoning.effort", effort, terms, wishes=wishes)
     names = {"max_tokens": "max_output_tokens", "response_format": "text.format", "json_schema": "text.format"}
     names["messages"] = "input"
     prompt = read_turns(problems, turns, thinking, offered, terms, names=names)
-    generation = read_foreign(
+    included = set(request.include or ())
+    read = read_request(
         problems,
         members,
         GeneratingRequest(
@@ -194,21 +130,56 @@ def read_response(body: bytes | bytearray, terms: Terms) -> ResponseAsked:
             response_format=_response_format(problems, request.text),
         ),
         terms,
-        max_tokens=request.max_output_tokens,
-        names=names,
+        prompts=[prompt],
+        length=Length(request.max_output_tokens),
+        names=names | {"prompt": "input"},
+        sent=ResponsesRequest,
+        offered=offered,
+        thinking=thinking,
+        unheeded=_WITHOUT_EFFECT | (set() if included <= {ENCODED} else {"include"}),
+        further=left_out,
     )
-    generation = conversing(generation, offered, thinking, terms)
-    assert prompt is not None  # or there were problems
-    return ResponseAsked(
-        prompt,
-        replace(
-            generation,
-            names={**generation.names, "prompt": "input"},
-            ignored=_ignored(members, request, [*left_out, *offered.unread, *thinking.ignored]),
-            places=tuple(turns.places),
-        ),
-        request,
-        offered.echoed,
+    summary = None if request.reasoning is None else request.reasoning.summary
+
+    def answers(heading: Heading) -> list[Choice]:
+        resource = _resource(request, read, offered.echoed, heading)
+        answer = ResponseAnswer(
+            resource,
+            read.reading,
+            in_summary=summary is not None,
+            is_encoded=ENCODED in included,
+            is_stream=read.is_stream,
+        )
+        return [answer]
+
+    return replace(read, places=tuple(turns.places), answers=answers)
+
+
+def _resource(
+    request: ResponsesRequest, read: Request, tools: Sequence[dict[str, Any]], heading: Heading
+) -> ResponseResource:
+    """The answer before its first item. `tools`: those for its own member."""
+    reasoning, params = request.reasoning or ReasoningSettings(), read.params
+    form = (request.text.format if request.text is not None else None) or {"type": "text"}
+    return ResponseResource(
+        id=heading.id,
+        created_at=heading.created,
+        model=heading.model,
+        instructions=request.instructions,
+        tools=list(tools),
+        tool_choice=request.tool_choice or "auto",
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        text={"format": form},
+        top_p=params.top_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        temperature=params.temperature,
+        reasoning=EchoedReasoning(effort=reasoning.effort, summary=reasoning.summary),
+        max_output_tokens=request.max_output_tokens,
+        max_tool_calls=request.max_tool_calls,
+        metadata=request.metadata or {},
+        safety_identifier=request.safety_identifier,
+        prompt_cache_key=request.prompt_cache_key,
     )
 
 
@@ -236,14 +207,3 @@ def _response_format(problems: Problems, settings: TextSettings | None) -> Respo
         return None
     named = NamedSchema(schema=schema) if kind == "json_schema" else None
     return ResponseFormat(type=kind, json_schema=named)
-
-
-def _ignored(members: Members, request: ResponsesRequest, further: Sequence[str]) -> tuple[str, ...]:
-    """The members that have no effect."""
-    asked = request.include or ()
-    unheeded = _WITHOUT_EFFECT | (set() if set(asked) <= {ENCODED} else {"include"})
-    return ignored_fields(members, ResponsesRequest, known=SHARED, unheeded=unheeded, further=further)
-
-
-def input_tokens(answer: Tokenized) -> InputTokens:
-    return InputTokens(input_tokens=len(answer.tokens))

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from math import inf, isclose
 from typing import TYPE_CHECKING
 
-from worker.apis.core.headers import parse_deadline
-from worker.apis.core.job_request import JobRequest
+from worker.apis.core.received import parse_deadline
+from worker.apis.core.request import JobRequest
 from worker.config.settings import Settings
 from worker.errors import (
     DeadlineExceeded,

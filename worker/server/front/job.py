@@ -23,7 +23,7 @@ import msgspec
 
 from worker.apis.core.bodies import refused_by_engine
 from worker.apis.core.events import EndEvent, ErrorEvent, MetricsEvent, Piece, StartedEvent, StreamCode
-from worker.apis.core.job_request import JobRequest
+from worker.apis.core.request import JobRequest
 from worker.errors import DeadlineExceeded, WorkerError
 from worker.observe.metrics import Metrics
 from worker.observe.series import FinishReason, Outcome
@@ -85,7 +85,7 @@ class Admission:
 
     correlation_id: str
     trace: Mapping[str, str] = field(default_factory=dict)
-    """The trace that the request belongs to, as headers.trace_context found it."""
+    """The trace that the request belongs to, as received.trace_context found it."""
     arrived_s: float
     """time.monotonic() at arrival; all limits count from here."""
     expires_s: float

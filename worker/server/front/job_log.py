@@ -65,7 +65,7 @@ class JobLog:
             ended = EndedJob(
                 reason=job.finish_reason,
                 had_slot=job.queue_time_s is not None,
-                n_answers=job.request.n_answers,
+                n_answers=job.request.asked.n if job.request.number == 0 else None,
                 max_tokens=job.submit.sampling.max_tokens,
                 prompt_tokens=job.prompt_tokens,
                 cached_tokens=job.cached_tokens,
@@ -99,7 +99,7 @@ class JobLog:
         return {
             "gen_ai.operation.name": "chat" if isinstance(submit.prompt, Conversation) else "text_completion",
             "gen_ai.request.id": self._shown(request.job_id),
-            "gen_ai.request.model": self._shown(request.model or served),
+            "gen_ai.request.model": self._shown(request.asked.model or served),
             "gen_ai.request.max_tokens": sampling.max_tokens,
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,

@@ -19,21 +19,23 @@ from litestar.response.base import ASGIResponse
 from worker import __version__
 from worker.apis.chat import request as chat
 from worker.apis.chat.message import REASONING_FIELDS
-from worker.apis.chat.request import ChatAsked, read_chat
-from worker.apis.completions.request import CompletionAsked, Echo, PlainPrompt, read_completion
+from worker.apis.chat.request import read_chat
+from worker.apis.completions.request import Echo, read_completion
 from worker.apis.core.answers import Choice, Heading, last_chunks, whole
 from worker.apis.core.bodies import FieldsRefused
 from worker.apis.core.errors import UnknownModel, refused_as_spelled
-from worker.apis.core.fields import Generation, Terms, in_header
-from worker.apis.core.job_request import JobRequest
+from worker.apis.core.fields import in_header
 from worker.apis.core.models import ModelList, fingerprint, model_card
 from worker.apis.core.payloads import NO_PLACES, MediaPlaces
+from worker.apis.core.request import JobRequest, Request, Terms
 from worker.apis.infill import tokens
-from worker.apis.infill.request import InfillAsked, read_infill
+from worker.apis.infill.request import read_infill
 from worker.apis.messages import blocks
-from worker.apis.messages.request import MessageAsked, read_counted, read_messages, token_count
+from worker.apis.messages.answer import TokenCount
+from worker.apis.messages.request import read_counted, read_messages
 from worker.apis.responses import items
-from worker.apis.responses.request import ResponseAsked, input_tokens, read_response
+from worker.apis.responses.request import read_response
+from worker.apis.responses.resource import InputTokens
 from worker.config.engine_settings import MAX_PROMPT_CHARS
 from worker.errors import WorkerError, WorkerLoading
 from worker.server.front.admission import LOADING_RETRY_S
@@ -52,9 +54,6 @@ from worker.wire.questions import Tokenized
 Asked = TypeVar("Asked")
 Reader = Callable[[bytearray, Terms], Asked]
 """(body, terms) → the request. Raises: WorkerError."""
-
-Conversed = ChatAsked | InfillAsked | ResponseAsked | MessageAsked
-"""A request with one prompt."""
 
 
 class Api:
@@ -109,67 +108,57 @@ class Api:
     def answer(
         self,
         request: AnyRequest,
-        asked: Conversed | CompletionAsked,
+        asked: Request,
         heading: Heading,
         prompts: Sequence[Prompt],
         choices: Sequence[Choice],
-        *,
-        prompt_logprobs: int | None = None,
     ) -> ASGIResponse:
         """Open the jobs of an answer, n for each prompt, and answer with their output. Raises: see open_jobs."""
-        generation, n = asked.generation, asked.generation.n
-        tools = generation.reading.use.for_engine()
+        numbered = zip(product(prompts, range(asked.n)), choices, strict=True)
         jobs = opened_jobs(
             self.front,
             request,
             [
                 JobRequest(
                     job_id=heading.id if len(choices) == 1 else f"{heading.id}-{at}",
-                    fields=generation.choice(number),
+                    asked=asked,
                     prompt=prompt,
                     dialect=choice,
-                    prompt_logprobs=prompt_logprobs,
-                    prediction=generation.prediction,
-                    marks="shown" if generation.shows_marks else asked.marks,
-                    stops_anywhere=generation.reading.keeps_thoughts,
-                    tools=tools,
-                    reasoning_budget=generation.reasoning_budget,
+                    number=number,
                     answer_id=heading.id,
-                    model=generation.model,
-                    n_answers=n if number == 0 else None,
                 )
-                for at, ((prompt, number), choice) in enumerate(zip(product(prompts, range(n)), choices, strict=True))
+                for at, ((prompt, number), choice) in enumerate(numbered)
             ],
             self.front.settings.inference_timeout_sec,
         )
-        headers = {"x-request-id": heading.id} | _ignored(generation.ignored, generation.ignored_tools)
+        headers = {"x-request-id": heading.id} | _ignored(asked.ignored, asked.ignored_tools)
         respond = partial(
             JobResponse,
             self.front,
             jobs,
             headers,
-            as_asked=partial(_as_asked, generation),
-            headers_when_accepted=partial(_accepted_headers, generation, jobs, self.facts.context_length),
+            as_asked=partial(_as_asked, asked),
+            headers_when_accepted=partial(_accepted_headers, asked, jobs, self.facts.context_length),
         )
-        if generation.is_stream:
-            return respond(ending=partial(last_chunks, heading, choices, n, generation.options))
-        return respond(whole=partial(whole, heading, choices, n))
+        if asked.is_stream:
+            return respond(ending=partial(last_chunks, heading, choices, asked.n, asked.options))
+        return respond(whole=partial(whole, heading, choices, asked.n))
 
 
-def _as_asked(generation: Generation, refusal: WorkerError) -> WorkerError:
+def _as_asked(asked: Request, refusal: WorkerError) -> WorkerError:
     """An engine's refusal with the client's names of the fields."""
     if not isinstance(refusal, FieldsRefused):
         return refusal
-    tools = [tool.place for tool in generation.reading.use.tools]
-    return refused_as_spelled(refusal, generation.names, generation.places, tools)
+    tools = [tool.place for tool in asked.reading.use.tools]
+    return refused_as_spelled(refusal, asked.names, asked.places, tools)
 
 
-def _accepted_headers(generation: Generation, jobs: Sequence[Job], context_length: int) -> dict[str, str]:
+def _accepted_headers(asked: Request, jobs: Sequence[Job], context_length: int) -> dict[str, str]:
     """Report the length to which answers are cut, if a request asked for more tokens than its longest prompt leaves,
     and the tools whose schemas the engine cannot enforce."""
-    max_tokens = generation.cut_to(context_length - max(job.prompt_tokens for job in jobs))
+    max_tokens = asked.cut_to(context_length - max(job.prompt_tokens for job in jobs))
     cut = [] if max_tokens is None else [str(max_tokens)]
-    tools = generation.reading.use.tools
+    tools = asked.reading.use.tools
     loose = in_header(tools[place].given_name for place in jobs[0].unenforced_tools)
     return _lists({"x-max-tokens-cut": cut, "x-unenforced-tools": loose})
 
@@ -204,9 +193,9 @@ def api_routes(api: Api) -> list[HTTPRouteHandler]:
 def agent_routes(api: Api) -> list[HTTPRouteHandler]:
     return [
         _generating(api, "/v1/responses", read_response, items.PAYLOADS, prefix="resp_"),
-        _counting(api, "/v1/responses/input_tokens", read_response, items.PAYLOADS, input_tokens),
+        _counting(api, "/v1/responses/input_tokens", read_response, items.PAYLOADS, InputTokens),
         _generating(api, "/v1/messages", read_messages, blocks.PAYLOADS, prefix="msg_"),
-        _counting(api, "/v1/messages/count_tokens", read_counted, blocks.PAYLOADS, token_count),
+        _counting(api, "/v1/messages/count_tokens", read_counted, blocks.PAYLOADS, TokenCount),
         _hello,
     ]
 
@@ -236,7 +225,7 @@ def _model_routes(api: Api) -> list[HTTPRouteHandler]:
 def _generating(
     api: Api,
     path: str,
-    read: Reader[Conversed],
+    read: Reader[Request],
     payloads: MediaPlaces,
     *,
     prefix: str,
@@ -249,7 +238,7 @@ def _generating(
         with counted(api.front, request, operation):
             asked = await api.read(request, read, payloads)
             heading = api.heading(prefix)
-            return api.answer(request, asked, heading, [asked.prompt], asked.choices(heading))
+            return api.answer(request, asked, heading, asked.prompts, asked.answers(heading))
 
     return generate
 
@@ -257,16 +246,17 @@ def _generating(
 def _counting(
     api: Api,
     path: str,
-    read: Reader[ResponseAsked | MessageAsked],
+    read: Reader[Request],
     payloads: MediaPlaces,
-    count: Callable[[Tokenized], object],
+    shape: Callable[..., object],
 ) -> HTTPRouteHandler:
+    """A route that answers with the number of the prompt's tokens in a body of this shape."""
+
     @post(path, status_code=200)
     async def count_tokens(request: AnyRequest) -> Response[bytes]:
         asked = await api.read(request, read, payloads)
-        generation = asked.generation
-        found = await _spelled(api.front.tokenize(asked.prompt), generation.names, generation.places)
-        return _body(count(found), generation.ignored, generation.ignored_tools)
+        found = await _spelled(api.front.tokenize(asked.prompts[0]), asked.names, asked.places)
+        return _body(shape(input_tokens=len(found.tokens)), asked.ignored, asked.ignored_tools)
 
     return count_tokens
 
@@ -282,19 +272,19 @@ def _completions(api: Api) -> HTTPRouteHandler:
                 request,
                 asked,
                 heading,
-                [asked.to_engine(prompt) for prompt, _ in echoed],
-                asked.choices(heading, [echo for _, echo in echoed]),
-                prompt_logprobs=asked.needs_prompt_logprobs,
+                [prompt for prompt, _ in echoed],
+                asked.answers(heading, [echo for _, echo in echoed]),
             )
 
     return text_completions
 
 
-async def _echoed(front: Front, asked: CompletionAsked, prompt: PlainPrompt) -> tuple[PlainPrompt, Echo | None]:
+async def _echoed(front: Front, asked: Request, prompt: Prompt) -> tuple[Prompt, Echo | None]:
     """The prompt for the engine, and the beginning of its answer. Raises: see Front.tokenize."""
     if not asked.is_echo:
         return prompt, None
-    if asked.logprobs is None:
+    assert isinstance(prompt, str | tuple)  # an echo excludes a gap
+    if asked.params.logprobs is None:
         return prompt, Echo(prompt if isinstance(prompt, str) else await front.detokenize(prompt))
     ids = (await front.tokenize(prompt)).tokens if isinstance(prompt, str) else prompt
     text = prompt if isinstance(prompt, str) else await front.detokenize(prompt)
@@ -323,21 +313,20 @@ def _token_routes(api: Api) -> list[HTTPRouteHandler]:
     @post("/v1/chat/completions/render", status_code=200)
     async def render_chat(request: AnyRequest) -> Response[bytes]:
         asked = await api.read(request, read_chat, chat.PAYLOADS)
-        return _body(await _rendered(api.front, asked.prompt, asked.generation), asked.generation.ignored)
+        (rendered,) = await _rendered(api.front, asked)
+        return _body(rendered, asked.ignored)
 
     @post("/v1/completions/render", status_code=200)
     async def render_completion(request: AnyRequest) -> Response[bytes]:
         asked = await api.read(request, read_completion)
-        prompts = map(asked.to_engine, asked.prompts)
-        rendered = [await _rendered(api.front, prompt, asked.generation) for prompt in prompts]
-        return _body(rendered, asked.generation.ignored)
+        return _body(await _rendered(api.front, asked), asked.ignored)
 
     return [tokenize, detokenize, tokenizer_info, render_chat, render_completion]
 
 
-async def _rendered(front: Front, prompt: Prompt, generation: Generation) -> tokens.RenderedBody:
-    found = await _spelled(front.tokenize(prompt), generation.names)
-    return tokens.RenderedBody(token_ids=found.tokens, prompt=found.text)
+async def _rendered(front: Front, asked: Request) -> list[tokens.RenderedBody]:
+    found = [await _spelled(front.tokenize(prompt), asked.names) for prompt in asked.prompts]
+    return [tokens.RenderedBody(token_ids=one.tokens, prompt=one.text) for one in found]
 
 
 async def _spelled(answer: Awaitable[Tokenized], names: Mapping[str, str], places: Sequence[str] = ()) -> Tokenized:

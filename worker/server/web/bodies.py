@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from litestar import Request
 from litestar.exceptions import HTTPException
 
-from worker.apis.core.headers import foreign_codings, is_json_content_type
 from worker.apis.core.payloads import MediaPlaces
+from worker.apis.core.received import foreign_codings, is_json_content_type
 from worker.config.settings import Settings
 from worker.server.web.large_bodies import LARGE_BODY_BYTES, LargeBodies
 

@@ -31,7 +31,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from worker.apis.core.headers import correlation_id
+from worker.apis.core.received import correlation_id
 from worker.errors import WorkerBusy
 from worker.server.web.connection_limits import ConnectionLimits, ConnectionState
 

@@ -28,7 +28,7 @@ from litestar.response.base import ASGIResponse
 from litestar.routes import HTTPRoute
 from litestar.types import HTTPScope, Message, Method, Receive, Scope, Send
 
-from worker.apis.core.headers import correlation_id, request_id, trace_context
+from worker.apis.core.received import correlation_id, request_id, trace_context
 from worker.config.option import shown
 from worker.config.settings import Settings
 from worker.errors import Forbidden, InternalError, Unauthorized, WorkerError, WrongHost

@@ -15,10 +15,9 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
 from worker.apis.core.events import Dialect
-from worker.apis.core.headers import request_id, trace_context
-from worker.apis.core.job_request import JobRequest
-from worker.apis.pool.execute import checked_prompt, parse_execute
-from worker.apis.pool.framing import choose_dialect
+from worker.apis.core.received import request_id, trace_context
+from worker.apis.core.request import JobRequest, Request
+from worker.apis.pool.execute import checked_prompt, choose_dialect, parse_execute
 from worker.errors import WorkerError
 from worker.server.front.job import Job, next_chunk_of
 from worker.server.front.state import Front
@@ -183,4 +182,5 @@ def _read_execute(body: bytearray, front: Front, dialect: Dialect, max_tokens_ou
     request = parse_execute(body)
     vocab_size = front.facts.vocab_size if front.facts is not None else None
     prompt = checked_prompt(request, max_tokens_out, vocab_size, max_prompt_chars=front.settings.max_prompt_chars)
-    return JobRequest(job_id=request.job_id, fields=request, prompt=prompt, dialect=dialect)
+    asked = Request(prompts=(prompt,), params=request)
+    return JobRequest(job_id=request.job_id, asked=asked, prompt=prompt, dialect=dialect)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.apis.core.headers import correlation_id, foreign_codings, is_json_content_type, parse_deadline, request_id
+from worker.apis.core.received import correlation_id, foreign_codings, is_json_content_type, parse_deadline, request_id
 from worker.errors import InvalidRequest
 
 ID = "550e8400-e29b-41d4-a716-446655440000"

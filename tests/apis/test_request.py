@@ -5,14 +5,14 @@ from typing import Any
 from msgspec.structs import asdict
 
 from tests.apis.pool.vectors import OTHER_THAN_DEFAULTS, R0, body_of
-from worker.apis.core.job_request import JobRequest
-from worker.apis.pool.execute import parse_execute
-from worker.apis.pool.framing import TEXT_ONLY
+from worker.apis.core.request import JobRequest, Request
+from worker.apis.pool.execute import TEXT_ONLY, parse_execute
 from worker.wire.jobs import JobKey, SamplingParams, Submit
 
 
 def submit_of(fields: SamplingParams) -> Submit:
-    return JobRequest(job_id="a", fields=fields, prompt="Hello", dialect=TEXT_ONLY).submit(JobKey(1))
+    asked = Request(prompts=("Hello",), params=fields)
+    return JobRequest(job_id="a", asked=asked, prompt="Hello", dialect=TEXT_ONLY).submit(JobKey(1))
 
 
 def submitted(**sent: Any) -> Submit:

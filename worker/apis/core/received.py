@@ -1,6 +1,7 @@
-"""The request headers that have a meaning in the protocol, from text to value (docs/protocol.md#http).
+"""A request as it arrives: the headers that have a meaning in the protocol (docs/protocol.md#http), and a body that may
+be JSON. RFC 8259 8.1 requires UTF-8 and lets a reader skip a byte order mark.
 
-`Accept` is events.py's. Pure except for the fresh UUIDs.
+Pure except for the fresh UUIDs.
 """
 
 import re
@@ -24,6 +25,19 @@ _JSON_TYPE = re.compile(r"application/([^\s/]+\+)?json", re.IGNORECASE)
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 _MAX_SHOWN_CHARACTERS = 40
+
+_MARK = b"\xef\xbb\xbf"
+
+_WIDE = re.compile(rb"\xff\xfe|\xfe\xff|\x00|[^\x00]\x00")
+"""The start of UTF-16 and UTF-32: their marks, or a zero byte next to the first character, which is ASCII in JSON."""
+
+_PAIRED = re.compile(
+    rb"(?:[^\\\xed]+|\\[^u]|\\u(?!d[89a-f]).{4}|\\ud[89ab]..\\ud[c-f]..|\xed(?![\xa0-\xbf]))*+",
+    re.DOTALL | re.IGNORECASE,
+)
+"""The longest beginning without half of a surrogate pair, written as an escape or as bytes."""
+
+_HALF = re.compile(rb"\\ud[89a-f]|\xed[\xa0-\xbf]", re.IGNORECASE)
 
 
 def correlation_id(value: str | None) -> str:
@@ -75,3 +89,21 @@ def is_json_content_type(value: str | None) -> bool:
     """True for application/json and application/*+json, with any parameters."""
     media_type = (value or "").split(";", 1)[0].strip()
     return _JSON_TYPE.fullmatch(media_type) is not None
+
+
+def without_mark(body: bytes | bytearray) -> bytes | bytearray:
+    return body[len(_MARK) :] if body.startswith(_MARK) else body
+
+
+def fault_of(body: bytes | bytearray, error: Exception) -> str:
+    """The reason why the body is not JSON. The text of `error` is used unless it would mislead."""
+    if _WIDE.match(body):
+        return "it is in UTF-16 or UTF-32; send it in UTF-8"
+    if (paired := _PAIRED.match(body)) and _HALF.match(body, paired.end()):
+        return (
+            f"half of a surrogate pair stands alone at byte {paired.end()}; write a character beyond U+FFFF as two "
+            "escapes, or as it is in UTF-8"
+        )
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    return str(error)
