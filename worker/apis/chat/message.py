@@ -21,7 +21,7 @@ from worker.apis.core.answers import (
 )
 from worker.apis.core.events import Piece
 from worker.apis.core.reading import Reading
-from worker.formats.read.parse import Arguments, CallBegun, Content, Delta, Message, Thought, message_of
+from worker.formats.read.parse import Arguments, CallBegun, Content, Delta, Thought, message_of
 from worker.wire.encoding import Count, doc, encode_json
 from worker.wire.jobs import Logprob, TopToken
 
@@ -141,9 +141,15 @@ class ChatAnswer(ReadChoice):
 
     def made(self) -> ChatChoice:
         message = message_of(self._deltas, is_unfinished=self._reader.is_unfinished)
+        calls = [
+            MessageCall(id=call.id, function=MessageFunction(name=call.name, arguments=call.arguments))
+            for call in message.calls
+        ]
+        thoughts: dict[str, Any] = dict.fromkeys(self._reasoning_fields, message.reasoning or msgspec.UNSET)
+        content = None if calls and not message.content else message.content
         return ChatChoice(
             index=self.index,
-            message=_whole(message, self._reasoning_fields),
+            message=ChatMessage(content=content, tool_calls=calls or msgspec.UNSET, **thoughts),
             logprobs=ChatLogprobs(content=array(self._logprobs)) if self._wants_logprobs else None,
             finish_reason=self._reason,
         )
@@ -201,20 +207,6 @@ class ChatAnswer(ReadChoice):
                 return b'{"tool_calls":[%b,"function":{"name":%b,"arguments":""}}]}' % (head, encode_json(name))
             case Arguments(index, text):
                 return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (index, encode_json(text))
-
-
-def _whole(message: Message, reasoning_fields: Sequence[str]) -> ChatMessage:
-    calls = [
-        MessageCall(id=call.id, function=MessageFunction(name=call.name, arguments=call.arguments))
-        for call in message.calls
-    ]
-    thoughts = message.reasoning or msgspec.UNSET
-    return ChatMessage(
-        content=None if calls and not message.content else message.content,
-        reasoning_content=thoughts if "reasoning_content" in reasoning_fields else msgspec.UNSET,
-        reasoning=thoughts if "reasoning" in reasoning_fields else msgspec.UNSET,
-        tool_calls=calls or msgspec.UNSET,
-    )
 
 
 def _listed(logprobs: Sequence[Logprob]) -> bytes:

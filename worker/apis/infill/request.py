@@ -5,13 +5,14 @@ Owns the route's fields and the shape of its answers. Pure.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from worker.apis.core.answers import Allowance, Choice, Heading
 from worker.apis.core.bodies import Problems
-from worker.apis.core.events import EndEvent, Piece
+from worker.apis.core.events import Piece
 from worker.apis.core.fields import (
     GeneratingRequest,
     Length,
@@ -190,21 +191,9 @@ class FillAnswer(Choice):
         self._texts.clear()
 
     def made(self) -> Mapping[str, Any]:
-        assert self.ended is not None
-        return chosen(msgspec.to_builtins(self._fill(self.ended)), self._paths)
-
-    def _grown(self, piece: Piece) -> bytes:
-        if self.is_collecting:
-            self._texts.append(piece.text)
-            return b""
-        members = b'"tokens_predicted":%d,"tokens_evaluated":%d' % (self.n_drawn, self.n_prompt)
-        return b'data: {"index":0,"content":%b,"stop":false,"id_slot":0,%b}\n\n' % (encode_json(piece.text), members)
-
-    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - there are none
-        return b"" if self.is_collecting else b"data: " + encode_json(self.made()) + b"\n\n"
-
-    def _fill(self, event: EndEvent) -> Fill:
-        return Fill(
+        event = self.ended
+        assert event is not None
+        fill = Fill(
             content="".join(self._texts),
             model=self._heading.model,
             tokens_predicted=self.n_drawn,
@@ -219,9 +208,20 @@ class FillAnswer(Choice):
                 prompt_ms=event.time_to_first_token_ms,
                 predicted_n=self.n_drawn,
                 predicted_ms=event.decode_time_ms,
-                predicted_per_second=_per_second(self.n_drawn, event.decode_time_ms),
+                predicted_per_second=round(1000 * self.n_drawn / (event.decode_time_ms or inf), 2),
             ),
         )
+        return chosen(msgspec.to_builtins(fill), self._paths)
+
+    def _grown(self, piece: Piece) -> bytes:
+        if self.is_collecting:
+            self._texts.append(piece.text)
+            return b""
+        members = b'"tokens_predicted":%d,"tokens_evaluated":%d' % (self.n_drawn, self.n_prompt)
+        return b'data: {"index":0,"content":%b,"stop":false,"id_slot":0,%b}\n\n' % (encode_json(piece.text), members)
+
+    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - there are none
+        return b"" if self.is_collecting else b"data: " + encode_json(self.made()) + b"\n\n"
 
 
 def chosen(answer: Mapping[str, Any], paths: Sequence[str] | None) -> Mapping[str, Any]:
@@ -237,7 +237,3 @@ def chosen(answer: Mapping[str, Any], paths: Sequence[str] | None) -> Mapping[st
         if value is not None:
             found[path] = value
     return found
-
-
-def _per_second(n_tokens: int, time_ms: int) -> float:
-    return round(1000 * n_tokens / time_ms, 2) if time_ms else 0.0

@@ -93,6 +93,7 @@ class Middleware:
         asked = Headers.from_scope(scope)
         correlation = scope["state"]["correlation_id"] = correlation_id(asked.get("x-correlation-id"))
         own_id = request_id(asked.get("x-request-id"))
+        scope["state"]["method"] = scope["method"]  # for the text of a refusal
         method = scope["method"] if scope["method"] in METHODS else OTHER
         exchange = Exchange(method, self._routes.label(scope["path"]), scope["path"])
 
@@ -116,7 +117,9 @@ class Middleware:
                 elif (refusal := self._refusal(scope, asked)) is not None:
                     await send_refusal(scope, refusal, receive, send_with_ids)
                 else:
-                    await self._app(_as_routed(scope), receive, send_with_ids)
+                    routed = scope.copy()
+                    routed["method"] = _ROUTED_AS.get(scope["method"], scope["method"])
+                    await self._app(routed, receive, send_with_ids)
             finally:
                 with structlog.contextvars.bound_contextvars(**named):
                     self._end(exchange, scope["state"].get(REFUSAL))
@@ -161,13 +164,6 @@ class Middleware:
                 bytes=exchange.n_bytes,
                 ms=round((time.monotonic() - exchange.began_s) * 1000, 1),
             )
-
-
-def _as_routed(scope: HTTPScope) -> HTTPScope:
-    routed = scope.copy()
-    scope["state"]["method"] = scope["method"]  # for the text of a refusal
-    routed["method"] = _ROUTED_AS.get(scope["method"], scope["method"])
-    return routed
 
 
 @contextmanager
