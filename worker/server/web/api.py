@@ -25,7 +25,7 @@ from worker.apis.core.answers import Choice, Heading, last_chunks, whole
 from worker.apis.core.bodies import FieldsRefused
 from worker.apis.core.errors import UnknownModel, refused_as_spelled
 from worker.apis.core.fields import in_header
-from worker.apis.core.models import ModelList, fingerprint, model_card
+from worker.apis.core.models import ModelCard, ModelList, fingerprint, model_card
 from worker.apis.core.payloads import NO_PLACES, MediaPlaces
 from worker.apis.core.request import JobRequest, Request, Terms
 from worker.apis.infill import tokens
@@ -196,20 +196,23 @@ def agent_routes(api: Api) -> list[HTTPRouteHandler]:
         _counting(api, "/v1/responses/input_tokens", read_response, items.PAYLOADS, InputTokens),
         _generating(api, "/v1/messages", read_messages, blocks.PAYLOADS, prefix="msg_"),
         _counting(api, "/v1/messages/count_tokens", read_counted, blocks.PAYLOADS, TokenCount),
-        _hello,
+        state_route("/api/hello", lambda: text_answer("hello", 200)),  # Claude Code asks whether there is a server
     ]
 
 
-@get("/api/hello", sync_to_thread=False)
-def _hello() -> Response[bytes]:
-    """Answer Claude Code's question whether there is a server."""
-    return text_answer("hello", 200)
+def state_route(path: str | list[str], answer: Callable[[], Response[bytes]]) -> HTTPRouteHandler:
+    """A route whose answer does not depend on the request."""
+
+    @get(path, sync_to_thread=False)
+    def answered() -> Response[bytes]:
+        return answer()
+
+    return answered
 
 
 def _model_routes(api: Api) -> list[HTTPRouteHandler]:
-    @get("/v1/models", sync_to_thread=False)
-    def models() -> Response[bytes]:
-        return _body(ModelList(data=[model_card(api.facts, api.model_name, api.created)]))
+    def card() -> ModelCard:
+        return model_card(api.facts, api.model_name, api.created)
 
     @get("/v1/models/{model_id:path}", sync_to_thread=False)
     def model(request: AnyRequest) -> Response[bytes]:
@@ -217,9 +220,9 @@ def _model_routes(api: Api) -> list[HTTPRouteHandler]:
         asked = request.scope["path"].removeprefix("/v1/models/").removesuffix("/")
         if asked != api.model_name:
             raise UnknownModel(asked, api.model_name)
-        return _body(model_card(api.facts, api.model_name, api.created))
+        return _body(card())
 
-    return [models, model]
+    return [state_route("/v1/models", lambda: _body(ModelList(data=[card()]))), model]
 
 
 def _generating(
@@ -306,9 +309,7 @@ def _token_routes(api: Api) -> list[HTTPRouteHandler]:
         text = await api.front.detokenize(asked.tokens)
         return _body(tokens.TextBody(content=text, prompt=text), asked.ignored)
 
-    @get("/tokenizer_info", sync_to_thread=False)
-    def tokenizer_info() -> Response[bytes]:
-        return _body(tokens.tokenizer_info(api.facts))
+    tokenizer_info = state_route("/tokenizer_info", lambda: _body(tokens.tokenizer_info(api.facts)))
 
     @post("/v1/chat/completions/render", status_code=200)
     async def render_chat(request: AnyRequest) -> Response[bytes]:

@@ -14,7 +14,7 @@ from worker.apis.core.bodies import CancelBody, shutdown_body
 from worker.apis.pool.execute import parse_cancel
 from worker.server.front.health import Phase
 from worker.server.front.state import Front
-from worker.server.web.api import Api, agent_routes, api_routes
+from worker.server.web.api import Api, agent_routes, api_routes, state_route
 from worker.server.web.bodies import AnyRequest, Bodies
 from worker.server.web.middleware import Middleware
 from worker.server.web.pages import document_of, document_routes, page_routes
@@ -47,48 +47,32 @@ def described_routes(front: Front) -> list[HTTPRouteHandler]:
     bodies = Bodies(front.settings)
     handlers = [*_state_routes(front), execute_route(front, bodies), *_control_routes(front, bodies)]
     api = Api(front, bodies)
-    return [*handlers, *api_routes(api), *_probe_routes(front), *agent_routes(api)]
+    probes = [state_route("/version", lambda: _json({"version": __version__})), _ready_route(front, "/ping", "pong")]
+    return [*handlers, *api_routes(api), *probes, *agent_routes(api)]
 
 
 def _state_routes(front: Front) -> list[HTTPRouteHandler]:
-    @get(["/health", "/v1/health"], sync_to_thread=False)
-    def health() -> Response[bytes]:
-        """The cached state, with status 503 only before the worker was ready for the first time."""
-        return _json(front.health(), 503 if front.phase is Phase.STARTING else 200)
-
-    @get("/v1/ready", sync_to_thread=False)
-    def ready() -> Response[bytes]:
-        return _json(front.readiness())
-
-    @get("/readyz", sync_to_thread=False)
-    def readyz() -> Response[bytes]:
-        """200 if the worker takes jobs; the length of the queue does not matter."""
-        return _probe(is_ok=front.phase is Phase.READY, yes="ready")
-
-    @get("/livez", sync_to_thread=False)
-    def livez() -> Response[bytes]:
-        """200 shows that the front's event loop runs. A worker that is about to exit is not alive."""
-        return _probe(is_ok=front.phase is not Phase.FAILED, yes="alive", no="failed")
-
     @get("/metrics", sync_to_thread=False)
     def metrics(request: AnyRequest) -> Response[bytes]:
         body, content_type = front.scrape(request.headers.get("accept"))
         return Response(body, headers={"content-type": content_type})
 
-    return [health, ready, readyz, livez, metrics]
+    return [
+        # The cached state, with status 503 only before the worker was ready for the first time.
+        state_route(
+            ["/health", "/v1/health"], lambda: _json(front.health(), 503 if front.phase is Phase.STARTING else 200)
+        ),
+        state_route("/v1/ready", lambda: _json(front.readiness())),
+        _ready_route(front, "/readyz", "ready"),
+        # 200 shows that the front's event loop runs. A worker that is about to exit is not alive.
+        state_route("/livez", lambda: _probe(is_ok=front.phase is not Phase.FAILED, yes="alive", no="failed")),
+        metrics,
+    ]
 
 
-def _probe_routes(front: Front) -> list[HTTPRouteHandler]:
-    @get("/version", sync_to_thread=False)
-    def version() -> Response[bytes]:
-        return _json({"version": __version__})
-
-    @get("/ping", sync_to_thread=False)
-    def ping() -> Response[bytes]:
-        """Answer like /readyz; model servers use this name."""
-        return _probe(is_ok=front.phase is Phase.READY, yes="pong")
-
-    return [version, ping]
+def _ready_route(front: Front, path: str, word: str) -> HTTPRouteHandler:
+    """200 if the worker takes jobs; the length of the queue does not matter."""
+    return state_route(path, lambda: _probe(is_ok=front.phase is Phase.READY, yes=word, no="not ready"))
 
 
 def _control_routes(front: Front, bodies: Bodies) -> list[HTTPRouteHandler]:
@@ -127,7 +111,7 @@ def places(handler: HTTPRouteHandler) -> list[tuple[str, str]]:
     return [(method, path) for path in paths for method in sorted(handler.http_methods)]
 
 
-def _probe(*, is_ok: bool, yes: str, no: str = "not ready") -> Response[bytes]:
+def _probe(*, is_ok: bool, yes: str, no: str) -> Response[bytes]:
     return text_answer(yes if is_ok else no, 200 if is_ok else 503)
 
 
