@@ -1,7 +1,6 @@
 """The application: all routes of docs/protocol.md#http, and those of health, metrics, cancel and shutdown in full.
 
-No rule of the worker is in this module: decode, call the front, encode. Runs on the front's event loop, and waits for
-nothing but the client.
+No rule of the worker is in this module: decode, call the front, encode.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""Request bodies: which are read, and the thread on which large ones are decoded.
-
-Runs on the front's event loop, except for the decoding.
-"""
+"""Request bodies: which are read, and the thread on which large ones are decoded."""
 
 import asyncio
 from collections.abc import Callable
@@ -31,8 +28,6 @@ class EncodedBody(HTTPException):
 
 
 class Bodies:
-    """Read and decode bodies. `decoded` is the usual call: it decodes a body while it is `received`."""
-
     def __init__(self, settings: Settings) -> None:
         self._large = LargeBodies(settings.max_body_bytes, settings.max_whole_bytes)
         # One thread at a time: several threads would take the interpreter lock from the loop in turns, and malloc keeps

@@ -1,7 +1,4 @@
-"""Large bodies: the memory that they share, the queue for it, and the time in which they must arrive.
-
-Owns: the limits of a body, its part of the memory, and the order in which bodies get theirs.
-"""
+"""Large bodies: their limits, the memory that they share, the queue for it, and the time in which they must arrive."""
 
 import asyncio
 from collections.abc import AsyncIterator

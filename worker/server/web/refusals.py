@@ -1,8 +1,5 @@
-"""The form of a refusal on the wire: the texts of docs/protocol.md#http, OpenAI's shape on the routes of `/v1`, or
-Anthropic's on `/v1/messages`; and a refusal as the log and the counters name it.
-
-Owns: the choice between the forms by path.
-"""
+"""The form of a refusal on the wire, chosen by path: the texts of docs/protocol.md#http, OpenAI's shape at `/v1`, or
+Anthropic's at `/v1/messages`; and a refusal as the log and the counters name it."""
 
 import re
 from collections.abc import Callable
@@ -25,10 +22,6 @@ from worker.server.web.pages import BROWSED_PATHS
 
 log = get_logger()
 
-_TEXT = "text/plain"
-_JSON = "application/json"
-
-_API = "/v1/"
 _OTHER_API_PATHS = frozenset({"/v1", "/infill", "/tokenize", "/detokenize", "/tokenizer_info"})
 _MESSAGES = "/v1/messages"
 
@@ -86,7 +79,7 @@ def is_messages_path(path: str) -> bool:
 def errors_of(path: str) -> Errors | None:
     """The shape of errors on a path of OpenAI's, vLLM's, llama-server's or Anthropic's API, also if no such route
     exists; None on the pool manager's and all other paths."""
-    is_api = path.startswith(_API) or path.rstrip("/") in _OTHER_API_PATHS
+    is_api = path.startswith("/v1/") or path.rstrip("/") in _OTHER_API_PATHS
     if not is_api or _POOL_MANAGER_PATHS.fullmatch(path):
         return None
     return ANTHROPIC_ERRORS if is_messages_path(path) else OPENAI_ERRORS
@@ -94,7 +87,7 @@ def errors_of(path: str) -> Errors | None:
 
 def refusal_of(scope: Scope, error: Exception, route_list: str = "") -> Response[bytes]:
     """Note the refusal for the log, and return its answer; an unknown path gets `route_list`."""
-    note_refusal(scope, error)
+    scope["state"][REFUSAL] = _noted(error)
     errors = errors_of(scope["path"])
     if not isinstance(error, HTTPException):
         return _pool_refusal(error) if errors is None else _refusal(errors.refusal, error)
@@ -124,17 +117,14 @@ async def send_refusal(scope: Scope, error: WorkerError, receive: Receive, send:
     await answer(scope, receive, send)
 
 
-def note_refusal(scope: Scope, error: Exception) -> None:
-    """Note the error that is answered, so that the end of the exchange reports it."""
+def _noted(error: Exception) -> Refusal:
     match error:
         case WorkerError():
-            noted = Refusal(error.http_status, error.code, error.reason)
+            return Refusal(error.http_status, error.code, error.reason)
         case HTTPException(status_code=status):
             code, _, _ = HTTP_ERRORS.get(status, ("INVALID_REQUEST", "", ""))
-            noted = Refusal(status, code, HTTPStatus(status).phrase.lower())
-        case _:
-            noted = Refusal(InternalError.http_status, InternalError.code, type(error).__name__)
-    scope["state"][REFUSAL] = noted
+            return Refusal(status, code, HTTPStatus(status).phrase.lower())
+    return Refusal(InternalError.http_status, InternalError.code, type(error).__name__)
 
 
 def _pool_refusal(error: Exception) -> Response[bytes]:
@@ -156,8 +146,8 @@ def _refusal(body: Callable[[WorkerError], bytes], error: Exception) -> Response
 
 
 def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response[bytes]:
-    return Response(body, status_code=status, media_type=_JSON, headers=headers)
+    return Response(body, status_code=status, media_type="application/json", headers=headers)
 
 
 def text_answer(body: str, status: int, headers: dict[str, str] | None = None) -> Response[bytes]:
-    return Response(body.encode(), status_code=status, media_type=_TEXT, headers=headers)
+    return Response(body.encode(), status_code=status, media_type="text/plain", headers=headers)
