@@ -121,8 +121,6 @@ def _check_merges(metadata: Metadata, tokenizer: str, pre: str) -> None:
 
 def _check_doubles(metadata: Metadata, texts: Sequence[bytes]) -> None:
     """GGML_ASSERT(id_to_token.size() == token_to_id.size()), whatever the tokenizer."""
-    if len(set(texts)) == len(texts):
-        return
     first: dict[bytes, int] = {}
     for token, text in enumerate(texts):
         if (other := first.setdefault(text, token)) != token:
@@ -153,9 +151,8 @@ def _check_phi3(metadata: Metadata, texts: Sequence[bytes]) -> None:
     name = (metadata.remark("general.name") or "").lower()
     if "phi-3" not in name and "phi3" not in name:
         return
-    known = set(texts)
     for text in _PHI3_TOKENS:
-        if text not in known:
+        if text not in texts:
             raise metadata.error(
                 f"metadata key {TOKENS!r} lacks {_shown(text)}, which llama.cpp needs in a Phi-3 model"
             )
@@ -170,7 +167,7 @@ def _shown(text: bytes) -> str:
 
 def gaps_of(tokenizer: str, pre: str, texts: Collection[bytes]) -> Gaps | None:
     """The gaps of the vocabulary; None if it lacks no byte, or has a token for unknown text."""
-    known = texts if isinstance(texts, set | frozenset) else frozenset(texts)
+    known = frozenset(texts)
     if tokenizer == "llama":
         return _gaps_of_escaped(known, is_deadly=True)
     if tokenizer == "rwkv":
@@ -218,11 +215,7 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
     return bytes([int(match[1], 16)]) if re.fullmatch(rb"[0-9a-f]{2}", match[1]) else b""
 
 
-def _byte_level() -> dict[int, str]:
-    """The letter that stands for each byte in a byte-level vocabulary. Source: unicode_byte_to_utf8_map."""
-    own = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return {byte: chr(byte if byte in own else next(others)) for byte in range(256)}
-
-
-_BYTE_LEVEL = _byte_level()
+_OWN_LETTERS = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_OTHERS = iter(range(0x100, 0x200))
+_BYTE_LEVEL = {byte: chr(byte if byte in _OWN_LETTERS else next(_OTHERS)) for byte in range(256)}
+"""The letter that stands for each byte in a byte-level vocabulary. Source: unicode_byte_to_utf8_map."""
