@@ -9,13 +9,13 @@ import pytest
 from tests.apis.asking import TERMS, body, talk
 from worker.apis.core.request import Request
 from worker.apis.core.tools import TEXT_ARGUMENT
-from worker.apis.core.turns import LEFT_OUT
 from worker.apis.responses.items import SILENT
 from worker.apis.responses.request import read_response
 
 RIGHT: dict[str, Any] = {"model": "any", "input": "Hello", "max_output_tokens": 4}
 FUNCTION = {"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}}
 CUSTOM = {"type": "custom", "name": "patch"}
+LEFT_OUT = "[image left out: this model reads text only]"
 USER = {"role": "user", "content": "Hello"}
 CALL = {"type": "function_call", "call_id": "c", "name": "read", "arguments": "{}"}
 
@@ -124,7 +124,7 @@ BROUGHT_IN: list[tuple[dict[str, Any], list[tuple[str, str]], list[str]]] = [
             ("assistant", "[code_interpreter_call: 1+1]"),
             (
                 "user",
-                f'[result of code_interpreter_call: [{{"type":"logs","logs":"2"}},"{LEFT_OUT.format(kind="image")}"]]',
+                f'[result of code_interpreter_call: [{{"type":"logs","logs":"2"}},"{LEFT_OUT}"]]',
             ),
         ],
         ["input.code_interpreter_call.outputs.image"],

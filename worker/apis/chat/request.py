@@ -23,8 +23,7 @@ from worker.apis.core.tools import (
     CallChoice,
     Offered,
     Tool,
-    check_count,
-    check_twins,
+    check_tools,
     checked_use,
     chosen_word,
     function_tool,
@@ -211,7 +210,6 @@ def read_tools(
     problems: Problems, tools: Sequence[ChatTool], raw: object, choice: object, *, is_parallel: bool
 ) -> Offered:
     """The tools. `raw` are the same as the client sent them."""
-    check_count(problems, "tools", len(tools))
     found: list[Tool] = []
     offered = Offered()
     for at, tool in enumerate(tools):
@@ -224,7 +222,7 @@ def read_tools(
             problems.add(place, "required", "is missing")
         elif (read := function_tool(problems, place, tool.function)) is not None:
             found.append(read)
-    check_twins(problems, found)
+    check_tools(problems, found)
     word, only = _choice(problems, choice)
     is_parallel = is_parallel and not names_one(choice)
     offered.use = checked_use(problems, found, word, only, is_parallel=is_parallel)

@@ -23,7 +23,7 @@ MAX_MESSAGES = 2048
 MAX_CALLS = 128
 """The most calls of one message, the same as OpenAI's. With the other limits a conversation fits in a frame."""
 
-_BETWEEN_PARTS = "\n"
+BETWEEN_PARTS = "\n"
 """The separator of the parts of a content, the same as in llama-server and vLLM."""
 
 _KIND_OF_PART = re.compile(r"[a-z_]{1,32}")
@@ -234,7 +234,7 @@ def _as_templates_expect(message: Message) -> Message:
     content = message.content
     calls = [replace(call, function=_with_object(call.function)) for call in _calls(message)]
     if isinstance(content, list):
-        content = _BETWEEN_PARTS.join(part.text for part in content if isinstance(part.text, str))
+        content = BETWEEN_PARTS.join(part.text for part in content if isinstance(part.text, str))
     if content is UNSET or content is None:
         content = None if calls else ""
     return replace(

@@ -5,7 +5,7 @@ among them. Pure.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
@@ -57,13 +57,6 @@ class Tool:
     regex: str | None = None
     """The regular expression of a custom tool's text, or None."""
 
-    def for_template(self) -> dict[str, Any]:
-        """The tool in the only form that templates get, whatever protocol has brought it."""
-        return {
-            "type": "function",
-            "function": {"name": self.name, "description": self.description, "parameters": self.schema},
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
@@ -86,9 +79,13 @@ class ToolUse:
         return self.choice != "none" and (self.only is None or tool.name in self.only)
 
     def for_template(self) -> list[dict[str, Any]] | None:
-        """The tools for the prompt; None if there are none, or if none may be called. A choice among the tools does not
-        change them, so that the prompts of one conversation have the same prefix."""
-        return [tool.for_template() for tool in self.tools] if self.callable else None
+        """The tools in the only form that templates get, whatever protocol has brought them; None if none may be
+        called. A choice among the tools does not change them, so that the prompts of one conversation have the same
+        prefix."""
+        functions = (
+            {"name": tool.name, "description": tool.description, "parameters": tool.schema} for tool in self.tools
+        )
+        return [{"type": "function", "function": function} for function in functions] if self.callable else None
 
     def schemas(self) -> dict[str, object]:
         """The schemas of the tools that the answer may call, by the model's names."""
@@ -178,42 +175,15 @@ def function_tool(
     problems: Problems, place: str, spelled: Spelled, schema_field: str = "parameters", *, namespace: str | None = None
 ) -> Tool | None:
     """The tool; None if it has no name. `place` is its place in the request."""
-    tool = _named(problems, place, spelled, namespace)
+    tool = named_tool(problems, place, spelled, namespace)
     schema: Mapping[str, Any] = getattr(spelled, schema_field) or {}
     if tool is None or not _check_schema(problems, f"{place}.{schema_field}", schema):
         return tool
     return replace(tool, schema=arguments_schema(schema), is_strict=bool(spelled.strict))
 
 
-def custom_tool(
-    problems: Problems,
-    place: str,
-    spelled: Spelled,
-    *,
-    grammar: str | None = None,
-    regex: str | None = None,
-    namespace: str | None = None,
-) -> Tool | None:
-    """A tool whose call is one text; None if it has no name. The model gets the text's form in the description of the
-    argument."""
-    about = "The text for the tool."
-    if grammar is not None:
-        about = f"The text for the tool. It follows this Lark grammar:\n{grammar}"
-    elif regex is not None:
-        about = f"The text for the tool. It matches this regular expression:\n{regex}"
-    text = {"type": "string", "description": about}
-    tool = _named(problems, place, spelled, namespace)
-    return tool and replace(
-        tool,
-        schema={"type": "object", "properties": {TEXT_ARGUMENT: text}, "required": [TEXT_ARGUMENT]},
-        kind="custom",
-        grammar=grammar,
-        regex=regex,
-    )
-
-
-def _named(problems: Problems, place: str, spelled: Spelled, namespace: str | None) -> Tool | None:
-    """The tool without its schema."""
+def named_tool(problems: Problems, place: str, spelled: Spelled, namespace: str | None) -> Tool | None:
+    """The tool without its schema; None if it has no name."""
     if spelled.name is None:
         problems.add(f"{place}.name", "required", "is missing")
         return None
@@ -236,8 +206,9 @@ def check_count(problems: Problems, place: str, n_tools: int) -> None:
         problems.add(place, f"max_count({MAX_TOOLS})", text)
 
 
-def check_twins(problems: Problems, tools: Iterable[Tool]) -> None:
-    """No two tools may have the same name."""
+def check_tools(problems: Problems, tools: Sequence[Tool]) -> None:
+    """There may be MAX_TOOLS tools, each with a name of its own."""
+    check_count(problems, "tools", len(tools))
     own, taken = Problems(), dict[str, str]()
     for tool in tools:
         other = taken.setdefault(tool.name, tool.place)
@@ -294,11 +265,6 @@ def check_constraint(use: ToolUse, fields: SamplingParams, names: Mapping[str, s
     problems.check()
 
 
-def without_schema(fields: SamplingParams, use: ToolUse) -> SamplingParams:
-    """The fields without the schema of the text, if the answer is a call and so has no text."""
-    return msgspec.structs.replace(fields, json_schema=None) if use.choice == "required" else fields
-
-
 # ── schemas ──────────────────────────────────────────────────────────────────────────────────────
 
 _FIRST = ("type", "title", "description", "enum", "const", "properties", "required", "additionalProperties", "items")
@@ -312,7 +278,7 @@ _SCHEMAS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 
 
-def arguments_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_schema(schema: Mapping[str, Any]) -> Any:
     """The canonical schema of a call's arguments: an object, with the keywords in one order.
 
     Two spellings of one schema become equal: another order of keywords, `type` and `properties` left out, keywords
@@ -321,23 +287,21 @@ def arguments_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     return canonical({"type": "object", "properties": {}, **{k: v for k, v in schema.items() if v is not None}})
 
 
-def canonical(schema: Mapping[str, Any]) -> dict[str, Any]:
+def canonical(schema: Any) -> Any:
     """The schema with its keywords in one order, and those of the schemas in it. Values that are data stay as they
     are."""
+    if not isinstance(schema, dict):
+        return schema
     names = sorted(schema, key=lambda name: (_ORDER.get(name, len(_FIRST)), name))
     return {name: _canonical_value(name, schema[name]) for name in names}
 
 
-def _canonical_inside(value: Any) -> Any:
-    return canonical(value) if isinstance(value, dict) else value
-
-
 def _canonical_value(name: str, value: Any) -> Any:
     if name in _NAMED_SCHEMAS and isinstance(value, dict):
-        return {key: _canonical_inside(inner) for key, inner in value.items()}
+        return {key: canonical(inner) for key, inner in value.items()}
     if name in _SCHEMAS and isinstance(value, list):
-        return [_canonical_inside(inner) for inner in value]
-    return _canonical_inside(value) if name in _SCHEMA else value
+        return list(map(canonical, value))
+    return canonical(value) if name in _SCHEMA else value
 
 
 def _check_schema(problems: Problems, place: str, schema: Mapping[str, Any]) -> bool:

@@ -1,15 +1,16 @@
 """A conversation in another protocol's form becomes messages in OpenAI's form, one part after the other.
 
-Owns: which parts become one message, and the place in the request of each message. Two spellings of one conversation
-become the same messages, so that their prompts have the same prefix. Pure.
+Two spellings of one conversation become the same messages, so that their prompts have the same prefix. Pure.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from worker.apis.core.bodies import Problems
-from worker.apis.core.conversation import read_conversation
+from worker.apis.core.conversation import BETWEEN_PARTS, read_conversation
 from worker.apis.core.errors import replaced, respelled
 from worker.apis.core.request import Terms
 from worker.apis.core.thinking import Thinking
@@ -18,18 +19,19 @@ from worker.wire.prompts import Conversation
 
 KIND = re.compile(r"[a-z_]{1,40}")
 """An answer may name a type of this form, but no text that was sent by mistake."""
-_BETWEEN_TEXTS = "\n"
-LEFT_OUT = "[{kind} left out: this model reads text only]"
-"""The text that stands for a picture or a file in a tool's result."""
+MAY_BE_EMPTY = "is missing; send a text, which may be empty"
 
 
 class Turns:
     """The messages so far. Consecutive parts of the assistant are one message: reasoning, text and calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, problems: Problems) -> None:
+        self.problems = problems
         self.messages: list[dict[str, Any]] = []
         self.places: list[str] = []
         """The place of each message, or of its first part."""
+        self.left_out: list[str] = []
+        """The names of what the model does not get."""
 
     def say(self, role: str, text: str, place: str) -> None:
         """Add a message of a user or of the system."""
@@ -52,9 +54,26 @@ class Turns:
         """Add the result of a call."""
         self._add({"role": "tool", "tool_call_id": call_id, "content": text}, place)
 
+    def leave_out(self, place: str, kind: str) -> str:
+        """Name a picture or a file that is left out. Return the text in its place."""
+        self.left_out.append(f"{place}.{kind}")
+        return f"[{kind.removeprefix('input_')} left out: this model reads text only]"
+
+    def refuse(self, place: str, rule: str, text: str) -> None:
+        """Add a problem, unless there are enough."""
+        if not self.problems.is_full:
+            self.problems.add(place, rule, text)
+
+    def needed(self, place: str, part: msgspec.Struct, field: str, text: str = "is missing") -> str:
+        """The text in the field, which must be there."""
+        value: str | None = getattr(part, field)
+        if value is None:
+            self.refuse(f"{place}.{field}", "required", text)
+        return value or ""
+
     def _append(self, field: str, text: str, place: str) -> None:
         message = self._assistants(place)
-        message[field] = f"{message[field]}{_BETWEEN_TEXTS}{text}" if message.get(field) else text
+        message[field] = f"{message[field]}{BETWEEN_PARTS}{text}" if message.get(field) else text
 
     def _assistants(self, place: str) -> dict[str, Any]:
         """The last message if it is the assistant's, else a new one."""
@@ -67,9 +86,9 @@ class Turns:
         self.places.append(place)
 
 
-def joined(texts: list[str]) -> str:
+def joined(texts: Iterable[str]) -> str:
     """The text of a content's parts: a text is the same content as the list with this one part."""
-    return _BETWEEN_TEXTS.join(texts)
+    return BETWEEN_PARTS.join(texts)
 
 
 def got(kind: str) -> str:
@@ -78,7 +97,6 @@ def got(kind: str) -> str:
 
 
 def read_turns(
-    problems: Problems,
     turns: Turns,
     thinking: Thinking,
     offered: Offered,
@@ -89,7 +107,7 @@ def read_turns(
 ) -> Conversation | None:
     """The conversation of another protocol; None if a rule is broken. If it is continued, the answer goes on with the
     last message. `names`: the client's names of a chat's fields."""
-    if problems.found:
+    if turns.problems.found:
         return None
     own = Problems()
     made = read_conversation(
@@ -101,5 +119,5 @@ def read_turns(
         continue_final_message=is_continued,
         max_chars=terms.max_text_chars,
     )
-    problems.found += respelled(replaced(own.found, turns.places), names)
+    turns.problems.found += respelled(replaced(own.found, turns.places), names)
     return made

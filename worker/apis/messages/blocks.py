@@ -5,16 +5,15 @@ bill. Pure.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any
 
 import msgspec
 
-from worker.apis.core.bodies import Problems
 from worker.apis.core.conversation import entries, unread
 from worker.apis.core.payloads import MediaPlaces
 from worker.apis.core.thinking import decoded_thoughts
-from worker.apis.core.turns import KIND, LEFT_OUT, Turns, got, joined
+from worker.apis.core.turns import MAY_BE_EMPTY, Turns, got, joined
 from worker.wire.encoding import doc
 
 ROLES = ("user", "assistant", "system")
@@ -34,6 +33,8 @@ conversations and stands before everything else, so with it no two of them have 
 _BILL_NAME = "system.x-anthropic-billing-header"
 _BILL_LINE = re.compile(rf"{BILL}[^\n]*\n*")
 
+_TOOL_RESULT = re.compile(r"[a-z_]{0,28}_tool_result")
+"""The types of results of tools that the server runs."""
 SIGNATURE = "llorch"
 """The signature of a thinking block that has its text. Clients give back a block with a signature only."""
 _FAILED = "Error: "
@@ -72,155 +73,120 @@ class GivenMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: Annotated[str | list[Block], doc("A text, or blocks.")]
 
 
-def read_system(problems: Problems, value: object, turns: Turns, *, keeps_bill: bool) -> list[str]:
-    """Add the system message. Return the names of what is left out."""
-    content = "" if value is None else problems.shaped("system", value, str | list[Block]) or ""
-    left_out = list(unread("system", value, list[Block]))
-    reader = _BlockReader(problems, left_out, turns)
-    texts = [content] if isinstance(content, str) else reader.texts("system", content)
-    kept = (
-        texts
-        if keeps_bill
-        else [_BILL_LINE.sub("", text, count=1) if text.startswith(BILL) else text for text in texts]
-    )
+def read_system(turns: Turns, value: object, *, keeps_bill: bool) -> None:
+    """Add the system message."""
+    content = "" if value is None else turns.problems.shaped("system", value, str | list[Block]) or ""
+    turns.left_out += unread("system", value, list[Block])
+    texts = [content] if isinstance(content, str) else [*_texts(turns, "system", content)]
+    kept = texts
+    if not keeps_bill:
+        kept = [_BILL_LINE.sub("", text, count=1) if text.startswith(BILL) else text for text in texts]
     if kept != texts:
-        left_out.append(_BILL_NAME)
-    if text := joined([text for text in kept if text]):
+        turns.left_out.append(_BILL_NAME)
+    if text := joined(text for text in kept if text):
         turns.say("system", text, "system")
-    return left_out
 
 
-def read_message_blocks(problems: Problems, value: object, turns: Turns) -> list[str]:
-    """Add the messages. Return the names of what is left out."""
-    value = entries(problems, "messages", value)
-    left_out = list(unread("messages", value, list[GivenMessage]))
-    reader = _BlockReader(problems, left_out, turns)
+def read_message_blocks(turns: Turns, value: object) -> None:
+    """Add the messages."""
+    value = entries(turns.problems, "messages", value)
+    turns.left_out += unread("messages", value, list[GivenMessage])
     for at, raw in enumerate(value):
-        if problems.is_full:
-            return []
-        message = problems.shaped(f"messages[{at}]", raw, GivenMessage)
+        if turns.problems.is_full:
+            return
+        message = turns.problems.shaped(f"messages[{at}]", raw, GivenMessage)
         if message is not None:
-            reader.message(f"messages[{at}]", message)
-    return left_out
+            _read_message(turns, f"messages[{at}]", message)
 
 
-class _BlockReader:
-    """Reads messages."""
-
-    def __init__(self, problems: Problems, left_out: list[str], turns: Turns) -> None:
-        self._problems = problems
-        self._left_out = left_out
-        self._turns = turns
-
-    def message(self, place: str, message: GivenMessage) -> None:
-        blocks = [Block(type="text", text=message.content)] if isinstance(message.content, str) else message.content
-        match message.role:
-            case "assistant":
-                for at, block in enumerate(blocks):
-                    self._assistants(place, f"{place}.content[{at}]", block)
-                if not blocks:
-                    self._turns.answer("", place)
-            case "user":
-                self._users(place, blocks)
-            case "system":
-                self._turns.say("system", joined(self.texts(f"{place}.content", blocks)), place)
-            case _:
-                self._refuse(f"{place}.role", "role", f"must be one of {', '.join(ROLES)}")
-
-    def texts(self, place: str, blocks: list[Block]) -> list[str]:
-        """The texts of blocks that must be texts."""
-        return [text for at, block in enumerate(blocks) for text in self._text(f"{place}[{at}]", block)]
-
-    def _users(self, place: str, blocks: list[Block]) -> None:
-        """Add a user's message: results of calls, and the texts between them."""
-        texts: list[str] = []
-        is_said = False
-        for at, block in enumerate(blocks):
-            where = f"{place}.content[{at}]"
-            if block.type != "tool_result":
-                texts += self._text(where, block)
-                continue
-            if texts:
-                self._turns.say("user", joined(texts), place)
-            texts, is_said = [], True
-            self._turns.result(self._needed(where, block, "tool_use_id"), self._result(where, block), where)
-        if texts or not is_said:
-            self._turns.say("user", joined(texts), place)
-
-    def _assistants(self, place: str, where: str, block: Block) -> None:
-        match block.type:
-            case "text":
-                self._turns.answer(self._needed(where, block, "text"), place)
-            case "thinking":
-                self._think(place, block)
-            case "tool_use":
-                if block.input is None:
-                    self._refuse(f"{where}.input", "required", "is missing; send an object, which may be empty")
-                call_id, name = (self._needed(where, block, field) for field in ("id", "name"))
-                self._turns.call(call_id, name, block.input or {}, place)
-            case kind if KIND.fullmatch(kind) and (
-                kind in ("redacted_thinking", "server_tool_use") or _is_result(kind)
-            ):
-                # Another server's own: what it says is not for this model.
-                self._left_out.append(f"messages.content.{kind}")
-            case _:
-                self._refuse_kind(where, block)
-
-    def _think(self, place: str, block: Block) -> None:
-        text = block.thinking or ""
-        if not text and block.signature and block.signature != SIGNATURE:
-            text = decoded_thoughts(block.signature)
-            if not text:
-                self._left_out.append("messages.content.signature")
-        if text:
-            self._turns.think(text, place)
-
-    def _result(self, where: str, block: Block) -> str:
-        content = block.content
-        if not isinstance(content, list):
-            text = content or ""
-        else:
-            text = joined(
-                [text for at, inner in enumerate(content) for text in self._of_result(f"{where}.content[{at}]", inner)]
-            )
-        return _FAILED + text if block.is_error else text
-
-    def _of_result(self, where: str, block: Block) -> Iterator[str]:
-        if block.type in _MEDIA and not _has_text(block):
-            self._left_out.append(f"messages.content.content.{block.type}")
-            yield LEFT_OUT.format(kind=block.type)
-        else:
-            yield from self._text(where, block)
-
-    def _text(self, where: str, block: Block) -> Iterator[str]:
-        if block.type == "text":
-            if block.text is None:
-                self._refuse(f"{where}.text", "required", "is missing; send a text, which may be empty")
-            yield block.text or ""
-        elif block.type == "document" and block.source is not None and _has_text(block):
-            yield block.source.data or ""
-        else:
-            self._refuse_kind(where, block)
-
-    def _needed(self, where: str, block: Block, field: str) -> str:
-        value: str | None = getattr(block, field)
-        if value is None:
-            self._refuse(f"{where}.{field}", "required", "is missing")
-        return value or ""
-
-    def _refuse_kind(self, where: str, block: Block) -> None:
-        text = f"must be text or another type that this message may have{got(block.type)}; this worker reads text only"
-        self._refuse(f"{where}.type", "text_only", text)
-
-    def _refuse(self, field: str, constraint: str, text: str) -> None:
-        if not self._problems.is_full:
-            self._problems.add(field, constraint, text)
+def _read_message(turns: Turns, place: str, message: GivenMessage) -> None:
+    blocks = [Block(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+    where = f"{place}.content"
+    match message.role:
+        case "assistant":
+            for at, block in enumerate(blocks):
+                _read_assistants(turns, place, f"{where}[{at}]", block)
+            if not blocks:
+                turns.answer("", place)
+        case "user":
+            _read_users(turns, place, blocks)
+        case "system":
+            turns.say("system", joined(_texts(turns, where, blocks)), place)
+        case _:
+            turns.refuse(f"{place}.role", "role", f"must be one of {', '.join(ROLES)}")
 
 
-def _is_result(kind: str) -> bool:
-    """True if the block has the result of a tool that the server runs."""
-    return kind.endswith("_tool_result")
+def _read_users(turns: Turns, place: str, blocks: list[Block]) -> None:
+    """Add a user's message: results of calls, and the texts between them."""
+    texts: list[str] = []
+    is_said = False
+    for at, block in enumerate(blocks):
+        where = f"{place}.content[{at}]"
+        if block.type != "tool_result":
+            texts.append(_text(turns, where, block))
+            continue
+        if texts:
+            turns.say("user", joined(texts), place)
+        texts, is_said = [], True
+        turns.result(turns.needed(where, block, "tool_use_id"), _result(turns, where, block), where)
+    if texts or not is_said:
+        turns.say("user", joined(texts), place)
 
 
-def _has_text(block: Block) -> bool:
-    return block.source is not None and block.source.type == "text" and block.source.data is not None
+def _read_assistants(turns: Turns, place: str, where: str, block: Block) -> None:
+    match block.type:
+        case "text":
+            turns.answer(turns.needed(where, block, "text"), place)
+        case "thinking":
+            _think(turns, place, block)
+        case "tool_use":
+            if block.input is None:
+                turns.refuse(f"{where}.input", "required", "is missing; send an object, which may be empty")
+            call_id, name = (turns.needed(where, block, field) for field in ("id", "name"))
+            turns.call(call_id, name, block.input or {}, place)
+        case kind if kind in ("redacted_thinking", "server_tool_use") or _TOOL_RESULT.fullmatch(kind):
+            # Another server's own: what it says is not for this model.
+            turns.left_out.append(f"messages.content.{kind}")
+        case _:
+            _refuse_kind(turns, where, block)
+
+
+def _think(turns: Turns, place: str, block: Block) -> None:
+    text = block.thinking or ""
+    if not text and block.signature and block.signature != SIGNATURE:
+        text = decoded_thoughts(block.signature)
+        if not text:
+            turns.left_out.append("messages.content.signature")
+    if text:
+        turns.think(text, place)
+
+
+def _result(turns: Turns, where: str, block: Block) -> str:
+    """The text of a tool's result. Its pictures and files are left out."""
+    text = block.content or ""
+    if isinstance(text, list):
+        text = joined(_text(turns, f"{where}.content[{at}]", inner, _MEDIA) for at, inner in enumerate(text))
+    return _FAILED + text if block.is_error else text
+
+
+def _texts(turns: Turns, place: str, blocks: list[Block]) -> Iterator[str]:
+    """Yield the texts of blocks that must be texts."""
+    return (_text(turns, f"{place}[{at}]", block) for at, block in enumerate(blocks))
+
+
+def _text(turns: Turns, where: str, block: Block, media: Collection[str] = ()) -> str:
+    """The text of a block, or in the place of one of the types in `media`."""
+    source = block.source
+    if block.type == "text":
+        return turns.needed(where, block, "text", MAY_BE_EMPTY)
+    if block.type == "document" and source is not None and source.type == "text" and source.data is not None:
+        return source.data
+    if block.type in media:
+        return turns.leave_out("messages.content.content", block.type)
+    _refuse_kind(turns, where, block)
+    return ""
+
+
+def _refuse_kind(turns: Turns, where: str, block: Block) -> None:
+    text = f"must be text or another type that this message may have{got(block.type)}; this worker reads text only"
+    turns.refuse(f"{where}.type", "text_only", text)

@@ -23,8 +23,7 @@ from worker.apis.core.tools import (
     CallChoice,
     Offered,
     Tool,
-    check_count,
-    check_twins,
+    check_tools,
     checked_use,
     function_tool,
     listed,
@@ -104,14 +103,14 @@ def read_messages(body: bytes | bytearray, terms: Terms, *, needs_max_tokens: bo
     request = read_struct(problems, MessagesRequest, members)
     if needs_max_tokens and members.get("max_tokens") is None:
         problems.add("max_tokens", "required", "is missing; send the most tokens that the answer may have")
-    turns = Turns()
-    left_out = read_system(problems, request.system, turns, keeps_bill=terms.keeps_billing_block)
-    left_out += read_message_blocks(problems, request.messages, turns)
+    turns = Turns(problems)
+    read_system(turns, request.system, keeps_bill=terms.keeps_billing_block)
+    read_message_blocks(turns, request.messages)
     offered = read_tools(problems, request.tools, request.tool_choice)
     offered.skipped += [str(one.get("name") or "mcp") for one in request.mcp_servers or () if isinstance(one, dict)]
     thinking = _thinking(problems, request, terms)
-    is_continued = _check_last(problems, turns)
-    prompt = read_turns(problems, turns, thinking, offered, terms, names={}, is_continued=is_continued)
+    is_continued = _check_last(turns)
+    prompt = read_turns(turns, thinking, offered, terms, names={}, is_continued=is_continued)
     is_older = request.output_config is None or request.output_config.format is None
     place = "output_format" if is_older else "output_config.format"
     read = read_request(
@@ -132,7 +131,7 @@ def read_messages(body: bytes | bytearray, terms: Terms, *, needs_max_tokens: bo
         offered=offered,
         thinking=thinking,
         unheeded=_WITHOUT_EFFECT,
-        further=left_out,
+        further=turns.left_out,
     )
     shows_thinking = request.thinking is None or request.thinking.display != "omitted"
 
@@ -146,16 +145,16 @@ read_counted = partial(read_messages, needs_max_tokens=False)
 """Reads a request of which only the prompt's tokens are counted."""
 
 
-def _check_last(problems: Problems, turns: Turns) -> bool:
+def _check_last(turns: Turns) -> bool:
     """An answer must be able to follow the last message. Returns True if the answer continues it."""
     if not turns.messages or turns.messages[-1]["role"] != "assistant":
         return False
     last, place = turns.messages[-1], turns.places[-1]
     if last.get("tool_calls"):
         text = "has a tool_use without a tool_result; send the result in a user's message"
-        problems.add(place, "needs(tool_result)", text)
+        turns.problems.add(place, "needs(tool_result)", text)
     elif not last["content"]:
-        problems.add(place, "non_empty", "is the last message and has no text to continue; remove it")
+        turns.problems.add(place, "non_empty", "is the last message and has no text to continue; remove it")
     return True
 
 
@@ -213,8 +212,7 @@ def read_tools(problems: Problems, tools: object, choice: ToolChoice | None) -> 
         elif (read := function_tool(problems, place, tool, "input_schema")) is not None:
             offered.unread += unread("tools", raw, MessageTool)
             found.append(read)
-    check_count(problems, "tools", len(found))
-    check_twins(problems, found)
+    check_tools(problems, found)
     choice = choice or ToolChoice(type="auto")
     if choice.type not in _TOOL_CHOICES:
         problems.add("tool_choice.type", "one_of", f"must be one of {', '.join(_TOOL_CHOICES)}")

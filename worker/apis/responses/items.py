@@ -5,18 +5,17 @@ calls of tools become which this worker does not know. Pure.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeGuard
 
 import msgspec
 
-from worker.apis.core.bodies import Problems
 from worker.apis.core.conversation import entries, unread
 from worker.apis.core.payloads import MediaPlaces
 from worker.apis.core.rules import MAX_DEPTH
 from worker.apis.core.thinking import decoded_thoughts
 from worker.apis.core.tools import TEXT_ARGUMENT, flattened
-from worker.apis.core.turns import LEFT_OUT, Turns, got, joined
+from worker.apis.core.turns import MAY_BE_EMPTY, Turns, got, joined
 from worker.wire.encoding import doc, encode_json
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -90,23 +89,21 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True):
     encrypted_content: Annotated[str | None, doc("As this worker has sent it; another's is ignored and named.")] = None
 
 
-def read_input(problems: Problems, value: object, turns: Turns) -> list[str]:
-    """Add the input's messages. Return the names of what is left out."""
+def read_input(turns: Turns, value: object) -> None:
+    """Add the input's messages."""
     if isinstance(value, str):
         turns.say("user", value, "input")
-        return []
-    value = entries(problems, "input", value)
-    left_out = list(unread("input", [raw for raw in value if not _is_hosted(raw)], list[InputItem]))
-    for at, raw in enumerate(value):
-        if problems.is_full:
-            return []
+        return
+    found = entries(turns.problems, "input", value)
+    turns.left_out += unread("input", [raw for raw in found if not _is_hosted(raw)], list[InputItem])
+    for at, raw in enumerate(found):
+        if turns.problems.is_full:
+            return
+        place = f"input[{at}]"
         if _is_hosted(raw):
-            left_out += _read_hosted(raw, turns, f"input[{at}]")
-            continue
-        item = problems.shaped(f"input[{at}]", raw, InputItem)
-        if item is not None:
-            _ItemReader(f"input[{at}]", item, turns, problems, left_out).read()
-    return left_out
+            _read_hosted(raw, turns, place)
+        elif (item := turns.problems.shaped(place, raw, InputItem)) is not None:
+            _read_item(item, turns, place)
 
 
 def tools_in(value: object) -> dict[str, object]:
@@ -115,99 +112,68 @@ def tools_in(value: object) -> dict[str, object]:
     return {f"input[{at}].tools": raw.get("tools") for at, raw in places if _is_hosted(raw) and raw["type"] in TOOLS}
 
 
-class _ItemReader:
-    """Reads one item."""
+def _read_item(item: InputItem, turns: Turns, place: str) -> None:
+    match item.type:
+        case None | "message":
+            _read_message(item, turns, place)
+        case "function_call":
+            _read_call(item, turns.needed(place, item, "arguments"), turns, place)
+        case "custom_tool_call":
+            _read_call(item, {TEXT_ARGUMENT: turns.needed(place, item, "input")}, turns, place)
+        case "function_call_output" | "custom_tool_call_output":
+            call_id = turns.needed(place, item, "call_id")
+            if item.output is None:
+                turns.refuse(f"{place}.output", "required", MAY_BE_EMPTY)
+            turns.result(call_id, _content(turns, f"{place}.output", item.output, is_result=True), place)
+        case "reasoning":
+            _read_reasoning(item, turns, place)
+        case other:
+            text = f"must be one of {', '.join(ITEMS)}{got(other)}; this worker keeps no items and runs no tools"
+            turns.refuse(f"{place}.type", "one_of", text)
 
-    def __init__(self, place: str, item: InputItem, turns: Turns, problems: Problems, left_out: list[str]) -> None:
-        self._place = place
-        self._item = item
-        self._turns = turns
-        self._problems = problems
-        self._left_out = left_out
 
-    def read(self) -> None:
-        match self._item.type:
-            case None | "message":
-                self._message()
-            case "function_call":
-                self._call(self._needed("arguments"))
-            case "custom_tool_call":
-                self._call({TEXT_ARGUMENT: self._needed("input")})
-            case "function_call_output" | "custom_tool_call_output":
-                self._result()
-            case "reasoning":
-                self._reasoning()
-            case other:
-                text = f"must be one of {', '.join(ITEMS)}{got(other)}; this worker keeps no items and runs no tools"
-                self._refuse("type", "one_of", text)
+def _read_message(item: InputItem, turns: Turns, place: str) -> None:
+    if item.role not in ROLES:
+        turns.refuse(f"{place}.role", "role", f"must be one of {', '.join(ROLES)}")
+        return
+    if item.content is None:
+        turns.refuse(f"{place}.content", "required", MAY_BE_EMPTY)
+    text = _content(turns, f"{place}.content", item.content)
+    if item.role == "assistant":
+        turns.answer(text, place)
+    else:
+        turns.say(str(item.role), text, place)
 
-    def _message(self) -> None:
-        role = self._item.role
-        if role not in ROLES:
-            self._refuse("role", "role", f"must be one of {', '.join(ROLES)}")
-            return
-        if self._item.content is None:
-            self._refuse("content", "required", "is missing; send a text, which may be empty")
-            return
-        text = self._text("content", self._item.content)
-        if role == "assistant":
-            self._turns.answer(text, self._place)
-        else:
-            self._turns.say(role or "", text, self._place)
 
-    def _call(self, arguments: str | dict[str, Any]) -> None:
-        call_id, name = self._needed("call_id"), self._needed("name")
-        self._turns.call(call_id, flattened(self._item.namespace, name), arguments, self._place)
+def _read_call(item: InputItem, arguments: str | dict[str, Any], turns: Turns, place: str) -> None:
+    call_id, name = turns.needed(place, item, "call_id"), turns.needed(place, item, "name")
+    turns.call(call_id, flattened(item.namespace, name), arguments, place)
 
-    def _result(self) -> None:
-        call_id = self._needed("call_id")
-        if self._item.output is None:
-            self._refuse("output", "required", "is missing; send a text, which may be empty")
-            return
-        self._turns.result(call_id, self._text("output", self._item.output, is_result=True), self._place)
 
-    def _reasoning(self) -> None:
-        item = self._item
-        text = self._text("content", item.content or "")
-        if not text and item.encrypted_content is not None:
-            text = decoded_thoughts(item.encrypted_content)
-            if not text:
-                self._left_out.append("input.encrypted_content")
+def _read_reasoning(item: InputItem, turns: Turns, place: str) -> None:
+    text = _content(turns, f"{place}.content", item.content)
+    if not text and item.encrypted_content is not None:
+        text = decoded_thoughts(item.encrypted_content)
         if not text:
-            text = self._text("summary", item.summary or "")
-        if text:
-            self._turns.think(text, self._place)
+            turns.left_out.append("input.encrypted_content")
+    if text := text or _content(turns, f"{place}.summary", item.summary):
+        turns.think(text, place)
 
-    def _needed(self, field: str) -> str:
-        value: str | None = getattr(self._item, field)
-        if value is None:
-            self._refuse(field, "required", "is missing")
-        return value or ""
 
-    def _text(self, field: str, content: str | list[InputPart], *, is_result: bool = False) -> str:
-        if isinstance(content, str):
-            return content
-        return joined(
-            [text for at, part in enumerate(content) for text in self._part(f"{field}[{at}]", part, is_result)]
-        )
+def _content(turns: Turns, place: str, content: _Content, *, is_result: bool = False) -> str:
+    if not isinstance(content, list):
+        return content or ""
+    return joined(_text(turns, f"{place}[{at}]", part, is_result) for at, part in enumerate(content))
 
-    def _part(self, where: str, part: InputPart, is_result: bool) -> Iterator[str]:  # noqa: FBT001
-        if part.type in TEXT_PARTS:
-            text = part.refusal if part.type == "refusal" else part.text
-            if text is None:
-                field = "refusal" if part.type == "refusal" else "text"
-                self._refuse(f"{where}.{field}", "required", "is missing; send a text, which may be empty")
-            yield text or ""
-        elif is_result and part.type in MEDIA_PARTS:
-            self._left_out.append(f"input.output.{part.type}")
-            yield LEFT_OUT.format(kind=part.type.removeprefix("input_"))
-        else:
-            text = f"must be a text, the only type that this worker reads{got(part.type)}; remove the part"
-            self._refuse(f"{where}.type", "text_only", text)
 
-    def _refuse(self, field: str, constraint: str, text: str) -> None:
-        if not self._problems.is_full:
-            self._problems.add(f"{self._place}.{field}", constraint, text)
+def _text(turns: Turns, place: str, part: InputPart, is_result: bool) -> str:  # noqa: FBT001
+    if part.type in TEXT_PARTS:
+        return turns.needed(place, part, "refusal" if part.type == "refusal" else "text", MAY_BE_EMPTY)
+    if is_result and part.type in MEDIA_PARTS:
+        return turns.leave_out("input.output", part.type)
+    text = f"must be a text, the only type that this worker reads{got(part.type)}; remove the part"
+    turns.refuse(f"{place}.type", "text_only", text)
+    return ""
 
 
 # ── items of hosted services ─────────────────────────────────────────────────────────────────────
@@ -219,42 +185,41 @@ def _is_hosted(item: object) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(kind, str) and _HOSTED.fullmatch(kind) is not None
 
 
-def _read_hosted(item: Mapping[str, Any], turns: Turns, place: str) -> list[str]:
-    """Add the item's call to the assistant's text, and its result as a user's text. Return the names of what is left
-    out; tools are not."""
-    kind, left_out = str(item["type"]), list[str]()
+def _read_hosted(item: Mapping[str, Any], turns: Turns, place: str) -> None:
+    """Add the item's call to the assistant's text, and its result as a user's text."""
+    kind = str(item["type"])
+    if kind in TOOLS:
+        return
     read = {
-        name: _texts_of(value, f"input.{kind}.{name}", left_out, MAX_DEPTH)
+        name: _texts_of(value, f"input.{kind}.{name}", turns, MAX_DEPTH)
         for name, value in item.items()
         if value and value != "completed" and name not in _IDLE and kind not in SILENT
     }
     results: dict[str, object] = {name: read.pop(name) for name in _RESULTS if name in read}
-    if kind in TOOLS:
-        return []
     if read:
-        turns.answer(_text(kind, read), place)
+        turns.answer(_told(kind, read), place)
     if results:
-        turns.say("user", _text(f"result of {kind}" if read else kind, results), place)
-    return left_out if read or results else [f"input.{kind}"]
+        turns.say("user", _told(f"result of {kind}" if read else kind, results), place)
+    if not read and not results:
+        turns.left_out.append(f"input.{kind}")
 
 
-def _text(kind: str, members: Mapping[str, Any]) -> str:
+def _told(kind: str, members: Mapping[str, Any]) -> str:
     only = next(iter(members.values())) if len(members) == 1 else members
     return f"[{kind}: {only if isinstance(only, str) else encode_json(only).decode()}]"
 
 
-def _texts_of(value: object, place: str, left_out: list[str], n_levels: int) -> object:
+def _texts_of(value: object, place: str, turns: Turns, n_levels: int) -> object:
     """The value with a text in the place of each picture and file, and without what is deeper than `n_levels`."""
     match value:
         case {"type": str(kind)} if kind in _MEDIA:
-            left_out.append(f"{place}.{kind}")
-            return LEFT_OUT.format(kind=kind.removeprefix("input_"))
+            return turns.leave_out(place, kind)
         case dict() | list() if not n_levels:
-            left_out.append(place)
+            turns.left_out.append(place)
             return None
         case dict():
-            return {name: _texts_of(inner, place, left_out, n_levels - 1) for name, inner in value.items()}
+            return {name: _texts_of(inner, place, turns, n_levels - 1) for name, inner in value.items()}
         case list():
-            return [_texts_of(inner, place, left_out, n_levels - 1) for inner in value]
+            return [_texts_of(inner, place, turns, n_levels - 1) for inner in value]
         case _:
             return value

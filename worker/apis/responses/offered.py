@@ -5,6 +5,7 @@ are left out and named. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -13,18 +14,19 @@ from worker.apis.core.bodies import Problems
 from worker.apis.core.conversation import unread
 from worker.apis.core.tools import (
     MAX_TOOLS,
+    TEXT_ARGUMENT,
     CallChoice,
     Offered,
     Tool,
     check_count,
-    check_twins,
+    check_tools,
     checked_use,
     chosen_word,
-    custom_tool,
     flattened,
     function_tool,
     listed,
     mode_of,
+    named_tool,
     names_one,
 )
 from worker.wire.encoding import doc
@@ -65,67 +67,64 @@ def read_tools(
 ) -> Offered:
     """The tools. `further`: lists of tools in the input, by their places; a tool whose name is taken counts once."""
     offered = Offered()
-    reader = _ToolReader(problems, offered)
-    found = list(reader.all_in("tools", tools))
+    found = list(_tools(problems, offered, "tools", tools))
     for place, more in further.items():
         taken = {tool.name for tool in found}
-        found += [tool for tool in reader.all_in(place, more) if tool.name not in taken]
-    check_count(problems, "tools", len(found))
-    check_twins(problems, found)
+        found += [tool for tool in _tools(problems, offered, place, more) if tool.name not in taken]
+    check_tools(problems, found)
     chosen, only = _choice(problems, choice, found)
     is_parallel = is_parallel and not names_one(choice)
     offered.use = checked_use(problems, found, chosen, only, is_parallel=is_parallel)
     return offered
 
 
-class _ToolReader:
-    """Reads the tools of one request, those of namespaces too."""
-
-    def __init__(self, problems: Problems, offered: Offered) -> None:
-        self._problems = problems
-        self._offered = offered
-        self._namespace: str | None = None
-
-    def all_in(self, place: str, tools: object) -> Iterator[Tool]:
-        """Yield the tools."""
-        for where, tool, raw in listed(self._problems, place, tools, ResponseTool):
-            yield from self._one(where, tool, raw)
-
-    def _one(self, place: str, tool: ResponseTool, raw: dict[str, Any]) -> Iterator[Tool]:
-        is_inside = self._namespace is not None
-        if tool.type not in ("function", "custom", "namespace") or (is_inside and tool.type == "namespace"):
-            self._offered.skipped.append(str(raw.get("server_label") or tool.name or tool.type))
-            return
+def _tools(
+    problems: Problems, offered: Offered, place: str, tools: object, namespace: str | None = None
+) -> Iterator[Tool]:
+    """Yield the tools of a list, and those of its namespaces."""
+    kinds = ("function", "custom", "namespace") if namespace is None else ("function", "custom")
+    for where, tool, raw in listed(problems, place, tools, ResponseTool):
+        if tool.type not in kinds:
+            offered.skipped.append(str(raw.get("server_label") or tool.name or tool.type))
+            continue
         if tool.name is None:
-            self._problems.add(f"{place}.name", "required", "is missing")
-            return
-        self._offered.unread += unread("tools", raw, ResponseTool)
-        if not is_inside:
-            self._offered.echoed.append(_echoed(tool, raw))
+            problems.add(f"{where}.name", "required", "is missing")
+            continue
+        offered.unread += unread("tools", raw, ResponseTool)
+        if namespace is None:
+            offered.echoed.append(_echoed(tool, raw))
         if tool.type == "namespace":
-            self._namespace = tool.name
-            yield from self.all_in(f"{place}.tools", tool.tools)
-            self._namespace = None
-            return
-        if tool.type == "function":
-            found = function_tool(self._problems, place, tool, namespace=self._namespace)
-        else:
-            found = self._custom(self._problems, place, tool)
+            yield from _tools(problems, offered, f"{where}.tools", tool.tools, tool.name)
+            continue
+        read = custom_tool if tool.type == "custom" else function_tool
+        found = read(problems, where, tool, namespace=namespace)
         if found is not None:
             yield found
 
-    def _custom(self, problems: Problems, place: str, tool: ResponseTool) -> Tool | None:
-        form = tool.format or TextFormat()
-        texts = dict[str, str | None]()
-        if form.type not in ("text", "grammar"):
-            problems.add(f"{place}.format.type", "one_of", "must be text or grammar")
-        if form.type == "grammar":
-            if form.definition is None:
-                problems.add(f"{place}.format.definition", "required", "is missing")
-            if form.syntax not in ("lark", "regex"):
-                problems.add(f"{place}.format.syntax", "one_of", "must be lark or regex")
-            texts = {"regex" if form.syntax == "regex" else "grammar": form.definition}
-        return custom_tool(problems, place, tool, **texts, namespace=self._namespace)
+
+def custom_tool(problems: Problems, place: str, spelled: ResponseTool, *, namespace: str | None) -> Tool | None:
+    """A tool whose call is one text. The model gets the text's form in the description of the argument."""
+    form = spelled.format or TextFormat()
+    if form.type not in ("text", "grammar"):
+        problems.add(f"{place}.format.type", "one_of", "must be text or grammar")
+    if form.type == "grammar" and form.definition is None:
+        problems.add(f"{place}.format.definition", "required", "is missing")
+    if form.type == "grammar" and form.syntax not in ("lark", "regex"):
+        problems.add(f"{place}.format.syntax", "one_of", "must be lark or regex")
+    definition = form.definition if form.type == "grammar" else None
+    about, is_regex = "The text for the tool.", form.syntax == "regex"
+    if definition is not None:
+        rule = "matches this regular expression" if is_regex else "follows this Lark grammar"
+        about += f" It {rule}:\n{definition}"
+    text = {"type": "string", "description": about}
+    tool = named_tool(problems, place, spelled, namespace)
+    return tool and replace(
+        tool,
+        schema={"type": "object", "properties": {TEXT_ARGUMENT: text}, "required": [TEXT_ARGUMENT]},
+        kind="custom",
+        grammar=None if is_regex else definition,
+        regex=definition if is_regex else None,
+    )
 
 
 def _echoed(tool: ResponseTool, raw: dict[str, Any]) -> dict[str, Any]:

@@ -102,10 +102,10 @@ def read_response(body: bytes | bytearray, terms: Terms) -> Request:
     problems = Problems()
     request = read_struct(problems, ResponsesRequest, members)
     _check_kept(problems, members, request)
-    turns = Turns()
+    turns = Turns(problems)
     if request.instructions:
         turns.say("system", request.instructions, "instructions")
-    left_out = read_input(problems, request.input, turns)
+    read_input(turns, request.input)
     offered = read_tools(
         problems,
         request.tools,
@@ -118,7 +118,7 @@ def read_response(body: bytes | bytearray, terms: Terms) -> Request:
     thinking = read_thinking(problems, "reasoning.effort", effort, terms, wishes=wishes)
     names = {"max_tokens": "max_output_tokens", "response_format": "text.format", "json_schema": "text.format"}
     names["messages"] = "input"
-    prompt = read_turns(problems, turns, thinking, offered, terms, names=names)
+    prompt = read_turns(turns, thinking, offered, terms, names=names)
     included = set(request.include or ())
     read = read_request(
         problems,
@@ -137,7 +137,7 @@ def read_response(body: bytes | bytearray, terms: Terms) -> Request:
         offered=offered,
         thinking=thinking,
         unheeded=_WITHOUT_EFFECT | (set() if included <= {ENCODED} else {"include"}),
-        further=left_out,
+        further=turns.left_out,
     )
     summary = None if request.reasoning is None else request.reasoning.summary
 
