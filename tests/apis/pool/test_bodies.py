@@ -17,7 +17,7 @@ from worker.apis.core.bodies import (
     ReadyBody,
     ReadyCallback,
     encode_error,
-    field_error,
+    refused_by_engine,
     shutdown_body,
 )
 from worker.errors import (
@@ -246,7 +246,9 @@ def test_error_bodies(error: WorkerError, http_status: int, code: str, retriable
             FieldError(field="f", constraint="c", message="m", value=""), entry("f", "c", "m", ""), id="empty"
         ),
         pytest.param(
-            field_error(Violation("prompt", "context_length(4096)", "prompt has 5210 tokens; context is 4096")),
+            refused_by_engine(
+                [Violation("prompt", "context_length(4096)", "prompt has 5210 tokens; context is 4096")]
+            ).errors[0],
             entry("prompt", "context_length(4096)", "prompt has 5210 tokens; context is 4096"),
             id="engine",
         ),

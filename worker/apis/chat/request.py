@@ -21,14 +21,15 @@ from worker.apis.core.rules import int_range
 from worker.apis.core.thinking import EFFORTS, Thinking, read_thinking
 from worker.apis.core.tools import (
     CallChoice,
+    ChosenTool,
     Offered,
     Tool,
+    allowed_mode,
     check_tools,
     checked_use,
-    chosen_word,
     function_tool,
-    mode_of,
     names_one,
+    read_choice,
 )
 from worker.wire.chat_format import ChatFormat
 from worker.wire.encoding import doc
@@ -99,8 +100,7 @@ class ChatRequest(GeneratingRequest, frozen=True, kw_only=True):
 def read_chat(body: bytes | bytearray, terms: Terms) -> Request:
     """Raises: NotAnObject, UnknownModel, FieldsRefused."""
     members = read_object(body)
-    problems = Problems()
-    request = read_struct(problems, ChatRequest, members)
+    request, problems = read_struct(members, ChatRequest)
     _check_contradictions(problems, request)
     offered = read_tools(
         problems,
@@ -195,8 +195,7 @@ class _Named(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
-class _ChosenTool(msgspec.Struct, frozen=True, kw_only=True):
-    type: str = "function"
+class _ChosenTool(ChosenTool, frozen=True, kw_only=True):
     function: _Named | None = None
     allowed_tools: dict[str, Any] | None = None
 
@@ -241,25 +240,16 @@ def _name_of(raw: object, kind: str) -> str:
 
 def _choice(problems: Problems, choice: object) -> tuple[CallChoice, frozenset[str] | None]:
     """The choice, and the names of the tools that it allows, if they are not all."""
-    word = chosen_word(problems, choice)
-    if word is not None:
-        return word, None
-    chosen = problems.shaped("tool_choice", choice, _ChosenTool)
-    if chosen is None:
-        return "auto", None
+    chosen = read_choice(problems, choice, _ChosenTool, ["function"])
+    if isinstance(chosen, str):
+        return chosen, None
     if chosen.type == "function":
         return "required", _names(problems, "tool_choice", [chosen])
     place = "tool_choice.allowed_tools"
-    if chosen.type != "allowed_tools":
-        text = "must be function or allowed_tools; this worker has no tools of its own"
-        problems.add("tool_choice.type", "one_of", text)
-        return "auto", None
     allowed = problems.shaped(place, chosen.allowed_tools, _AllowedTools)
     if allowed is None:
         return "auto", None
-    word = mode_of(problems, place, allowed.mode)
-    if not allowed.tools:
-        problems.add(f"{place}.tools", "non_empty", "must not be empty")
+    word = allowed_mode(problems, place, allowed.mode, allowed.tools)
     return word, _names(problems, f"{place}.tools", allowed.tools)
 
 

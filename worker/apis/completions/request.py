@@ -82,8 +82,7 @@ class Echo:
 def read_completion(body: bytes | bytearray, terms: Terms) -> Request:
     """Raises: NotAnObject, UnknownModel, FieldsRefused."""
     members = read_object(body)
-    problems = Problems()
-    request = read_struct(problems, CompletionRequest, members)
+    request, problems = read_struct(members, CompletionRequest)
     prompts = tuple(_prompts(problems, request.prompt, terms))
     _check_rules(problems, request, len(prompts))
     _check_suffix(problems, request, prompts, terms)

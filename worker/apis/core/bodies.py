@@ -1,8 +1,5 @@
 """The bodies that the worker sends: every JSON answer that is not a stream, and the ready callback
-(docs/protocol.md#start-up-and-callback, #http).
-
-Owns: keys and their order, which is the order of the fields below, and the annotations from which msgspec makes the
-OpenAPI document. Pure. A struct becomes bytes with `encode_json`.
+(docs/protocol.md#start-up-and-callback, #http). The order of fields is that of the keys.
 """
 
 import re
@@ -36,11 +33,7 @@ Moment = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
 """A point in time in the format of RFC 3339."""
 
 
-class _Body(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of every body."""
-
-
-class ErrorBody(_Body, frozen=True, kw_only=True):
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     """An error outside a stream."""
 
     code: str
@@ -139,14 +132,10 @@ class FieldErrors(msgspec.Struct, frozen=True):
     errors: Annotated[list[FieldError], msgspec.Meta(min_length=1)]
 
 
-def field_error(violation: Violation) -> FieldError:
-    """The error for a rule that only the engine can check: context_length(N), max_tokens_in(K), a constraint's text."""
-    return FieldError(field=violation.field, constraint=violation.constraint, message=violation.message)
-
-
 def refused_by_engine(violations: Sequence[Violation]) -> FieldsRefused:
     """The refusal of a job or a tokenize request with all errors that the engine found; there is at least one."""
-    return FieldsRefused([field_error(violation) for violation in violations], violations[0].overflow)
+    errors = [FieldError(field=one.field, constraint=one.constraint, message=one.message) for one in violations]
+    return FieldsRefused(errors, violations[0].overflow)
 
 
 def encode_violations(errors: list[FieldError]) -> bytes:
@@ -154,7 +143,7 @@ def encode_violations(errors: list[FieldError]) -> bytes:
     return encode_json(FieldErrors(errors))
 
 
-class ParityBody(_Body, frozen=True, kw_only=True):
+class ParityBody(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a parity run for the model file, from `--parity-report`."""
 
     model_sha256: str
@@ -173,7 +162,7 @@ class ParityBody(_Body, frozen=True, kw_only=True):
     ]
 
 
-class PrefixCacheBody(_Body, frozen=True, kw_only=True):
+class PrefixCacheBody(msgspec.Struct, frozen=True, kw_only=True):
     """The prefix cache in main memory: KV cells of finished jobs for later prompts with the same prefix."""
 
     tokens: Count
@@ -190,7 +179,7 @@ class PrefixCacheBody(_Body, frozen=True, kw_only=True):
     ] = 0
 
 
-class KernelsBody(_Body, frozen=True, kw_only=True):
+class KernelsBody(msgspec.Struct, frozen=True, kw_only=True):
     """The choice of `--kernels`. Each type of matrix has the speed of the worker's kernels over llama.cpp's, for 1, 8
     and 64 rows; the list is empty if they were not timed."""
 
@@ -199,7 +188,7 @@ class KernelsBody(_Body, frozen=True, kw_only=True):
     stock: Annotated[dict[str, tuple[float, ...]], doc("Types that llama.cpp's multiply although the worker's could.")]
 
 
-class HealthBody(_Body, frozen=True, kw_only=True):
+class HealthBody(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `GET /health`. Facts about the model are null until it is loaded; memory is in bytes."""
 
     status: Literal["healthy", "unhealthy"]
@@ -248,7 +237,7 @@ class HealthBody(_Body, frozen=True, kw_only=True):
     ]
 
 
-class ReadyBody(_Body, frozen=True, kw_only=True):
+class ReadyBody(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `GET /v1/ready`."""
 
     ready: bool
@@ -256,14 +245,14 @@ class ReadyBody(_Body, frozen=True, kw_only=True):
     model_loaded: bool
 
 
-class CancelBody(_Body, frozen=True, kw_only=True):
+class CancelBody(msgspec.Struct, frozen=True, kw_only=True):
     """The body of the 202 to a cancel, also for an unknown job."""
 
     status: Literal["cancelling"] = "cancelling"
     job_id: str
 
 
-class ShutdownBody(_Body, frozen=True, kw_only=True):
+class ShutdownBody(msgspec.Struct, frozen=True, kw_only=True):
     """The body of the 202 to a shutdown."""
 
     status: Literal["shutting_down"] = "shutting_down"
@@ -275,7 +264,7 @@ def shutdown_body(timeout_s: float) -> ShutdownBody:
     return ShutdownBody(timeout_seconds=int(timeout_s) if timeout_s == int(timeout_s) else timeout_s)
 
 
-class LegacyReadyCallback(_Body, frozen=True, kw_only=True):
+class LegacyReadyCallback(msgspec.Struct, frozen=True, kw_only=True):
     """The callback that receivers of October 2025 compare byte for byte."""
 
     worker_id: str

@@ -4,7 +4,7 @@ Owns: the fields that carry a constraint, and the constraint of `/execute` that 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, NamedTuple
 
@@ -72,6 +72,24 @@ class ConstrainedRequest(msgspec.Struct, frozen=True, kw_only=True):
     guided_regex: Annotated[str | None, doc("Older spelling of structured_outputs.regex.")] = None
     guided_choice: Annotated[list[str] | None, _CHOICES] = None
     guided_grammar: Annotated[str | None, _GRAMMAR] = None
+
+
+def read_format(
+    problems: Problems, place: str, form: Mapping[str, Any] | None, kinds: Sequence[str]
+) -> ResponseFormat | None:
+    """The form of the answer in another protocol: a type, and the schema beside it. If there is only one kind, a schema
+    must be there whatever the type says."""
+    if form is None:
+        return None
+    kind, schema = form.get("type"), form.get("schema")
+    if kind not in kinds:
+        problems.add(f"{place}.type", "one_of", f"must be {'one of ' if len(kinds) > 1 else ''}{', '.join(kinds)}")
+    if (kind == "json_schema" or len(kinds) == 1) and not isinstance(schema, dict):
+        problems.add(f"{place}.schema", "required", "is missing; send the schema of the answer")
+    elif kind in kinds:
+        named = NamedSchema(schema=schema) if kind == "json_schema" else None
+        return ResponseFormat(type=str(kind), json_schema=named)
+    return None
 
 
 class Wanted(NamedTuple):

@@ -1,11 +1,10 @@
-"""The form of a conversation: messages in OpenAI's shape become the `Conversation` that the engine's template renders.
+"""A conversation: messages in OpenAI's shape become what the engine's template renders, at `/execute` and at `/v1`.
 
-Owns: the keys of a message that are read, the form in which templates expect them (content as one text, a call's
-arguments as an object), the limits, and the error texts. Both APIs use it, `/execute` and `/v1`. Pure.
+Templates expect a content as one text, and a call's arguments as an object.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Any, get_args
 
@@ -206,17 +205,6 @@ def _check_continuation(problems: Problems, field: str, read: list[Message], *, 
         problems.add(field, "last_message(assistant)", text)
 
 
-def _calls(message: Message) -> list[ToolCall]:
-    """The message's calls, under either field name."""
-    if message.function_call:
-        return [ToolCall(function=message.function_call)]
-    return message.tool_calls or []
-
-
-def _reasoning(message: Message) -> str | None:
-    return message.reasoning_content or message.reasoning
-
-
 def _texts(message: Message) -> Iterator[str]:
     """Yield all texts of the message that a template may put into a prompt."""
     for text in (message.content, message.name, message.tool_call_id, message.reasoning_content):
@@ -232,7 +220,8 @@ def _texts(message: Message) -> Iterator[str]:
 def _as_templates_expect(message: Message) -> Message:
     """The message with one text as its content, or null next to calls, and with the arguments of calls as objects."""
     content = message.content
-    calls = [replace(call, function=_with_object(call.function)) for call in _calls(message)]
+    given = [ToolCall(function=message.function_call)] if message.function_call else message.tool_calls or []
+    calls = [replace(call, function=_with_object(call.function)) for call in given]
     if isinstance(content, list):
         content = BETWEEN_PARTS.join(part.text for part in content if isinstance(part.text, str))
     if content is UNSET or content is None:
@@ -240,7 +229,7 @@ def _as_templates_expect(message: Message) -> Message:
     return replace(
         message,
         content=content,
-        reasoning_content=_reasoning(message),
+        reasoning_content=message.reasoning_content or message.reasoning,
         reasoning=None,
         tool_calls=calls or None,
         function_call=None,
@@ -285,21 +274,11 @@ def check_depth(problems: Problems, field: str, value: object) -> bool:
 
 def is_too_deep(value: object) -> bool:
     """True if a value is nested deeper than MAX_DEPTH. An encoder or decoder of JSON recurses once for each level."""
-    level, depth = [value], 0
-    while level and depth < MAX_DEPTH:
-        level = [inner for outer in level for inner in _inside(outer) if isinstance(inner, dict | list)]
-        depth += 1
+    level: list[Any] = [[value]]
+    for _ in range(MAX_DEPTH + 1):
+        members = (outer.values() if isinstance(outer, dict) else outer for outer in level)
+        level = [inner for each in members for inner in each if isinstance(inner, dict | list)]
     return bool(level)
-
-
-def _inside(value: object) -> Iterable[object]:
-    match value:
-        case dict():
-            return value.values()
-        case list():
-            return value
-        case _:
-            return ()
 
 
 def _json(value: object) -> str:
@@ -308,8 +287,7 @@ def _json(value: object) -> str:
 
 def unread(place: str, value: object, kind: Any) -> Iterator[str]:
     """Yield the places of members that are not null and that no struct of the type `kind` has, without the numbers of
-    entries: `messages.content.cache_control`. A place may come more than once.
-    """
+    entries: `messages.content.cache_control`. A place may come more than once."""
     shape = _struct_in(kind)
     if shape is None:
         return

@@ -1,7 +1,4 @@
-"""Refusals and failures in OpenAI's shape: `{"error":{"message","type","param","code"}}`.
-
-Owns: types and codes. Pure.
-"""
+"""Refusals and failures in OpenAI's shape: `{"error":{"message","type","param","code"}}`."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,15 +20,8 @@ CANCELLED_STATUS = 499
 """nginx's status for a request that its client has ended, here by `POST /cancel`. Clients retry a request after 409 or
 5xx, but a cancelled request must not be retried."""
 
-
 _MAX_QUOTED_CHARS = 100
 """A message shows this many characters of a name."""
-
-
-def _quoted(name: str) -> str:
-    """A name on one line, cut if it is long."""
-    text = repr(name)
-    return text if len(text) <= _MAX_QUOTED_CHARS else f"{text[:_MAX_QUOTED_CHARS]}…"
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +52,9 @@ class UnknownModel(WorkerError):
     unquoted = "another model"
 
     def __init__(self, asked: str, served: str) -> None:
-        super().__init__(f"model {_quoted(asked)} not found; this worker serves {_quoted(served)}")
+        texts = (repr(asked), repr(served))
+        quoted = [text if len(text) <= _MAX_QUOTED_CHARS else f"{text[:_MAX_QUOTED_CHARS]}…" for text in texts]
+        super().__init__(f"model {quoted[0]} not found; this worker serves {quoted[1]}")
 
 
 CODES: dict[str, str] = {
@@ -180,14 +172,13 @@ def replaced(errors: Iterable[FieldError], messages: Sequence[str], tools: Seque
 
 def respelled(errors: Iterable[FieldError], names: Mapping[str, str]) -> list[FieldError]:
     """The same errors with the client's names of the fields; `names` maps our names to the client's."""
-    return [_respelled(error, names) for error in errors]
-
-
-def _respelled(error: FieldError, names: Mapping[str, str]) -> FieldError:
-    name, constraint = names.get(error.field, error.field), error.constraint
-    message = name + error.message[len(error.field) :] if error.message.startswith(error.field) else error.message
-    other = constraint.removeprefix("exclusive(").removesuffix(")")
-    if other in names and other != constraint:
-        message = message.replace(f"cannot go with {other}", f"cannot go with {names[other]}")
-        constraint = f"exclusive({names[other]})"
-    return msgspec.structs.replace(error, field=name, constraint=constraint, message=message)
+    made = []
+    for error in errors:
+        name, constraint = names.get(error.field, error.field), error.constraint
+        message = name + error.message[len(error.field) :] if error.message.startswith(error.field) else error.message
+        other = constraint.removeprefix("exclusive(").removesuffix(")")
+        if other in names and other != constraint:
+            message = message.replace(f"cannot go with {other}", f"cannot go with {names[other]}")
+            constraint = f"exclusive({names[other]})"
+        made.append(msgspec.structs.replace(error, field=name, constraint=constraint, message=message))
+    return made

@@ -1,7 +1,5 @@
-"""The fields of a request in OpenAI's shape, and how they become those of `/execute`.
-
-Owns: the known, the refused and the ignored fields; their types; the common part of the two generating routes. Ranges
-are apis/core/rules.py's. A field that is null counts as absent. Pure.
+"""The fields that the requests of `/v1` have in common, and how they become those of `/execute`: the known, the refused
+and the ignored ones. A field that is null counts as absent.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -17,6 +15,7 @@ from worker.apis.core.bodies import Problems
 from worker.apis.core.constraint_fields import ConstrainedRequest, constraint_of
 from worker.apis.core.conversation import Message, Part, check_parts, unread
 from worker.apis.core.errors import NotAnObject, UnknownModel, respelled
+from worker.apis.core.reading import Reading
 from worker.apis.core.received import fault_of, without_mark
 from worker.apis.core.request import Request, Terms
 from worker.apis.core.rules import CONSTRAINTS, check_sampling, int_range
@@ -124,11 +123,12 @@ def read_object(body: bytes | bytearray) -> Members:
     return value
 
 
-def read_struct(problems: Problems, shape: type[Shape], members: Members) -> Shape:
+def read_struct(members: Members, shape: type[Shape]) -> tuple[Shape, Problems]:
     """The fields of `shape`, all of which have defaults. Fields of another type are problems."""
+    problems = Problems()
     given = ((field.name, members.get(field.name), field.type) for field in msgspec.structs.fields(shape))
     found = {name: problems.shaped(name, value, kind) for name, value, kind in given if value is not None}
-    return shape(**{name: value for name, value in found.items() if value is not None})
+    return shape(**{name: value for name, value in found.items() if value is not None}), problems
 
 
 def idle_members(messages: object, kwargs: Mapping[str, Any] | None, terms: Terms) -> Iterator[str]:
@@ -138,12 +138,6 @@ def idle_members(messages: object, kwargs: Mapping[str, Any] | None, terms: Term
         case [*before, _] if any(isinstance(one, dict) and one.get("prefix") for one in before):
             yield "messages.prefix"
     yield from (f"chat_template_kwargs.{name}" for name in kwargs or () if name not in terms.template_keys)
-
-
-def check_model(model: str | None, terms: Terms) -> None:
-    """Raises: UnknownModel."""
-    if terms.is_strict and model is not None and model != terms.model:
-        raise UnknownModel(model, terms.model)
 
 
 def _check_supported(problems: Problems, members: Members, shape: type[msgspec.Struct]) -> None:
@@ -177,12 +171,9 @@ def ignored_fields(
 
 def in_header(names: Iterable[str]) -> tuple[str, ...]:
     """The names in a header's spelling, at most MAX_IGNORED, each once."""
-    return tuple(islice(dict.fromkeys(map(_shown, names)), MAX_IGNORED))
-
-
-def _shown(name: str) -> str:
-    """The name in a header's spelling: other characters are quoted as in a URL, and a long name is cut."""
-    return quote(name[:_MAX_NAME_CHARS], safe=_IN_NAMES)[:_MAX_NAME_CHARS] or '""'
+    most = _MAX_NAME_CHARS
+    shown = (quote(name[:most], safe=_IN_NAMES)[:most] or '""' for name in names)
+    return tuple(islice(dict.fromkeys(shown), MAX_IGNORED))
 
 
 class Length(NamedTuple):
@@ -220,7 +211,8 @@ def read_request(
     Raises: UnknownModel; FieldsRefused with the problems found so far and here.
     """
     offered, thinking = offered or Offered(), thinking or Thinking()
-    check_model(request.model, terms)
+    if terms.is_strict and request.model not in (None, terms.model):
+        raise UnknownModel(str(request.model), terms.model)
     if sent is None:
         _check_supported(problems, members, type(request))
     params, prediction, names = _params(
@@ -246,7 +238,12 @@ def read_request(
         prediction=prediction if terms.takes_predictions else "",
         asked_tokens=length.asked,
         marks="shown" if shows_marks else "split" if isinstance(found[0], Conversation) else "hidden",
-        reading=terms.reading(offered.use),
+        reading=Reading(
+            form=terms.chat_format,
+            use=offered.use,
+            is_divided=terms.can_limit_reasoning,
+            reads_fenced=terms.reads_fenced,
+        ),
         tools=offered.use.for_engine(),
         reasoning_budget=thinking.budget,
         names=names,

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from worker.apis.core.answers import NO_OPTIONS, Choice, StreamOptions
 from worker.apis.core.events import Dialect
 from worker.apis.core.reading import PLAIN, Reading
-from worker.apis.core.tools import ToolUse
 from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.jobs import U64_MAX, JobKey, MarkUse, Prompt, SamplingParams, Submit
 from worker.wire.tools import Tools
@@ -48,11 +47,6 @@ class Terms:
     """The members of a chat's message that have the reasoning."""
     keeps_billing_block: bool = False
     """True if Claude Code's billing block reaches the prompt."""
-
-    def reading(self, use: ToolUse) -> Reading:
-        """The rules by which answers to a request with these tools are read."""
-        is_divided = self.can_limit_reasoning
-        return Reading(form=self.chat_format, use=use, is_divided=is_divided, reads_fenced=self.reads_fenced)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,6 +161,15 @@ def listed(
             yield f"{place}[{at}]", tool, raw
 
 
+class ChosenTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice of one tool, or of several, as an object. Protocols have further fields."""
+
+    type: str = "function"
+
+
+Chosen = TypeVar("Chosen", bound=ChosenTool)
+
+
 def names_one(choice: object) -> bool:
     """True if a choice is one tool, which is called once then."""
     return isinstance(choice, dict) and choice.get("type") != "allowed_tools"
@@ -218,26 +227,32 @@ def check_tools(problems: Problems, tools: Sequence[Tool]) -> None:
     problems.take(own)
 
 
-def chosen_word(problems: Problems, choice: object) -> CallChoice | None:
-    """The choice if it is a word or absent; None if it is an object, which each protocol reads itself."""
+def read_choice(problems: Problems, choice: object, shape: type[Chosen], kinds: Sequence[str]) -> Chosen | CallChoice:
+    """The choice as a word, or else an object of a type in `kinds` or `allowed_tools`."""
     if choice is None:
         return "auto"
     for word in CHOICES:
         if choice == word:
             return word
-    if not isinstance(choice, str):
-        return None
-    problems.add("tool_choice", "one_of", f"must be one of {', '.join(CHOICES)}, or name a tool")
-    return "auto"
+    if isinstance(choice, str):
+        problems.add("tool_choice", "one_of", f"must be one of {', '.join(CHOICES)}, or name a tool")
+        return "auto"
+    chosen = problems.shaped("tool_choice", choice, shape)
+    if chosen is not None and chosen.type not in (*kinds, "allowed_tools"):
+        text = f"must be {', '.join(kinds)} or allowed_tools; this worker has no tools of its own"
+        problems.add("tool_choice.type", "one_of", text)
+        return "auto"
+    return chosen or "auto"
 
 
-def mode_of(problems: Problems, place: str, mode: str) -> CallChoice:
-    """The choice among allowed tools."""
-    for word in CHOICES:
-        if word == mode and word != "none":
-            return word
-    problems.add(f"{place}.mode", "one_of", "must be auto or required")
-    return "auto"
+def allowed_mode(problems: Problems, place: str, mode: str, tools: Sequence[object]) -> CallChoice:
+    """The choice among allowed tools, of which there must be some."""
+    word: CallChoice = "required" if mode == "required" else "auto"
+    if mode != word:
+        problems.add(f"{place}.mode", "one_of", "must be auto or required")
+    if not tools:
+        problems.add(f"{place}.tools", "non_empty", "must not be empty")
+    return word
 
 
 def checked_use(

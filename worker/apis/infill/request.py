@@ -69,8 +69,7 @@ class InfillRequest(GeneratingRequest, frozen=True, kw_only=True):
 def read_infill(body: bytes | bytearray, terms: Terms) -> Request:
     """Raises: NotAnObject, UnknownModel, FieldsRefused."""
     members = _as_v1(read_object(body))
-    problems = Problems()
-    request = read_struct(problems, InfillRequest, members)
+    request, problems = read_struct(members, InfillRequest)
     _check_rules(problems, request, members, terms)
     prompt = Infill(
         prefix=request.input_prefix or "",

@@ -8,13 +8,11 @@ from typing import Annotated, Any
 
 import msgspec
 
-from worker.apis.core.bodies import FieldError, FieldsRefused, Problems
 from worker.apis.core.conversation import read_conversation
 from worker.apis.core.fields import UNSUPPORTED, idle_members, ignored_fields, read_object, read_struct
 from worker.apis.core.request import Terms
 from worker.wire.encoding import Count, doc
 from worker.wire.jobs import Prompt, TokenId
-from worker.wire.load import Loaded
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,19 +82,10 @@ class TextAsked:
     ignored: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokensAsked:
-    """A request for the text of tokens."""
-
-    tokens: tuple[TokenId, ...]
-    ignored: tuple[str, ...] = ()
-
-
 def read_tokenize(body: bytes | bytearray, terms: Terms) -> TextAsked:
     """Raises: NotAnObject, FieldsRefused."""
     members = read_object(body)
-    problems = Problems()
-    request = read_struct(problems, TokenizeRequest, members)
+    request, problems = read_struct(members, TokenizeRequest)
     given = [name for name in ("prompt", "content", "messages") if members.get(name) is not None]
     if len(given) != 1 and not problems.found:
         problems.add("prompt", "required", "exactly one of prompt, content and messages", subject="send")
@@ -104,47 +93,38 @@ def read_tokenize(body: bytes | bytearray, terms: Terms) -> TextAsked:
         if getattr(request, name):
             problems.add(name, "unsupported", UNSUPPORTED)
     problems.check()
-    if given[0] == "messages":
-        prompt = read_conversation(
-            problems,
-            members["messages"],
-            template_kwargs=request.chat_template_kwargs,
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-            max_chars=terms.max_text_chars,
+    (field,), most = given, terms.max_text_chars
+    if field != "messages":
+        text = str(members[field])
+        if len(text) > most:
+            problems.add(field, f"length(..={most})", f"must be at most {most} characters (got {len(text)})")
+            problems.check()
+        return TextAsked(
+            prompt=text,
+            field=field,
+            # Each server has its own default for BOS.
+            add_special=bool(request.add_special) if field == "content" else request.add_special_tokens is not False,
+            parse_special=request.parse_special is not False,
+            ignored=ignored_fields(members, TokenizeRequest),
         )
-        problems.check()
-        assert prompt is not None  # or there were problems
-        idle = idle_members(members["messages"], request.chat_template_kwargs, terms)
-        ignored = ignored_fields(members, TokenizeRequest, further=idle)
-        return TextAsked(prompt=prompt, field="messages", ignored=ignored)
-    return _text_asked(request, given[0], terms, ignored_fields(members, TokenizeRequest))
-
-
-def _text_asked(request: TokenizeRequest, field: str, terms: Terms, ignored: tuple[str, ...]) -> TextAsked:
-    """The prompt of a request in either server's spelling; each server has its own default for BOS."""
-    if field == "content":
-        text, add_special = request.content or "", bool(request.add_special)
-    else:
-        text, add_special = request.prompt or "", request.add_special_tokens is not False
-    if len(text) > terms.max_text_chars:
-        most = terms.max_text_chars
-        words = f"{field} must be at most {most} characters (got {len(text)})"
-        raise FieldsRefused([FieldError(field=field, constraint=f"length(..={most})", message=words)])
-    return TextAsked(
-        prompt=text,
-        field=field,
-        add_special=add_special,
-        parse_special=request.parse_special is not False,
-        ignored=ignored,
+    prompt = read_conversation(
+        problems,
+        members["messages"],
+        template_kwargs=request.chat_template_kwargs,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        max_chars=most,
     )
+    problems.check()
+    assert prompt is not None  # or there were problems
+    idle = idle_members(members["messages"], request.chat_template_kwargs, terms)
+    return TextAsked(prompt=prompt, field="messages", ignored=ignored_fields(members, TokenizeRequest, further=idle))
 
 
-def read_detokenize(body: bytes | bytearray, terms: Terms) -> TokensAsked:
-    """Raises: NotAnObject, FieldsRefused."""
+def read_detokenize(body: bytes | bytearray, terms: Terms) -> tuple[tuple[TokenId, ...], tuple[str, ...]]:
+    """The tokens, and the members without effect. Raises: NotAnObject, FieldsRefused."""
     members = read_object(body)
-    problems = Problems()
-    request = read_struct(problems, DetokenizeRequest, members)
+    request, problems = read_struct(members, DetokenizeRequest)
     most, n_vocab = terms.max_text_chars, terms.vocab_size
     problems.check()
     if request.tokens is None:
@@ -154,15 +134,4 @@ def read_detokenize(body: bytes | bytearray, terms: Terms) -> TokensAsked:
     elif not all(0 <= token < n_vocab for token in request.tokens):
         problems.add("tokens", f"vocabulary({n_vocab})", f"must be token ids below {n_vocab}")
     problems.check()
-    tokens = tuple(map(TokenId, request.tokens or ()))
-    return TokensAsked(tokens=tokens, ignored=ignored_fields(members, DetokenizeRequest))
-
-
-def tokenizer_info(facts: Loaded) -> TokenizerInfo:
-    model = facts.model
-    return TokenizerInfo(
-        bos_token=model.bos_token,
-        eos_token=model.eos_token,
-        pad_token=model.pad_token,
-        chat_template=model.chat_template,
-    )
+    return tuple(map(TokenId, request.tokens or ())), ignored_fields(members, DetokenizeRequest)

@@ -13,7 +13,7 @@ import msgspec
 
 from worker.apis.core.answers import Choice, Heading
 from worker.apis.core.bodies import Problems
-from worker.apis.core.constraint_fields import NamedSchema, ResponseFormat
+from worker.apis.core.constraint_fields import read_format
 from worker.apis.core.conversation import unread
 from worker.apis.core.fields import GeneratingRequest, Length, read_object, read_request, read_struct
 from worker.apis.core.request import Request, Terms
@@ -99,8 +99,7 @@ class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True):
 def read_messages(body: bytes | bytearray, terms: Terms, *, needs_max_tokens: bool = True) -> Request:
     """Raises: NotAnObject, UnknownModel, FieldsRefused."""
     members = read_object(body)
-    problems = Problems()
-    request = read_struct(problems, MessagesRequest, members)
+    request, problems = read_struct(members, MessagesRequest)
     if needs_max_tokens and members.get("max_tokens") is None:
         problems.add("max_tokens", "required", "is missing; send the most tokens that the answer may have")
     turns = Turns(problems)
@@ -111,8 +110,9 @@ def read_messages(body: bytes | bytearray, terms: Terms, *, needs_max_tokens: bo
     thinking = _thinking(problems, request, terms)
     is_continued = _check_last(turns)
     prompt = read_turns(turns, thinking, offered, terms, names={}, is_continued=is_continued)
-    is_older = request.output_config is None or request.output_config.format is None
-    place = "output_format" if is_older else "output_config.format"
+    place, form = "output_format", request.output_format
+    if request.output_config is not None and request.output_config.format is not None:
+        place, form = "output_config.format", request.output_config.format
     read = read_request(
         problems,
         members,
@@ -121,7 +121,7 @@ def read_messages(body: bytes | bytearray, terms: Terms, *, needs_max_tokens: bo
             seed=request.seed,
             stream=request.stream,
             stop=request.stop_sequences,
-            response_format=_response_format(problems, request, place),
+            response_format=read_format(problems, place, form, ["json_schema"]),
         ),
         terms,
         prompts=[prompt],
@@ -186,20 +186,6 @@ def _thinking(problems: Problems, request: MessagesRequest, terms: Terms) -> Thi
         wishes=[name for name, given in wishes.items() if given is not None],
         limits=[] if budget is None else ["thinking.budget_tokens"],
     )
-
-
-def _response_format(problems: Problems, request: MessagesRequest, place: str) -> ResponseFormat | None:
-    """The form of the answer in the spelling of chats. `place`: its place in the request."""
-    own = None if request.output_config is None else request.output_config.format
-    form = request.output_format if own is None else own
-    if form is None:
-        return None
-    if form.get("type") != "json_schema":
-        problems.add(f"{place}.type", "one_of", "must be json_schema")
-    if not isinstance(form.get("schema"), dict):
-        problems.add(f"{place}.schema", "required", "is missing; send the schema of the answer")
-        return None
-    return ResponseFormat(type="json_schema", json_schema=NamedSchema(schema=form["schema"]))
 
 
 def read_tools(problems: Problems, tools: object, choice: ToolChoice | None) -> Offered:

@@ -36,8 +36,6 @@ from worker.wire.jobs import U32, Finished, Logprob, Prompt, SamplingParams, Sch
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────
 
-_NUMBER_STARTS = b"-0123456789"
-
 
 class BodyRejected(WorkerError):
     """No request could be read. The answer is `http_status` with `str(error)`, verbatim, as text/plain."""
@@ -118,8 +116,14 @@ def _parse(body: bytes | bytearray, shape: type[Shape]) -> Shape:
         name = member.text
         if name in values:
             raise WrongShape(f"duplicate field `{name}`")
-        if name in readers:
-            values[name] = _value(name, bytes(raw), readers[name])
+        if name not in readers:
+            continue
+        try:
+            values[name] = readers[name](bytes(raw))
+        except msgspec.ValidationError as error:
+            raise WrongShape(f"{name}: {error}") from error
+        except RecursionError as error:
+            raise MalformedJson("nested too deeply") from error
     for field in msgspec.structs.fields(shape):
         if field.required and field.name not in values:
             raise WrongShape(f"missing field `{field.name}`")
@@ -127,15 +131,6 @@ def _parse(body: bytes | bytearray, shape: type[Shape]) -> Shape:
         return msgspec.convert(values, shape)
     except msgspec.ValidationError as error:
         raise WrongShape(str(error)) from error
-
-
-def _value(name: str, raw: bytes, read: Read) -> object:
-    try:
-        return read(raw)
-    except msgspec.ValidationError as error:
-        raise WrongShape(f"{name}: {error}") from error
-    except RecursionError as error:
-        raise MalformedJson("nested too deeply") from error
 
 
 @cache
@@ -156,9 +151,8 @@ _float = msgspec.json.Decoder(float)
 
 
 def _number(raw: bytes) -> float:
-    if raw[0] in _NUMBER_STARTS:
-        return narrow(float(raw))  # unlike msgspec's, never out of range
-    return _float.decode(raw)
+    # A float() is never out of range.
+    return narrow(float(raw)) if raw[0] in b"-0123456789" else _float.decode(raw)
 
 
 def _numbers(raw: bytes) -> dict[str, float]:
@@ -184,13 +178,11 @@ _UNKNOWN = _Name("")
 """One object for all names that no request has, so that a body full of them stays cheap."""
 
 
-def _as_name(_type: type, text: str) -> _Name:
-    return _Name(text) if text in _KNOWN else _UNKNOWN
-
-
 _entries = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=lambda _type, text: _Name(text))
 _document = msgspec.json.Decoder(msgspec.Raw)
-_object = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=_as_name)
+_object = msgspec.json.Decoder(
+    dict[_Name, msgspec.Raw], dec_hook=lambda _type, text: _Name(text) if text in _KNOWN else _UNKNOWN
+)
 
 
 def _members(body: bytes | bytearray) -> dict[_Name, msgspec.Raw]:
@@ -220,8 +212,15 @@ def checked_prompt(
     problems = Problems()
     if not request.job_id:
         problems.add("job_id", "non_empty", "must not be empty", value="")
-    _prompt(problems, request.prompt, max_prompt_chars)
-    _max_tokens(problems, request.max_tokens, max_tokens_out)
+    if request.prompt == "":
+        problems.add("prompt", f"length(1..={max_prompt_chars})", "must not be empty")
+    elif request.prompt is not UNSET and len(request.prompt) > max_prompt_chars:
+        text = f"must be at most {max_prompt_chars} characters (got {len(request.prompt)})"
+        problems.add("prompt", f"length(1..={max_prompt_chars})", text)
+    if not 1 <= request.max_tokens <= max_tokens_out:
+        n = request.max_tokens
+        text = "must be at least 1" if n < 1 else f"must be at most {max_tokens_out} (got {n})"
+        problems.add("max_tokens", f"range(1..={max_tokens_out})", text, value=str(n))
     check_sampling(problems, request, max_tokens_out, vocab_size)
     for field in ("messages", "chat_template_kwargs"):
         if request.prompt is not UNSET and getattr(request, field) is not None:
@@ -236,21 +235,6 @@ def checked_prompt(
     assert not isinstance(prompt, UnsetType)  # parse_execute has refused a request without either
     assert prompt is not None  # or there were problems
     return prompt
-
-
-def _prompt(problems: Problems, prompt: str | UnsetType, most: int) -> None:
-    if prompt is UNSET:
-        return
-    if not prompt:
-        problems.add("prompt", f"length(1..={most})", "must not be empty")
-    elif len(prompt) > most:
-        problems.add("prompt", f"length(1..={most})", f"must be at most {most} characters (got {len(prompt)})")
-
-
-def _max_tokens(problems: Problems, max_tokens: int, most: int) -> None:
-    if not 1 <= max_tokens <= most:
-        text = "must be at least 1" if max_tokens < 1 else f"must be at most {most} (got {max_tokens})"
-        problems.add("max_tokens", f"range(1..={most})", text, value=str(max_tokens))
 
 
 # ── events ───────────────────────────────────────────────────────────────────────────────────────

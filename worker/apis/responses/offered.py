@@ -16,18 +16,19 @@ from worker.apis.core.tools import (
     MAX_TOOLS,
     TEXT_ARGUMENT,
     CallChoice,
+    ChosenTool,
     Offered,
     Tool,
+    allowed_mode,
     check_count,
     check_tools,
     checked_use,
-    chosen_word,
     flattened,
     function_tool,
     listed,
-    mode_of,
     named_tool,
     names_one,
+    read_choice,
 )
 from worker.wire.encoding import doc
 
@@ -52,9 +53,7 @@ class ResponseTool(msgspec.Struct, frozen=True, kw_only=True):
     tools: Annotated[list[Any] | None, doc("The tools of a namespace.")] = None
 
 
-class ChosenTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A choice of one tool, or of several."""
-
+class _ChosenTool(ChosenTool, frozen=True, kw_only=True):
     type: str
     name: str | None = None
     namespace: str | None = None
@@ -144,32 +143,19 @@ def _echoed(tool: ResponseTool, raw: dict[str, Any]) -> dict[str, Any]:
 
 def _choice(problems: Problems, choice: object, tools: Sequence[Tool]) -> tuple[CallChoice, frozenset[str] | None]:
     """The choice, and the model's names of the tools that it allows, if they are not all."""
-    word = chosen_word(problems, choice)
-    if word is not None:
-        return word, None
-    chosen = problems.shaped("tool_choice", choice, ChosenTool)
-    if chosen is None:
-        return "auto", None
-    if chosen.type == "allowed_tools":
-        return _allowed(problems, chosen, tools)
-    if chosen.type in ("function", "custom"):
+    chosen = read_choice(problems, choice, _ChosenTool, ["function", "custom"])
+    if isinstance(chosen, str):
+        return chosen, None
+    if chosen.type != "allowed_tools":
         return "required", frozenset(_names(problems, "tool_choice", [chosen], tools))
-    text = "must be function, custom or allowed_tools; this worker has no tools of its own"
-    problems.add("tool_choice.type", "one_of", text)
-    return "auto", None
+    given, place = chosen.tools or [], "tool_choice.tools"
+    word = allowed_mode(problems, "tool_choice", chosen.mode or "auto", given)
+    check_count(problems, place, len(given))
+    read = [problems.shaped(f"{place}[{at}]", raw, _ChosenTool) for at, raw in enumerate(given[:MAX_TOOLS])]
+    return word, frozenset(_names(problems, place, filter(None, read), tools))
 
 
-def _allowed(problems: Problems, chosen: ChosenTool, tools: Sequence[Tool]) -> tuple[CallChoice, frozenset[str] | None]:
-    mode = mode_of(problems, "tool_choice", chosen.mode or "auto")
-    given = chosen.tools or []
-    if not given:
-        problems.add("tool_choice.tools", "non_empty", "must not be empty")
-    check_count(problems, "tool_choice.tools", len(given))
-    read = [problems.shaped(f"tool_choice.tools[{at}]", raw, ChosenTool) for at, raw in enumerate(given[:MAX_TOOLS])]
-    return mode, frozenset(_names(problems, "tool_choice.tools", filter(None, read), tools))
-
-
-def _names(problems: Problems, place: str, chosen: Iterable[ChosenTool], tools: Sequence[Tool]) -> Iterator[str]:
+def _names(problems: Problems, place: str, chosen: Iterable[_ChosenTool], tools: Sequence[Tool]) -> Iterator[str]:
     """Yield the model's names of the chosen tools. A name that no tool has is yielded as it is."""
     for one in chosen:
         if one.name is None:

@@ -11,7 +11,7 @@ import msgspec
 
 from worker.apis.core.answers import Choice, Heading
 from worker.apis.core.bodies import Problems
-from worker.apis.core.constraint_fields import NamedSchema, ResponseFormat
+from worker.apis.core.constraint_fields import FORMATS, read_format
 from worker.apis.core.fields import GeneratingRequest, Length, Members, read_object, read_request, read_struct
 from worker.apis.core.request import Request, Terms
 from worker.apis.core.thinking import EFFORTS, read_thinking
@@ -99,8 +99,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
 def read_response(body: bytes | bytearray, terms: Terms) -> Request:
     """Raises: NotAnObject, UnknownModel, FieldsRefused."""
     members = read_object(body)
-    problems = Problems()
-    request = read_struct(problems, ResponsesRequest, members)
+    request, problems = read_struct(members, ResponsesRequest)
     _check_kept(problems, members, request)
     turns = Turns(problems)
     if request.instructions:
@@ -127,7 +126,9 @@ def read_response(body: bytes | bytearray, terms: Terms) -> Request:
             model=request.model,
             seed=request.seed,
             stream=request.stream,
-            response_format=_response_format(problems, request.text),
+            response_format=read_format(
+                problems, "text.format", None if request.text is None else request.text.format, FORMATS
+            ),
         ),
         terms,
         prompts=[prompt],
@@ -191,19 +192,3 @@ def _check_kept(problems: Problems, members: Members, request: ResponsesRequest)
     if _LOGPROBS in (request.include or ()):
         text = f"must not have {_LOGPROBS}, which /v1/chat/completions only supports; remove it"
         problems.add("include", "unsupported", text)
-
-
-def _response_format(problems: Problems, settings: TextSettings | None) -> ResponseFormat | None:
-    """The form of the answer in the spelling of chats."""
-    form = None if settings is None else settings.format
-    if form is None:
-        return None
-    kind, schema = form.get("type"), form.get("schema")
-    if kind not in ("text", "json_object", "json_schema"):
-        problems.add("text.format.type", "one_of", "must be one of text, json_object, json_schema")
-        return None
-    if kind == "json_schema" and not isinstance(schema, dict):
-        problems.add("text.format.schema", "required", "is missing; send the schema of the answer")
-        return None
-    named = NamedSchema(schema=schema) if kind == "json_schema" else None
-    return ResponseFormat(type=kind, json_schema=named)

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import product
 from typing import TypeVar
 
+import msgspec
 from litestar import Response, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
@@ -305,11 +306,14 @@ def _token_routes(api: Api) -> list[HTTPRouteHandler]:
 
     @post("/detokenize", status_code=200)
     async def detokenize(request: AnyRequest) -> Response[bytes]:
-        asked = await api.read(request, tokens.read_detokenize)
-        text = await api.front.detokenize(asked.tokens)
-        return _body(tokens.TextBody(content=text, prompt=text), asked.ignored)
+        found, ignored = await api.read(request, tokens.read_detokenize)
+        text = await api.front.detokenize(found)
+        return _body(tokens.TextBody(content=text, prompt=text), ignored)
 
-    tokenizer_info = state_route("/tokenizer_info", lambda: _body(tokens.tokenizer_info(api.facts)))
+    def tokenizer_facts() -> Response[bytes]:
+        return _body(msgspec.convert(api.facts.model, tokens.TokenizerInfo, from_attributes=True))
+
+    tokenizer_info = state_route("/tokenizer_info", tokenizer_facts)
 
     @post("/v1/chat/completions/render", status_code=200)
     async def render_chat(request: AnyRequest) -> Response[bytes]:
