@@ -77,7 +77,6 @@ class WheelSource(_FileSource, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def members(self) -> tuple[WheelMember, ...]:
-        """All of them, in their order."""
         return WheelMember(requirement=self.requirement, member=self.member), *self.more
 
 

@@ -283,7 +283,6 @@ class _Cursor:
         return start
 
     def keep(self, n_bytes: int) -> None:
-        """Count what stays in memory."""
         self.allowance.n_kept_bytes -= n_bytes
         if self.allowance.n_kept_bytes < 0:
             raise self.error(f"the names, texts and short arrays up to it hold more than {MAX_KEPT_BYTES} bytes")

@@ -84,13 +84,10 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The checked facts that a GGUF states about itself."""
-
     path: Path
     part_paths: tuple[Path, ...]
     """All files of the model, the first being `path`."""
     file_bytes: int
-    """The size of all parts together."""
     version: int
     architecture: str
     name: str
@@ -125,7 +122,6 @@ class ModelInfo:
     vocabulary_remarks: tuple[str, ...] = ()
     """Faults of the vocabulary with which it can still be served, a sentence each."""
     gaps: Gaps | None = None
-    """The bytes and characters that the vocabulary lacks."""
 
     @property
     def tokenizer_kind(self) -> str:
@@ -202,7 +198,6 @@ def read_words(path: Path) -> tuple[Gaps | None, str | None, str | None]:
 
 
 def _chat_templates(metadata: Metadata) -> tuple[str | None, str | None]:
-    """The template, and the one named tool_use."""
     return (
         metadata.text("tokenizer.chat_template") or None,
         metadata.remark("tokenizer.chat_template.tool_use") or None,
@@ -210,7 +205,6 @@ def _chat_templates(metadata: Metadata) -> tuple[str | None, str | None]:
 
 
 def _read_file(path: Path, allowance: ReadAllowance) -> tuple[Header, int]:
-    """The header and the size in bytes of one file."""
     try:
         # Asked before opening, which would wait for ever on a named pipe.
         mode = path.stat().st_mode

@@ -93,15 +93,12 @@ _OWN_SIZES = ("n_ctx", "n_threads", "n_threads_batch", "type_k", "type_v", "flas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafting:
-    """The draft model or head that drafts for a model, if any."""
-
     draft: LoadedDraft | None = None
     sizes: BufferSizes = field(default_factory=BufferSizes)
     """The sizes of the buffers that it has beside the model's."""
     model_bytes: int = 0
     """The bytes of a draft model on the devices of the served one."""
     model: DraftModelFacts | None = None
-    """The facts of a draft model."""
     head: HeadFacts | None = None
     """The facts of the model's own head, and the reason why it does not draft."""
 
@@ -180,7 +177,6 @@ def check_same_vocabulary(path: str, draft: Model, served: Model) -> None:
 
 
 def _difference(draft: Model, served: Model) -> str | None:
-    """The first difference of two vocabularies, in words."""
     if draft.n_vocab != served.n_vocab:
         return f"it has {draft.n_vocab} tokens, the model's has {served.n_vocab}"
     for token, texts in enumerate(zip(draft.token_texts(), served.token_texts(), strict=True)):

@@ -72,7 +72,6 @@ def mapped_bytes() -> int:
 def paging(
     report: Callable[[int], None], file_bytes: int, *, count_bytes: Callable[[], int] = mapped_bytes
 ) -> Iterator[Paging]:
-    """Count for as long as the block lasts."""
     progress = Paging(report, file_bytes, count_bytes)
     is_over = threading.Event()
 

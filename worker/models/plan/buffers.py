@@ -49,5 +49,4 @@ class BufferSizes:
         )
 
     def on_device(self, name: str) -> int:
-        """Bytes in the buffers of the device of that name."""
         return sum(buffer.size_bytes for buffer in self.buffers if buffer.is_on(name))

@@ -66,7 +66,6 @@ class Device:
 
     @property
     def title(self) -> str:
-        """The device's name in messages."""
         return f"{self.name} ({self.description})"
 
     @property

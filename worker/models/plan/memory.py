@@ -31,7 +31,6 @@ copied out, or that end while a prompt is read (engine/prefix_cache.py)."""
 
 
 def retained_slots(*, is_on_gpu: bool) -> int:
-    """The number of sequence ids for cells of finished jobs."""
     return RETAINED_ON_GPU if is_on_gpu else RETAINED_ON_CPU
 
 
@@ -58,8 +57,6 @@ of 534 tokens is computed in one step then, and a GPU computes more of them in t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The sizes that llama.cpp will be asked for."""
-
     n_cells: int
     """KV cells shared by all jobs; llama.cpp's context is this, and the padding's, rounded up to CELL_STEP."""
     parallel: int
@@ -72,7 +69,6 @@ class Plan:
     """Rows of logits that a prompt's chunk needs where its log-probabilities are wanted and it cannot be made smaller;
     0: those that drafts have elsewhere are enough."""
     ubatch_size: int = DEFAULT_UBATCH
-    """The tokens of a micro-batch."""
     n_snapshots: int = 0
     """The earlier recurrent states that each sequence id has beside its last one (models/plan/abilities.py)."""
 

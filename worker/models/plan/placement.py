@@ -49,8 +49,6 @@ MAPPED_ALIGNMENT = 32
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The bytes in one place."""
-
     weights_bytes: int = 0
     kv_bytes: int = 0
     compute_bytes: int = 0
@@ -70,8 +68,6 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class InMain:
-    """Weights in main memory, in bytes."""
-
     as_in_file: int = 0
     """Weights that are computed with as the file has them."""
     repacked: int = 0
@@ -268,8 +264,6 @@ def _gpu_group(config: Configure, backend: str, available: Seq[Device]) -> Group
 
 
 class Shortage(NamedTuple):
-    """A place with too little room."""
-
     place: str
     part: Share
     available_bytes: int

@@ -43,8 +43,6 @@ _FREE = bytes(_ROW.size)
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The place of an entry."""
-
     row: int
     offset: int
     n_bytes: int
@@ -73,7 +71,6 @@ class Extents:
         return True
 
     def give(self, start: int, n: int) -> None:
-        """Free what was taken."""
         self._taken.remove((start, start + n))
 
 

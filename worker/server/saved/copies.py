@@ -52,8 +52,6 @@ of the least."""
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The properties in which one memory differs from another."""
-
     is_mrope: bool = False
     """A position is several numbers."""
     n_caches: int = 1
@@ -96,8 +94,6 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class CacheState:
-    """A sequence's part of one cache."""
-
     cells: Block
     k: tuple[Block, ...] = ()
     v: tuple[Block, ...] = ()
@@ -117,7 +113,6 @@ class CacheState:
         return self.numbers[:, 0]
 
     def of(self, which: slice | NDArray[np.intp]) -> "CacheState":
-        """Some of its cells."""
         k, v = (tuple(block.of(which) for block in blocks) for blocks in (self.k, self.v))
         return CacheState(self.cells.of(which), k, v)
 

@@ -57,8 +57,6 @@ broken."""
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """The cells to keep, and the model and settings that they belong to."""
-
     arena_fd: int
     directory: Path | None
     limit_bytes: int
