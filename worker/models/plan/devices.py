@@ -90,21 +90,17 @@ def candidates(asked: str, available: Seq[Device]) -> list[Device]:
     cpus = [device for device in available if device.kind == "cpu"]
     if asked == "auto":
         whole = [gpu for gpu in gpus if not gpu.is_shell]
-        ranked = sorted(whole, key=lambda gpu: (gpu.kind == "gpu", gpu.free_bytes), reverse=True)
-        return _some(asked, ranked + cpus[:1], available)
-    if asked.isdecimal():
-        return _some(asked, gpus[int(asked) :][:1], available)
-    match = re.fullmatch(r"(cpu|cuda|metal|vulkan)(?::(\d+))?", asked)
-    if match is None:
+        found = sorted(whole, key=lambda gpu: (gpu.kind == "gpu", gpu.free_bytes), reverse=True) + cpus[:1]
+    elif asked.isdecimal():
+        found = gpus[int(asked) :][:1]
+    elif match := re.fullmatch(r"(cpu|cuda|metal|vulkan)(?::(\d+))?", asked):
+        found = [one for one in gpus + cpus if one.backend == match[1] and one.index == int(match[2] or 0)][:1]
+    else:
         raise ModelLoadFailed(f"--device {asked!r} is not one of auto, cpu, cuda[:N], metal, vulkan[:N] or a GPU index")
-    wanted = [d for d in gpus + cpus if d.backend == match[1] and d.index == int(match[2] or 0)]
-    return _some(asked, wanted[:1], available)
-
-
-def _some(asked: str, found: list[Device], available: Seq[Device]) -> list[Device]:
-    if found:
-        return found
-    there = ", ".join(f"{device.backend}:{device.index} ({device.description})" for device in available) or "nothing"
-    raise ModelLoadFailed(
-        f"no such device: --device {asked}; this build of llama.cpp finds {there}; `llorch-worker devices` explains why"
-    )
+    if not found:
+        there = ", ".join(f"{device.backend}:{device.index} ({device.description})" for device in available)
+        raise ModelLoadFailed(
+            f"no such device: --device {asked}; this build of llama.cpp finds {there or 'nothing'}; "
+            "`llorch-worker devices` explains why"
+        )
+    return found
