@@ -17,7 +17,7 @@ from tools import made_architectures
 from worker.engine.backend import LoadedDraft, Runner
 from worker.engine.step import Sampled, Slice, Step
 from worker.limits import MAX_HIDDEN_ROWS
-from worker.llama.heads import HeadContext, ModelContext, StoredRows, positions_off, row_length
+from worker.llama.heads import HeadContext, ModelContext, StoredRows, positions_off
 from worker.llama.invariance import has_own_products
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
@@ -67,7 +67,7 @@ class Pair:
 
     def __init__(self, model: Model, **changes: Any) -> None:
         sizes = {**SIZES, "n_threads": 1, "n_threads_batch": 1, "n_snapshots": N_SNAPSHOTS, **changes}
-        self.hidden = StoredRows(N_SLOTS, row_length(model))
+        self.hidden = StoredRows(model, N_SLOTS)
         self.model = ModelContext(model, self.hidden, **sizes)
         own = {name: sizes[name] for name in ("n_ctx", "n_threads", "n_threads_batch")}
         self.head = HeadContext(model, self.hidden, n_slots=N_SLOTS, **own)

@@ -1,6 +1,4 @@
-"""The input of llama_decode: slices checked, cut into batches, and written into its arrays. The step thread's.
-
-Many wrong arguments would abort the process: they are refused.
+"""The input of llama_decode: slices cut into batches, and written into its arrays. The step thread's.
 
 ggml computes a row of a matrix product with one kernel when it is alone, and with others among two, four or eight rows;
 some of these round otherwise (docs/determinism.md). How a step's rows are grouped decides which kernels
@@ -9,72 +7,22 @@ with rows that are not read. self_test.py measures which grouping gives a row th
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import numpy as np
 from llama_cpp import llama_cpp as capi
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from worker.engine.step import BadBatch, Scoring, Slice
+from worker.engine.step import Scoring, Slice
 from worker.llama.held_width import HeldWidth
 from worker.llama.seq_ids import SeqIds
-from worker.models.plan.memory import MAX_PADDING
-from worker.wire.jobs import SlotId, TokenId
+from worker.wire.jobs import SlotId
 
 _Int32s = ctypes.POINTER(ctypes.c_int32)
-
-
-# ── checking ─────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """The limits of one context."""
-
-    n_batch: int
-    """Tokens of a batch."""
-    n_outputs: int
-    """Rows of logits of a batch."""
-    n_slots: int
-    n_vocab: int
-    n_cells: Callable[[SlotId], int]
-    """The cells of a slot: where its next token goes."""
-
-    def check(self, slices: Seq[Slice]) -> int:
-        """Return how many tokens the slices have. Raises: BadBatch."""
-        n_tokens = sum([len(slice_.tokens) for slice_ in slices])
-        if not 1 <= n_tokens <= self.n_batch:
-            raise BadBatch(f"a batch of {n_tokens} tokens; 1 to {self.n_batch} are possible")
-        n_outputs = sum([slice_.n_rows for slice_ in slices])
-        if n_outputs > self.n_outputs:
-            raise BadBatch(f"logits of {n_outputs} tokens; a batch has at most {self.n_outputs}")
-        if len({slice_.slot for slice_ in slices}) < len(slices):
-            raise BadBatch(f"a slot appears twice in one batch: {[slice_.slot for slice_ in slices]}")
-        for slice_ in slices:
-            if not 0 <= slice_.slot < self.n_slots:
-                raise BadBatch(f"slot {slice_.slot}; there are {self.n_slots}")
-            if wrong := self._wrong(slice_):
-                raise BadBatch(f"slot {slice_.slot}: {wrong}")
-        return n_tokens
-
-    def _wrong(self, slice_: Slice) -> str | None:
-        tokens, n_drafts = slice_.tokens, slice_.n_drafts
-        targets: Seq[TokenId] = () if slice_.scoring is None else slice_.scoring.targets
-        if not tokens:
-            return "a slice without tokens"
-        if any(each and (min(each) < 0 or max(each) >= self.n_vocab) for each in (tokens, targets)):
-            return f"a token outside the vocabulary of {self.n_vocab}"
-        if slice_.start != (n_cells := self.n_cells(slice_.slot)):
-            return f"position {slice_.start} does not follow its {n_cells} cells"
-        if n_drafts and (slice_.sampling is None or not 0 < n_drafts < len(tokens)):
-            return f"{n_drafts} drafts among {len(tokens)} tokens cannot be drawn"
-        if slice_.scoring is not None and (n_drafts or len(tokens) - len(targets) not in (0, 1)):
-            return f"{len(targets)} tokens cannot be scored behind {len(tokens)}"
-        return None
 
 
 # ── cutting ──────────────────────────────────────────────────────────────────────────────────────
@@ -91,10 +39,6 @@ class RowGroups:
     """The number of tokens that a batch of `n` is filled up to, because a wider one takes a GPU less time."""
     held: HeldWidth | None = field(default=None, compare=False)
     """The width that a GPU's decode steps keep for a while when jobs end, if there is one."""
-
-    def __post_init__(self) -> None:
-        assert self.multiple - 1 <= MAX_PADDING
-        assert self.most % self.multiple == 0
 
     def n_padding(self, slices: Seq[Slice], n_spare_cells: int) -> int:
         """Return how many rows a batch lacks; 0 for any but an ordinary decode step, whose slices have a token each.
@@ -133,10 +77,8 @@ def _is_decode(slices: Seq[Slice]) -> bool:
 
 
 def batches(slices: Seq[Slice], n_batch: int) -> Iterator[Seq[Slice]]:
-    """The slices in order, cut into batches of at most `n_batch` tokens; usually one, as it is.
-
-    Only the last part of a slice draws, and has all its drafts; no batch has two parts of one slot.
-    """
+    """The slices in order, cut into batches of at most `n_batch` tokens; usually one, as it is. Only the last part of a
+    slice draws, and has all its drafts; no batch has two parts of one slot."""
     if sum([len(slice_.tokens) for slice_ in slices]) <= n_batch:
         yield slices
         return
@@ -153,10 +95,8 @@ def batches(slices: Seq[Slice], n_batch: int) -> Iterator[Seq[Slice]]:
 
 
 def _parts(slice_: Slice, first: int, rest: int) -> Iterator[Slice]:
-    """A slice in parts of at most `rest` tokens, the first of at most `first` (0: there is no such part).
-
-    What draws stays together, though it were more.
-    """
+    """A slice in parts of at most `rest` tokens, the first of at most `first` (0: there is no such part). What draws
+    stays together, though it were more."""
     n_before = len(slice_.tokens) - slice_.n_drafts - 1
     begin, end = 0, first or rest
     while end < len(slice_.tokens):
@@ -178,10 +118,8 @@ def _part(scoring: Scoring | None, begin: int, end: int) -> Scoring | None:
 
 
 class Batch:
-    """The arrays of one llama_batch, owned by numpy and filled in place; the struct only points at them.
-
-    Not llama_batch_init: that allocates every seq_id apart, which cannot be filled in one go.
-    """
+    """The arrays of one llama_batch, owned by numpy and filled in place; the struct only points at them. Not
+    llama_batch_init: that allocates every seq_id apart, which cannot be filled in one go."""
 
     def __init__(self, n_batch: int, seq_ids: SeqIds) -> None:
         n_each = 1 + seq_ids.has_twins
@@ -202,10 +140,8 @@ class Batch:
         self.struct.logits = self._logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
 
     def fill(self, slices: Seq[Slice]) -> list[int]:
-        """Write checked slices; the batch indexes at which logits are asked for, ascending.
-
-        Column by column, not slice by slice: each numpy call costs as much as the tokens of a decode step together.
-        """
+        """Write checked slices; the batch indexes at which logits are asked for, ascending. Column by column, not slice
+        by slice: each numpy call costs as much as the tokens of a decode step together."""
         tokens = [token for slice_ in slices for token in slice_.tokens]
         n_tokens = len(tokens)
         self._token[:n_tokens] = tokens
@@ -218,7 +154,7 @@ class Batch:
             for slice_, end in zip(slices, accumulate(lengths), strict=True)
             for index in range(end - slice_.n_rows, end)
         ]
-        self._pos[:n_tokens] = list(chain.from_iterable(map(_positions, slices)))
+        self._pos[:n_tokens] = [at for one in slices for at in range(one.start, one.start + len(one.tokens))]
         self._fill_seq_ids(np.repeat([slice_.slot for slice_ in slices], lengths))
         self._logits[:n_tokens] = 0
         self._logits[indexes] = 1
@@ -226,8 +162,7 @@ class Batch:
 
     def pad(self, n_rows: int, slot: SlotId) -> None:
         """Append rows that are not read: a sequence of their own, of the first token. Their logits are asked for as
-        an ordinary row's are, because the last layer computes only such rows.
-        """
+        an ordinary row's are, because the last layer computes only such rows."""
         begin = self.struct.n_tokens
         end = self.struct.n_tokens = begin + n_rows
         self._token[begin:end] = 0
@@ -250,7 +185,3 @@ class Batch:
         self._seq_id[begin:end, 0] = slots
         if self._twins_after:
             self._seq_id[begin:end, 1] = slots + self._twins_after
-
-
-def _positions(slice_: Slice) -> range:
-    return range(slice_.start, slice_.start + len(slice_.tokens))

@@ -17,7 +17,7 @@ from worker.engine.backend import Meanwhile, do_nothing
 from worker.engine.step import Aborted, BadBatch, NoRoom, Slice
 from worker.errors import ModelLoadFailed
 from worker.limits import MAX_DRAFTS
-from worker.llama.batch import Batch, BatchLimits, RowGroups
+from worker.llama.batch import Batch, RowGroups
 from worker.llama.kv import Kv
 from worker.llama.library import library_function
 from worker.llama.model import Model
@@ -25,7 +25,7 @@ from worker.llama.seq_ids import SeqIds, seq_ids_of
 from worker.llama.state_kv import StateKv
 from worker.llama.threads import Threads
 from worker.models.upstream.numbers import CACHE_TYPE_IDS, CELL_STEP, FLASH_ATTENTION, MAX_THREADS
-from worker.wire.jobs import SlotId
+from worker.wire.jobs import SlotId, TokenId
 
 Logits = NDArray[np.float32]
 _NO_ROWS: Logits = np.empty((0, 0), np.float32)
@@ -94,7 +94,6 @@ class Context:
         self.n_slots, self.n_seq_ids, self.decoding_s = n_seq_max, seq_ids.n_all, 0.0
         kv = Kv if model.can_rewind or self._is_of_head else StateKv
         self.kv = kv(handle, n_ctx=self.n_ctx, n_slots=n_seq_max, seq_ids=seq_ids, check=self._check_caller)
-        self._limits = BatchLimits(self.n_batch, n_outputs, n_seq_max, model.n_vocab, self.kv.n_cells)
         self._batch = Batch(self.n_batch, self.kv.seq_ids)
         self.row_groups = RowGroups()
         self._n_rows, self._rows, self._logits_address = 0, _NO_ROWS, 0
@@ -146,7 +145,7 @@ class Context:
         self._check_thread()
         handle = self.handle
         n_padding = self.row_groups.n_padding(slices, self.kv.n_free_cells)
-        n_tokens = self._limits.check(slices)
+        n_tokens = self._check(slices)
         self.kv.make_room(n_tokens + n_padding)
         self._n_rows = 0
         indexes = self._fill(slices)
@@ -168,6 +167,39 @@ class Context:
             self.kv.add(slice_.slot, len(slice_.tokens))
         self._n_rows = len(indexes)
         return indexes
+
+    def _check(self, slices: Seq[Slice]) -> int:
+        """Return how many tokens the slices have. Raises: BadBatch, because many wrong arguments would abort the
+        process."""
+        n_tokens = sum([len(slice_.tokens) for slice_ in slices])
+        if not 1 <= n_tokens <= self.n_batch:
+            raise BadBatch(f"a batch of {n_tokens} tokens; 1 to {self.n_batch} are possible")
+        n_outputs = sum([slice_.n_rows for slice_ in slices])
+        if n_outputs > self.n_outputs:
+            raise BadBatch(f"logits of {n_outputs} tokens; a batch has at most {self.n_outputs}")
+        if len({slice_.slot for slice_ in slices}) < len(slices):
+            raise BadBatch(f"a slot appears twice in one batch: {[slice_.slot for slice_ in slices]}")
+        for slice_ in slices:
+            if not 0 <= slice_.slot < self.n_slots:
+                raise BadBatch(f"slot {slice_.slot}; there are {self.n_slots}")
+            if wrong := self._wrong(slice_):
+                raise BadBatch(f"slot {slice_.slot}: {wrong}")
+        return n_tokens
+
+    def _wrong(self, slice_: Slice) -> str | None:
+        tokens, n_drafts = slice_.tokens, slice_.n_drafts
+        targets: Seq[TokenId] = () if slice_.scoring is None else slice_.scoring.targets
+        if not tokens:
+            return "a slice without tokens"
+        if any(each and (min(each) < 0 or max(each) >= self._model.n_vocab) for each in (tokens, targets)):
+            return f"a token outside the vocabulary of {self._model.n_vocab}"
+        if slice_.start != (n_cells := self.kv.n_cells(slice_.slot)):
+            return f"position {slice_.start} does not follow its {n_cells} cells"
+        if n_drafts and (slice_.sampling is None or not 0 < n_drafts < len(tokens)):
+            return f"{n_drafts} drafts among {len(tokens)} tokens cannot be drawn"
+        if slice_.scoring is not None and (n_drafts or len(tokens) - len(targets) not in (0, 1)):
+            return f"{len(targets)} tokens cannot be scored behind {len(tokens)}"
+        return None
 
     def _fill(self, slices: Seq[Slice]) -> list[int]:
         """Write checked slices; the batch indexes at which logits are asked for."""

@@ -74,10 +74,7 @@ def memory_of(device: Device) -> Memory:
 
 def features(device: Device) -> tuple[str, ...]:
     """Return the processor features that the device's backend uses, in ggml's words: AVX2, LLAMAFILE, SVE_CNT=32; empty
-    if it does not say.
-
-    Source: ggml_backend_get_features in ggml-backend.h.
-    """
+    if it does not say."""
     registry, address = backend_function(device, b"ggml_backend_get_features")
     if not address:
         return ()
@@ -139,10 +136,8 @@ def _text(name: str, handle: ctypes.c_void_p) -> str:
 
 
 def backends(environ: Mapping[str, str]) -> list[CompiledBackend]:
-    """Every backend: first those with devices, in ggml's order. `environ`: where a variable may hide a device.
-
-    Raises: ModelLoadFailed, as `open_library`.
-    """
+    """Every backend: first those with devices, in ggml's order. `environ`: where a variable may hide a device. Raises:
+    ModelLoadFailed, as `open_library`."""
     words = open_library().first_words
     found = [device for device in devices() if not device.is_shell]
     n_registries = call_ggml("ggml_backend_reg_count", ctypes.c_size_t)
@@ -179,10 +174,8 @@ def loaded_modules(words: Seq[LogLine]) -> dict[str, str | None]:
 
 
 def complaint_of(module: Path) -> str:
-    """Return what is wrong with a module, in ggml's words; empty if nothing is, and then it is loaded.
-
-    ggml has tried it before, but does not say why one fails when it tries them all. Source: ggml_backend_load.
-    """
+    """Return what is wrong with a module, in ggml's words; empty if nothing is, and then it is loaded. When it tries
+    them all, ggml does not say why one fails."""
     with open_library().watch() as watch:
         call_ggml("ggml_backend_load", ctypes.c_void_p, ctypes.c_char_p(os.fsencode(module)))
     return watch.last_error or ""

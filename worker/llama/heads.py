@@ -37,10 +37,6 @@ _get_rows = library_function(GET_HIDDEN_ROWS, ctypes.c_void_p, ctypes.c_void_p)
 """(context) → the address of the rows of the last decode."""
 
 
-def row_length(model: Model) -> int:
-    return int(capi.llama_model_n_embd_out(model.handle))
-
-
 def positions_off(model: Model) -> str | None:
     """Return what the head's graph lacks for the model's positions, if anything."""
     is_several = capi.llama_model_rope_type(model.handle) in MROPE_TYPES
@@ -52,15 +48,12 @@ def positions_off(model: Model) -> str | None:
 class StoredRows(HiddenRows):
     """The rows, of `length` numbers each."""
 
-    def __init__(self, n_slots: int, length: int) -> None:
+    def __init__(self, model: Model, n_slots: int) -> None:
         super().__init__()
-        self.length = length
-        self._rows: Rows = np.zeros((n_slots, MAX_HIDDEN_ROWS, length), np.float32)
+        self.length = int(capi.llama_model_n_embd_out(model.handle))
+        self._rows: Rows = np.zeros((n_slots, MAX_HIDDEN_ROWS, self.length), np.float32)
         """The row of a position lies at its remainder."""
-
-    @property
-    def n_bytes(self) -> int:
-        return self._rows.nbytes
+        self.n_bytes = self._rows.nbytes
 
     def take(self, slot: SlotId, end: int, rows: Rows) -> None:
         """Keep the rows of the positions before `end`, which were computed now."""

@@ -1,7 +1,4 @@
-"""The KV cells of each slot, and the order in which they lie.
-
-Owns the counts, the sharing, the forgetting, the compaction, and the copies out and in; context.py has the decode that
-fills cells. Arguments that make no sense are errors of the engine. One thread, the context's.
+"""The KV cells of each slot, and the order in which they lie. Arguments that make no sense are errors of the engine.
 
 llama.cpp's CPU attention adds up a sequence's cells in the order in which they lie, and the last bits of an answer
 depend on it. New tokens go to the first free cell; a cell freed among others would be filled out of order. In an
@@ -55,9 +52,7 @@ class Kv:
     """The bytes of a checkpoint."""
 
     def __init__(self, handle: Any, *, n_ctx: int, n_slots: int, seq_ids: SeqIds, check: Callable[[], None]) -> None:
-        """`seq_ids`: those that the context was made with; without a spare one nothing can be shared. `check`
-        raises where the context is closed, or another thread's.
-        """
+        """`seq_ids`: those that the context was made with. `check` raises where it is closed, or another thread's."""
         self._handle = handle
         self._n_slots = n_slots
         self._check_caller = check
@@ -87,7 +82,7 @@ class Kv:
 
     @property
     def can_share(self) -> bool:
-        """True if the memory has one part and can be cut anywhere; else `share`, `save` and `load` are refused."""
+        """True if the memory has one part and can be cut anywhere."""
         return self.seq_ids.copy_seq_id is not None
 
     @property
@@ -152,7 +147,6 @@ class Kv:
 
     def count_tokens(self) -> list[int]:
         """Return how many tokens each slot has, by our count and by the library's: a microsecond for each seq_id.
-
         Raises: KvMismatch where the two differ, and where a seq_id that is no slot's has cells that it should not have.
         """
         self._check_caller()
@@ -173,7 +167,7 @@ class Kv:
         return counts
 
     def _n_in_library(self, seq_id: int) -> int:
-        """Positions [0, n) that the library has for a seq_id. Source: llama_memory_seq_pos_max."""
+        """Positions [0, n) that the library has for a seq_id."""
         return 1 + int(capi.llama_memory_seq_pos_max(self._memory, seq_id))
 
     # ── sharing and forgetting ───────────────────────────────────────────────────────────────────
@@ -187,10 +181,8 @@ class Kv:
         self._spans.share(source, target, n_tokens)
 
     def trim(self, slot: SlotId, n_keep: int) -> None:
-        """Forget the slot's cells from position `n_keep` on; 0 empties it, which always works.
-
-        Raises: RuntimeError where the model's memory cannot forget a part.
-        """
+        """Forget the slot's cells from position `n_keep` on; 0 empties it, which always works. Raises: RuntimeError
+        where the model's memory cannot forget a part."""
         self._check_caller()
         assert n_keep >= 0, f"cannot keep {n_keep} cells"
         if n_keep >= self.n_cells(slot):
@@ -206,7 +198,7 @@ class Kv:
             self.on_emptied(slot)
 
     def _has_window_of(self, slot: SlotId, pos: int) -> bool:
-        """Return whether all cells that a token at `pos` sees are there. Source: llama_memory_seq_pos_min."""
+        """Return whether all cells that a token at `pos` sees are there."""
         if not self._n_swa or self.seq_ids.has_twins or not pos:
             return True
         return int(capi.llama_memory_seq_pos_min(self._memory, slot)) <= max(0, pos - self._n_swa + 1)
@@ -225,10 +217,8 @@ class Kv:
     # ── room ─────────────────────────────────────────────────────────────────────────────────────
 
     def make_room(self, n_tokens: int) -> None:
-        """Free forgotten cells where they are in the way of `n_tokens` more, or have become many.
-
-        Each move is paid for by the cells forgotten since the last one: half as many as live, at least.
-        """
+        """Free forgotten cells where they are in the way of `n_tokens` more, or have become many. Each move is paid for
+        by the cells forgotten since the last one: half as many as live, at least."""
         if not self._n_forgotten:
             return
         n_living = self.n_cells_used
@@ -262,8 +252,7 @@ class Kv:
 
     def save(self, slot: SlotId, start: int, tokens: Seq[TokenId] = (), *, end: int | None = None) -> SavedCells:
         """A copy of the slot's cells [start, end), to its last without `end`. `tokens`: what the cells [0, end) are of;
-        with them the keeper gets the copy too, unless they are salted.
-        """
+        with them the keeper gets the copy too, unless they are salted."""
         stop = self.n_cells(slot) if end is None else end
         self._check_share(slot, start, stop)
         if not self.layout.n_caches:
@@ -281,11 +270,9 @@ class Kv:
         raise AssertionError(f"slot {slot} has no recurrent state")
 
     def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
-        """Fill the empty slot with the first `n_tokens` of what the parts, one behind the other, hold.
-
-        The parts were saved from this memory. They go to the first free cells, behind all others in an ordered memory,
-        in one piece. Raises: RuntimeError: the library refuses them; the slot is empty then.
-        """
+        """Fill the empty slot with the first `n_tokens` of what the parts hold, which were saved from this memory. They
+        go to the first free cells, behind all others in an ordered memory, in one piece. Raises: RuntimeError where the
+        library refuses them; the slot is empty then."""
         assert self.can_share, _UNCUT
         assert not self.n_cells(slot), f"slot {slot} has cells already"
         assert self.has_state or checkpoint is None, "this memory has no recurrent state"
@@ -308,10 +295,8 @@ class Kv:
             self._unproven += copies
 
     def _window_parts(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """[start, end) in the parts that a saved state can hold: cut at multiples of the window, if there is one.
-
-        At multiples, because the windows of some models do not slide but jump there.
-        """
+        """[start, end) in the parts that a saved state can hold: cut at multiples of the window, if there is one,
+        because the windows of some models do not slide but jump there."""
         step = self._n_swa or end
         edges = [start, *range((start // step + 1) * step, end, step), end]
         yield from pairwise(edges)
@@ -326,7 +311,7 @@ class Kv:
             capi.llama_memory_seq_rm(self._memory, copy_seq_id, -1, -1)
 
     def _read(self, seq_id: int, allocate: Allocate, flags: int = ALL) -> Bytes:
-        """Return what the library writes of a seq_id. Source: llama_state_seq_get_data_ext. Raises: RuntimeError."""
+        """Return what the library writes of a seq_id. Raises: RuntimeError."""
         state = allocate(int(capi.llama_state_seq_get_size_ext(self._handle, seq_id, flags)))
         pointer = state.ctypes.data_as(_Uint8s)
         n_read = int(capi.llama_state_seq_get_data_ext(self._handle, pointer, state.nbytes, seq_id, flags))
@@ -335,7 +320,7 @@ class Kv:
         return state
 
     def _write(self, seq_id: int, state: Bytes, flags: int = ALL) -> None:
-        """Into free cells, in the order of the state. Source: llama_state_seq_set_data_ext. Raises: RuntimeError."""
+        """Write into free cells, in the order of the state. Raises: RuntimeError."""
         pointer = state.ctypes.data_as(_Uint8s)
         n_written = int(capi.llama_state_seq_set_data_ext(self._handle, pointer, state.nbytes, seq_id, flags))
         if n_written != state.nbytes:
@@ -349,12 +334,12 @@ class Kv:
         return self.seq_ids.copy_seq_id
 
     def _add_owner(self, source: int, target: int, begin: int, end: int) -> None:
-        """Give the target the cells of `source` in [begin, end), too. Source: llama_memory_seq_cp."""
+        """Give the target the cells of `source` in [begin, end), too."""
         for seq_id in self.seq_ids.both(target):
             capi.llama_memory_seq_cp(self._memory, source, seq_id, begin, end)
 
     def remove(self, seq_id: int, begin: int = 0, end: int = -1) -> bool:
-        """Take [begin, end) from a seq_id; False where the memory cannot. Source: llama_memory_seq_rm."""
+        """Take [begin, end) from a seq_id; False where the memory cannot."""
         removed = [bool(capi.llama_memory_seq_rm(self._memory, each, begin, end)) for each in self.seq_ids.both(seq_id)]
         return all(removed)
 
@@ -480,9 +465,7 @@ class Spans:
 
     def _join(self, span: Span) -> None:
         """Make one of the span and the next, where a slot that had only the first has left and now the same have both.
-
-        So a slot has fewer spans than there are slots, however often its prefix was shared.
-        """
+        So a slot has fewer spans than there are slots, however often its prefix was shared."""
         spans = self._of[next(iter(span.slots))]
         index = spans.index(span)
         if index + 1 < len(spans) and spans[index + 1].slots == span.slots:

@@ -129,11 +129,8 @@ class Library:
 
 
 def open_library(on_log: OnLog | None = None) -> Library:
-    """The process's one Library, initialised by the first call. A given `on_log` replaces the one before.
-
-    Raises: ModelLoadFailed when the installed binding is not the one this program was written against, or has nothing
-    that computes on this machine.
-    """
+    """The process's one Library, initialised by the first call. A given `on_log` replaces the one before. Raises:
+    ModelLoadFailed when the installed binding is not the pinned one, or has nothing that computes on this machine."""
     library = _open_once()
     if not has_backends():
         raise ModelLoadFailed(
@@ -146,9 +143,7 @@ def open_library(on_log: OnLog | None = None) -> Library:
 
 
 def build() -> str:
-    """Return this llama.cpp's identity: the binding's version, the processor features in use, and the sizes of its
-    files.
-    """
+    """Return this llama.cpp's identity: version, the processor features in use, and the sizes of its files."""
     files = sorted((path.name, path.stat().st_size) for path in LIBRARY_DIR.iterdir())
     return f"{PINNED_VERSION} {capi.llama_print_system_info().decode()} {files}"
 
@@ -163,8 +158,7 @@ def _open_once() -> Library:
 
 def check_runtimes(folder: Path) -> None:
     """Refuse a library that this process has loaded if it was linked with a C++ runtime of its own. It would crash
-    beside the system's, which numpy brings. Raises: ModelLoadFailed.
-    """
+    beside the system's, which numpy brings. Raises: ModelLoadFailed."""
     for path in folder.glob("lib*.so*"):
         found = _SymbolInfo()
         with suppress(OSError, AttributeError):  # it is not loaded, or not in C++
@@ -199,8 +193,7 @@ def load_failure(what: str, watch: Watch, free_bytes: int) -> ModelLoadFailed | 
 
 
 def library_function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    """A function of llama.cpp by our own prototype; ggml's have none in the binding. Any: ctypes types have no common
-    one.
+    """A function of llama.cpp by our own prototype; ggml's have none in the binding. Any: ctypes types have no base.
 
     A function of ggml is looked up where libllama finds it itself. A wheel holds no symbolic links, so libggml.so is
     another file than the libggml.so.0 that libllama uses: opened too, it would have a list of backends of its own.
@@ -215,9 +208,7 @@ def call_ggml(name: str, result: Any, *arguments: Any) -> Any:
 
 def give_back_memory() -> None:
     """Return memory that was freed to the system, which takes some milliseconds; only glibc keeps it otherwise."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
 
 
 def has_backends() -> bool:

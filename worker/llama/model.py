@@ -135,10 +135,6 @@ class Model(Tokenizer):
         return [device.name for device in self.devices]
 
     @property
-    def is_open(self) -> bool:
-        return self._handle is not None
-
-    @property
     def is_without_vocabulary(self) -> bool:
         """To tokenise without one would abort."""
         return bool(capi.llama_vocab_type(self.vocab) == capi.LLAMA_VOCAB_TYPE_NONE)

@@ -1,6 +1,6 @@
 """The memory of models with recurrent layers: a state for each slot, beside its cells or, without attention, instead.
 
-Owns what is different where slots have a state. It cannot be cut. It goes along whole when a seq_id is given another's
+It cannot be cut. It goes along whole when a seq_id is given another's
 cells, and the library copies it then only once one of the two computes; it is copied out apart from the cells, as a
 checkpoint; and a slot that is given only some of another's cells needs the checkpoint of the same tokens. kv.py has the
 rest. A seq_id that holds cells alone is given the state of an empty one.
@@ -76,8 +76,7 @@ class StateKv(Kv):
 
     def share(self, source: SlotId, target: SlotId, n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
         """Give the empty slot `target` the first `n_tokens` cells of `source`, and the state after them: that of the
-        checkpoint, or of `source` itself, which must not have more cells then.
-        """
+        checkpoint, or of `source` itself, which must not have more cells then."""
         self._check_share(source, 0, n_tokens)
         if checkpoint is not None or n_tokens != self.n_cells(source):
             _check(checkpoint, n_tokens)
@@ -91,8 +90,7 @@ class StateKv(Kv):
 
     def trim(self, slot: SlotId, n_keep: int) -> None:
         """Empty the slot with 0; keep all of it with as many as it has, or more. What the last decode computed for it
-        can be taken back, but for the first token, as far as there are snapshots. Raises: RuntimeError for less.
-        """
+        can be taken back, but for the first token, as far as there are snapshots. Raises: RuntimeError for less."""
         n_undone = max(0, self.n_cells(slot) - n_keep)
         n_undoable = min(self.n_snapshots, self._n_newest_tokens - 1) if slot in self._newest_slots else 0
         if n_keep > 0 and n_undone > n_undoable:
@@ -135,9 +133,7 @@ class StateKv(Kv):
     # ── copies ───────────────────────────────────────────────────────────────────────────────────
 
     def checkpoint(self, slot: SlotId, tokens: Seq[TokenId] = ()) -> SavedCheckpoint:
-        """Copy the slot's state, which is the one after all of its cells. `tokens`: what these are of; with them the
-        keeper gets the copy too, unless they are salted.
-        """
+        """Copy the slot's state, which is the one after all of its cells. `tokens`: as for `save`."""
         self._check_share(slot, 0, self.n_cells(slot))
         saved = SavedCheckpoint(self._read(slot, lasting, _STATE_ALONE), self.layout, tokens)
         if self.keeper is not None and tokens and not salt_of(tokens):

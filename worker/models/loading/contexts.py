@@ -15,7 +15,7 @@ from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.host import cpu_quota
 from worker.llama.context import Context
 from worker.llama.devices import asked_flash, can_split_rows
-from worker.llama.heads import HeadContext, ModelContext, StoredRows, positions_off, row_length
+from worker.llama.heads import HeadContext, ModelContext, StoredRows, positions_off
 from worker.llama.invariance import type_k_of
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
@@ -113,7 +113,7 @@ def with_head(model: Model, n_slots: int, sizes: dict[str, Any]) -> tuple[Contex
     """
     if why_off := positions_off(model):
         return Context(model, **sizes), without(why_off)
-    hidden = StoredRows(n_slots, row_length(model))
+    hidden = StoredRows(model, n_slots)
     context = ModelContext(model, hidden, **sizes)
     try:
         head = _head(model, hidden, n_slots, sizes)
@@ -129,7 +129,7 @@ def bare_contexts(model: Model, n_slots: int, sizes: dict[str, Any], *, has_head
     """The context of a model and, if `has_head` and it can be had, that of its head. Raises: as Context does."""
     if not has_head or positions_off(model):
         return [Context(model, **sizes)]
-    hidden = StoredRows(n_slots, row_length(model))
+    hidden = StoredRows(model, n_slots)
     return [ModelContext(model, hidden, **sizes), _head(model, hidden, n_slots, sizes)]
 
 
