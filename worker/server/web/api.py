@@ -45,6 +45,7 @@ from worker.server.front.state import Front
 from worker.server.web.bodies import AnyRequest, Bodies
 from worker.server.web.connection import check_address
 from worker.server.web.middleware import counted
+from worker.server.web.pages import plain_route
 from worker.server.web.refusals import json_answer, text_answer
 from worker.server.web.streaming import JobResponse, opened_jobs
 from worker.wire.encoding import encode_json
@@ -197,18 +198,8 @@ def agent_routes(api: Api) -> list[HTTPRouteHandler]:
         _counting(api, "/v1/responses/input_tokens", read_response, items.PAYLOADS, InputTokens),
         _generating(api, "/v1/messages", read_messages, blocks.PAYLOADS, prefix="msg_"),
         _counting(api, "/v1/messages/count_tokens", read_counted, blocks.PAYLOADS, TokenCount),
-        state_route("/api/hello", lambda: text_answer("hello", 200)),  # Claude Code asks whether there is a server
+        plain_route("/api/hello", lambda: text_answer("hello", 200)),  # Claude Code asks whether there is a server
     ]
-
-
-def state_route(path: str | list[str], answer: Callable[[], Response[bytes]]) -> HTTPRouteHandler:
-    """A route whose answer does not depend on the request."""
-
-    @get(path, sync_to_thread=False)
-    def answered() -> Response[bytes]:
-        return answer()
-
-    return answered
 
 
 def _model_routes(api: Api) -> list[HTTPRouteHandler]:
@@ -223,7 +214,7 @@ def _model_routes(api: Api) -> list[HTTPRouteHandler]:
             raise UnknownModel(asked, api.model_name)
         return _body(card())
 
-    return [state_route("/v1/models", lambda: _body(ModelList(data=[card()]))), model]
+    return [plain_route("/v1/models", lambda: _body(ModelList(data=[card()]))), model]
 
 
 def _generating(
@@ -313,7 +304,7 @@ def _token_routes(api: Api) -> list[HTTPRouteHandler]:
     def tokenizer_facts() -> Response[bytes]:
         return _body(msgspec.convert(api.facts.model, tokens.TokenizerInfo, from_attributes=True))
 
-    tokenizer_info = state_route("/tokenizer_info", tokenizer_facts)
+    tokenizer_info = plain_route("/tokenizer_info", tokenizer_facts)
 
     @post("/v1/chat/completions/render", status_code=200)
     async def render_chat(request: AnyRequest) -> Response[bytes]:

@@ -13,10 +13,10 @@ from worker.apis.core.bodies import CancelBody, shutdown_body
 from worker.apis.pool.execute import parse_cancel
 from worker.server.front.health import Phase
 from worker.server.front.state import Front
-from worker.server.web.api import Api, agent_routes, api_routes, state_route
+from worker.server.web.api import Api, agent_routes, api_routes
 from worker.server.web.bodies import AnyRequest, Bodies
 from worker.server.web.middleware import Middleware
-from worker.server.web.pages import document_of, document_routes, page_routes
+from worker.server.web.pages import document_of, document_routes, page_routes, plain_route
 from worker.server.web.refusals import json_answer, refusal_of, text_answer
 from worker.server.web.streaming import execute_route
 from worker.wire.encoding import encode_json
@@ -46,7 +46,7 @@ def described_routes(front: Front) -> list[HTTPRouteHandler]:
     bodies = Bodies(front.settings)
     handlers = [*_state_routes(front), execute_route(front, bodies), *_control_routes(front, bodies)]
     api = Api(front, bodies)
-    probes = [state_route("/version", lambda: _json({"version": __version__})), _ready_route(front, "/ping", "pong")]
+    probes = [plain_route("/version", lambda: _json({"version": __version__})), _ready_route(front, "/ping", "pong")]
     return [*handlers, *api_routes(api), *probes, *agent_routes(api)]
 
 
@@ -58,20 +58,20 @@ def _state_routes(front: Front) -> list[HTTPRouteHandler]:
 
     return [
         # The cached state, with status 503 only before the worker was ready for the first time.
-        state_route(
+        plain_route(
             ["/health", "/v1/health"], lambda: _json(front.health(), 503 if front.phase is Phase.STARTING else 200)
         ),
-        state_route("/v1/ready", lambda: _json(front.readiness())),
+        plain_route("/v1/ready", lambda: _json(front.readiness())),
         _ready_route(front, "/readyz", "ready"),
         # 200 shows that the front's event loop runs. A worker that is about to exit is not alive.
-        state_route("/livez", lambda: _probe(is_ok=front.phase is not Phase.FAILED, yes="alive", no="failed")),
+        plain_route("/livez", lambda: _probe(is_ok=front.phase is not Phase.FAILED, yes="alive", no="failed")),
         metrics,
     ]
 
 
 def _ready_route(front: Front, path: str, word: str) -> HTTPRouteHandler:
     """200 if the worker takes jobs; the length of the queue does not matter."""
-    return state_route(path, lambda: _probe(is_ok=front.phase is Phase.READY, yes=word, no="not ready"))
+    return plain_route(path, lambda: _probe(is_ok=front.phase is Phase.READY, yes=word, no="not ready"))
 
 
 def _control_routes(front: Front, bodies: Bodies) -> list[HTTPRouteHandler]:

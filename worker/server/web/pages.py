@@ -5,6 +5,7 @@ from routes that require it. Paths are relative, because a proxy may serve the w
 """
 
 import secrets
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 
@@ -23,8 +24,9 @@ BROWSED_PATHS = frozenset({"/docs", "/docs/", "/docs/page.js", "/docs/redoc.stan
 path does, because a browser also sends a password with requests that another site's page starts.
 """
 
+_SCRIPT = "text/javascript"
 _SCRIPTS = ("chat", "dom", "markdown", "panel", "parts", "probabilities", "request", "stream", "vitals")
-_PARTS = {"chat.css": "text/css"} | {f"{name}.js": "text/javascript" for name in _SCRIPTS}
+_PARTS = {"chat.css": "text/css"} | {f"{name}.js": _SCRIPT for name in _SCRIPTS}
 """The files in the same directory as chat.html, with their types."""
 
 PAGE_PATHS = frozenset({"/", *(f"/page/{name}" for name in _PARTS)})
@@ -49,10 +51,18 @@ _FRESH = {"cache-control": "no-cache"}
 """The browser must not mix the files of two versions."""
 
 
+def plain_route(path: str | list[str], answer: Callable[[], Response[bytes]]) -> HTTPRouteHandler:
+    """A route whose answer does not depend on the request."""
+
+    @get(path, sync_to_thread=False)
+    def answered() -> Response[bytes]:
+        return answer()
+
+    return answered
+
+
 def page_routes() -> list[HTTPRouteHandler]:
-    @get("/", sync_to_thread=False)
-    def page() -> Response[bytes]:
-        return _browsed(_file("chat/chat.html"), "text/html", {"content-security-policy": POLICY, **_FRESH})
+    headers = {"content-security-policy": POLICY, **_FRESH}
 
     @get("/page/{name:str}", sync_to_thread=False)
     def part(name: str) -> Response[bytes]:
@@ -60,7 +70,7 @@ def page_routes() -> list[HTTPRouteHandler]:
             raise NotFoundException
         return _browsed(_file(f"chat/{name}"), _PARTS[name], _FRESH)
 
-    return [page, part]
+    return [plain_route("/", lambda: _browsed(_file("chat/chat.html"), "text/html", headers)), part]
 
 
 def document_of(settings: Settings) -> bytes:
@@ -76,9 +86,9 @@ def document_of(settings: Settings) -> bytes:
 
 
 def document_routes(document: bytes) -> list[HTTPRouteHandler]:
-    @get(["/openapi/openapi.json", "/openapi", "/openapi.json"], sync_to_thread=False)
-    def openapi() -> Response[bytes]:
-        return Response(document, headers={"content-type": "application/vnd.oai.openapi+json"})
+    openapi = ["/openapi/openapi.json", "/openapi", "/openapi.json"]
+    typed = {"content-type": "application/vnd.oai.openapi+json"}
+    cached = {"cache-control": "private, max-age=3600"}
 
     @get("/docs", sync_to_thread=False)
     def page(request: AnyRequest) -> Response[bytes]:
@@ -90,16 +100,12 @@ def document_routes(document: bytes) -> list[HTTPRouteHandler]:
         policy = {"content-security-policy": _POLICY_OF_DOCS.format(nonce=nonce)}
         return _browsed(head.replace(b"{document}", embedded), "text/html", policy)
 
-    scripts = [_script("page.js", {}), _script("redoc.standalone.js", {"cache-control": "private, max-age=3600"})]
-    return [openapi, page, *scripts]
-
-
-def _script(name: str, headers: dict[str, str]) -> HTTPRouteHandler:
-    @get(f"/docs/{name}", sync_to_thread=False)
-    def script() -> Response[bytes]:
-        return _browsed(_file(name), "text/javascript", headers)
-
-    return script
+    return [
+        plain_route(openapi, lambda: Response(document, headers=typed)),
+        page,
+        plain_route("/docs/page.js", lambda: _browsed(_file("page.js"), _SCRIPT, {})),
+        plain_route("/docs/redoc.standalone.js", lambda: _browsed(_file("redoc.standalone.js"), _SCRIPT, cached)),
+    ]
 
 
 def _browsed(body: bytes, media_type: str, headers: dict[str, str]) -> Response[bytes]:
