@@ -27,7 +27,7 @@ from parity.report import LEVELS, Check, Level, ModelFile, ReferenceUsed, judged
 from parity.servers import N_TOP, Message, OurWorker, Server
 from parity.setups import evaluated, opened
 from parity.subject import Subject
-from worker.formats.render.escapes import Names
+from worker.formats.render.escapes import ControlNames
 from worker.formats.render.sandbox import BrokenTemplate
 from worker.formats.render.template import ChatTemplates, Rendered
 from worker.errors import UsageError
@@ -270,7 +270,7 @@ def _rendered(info: ModelInfo, model: Model) -> Iterator[str | None]:
         templates = ChatTemplates(
             info.chat_template or "",
             info.chat_template_for_tools,
-            names=Names(model.controls),
+            names=ControlNames(model.controls),
             tokens={f"{kind}_token": model.name_of(kind) or "" for kind in TOKEN_KINDS},
             variables={},
         )

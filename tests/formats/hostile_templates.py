@@ -8,7 +8,7 @@ import sys
 
 import msgspec
 
-from worker.formats.render.escapes import Names
+from worker.formats.render.escapes import ControlNames
 from worker.formats.render.sandbox import BrokenTemplate
 from worker.formats.render.template import ChatTemplates
 from worker.wire.prompts import Conversation
@@ -70,7 +70,7 @@ def limit() -> None:
 def ends(source: str) -> str:
     """The end of the template, as a word or a line."""
     try:
-        chat = ChatTemplates(source, None, names=Names(["<s>"]), tokens={}, variables={})
+        chat = ChatTemplates(source, None, names=ControlNames(["<s>"]), tokens={}, variables={})
     except BrokenTemplate as error:
         return f"broken: {error}"
     messages = msgspec.json.encode([{"role": "user", "content": "do it now"}]).decode()

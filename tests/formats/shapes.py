@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from tests.apis.pool.vectors import conversation
-from worker.formats.render.escapes import Names
+from worker.formats.render.escapes import ControlNames
 from worker.formats.render.forms import Forms
 from worker.formats.render.sandbox import BrokenTemplate, Unrendered
 from worker.formats.render.template import ChatTemplates, Rendered
@@ -118,7 +118,9 @@ def has_calls(messages: Iterable[Message]) -> bool:
 @cache
 def loaded(source: str) -> ChatTemplates | None:
     try:
-        return ChatTemplates(source, None, names=Names(["<|im_start|>", "<|im_end|>"]), tokens=TOKENS, variables={})
+        return ChatTemplates(
+            source, None, names=ControlNames(["<|im_start|>", "<|im_end|>"]), tokens=TOKENS, variables={}
+        )
     except BrokenTemplate:
         return None
 

@@ -3,11 +3,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.formats.render.escapes import Escaper, Escapes, Json, Names, texts
+from worker.formats.render.escapes import ControlNames, Escaper, Escapes, Json, texts
 
 LAW = settings(max_examples=300)
 
-NAMES = Names(["<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "<｜end▁of｜>", "PAD"])
+NAMES = ControlNames(["<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "<｜end▁of｜>", "PAD"])
 SOURCE = "{% if '</think>' in x and x != '][' %}<|im_end|>{{ x.name }}<|im_end|>{% endif %}"
 
 PIECES = st.sampled_from(
@@ -65,12 +65,12 @@ def test_a_word_that_signs_would_make_a_name_is_escaped_unless_the_template_cont
 
 
 def test_known_roles_are_not_escaped_and_other_texts_in_their_place_are() -> None:
-    escapes = Escapes(Escaper("", Names(["<|user|>", "<|end|>"])), "")
+    escapes = Escapes(Escaper("", ControlNames(["<|user|>", "<|end|>"])), "")
     assert escapes.escape({"role": "user"}) == {"role": "user"}
     assert all(value != role for role in ("end", "<|end|>") for value in texts(escapes.escape({"role": role})))
 
 
 def test_names_are_found_longest_first_and_none_in_another() -> None:
-    names = Names(["<a>", "<a><b>", ""])
+    names = ControlNames(["<a>", "<a><b>", ""])
     assert names.spans("x<a><b><a>") == [(1, 7), (7, 10)]
-    assert Names([]).spans("x") == []
+    assert ControlNames([]).spans("x") == []

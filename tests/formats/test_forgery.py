@@ -8,7 +8,7 @@ import pytest
 
 from tests.formats.conversations import KINDS, Kind, Message
 from tests.llama_source import templates
-from worker.formats.render.escapes import Names
+from worker.formats.render.escapes import ControlNames
 from worker.formats.render.sandbox import BrokenTemplate, Unrendered
 from worker.formats.render.template import ChatTemplate, Rendered
 
@@ -24,7 +24,7 @@ WORD = "zebra"
 @pytest.mark.parametrize("path", templates(), ids=lambda path: path.stem)
 def test_names_in_a_conversation_are_letters(path: Path) -> None:
     source = path.read_text()
-    names = Names({*NAME.findall(source), "<s>", "</s>"})
+    names = ControlNames({*NAME.findall(source), "<s>", "</s>"})
     try:
         template = ChatTemplate(source, names, {"bos_token": "<s>", "eos_token": "</s>"}, {})
     except BrokenTemplate:
@@ -39,7 +39,7 @@ def test_names_in_a_conversation_are_letters(path: Path) -> None:
             assert written(names, found) == written(names, plain), forged
 
 
-def halves(names: Names) -> list[str]:
+def halves(names: ControlNames) -> list[str]:
     return [f"{name[n:]}{name[:n]}" for name in sorted(names.all)[:2] for n in (1, 2)]
 
 
@@ -64,6 +64,6 @@ def rendered(template: ChatTemplate, kind: Kind, said: str) -> Rendered | None:
         return None
 
 
-def written(names: Names, found: Rendered) -> list[str]:
+def written(names: ControlNames, found: Rendered) -> list[str]:
     spans = names.spans(found.text) if found.controls is None else found.controls
     return [found.text[start:end] for start, end in spans]

@@ -13,7 +13,7 @@ import pytest
 from tests.formats.conversations import KINDS, Kind
 from tests.formats.hostile_templates import END_THE_PROCESS, SOURCES
 from tests.llama_source import templates
-from worker.formats.render.escapes import Names
+from worker.formats.render.escapes import ControlNames
 from worker.formats.render.sandbox import MAX_SOURCE_CHARS, BrokenTemplate, Runaway, Sandbox, Unrendered
 from worker.formats.render.template import ChatTemplate
 
@@ -115,7 +115,7 @@ def test_conversations_in_supported_forms_are_rendered_as_in_transformers(kind: 
             expected = chat_template_utils.render_jinja_template([asked.messages], chat_template=source, **given)[0][0]
         except Exception:  # noqa: BLE001, S112 - whatever a template runs into
             continue
-        template = ChatTemplate(source, Names(["<|im_end|>", "<｜User｜>", "[INST]", "</s>"]), TOKENS, {})
+        template = ChatTemplate(source, ControlNames(["<|im_end|>", "<｜User｜>", "[INST]", "</s>"]), TOKENS, {})
         messages = deepcopy(asked.messages)
         found = template.render(
             messages, tools=None, variables={}, is_open=asked.is_open, is_continued=asked.is_continued

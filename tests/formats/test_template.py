@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.formats.conversations import CALL, REPLY, RESULT, SYSTEM, TIME, USER, WEATHER, Message
-from worker.formats.render.escapes import Json, Names
+from worker.formats.render.escapes import ControlNames, Json
 from worker.formats.render.sandbox import BrokenTemplate
 from worker.formats.render.template import ChatTemplates, Rendered
 from worker.wire.prompts import Conversation
@@ -45,7 +45,7 @@ CALLS = (
     "({{ c.id }}:{{ c.function.name }}:{{ c.function.arguments | tojson }}){% endfor %}"
     "{% if m.role == 'tool' %}({{ m.tool_call_id }}){% endif %}{% endfor %}"
 )
-NAMES = Names(["<|im_start|>", "<|im_end|>", "<s>", "</s>"])
+NAMES = ControlNames(["<|im_start|>", "<|im_end|>", "<s>", "</s>"])
 
 
 def templates(source: str, tool_use: str | None = None, variables: dict[str, Json] | None = None) -> ChatTemplates:

@@ -15,7 +15,7 @@ from tests.formats.shapes import TOKENS
 from tests.formats.test_shapes import default_template
 from tests.formats.trips import ENDS, Answer, format_of, loaded, read, table, verdicts
 from tests.llama_source import templates
-from worker.formats.render.escapes import Json, Names
+from worker.formats.render.escapes import ControlNames, Json
 from worker.formats.render.forms import Forms, Message
 from worker.formats.render.sandbox import BrokenTemplate
 from worker.formats.render.template import ChatTemplate, ChatTemplates
@@ -154,7 +154,7 @@ def made(draw: st.DrawFn) -> Made:
 
 
 def chat_of(source: str) -> ChatTemplates:
-    return ChatTemplates(source, None, names=Names(()), tokens=TOKENS, variables={})
+    return ChatTemplates(source, None, names=ControlNames(()), tokens=TOKENS, variables={})
 
 
 def found_in(source: str) -> ChatFormat:
@@ -166,7 +166,7 @@ class Counting(ChatTemplate):
 
     def __init__(self, source: str) -> None:
         self.n_renderings = 0
-        super().__init__(source, Names(()), TOKENS, {})
+        super().__init__(source, ControlNames(()), TOKENS, {})
         self.n_renderings = 0
 
     def in_forms(self, messages: list[Message], forms: Forms, *, tools: Json, is_open: bool = True) -> str:

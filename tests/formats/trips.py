@@ -13,7 +13,7 @@ import msgspec
 from tests.apis.pool.vectors import conversation
 from tests.formats.shapes import TOKENS, call, calling, result, says
 from worker.formats.read.parse import Reader, message_of
-from worker.formats.render.escapes import Names
+from worker.formats.render.escapes import ControlNames
 from worker.formats.render.forms import Forms
 from worker.formats.render.sandbox import BrokenTemplate
 from worker.formats.render.template import ChatTemplates, Rendered
@@ -92,7 +92,7 @@ ANSWERS = {
 @cache
 def loaded(source: str) -> ChatTemplates | None:
     try:
-        return ChatTemplates(source, None, names=Names(()), tokens=TOKENS, variables={})
+        return ChatTemplates(source, None, names=ControlNames(()), tokens=TOKENS, variables={})
     except BrokenTemplate:
         return None
 

@@ -16,7 +16,7 @@ from tests.models.loading.test_load import configuration
 from tests.vocabularies import VOCABULARIES, Vocabulary
 from worker.engine.backend import LoadedModel, Read
 from worker.errors import ModelLoadFailed
-from worker.formats.render.escapes import Names
+from worker.formats.render.escapes import ControlNames
 from worker.formats.render.template import ChatTemplates
 from worker.llama.model import Model
 from worker.llama.tokenizer import Prompts
@@ -54,7 +54,7 @@ def controls_in(model: Model, tokens: list[TokenId]) -> list[TokenId]:
 
 def prompts_of(model: Model, source: str) -> Prompts:
     tokens = {"bos_token": model.name_of("bos") or "", "eos_token": model.name_of("eos") or ""}
-    return Prompts(model, ChatTemplates(source, None, names=Names(model.controls), tokens=tokens, variables={}))
+    return Prompts(model, ChatTemplates(source, None, names=ControlNames(model.controls), tokens=tokens, variables={}))
 
 
 # ── the default model ────────────────────────────────────────────────────────────────────────────
@@ -91,7 +91,7 @@ def test_whatever_is_said_the_tokens_are_the_text_and_the_control_tokens_the_tem
 def test_without_names_the_tokens_are_those_of_the_text_in_one_go(
     prompts: Prompts, model_of_prompts: Model, contents: list[str]
 ) -> None:
-    names = Names(model_of_prompts.controls)
+    names = ControlNames(model_of_prompts.controls)
     assume(not any(map(names.has_one, contents)))
     tokens, text = read(prompts, *contents)
     assert tokens == model_of_prompts.tokenize(text)
@@ -132,7 +132,7 @@ def source_of(before: str, after: str) -> str:
 def test_every_vocabulary_has_the_template_around_what_is_said(vocabulary: Model) -> None:
     before, after = template_of(vocabulary)
     prompts = prompts_of(vocabulary, source_of(before, after))
-    names = Names(vocabulary.controls)
+    names = ControlNames(vocabulary.controls)
     controls = [vocabulary.controls[before], vocabulary.controls[after]]
     plain = ["Hello you", " 1 2  3\n\n", "日本語 e\u0301 🐈", "", "a<b>c[d]|e"]
     bos = [vocabulary._bos] if vocabulary._bos is not None and controls[0] != vocabulary._bos else []
@@ -147,7 +147,7 @@ def test_every_vocabulary_has_the_template_around_what_is_said(vocabulary: Model
 
 def test_what_is_read_around_the_templates_tokens_is_what_is_read_in_one_go(vocabulary: Model) -> None:
     """The seams are the library's own: where nothing is ambiguous, both ways give the same tokens."""
-    names = Names(vocabulary.controls)
+    names = ControlNames(vocabulary.controls)
     before, after = template_of(vocabulary)
     for text in (f"{before} Hello\n {after}\n\n{before}{before}x y{after} ", f"a {before}", f"{after}", "", "plain"):
         assert vocabulary.tokenize_around(text, names.spans(text)) == vocabulary.tokenize(text), text
@@ -156,7 +156,7 @@ def test_what_is_read_around_the_templates_tokens_is_what_is_read_in_one_go(voca
 def test_names_are_found_where_the_library_finds_them(vocabulary: Model) -> None:
     names = sorted(name for name, token in vocabulary.controls.items() if is_control(vocabulary, token))
     text = "".join(f"a{name} b" for name in names[:300])
-    found = [text[start:end] for start, end in Names(vocabulary.controls).spans(text)]
+    found = [text[start:end] for start, end in ControlNames(vocabulary.controls).spans(text)]
     tokens = vocabulary.tokenize(text, add_special=False)
     assert [vocabulary.controls[name] for name in found] == controls_in(vocabulary, tokens)
 

@@ -16,7 +16,7 @@ from worker.commands.tables import mib, print_json, print_table
 from worker.config.engine import configure
 from worker.config.engine_settings import Configure
 from worker.config.settings import Settings
-from worker.formats.render.escapes import Names
+from worker.formats.render.escapes import ControlNames
 from worker.formats.render.sandbox import BrokenTemplate
 from worker.formats.render.template import ChatTemplates
 from worker.formats.tool_format import chat_format
@@ -170,7 +170,7 @@ def _chat_format(info: ModelInfo) -> str | None:
         chat = ChatTemplates(
             info.chat_template,
             info.chat_template_for_tools,
-            names=Names(()),
+            names=ControlNames(()),
             tokens=dict.fromkeys(("bos_token", "eos_token", "pad_token"), ""),
             variables={},
         )

@@ -108,8 +108,6 @@ class AnswerConstraint:
             )
         ]
 
-    # ── the next token ───────────────────────────────────────────────────────────────────────────
-
     @property
     def is_masking(self) -> bool:
         """True if the next token is drawn under a mask."""
@@ -208,8 +206,6 @@ class AnswerConstraint:
         is_at_begin = self._is_whole and point.current == 0 and point.n_followed == 0
         return self._openers if is_at_begin and not point.has_reasoned and self._budget != 0 else []
 
-    # ── going on and back ────────────────────────────────────────────────────────────────────────
-
     def accept(self, token: TokenId) -> None:
         """Go on by a token that is allowed."""
         self._points.append(self._after(self._points[-1], token))
@@ -269,8 +265,6 @@ class AnswerConstraint:
         is_over = self._is_whole or (self._calls is not None and not self._calls.is_parallel)
         return point._replace(current=None, n_followed=0, is_over=is_over)
 
-    # ── reasoning between texts ──────────────────────────────────────────────────────────────────
-
     def _listened(self, point: _Point, data: bytes) -> _Point:
         """Look for the beginning of a reasoning, and of a call, at the end of the free text."""
         if self._text_markers is not None and not self._is_whole:
@@ -303,8 +297,6 @@ class AnswerConstraint:
             return token
         closing = self._text_markers.closing(point.heard)
         return TokenId(closing[0]) if closing else token
-
-    # ── the beginning of a call ──────────────────────────────────────────────────────────────────
 
     def _watched(self, point: _Point, data: bytes) -> _Point:
         """Look for the beginning of a call at the end of the free text; follow the call if there is one."""

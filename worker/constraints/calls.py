@@ -113,8 +113,6 @@ class CallCompiler:
     def _begin(self, text: str) -> Begin:
         return Begin(tuple(self.controls.parts(text)))
 
-    # ── compiling ────────────────────────────────────────────────────────────────────────────────
-
     def _constraint(self, lark: str, in_words: Callable[[str], str] = str) -> Constraint:
         """Raises: Unsupported."""
         source = llguidance.LLMatcher.grammar_from_lark(lark)
@@ -144,8 +142,6 @@ class CallCompiler:
         if not all(_may_be_any(each.offered) for each in tools):
             raise BadTool(f"tools[{unenforced[0].place}]: {_NOT_IN_THIS_FORM}")
         return None
-
-    # ── a tool's schema ──────────────────────────────────────────────────────────────────────────
 
     def _tool_or_any(self, offered: OfferedTool) -> Tool:
         """The tool with its schema, or with any object if the schema cannot be enforced. Raises: BadTool."""

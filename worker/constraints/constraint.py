@@ -76,9 +76,6 @@ product of several patterns at one place, or of a thousand alternatives."""
 _LIBRARY: str = llguidance._lib.__file__
 
 
-# ── compiling ────────────────────────────────────────────────────────────────────────────────────
-
-
 class Unsupported(ValueError):
     """A constraint that cannot be kept to; the message never quotes it."""
 
@@ -172,9 +169,6 @@ def _plain(error: str) -> str:
         line, column, what = found.groups()
         return f"line {line}, column {column}: {what.strip() or 'this cannot be read'}"
     return "it has no rule named start" if error.startswith("no start rule") else "it is too large or too complex"
-
-
-# ── following ────────────────────────────────────────────────────────────────────────────────────
 
 
 class Constraint:

@@ -152,9 +152,6 @@ def _ecma_names(patterns: Mapping[str, Any]) -> dict[str, str]:
     return spelled if len({*spelled.values()}) == len(spelled) else {}
 
 
-# ── the parts of a schema ────────────────────────────────────────────────────────────────────────
-
-
 def _parts(schema: object) -> Iterator[tuple[Schema, str]]:
     """Every schema inside, itself first, with its JSON pointer, which is cut off where it is long."""
     waiting: list[tuple[object, str]] = [(schema, "#")]
@@ -250,9 +247,6 @@ def _referred(reference: object, root: Schema) -> object:
     return found
 
 
-# ── gaps ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _faults(part: Schema, *, is_open: bool) -> Iterator[str]:
     if part.get("format") == "unknown":
         yield 'this "format" is not supported'
@@ -314,8 +308,6 @@ def _are_small(multiples: set[Decimal]) -> bool:
     is_fast = significant <= 1 or (significant <= MAX_REMAINDERS and common <= 5 * MAX_REMAINDERS)
     return is_fast and all(lcm(*set(whole) - {each}) * each < 2**32 for each in whole)
 
-
-# ── refusals ─────────────────────────────────────────────────────────────────────────────────────
 
 _REFUSALS = {
     r"Unimplemented keys: \[(.*?)\]": "{0} cannot be enforced",

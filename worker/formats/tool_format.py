@@ -164,9 +164,6 @@ def _name_of(calls: CallFormat) -> str:
     return f"{calls.form} {found[0]}" if found else calls.form
 
 
-# ── renderings ───────────────────────────────────────────────────────────────────────────────────
-
-
 class _Turns:
     """The texts of turns that differ in one thing, each after the user's words."""
 
@@ -290,9 +287,6 @@ def _reads(form: ChatFormat, turns: _Turns) -> bool:
     return len(calls) == len(message.calls) == 1 and _SAMPLE not in message.content
 
 
-# ── the markers around calls ─────────────────────────────────────────────────────────────────────
-
-
 def _calls_of(turns: _Turns) -> CallFormat | None:
     """The format of calls. None if the notation is unknown, or if a marker depends on the call."""
     text = turns.two_calls
@@ -359,9 +353,6 @@ def _divided(calls: CallFormat) -> CallFormat:
     if calls.form == "tagged" and (first := _FIRST_MARKER.match(begin)):
         calls = replace(calls, skippable=(first[0],))
     return calls
-
-
-# ── one call ─────────────────────────────────────────────────────────────────────────────────────
 
 
 class _FormatFound(NamedTuple):
@@ -468,9 +459,6 @@ def _marks_in(before_text: str, before_number: str) -> tuple[ValueForm, str, str
         if end and before_number == f"{begin}{of_number}{end}":
             return values, begin, end
     return None
-
-
-# ── comparison ───────────────────────────────────────────────────────────────────────────────────
 
 
 def _units(text: str) -> list[str]:

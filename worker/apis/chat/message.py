@@ -21,7 +21,7 @@ from worker.apis.core.answers import (
 )
 from worker.apis.core.events import Piece
 from worker.apis.core.reading import Reading
-from worker.formats.read.parse import Arguments, CallBegun, Content, Delta, Thought, message_of
+from worker.formats.read.parse import Arguments, CallBegun, Content, Delta, Message, Thought, message_of
 from worker.wire.encoding import Count, doc, encode_json
 from worker.wire.jobs import Logprob, TopToken
 
@@ -141,15 +141,9 @@ class ChatAnswer(ReadChoice):
 
     def made(self) -> ChatChoice:
         message = message_of(self._deltas, is_unfinished=self._reader.is_unfinished)
-        calls = [
-            MessageCall(id=call.id, function=MessageFunction(name=call.name, arguments=call.arguments))
-            for call in message.calls
-        ]
-        thoughts: dict[str, Any] = dict.fromkeys(self._reasoning_fields, message.reasoning or msgspec.UNSET)
-        content = None if calls and not message.content else message.content
         return ChatChoice(
             index=self.index,
-            message=ChatMessage(content=content, tool_calls=calls or msgspec.UNSET, **thoughts),
+            message=message_shown(message, self._reasoning_fields),
             logprobs=ChatLogprobs(content=array(self._logprobs)) if self._wants_logprobs else None,
             finish_reason=self._reason,
         )
@@ -181,7 +175,9 @@ class ChatAnswer(ReadChoice):
     def _event(self, delta: Delta) -> bytes:
         shown = self._shown_by(delta)
         is_listed = shown or (self._wants_logprobs and isinstance(delta, Content))
-        return self._chunks.chunk(b'"delta":' + self._delta(delta), _listed(shown) if is_listed else b"null")
+        return self._chunks.chunk(
+            b'"delta":' + delta_json(delta, self._reasoning_fields), _listed(shown) if is_listed else b"null"
+        )
 
     def _keep(self, delta: Delta) -> None:
         super()._keep(delta)
@@ -195,18 +191,30 @@ class ChatAnswer(ReadChoice):
     def _shown_by(self, delta: Delta) -> list[Logprob]:
         return self._tokens.shown_by(delta) if self._wants_logprobs else []
 
-    def _delta(self, delta: Delta) -> bytes:
-        """The members of a chunk's delta. A call's id, type and name come once, then parts of its arguments."""
-        match delta:
-            case Content(text):
-                return b'{"content":%b}' % encode_json(text)
-            case Thought(text):
-                return encode_json(dict.fromkeys(self._reasoning_fields, text))
-            case CallBegun(index, call_id, name):
-                head = b'{"index":%d,"id":%b,"type":"function"' % (index, encode_json(call_id))
-                return b'{"tool_calls":[%b,"function":{"name":%b,"arguments":""}}]}' % (head, encode_json(name))
-            case Arguments(index, text):
-                return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (index, encode_json(text))
+
+def delta_json(delta: Delta, reasoning_fields: Sequence[str]) -> bytes:
+    """The members of a chunk's delta. A call's id, type and name come once, then parts of its arguments."""
+    match delta:
+        case Content(text):
+            return b'{"content":%b}' % encode_json(text)
+        case Thought(text):
+            return encode_json(dict.fromkeys(reasoning_fields, text))
+        case CallBegun(index, call_id, name):
+            head = b'{"index":%d,"id":%b,"type":"function"' % (index, encode_json(call_id))
+            return b'{"tool_calls":[%b,"function":{"name":%b,"arguments":""}}]}' % (head, encode_json(name))
+        case Arguments(index, text):
+            return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (index, encode_json(text))
+
+
+def message_shown(message: Message, reasoning_fields: Sequence[str]) -> ChatMessage:
+    """The message as clients know it."""
+    calls = [
+        MessageCall(id=call.id, function=MessageFunction(name=call.name, arguments=call.arguments))
+        for call in message.calls
+    ]
+    thoughts: dict[str, Any] = dict.fromkeys(reasoning_fields, message.reasoning or msgspec.UNSET)
+    content = None if calls and not message.content else message.content
+    return ChatMessage(content=content, tool_calls=calls or msgspec.UNSET, **thoughts)
 
 
 def _listed(logprobs: Sequence[Logprob]) -> bytes:

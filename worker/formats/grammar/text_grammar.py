@@ -133,9 +133,6 @@ def _tokens(lark: str) -> Iterator[tuple[str, str]]:
         place = found.end()
 
 
-# ── terminals ────────────────────────────────────────────────────────────────────────────────────
-
-
 def _in_json(kind: str, text: str) -> str:
     """A terminal for the text as a JSON string has it.
 

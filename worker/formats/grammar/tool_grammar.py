@@ -218,8 +218,6 @@ class _GrammarWriter:
         """A marker that may be missing, or be repeated a few times."""
         return f"({self.marker(text)}){{0,{_MAX_THOUGHTS}}}"
 
-    # ── calls ────────────────────────────────────────────────────────────────────────────────────
-
     def calls(self, tools: Seq[Tool], *, is_parallel: bool) -> str:
         """All calls of an answer, in their section."""
         form = self._form
@@ -353,8 +351,6 @@ class _GrammarWriter:
         begin, end = form.section_begin + form.call_begin, form.call_end + form.section_end
         return _joined(header, self.marker(begin + tool.name + form.name_end), self._arguments(tool), self.marker(end))
 
-    # ── Python and Gemma ─────────────────────────────────────────────────────────────────────────
-
     def _python(self, tool: Tool) -> str:
         """A call with keyword arguments, whose values are JSON: readers of Python know its words."""
         members, required = members_of(tool.schema)
@@ -402,8 +398,6 @@ class _GrammarWriter:
             first = alone if is_needed else self.rule("list", f"{alone} | {first or _NOTHING}")
             behind = begun if is_needed else self.rule("list", f"{begun} | {behind or _NOTHING}")
         return first
-
-    # ── tagged arguments ─────────────────────────────────────────────────────────────────────────
 
     def _parameters(self, tool: Tool) -> str:
         properties, required = members_of(tool.schema)
@@ -459,8 +453,6 @@ class _GrammarWriter:
                 return self.marker(("true" if kind == "string" else "false") + self._form.mark_end)
             case _:
                 return self.marker(kind + self._form.mark_end)
-
-    # ── elements in elements ─────────────────────────────────────────────────────────────────────
 
     def _elements(self, tool: Tool) -> str:
         """Arguments as elements. Their values are elements again where the schema says enough, else JSON."""

@@ -86,8 +86,6 @@ class CallReader:
         """Read the end marker of a call, if it is there."""
         self._scan.take((yield from self._scan.after_present(0, self._loose_end)))
 
-    # JSON objects
-
     def _object(self, k: int) -> Steps[None]:
         """Read a JSON object with the name and the arguments as members."""
         k = yield from self._scan.after_space(k)
@@ -178,8 +176,6 @@ class CallReader:
         else:
             self._deltas.argue(scan.take(brackets.at - scan.at))
 
-    # names
-
     def _named(self, k: int) -> Steps[None]:
         """Read a name and a JSON object."""
         name, own_id, k = yield from self._name(k)
@@ -231,8 +227,6 @@ class CallReader:
             if token:
                 return end, token
             yield
-
-    # Python's and Gemma's notation
 
     def _python(self, k: int) -> Steps[None]:
         """Read NAME(KEYWORD=VALUE, ...). It is given out as a whole."""

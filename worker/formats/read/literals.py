@@ -150,9 +150,6 @@ def _word(scan: Scan, k: int, notation: Notation) -> Steps[tuple[str, int]]:
     return json.dumps(value), k
 
 
-# strings
-
-
 def _text(scan: Scan, k: int, notation: Notation, *, is_argument: bool) -> Steps[tuple[str | None, int]]:
     """Read a string; None if none begins here."""
     if notation == "gemma":

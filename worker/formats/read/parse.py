@@ -207,8 +207,6 @@ class Reader:
         else:
             self._deltas.say(text)
 
-    # reasoning
-
     def _think(self, marker: str) -> Steps[None]:
         yield from self._taken(marker)
         yield from self._reasoning()
@@ -267,8 +265,6 @@ class Reader:
         self._n_tried += n_read
         return False
 
-    # calls between markers
-
     def _call_or_text(self, marker: str) -> Steps[None]:
         """Read the calls that a marker begins."""
         self._held = "call"
@@ -321,8 +317,6 @@ class Reader:
                     scan.take(end)
                     return
                 yield from self._calls.read(k)
-
-    # calls in plain JSON
 
     def _bare(self) -> Steps[None]:
         """Read an answer that begins with JSON objects without markers, in Llama's form or in another."""

@@ -139,8 +139,6 @@ class Scan:
         self.at += len(taken)
         return taken
 
-    # steps
-
     def char_at(self, k: int) -> Steps[str]:
         """Return the character at offset k, or nothing at the end of the answer."""
         while self.n_ahead <= k:

@@ -217,8 +217,6 @@ class TaggedReader(CallReader):
                 return False
             k = again
 
-    # MiniMax M3: elements in elements
-
     def _element(self, key: str, schema: object, root: object, depth: int = 0) -> Steps[None]:
         """Give out the value of an element, up to its end."""
         mark = self.form.parameter_begin

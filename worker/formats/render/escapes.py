@@ -23,7 +23,7 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Span = tuple[int, int]
 
 
-class Names:
+class ControlNames:
     """The names of a vocabulary's control tokens, and the search for them in a text."""
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -62,7 +62,7 @@ class Names:
 class Escaper:
     """Escapes conversations for one template and one vocabulary."""
 
-    def __init__(self, source: str, names: Names) -> None:
+    def __init__(self, source: str, names: ControlNames) -> None:
         """`source`: the template's. Its own words are not escaped if they cannot become part of a name."""
         self.names = names
         self.words = frozenset(_WORD.findall(source))

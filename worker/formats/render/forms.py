@@ -151,9 +151,6 @@ def function_of(call: dict[str, Json]) -> dict[str, Json]:
     return cast(dict[str, Json], call["function"])
 
 
-# ── roles and contents ───────────────────────────────────────────────────────────────────────────
-
-
 def _in_known_role(message: Message, forms: Forms) -> Message:
     role = message.get("role")
     if role == "developer" and "developer" not in forms.caps:
@@ -186,9 +183,6 @@ def _with_content(message: Message, forms: Forms) -> Message:
     if content == "" and message.get("tool_calls") and not forms.takes_blank:
         return {**message, "content": None}
     return message
-
-
-# ── calls and results ────────────────────────────────────────────────────────────────────────────
 
 
 def _with_arguments(message: Message, forms: Forms) -> Message:
@@ -355,9 +349,6 @@ def _as_response(results: list[Message]) -> Message:
     """The results as one user's message, in the form of Qwen's templates."""
     written = [f"<tool_response>\n{_joined(message.get('content'))}\n</tool_response>" for message in results]
     return {"role": "user", "content": "\n".join(written)}
-
-
-# ── turns ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _with_systems(messages: list[Message], forms: Forms) -> list[Message]:

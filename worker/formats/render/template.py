@@ -12,7 +12,7 @@ from typing import cast
 
 import msgspec
 
-from worker.formats.render.escapes import Escaper, Escapes, Json, Names, Span, texts
+from worker.formats.render.escapes import ControlNames, Escaper, Escapes, Json, Span, texts
 from worker.formats.render.forms import REASONING, Forms, Message, in_forms, with_tools
 from worker.formats.render.probes import contents_known, forms_known
 from worker.formats.render.sandbox import Runaway, Sandbox, Unrendered
@@ -46,7 +46,9 @@ class Rendered:
 class ChatTemplate:
     """One template. Raises: BrokenTemplate, also if it renders nothing or does not end."""
 
-    def __init__(self, source: str, names: Names, tokens: Mapping[str, str], variables: Mapping[str, Json]) -> None:
+    def __init__(
+        self, source: str, names: ControlNames, tokens: Mapping[str, str], variables: Mapping[str, Json]
+    ) -> None:
         """`names`: the vocabulary's control tokens. `tokens`: the values of `bos_token` and similar names. `variables`:
         the template's further variables, unless the conversation overrides them."""
         self.source = source
@@ -193,9 +195,6 @@ class ChatTemplate:
         )
 
 
-# ── texts ────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _chat(messages: list[Message], forms: Forms) -> Json:
     return cast(Json, [_aliased(message) for message in in_forms(messages, forms)])
 
@@ -237,14 +236,17 @@ def _cut(text: str, cut: str) -> str:
     return text[:place] if text[place + 1 : place + 2] == " " else text[:place].rstrip()
 
 
-# ── the templates of a model ─────────────────────────────────────────────────────────────────────
-
-
 class ChatTemplates:
     """A model's template, and the one it may have for conversations with tools."""
 
     def __init__(
-        self, default: str, tool_use: str | None, *, names: Names, tokens: Mapping[str, str], variables: dict[str, Json]
+        self,
+        default: str,
+        tool_use: str | None,
+        *,
+        names: ControlNames,
+        tokens: Mapping[str, str],
+        variables: dict[str, Json],
     ) -> None:
         """`variables`: see ChatTemplate.
 

@@ -19,7 +19,7 @@ from worker.engine.channels import ControlTokens
 from worker.engine.dividers import marks_among
 from worker.engine.prefill_budget import widest_step_of
 from worker.errors import ModelLoadFailed
-from worker.formats.render.escapes import Json, Names
+from worker.formats.render.escapes import ControlNames, Json
 from worker.formats.render.sandbox import BrokenTemplate
 from worker.formats.render.template import ChatTemplates
 from worker.formats.tool_format import chat_format
@@ -388,7 +388,7 @@ def check_given_template(config: Configure) -> None:
         return
     try:
         tokens = {f"{kind}_token": "" for kind in TOKEN_KINDS}
-        ChatTemplates(config.template, None, names=Names(()), tokens=tokens, variables=_variables(config))
+        ChatTemplates(config.template, None, names=ControlNames(()), tokens=tokens, variables=_variables(config))
     except BrokenTemplate as error:
         raise ModelLoadFailed(f"--chat-template: {error}; use another file, or remove the flag") from None
 
@@ -407,7 +407,7 @@ def chat_of(config: Configure, info: ModelInfo, model: Model) -> ChatTemplates |
         chat = ChatTemplates(
             default,
             None if config.template else info.chat_template_for_tools,
-            names=Names(model.controls),
+            names=ControlNames(model.controls),
             tokens={f"{kind}_token": model.name_of(kind) or "" for kind in TOKEN_KINDS},
             variables=variables,
         )
