@@ -208,8 +208,8 @@ def test_an_answer_of_required_calls_reads_as_calls_with_valid_arguments(
 
 
 @pytest.mark.parametrize("seed", [seed for seed in range(60) if random_schema(seed).get("type") == "object"][:20])
-def test_elements_in_elements_read_as_what_their_schema_says(seed: int) -> None:
-    """The values that elements cannot say are JSON, such as objects with any names."""
+def test_arguments_whose_names_are_tags_read_as_what_their_schema_says(seed: int) -> None:
+    """Their objects and lists are JSON."""
     form, tool = CALLING["minimax-m3"], OfferedTool(name="get", place=0, parameters=json.dumps(random_schema(seed)))
     made = MadeVocabulary(markers_of(form))
     constraint = constraint_of(made, form, [tool])

@@ -169,9 +169,9 @@ class Counting(ChatTemplate):
         super().__init__(source, ControlNames(()), TOKENS, {})
         self.n_renderings = 0
 
-    def in_forms(self, messages: list[Message], forms: Forms, *, tools: Json, is_open: bool = True) -> str:
+    def in_forms(self, messages: list[Message], forms: Forms, tools: Json, *, is_open: bool = True) -> str:
         self.n_renderings += 1
-        return super().in_forms(messages, forms, tools=tools, is_open=is_open)
+        return super().in_forms(messages, forms, tools, is_open=is_open)
 
 
 def without_space(calls: CallFormat) -> dict[str, object]:
@@ -209,8 +209,8 @@ def test_what_such_a_template_writes_is_read_as_what_it_was_given(
     tools = [_tool(name, each) for name, each in answer.calls]
     prompt = chat.for_tools.in_forms(
         [{"role": "user", "content": "Go."}, answer.message()],
-        chat.for_tools.best_forms(has_tools=True),
-        tools=cast(Json, tools),
+        chat.for_tools.forms_with,
+        cast(Json, tools),
         is_open=False,
     )
     text = prompt.partition(ASSISTANT_TURN)[2].removesuffix(TURN_END)

@@ -110,7 +110,7 @@ def verdicts(source: str) -> dict[str, Verdict]:
 
 def verdict(source: str, answer: Answer) -> Verdict:
     chat, form = loaded(source), format_of(source)
-    if chat is None or form is None or not _is_own(chat.for_tools.best_forms(has_tools=True), answer):
+    if chat is None or form is None or not _is_own(chat.for_tools.forms_with, answer):
         return "not rendered"
     prompt, text = _cut_out(chat, form, answer)
     if not all(part in text for part in (answer.reasoning, answer.content, *(name for name, _ in answer.calls))):

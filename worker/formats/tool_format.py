@@ -170,7 +170,7 @@ class _Turns:
     def __init__(self, template: ChatTemplate, ends: frozenset[str], known: ChatFormat | None) -> None:
         self._template = template
         self._has_tools = "tools" in template.caps
-        self._forms = template.best_forms(has_tools=self._has_tools)
+        self._forms = template.forms_with if self._has_tools else template.forms_without
         self._ends = ends
         self.has_several = self._forms.several_calls == "own"
         self.prompt = self._turn(is_open=True)
@@ -192,7 +192,7 @@ class _Turns:
         conversation: list[Message] = [{"role": "user", "content": _USER}, *messages]
         tools: Json = _TOOLS if self._has_tools else None
         try:
-            text = self._template.in_forms(conversation, self._forms, tools=tools, is_open=is_open)
+            text = self._template.in_forms(conversation, self._forms, tools, is_open=is_open)
         except Unrendered:
             return ""
         own = text.rpartition(_USER)[2]

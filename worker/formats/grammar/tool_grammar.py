@@ -6,22 +6,20 @@ here checked: this knows neither that library's limits nor what it leaves unenfo
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 from worker.formats.grammar.text_grammar import UnreadableGrammar, coded, rules_of
 from worker.formats.grammar.tool_schema import (
     ANY_TEXT,
-    ELEMENT,
     NOT_IN_THIS_FORM,
     Inexpressible,
     Schema,
     Text,
     alone,
     branches_of,
-    elements_of,
     is_plain_list,
     members_of,
     texts_of,
@@ -44,8 +42,8 @@ _RESERVED: Final = "a tool cannot have this name in this model's form of calls"
 _LOOKS_LIKE_A_MARKER: Final = re.compile(r"[<\[|\]>]")
 """A line without any of these may begin any text."""
 _MAX_DEPTH: Final = 16
-_MAX_ELEMENTS: Final = 400
-"""The most rules of a grammar whose values are elements. Further values are JSON, which readers read as well."""
+_ELEMENT: Final = re.compile(r"[^\s<>/](?:[^<>\n]*[^\s<>])?")
+"""The names that an element can have."""
 _MAX_CHARS: Final = 4_000_000
 """The most characters of a grammar. The request's body is smaller, but each part of a schema may have all of its root's
 definitions."""
@@ -277,8 +275,6 @@ class _GrammarWriter:
             return self._python(tool)
         if form.form == "gemma":
             return self._gemma_object(tool.schema, tool.schema, 0)
-        if form.form == "nested":
-            return self._elements(tool)
         if form.parameter_begin:
             return self._parameters(tool)
         return self.rule("arguments", f"%json {json.dumps(tool.schema)}")
@@ -291,10 +287,8 @@ class _GrammarWriter:
             begin, end, in_json = literal(f'{tool.name}({name}="'), literal('")'), True
         elif form.form == "gemma":
             begin, end = _joined(literal(f"{{{name}:"), quote), _joined(quote, literal("}"))
-        elif form.form == "nested":
-            begin, end = self._tag(name), self.marker(self._end_tag(name))
         elif form.parameter_begin:
-            begin, end = _joined(self._argument(name), self._mark("string")), self.marker(form.parameter_end)
+            begin, end = _joined(self._argument(name), self._mark("string")), self.marker(self._argument_end(name))
         else:
             begin, end, in_json = literal(f'{{"{name}": "'), literal('"}'), True
         try:
@@ -353,20 +347,25 @@ class _GrammarWriter:
 
     def _python(self, tool: Tool) -> str:
         """A call with keyword arguments, whose values are JSON: readers of Python know its words."""
-        members, required = members_of(tool.schema)
-        arguments = [
-            (_joined(literal(f"{name}="), self._json(schema, tool.schema)), name in required)
-            for name, schema in members.items()
-        ]
-        return _joined(literal(f"{tool.name}("), self._listed(arguments, ", "), literal(")"))
+        arguments = self._members(tool.schema, "=", ", ", lambda part: self._json(part, tool.schema))
+        return _joined(literal(f"{tool.name}("), arguments, literal(")"))
 
     def _gemma_object(self, schema: Schema, root: Schema, depth: int) -> str:
+        members = self._members(schema, ":", ",", lambda part: self._gemma_value(part, root, depth + 1))
+        return _joined(literal("{"), members, literal("}"))
+
+    def _members(self, schema: Schema, sign: str, separator: str, value: Callable[[object], str]) -> str:
+        """The members of an object in their order, with a separator between them."""
         members, required = members_of(schema)
-        pairs = [
-            (_joined(literal(f"{name}:"), self._gemma_value(part, root, depth + 1)), name in required)
-            for name, part in members.items()
-        ]
-        return _joined(literal("{"), self._listed(pairs, ","), literal("}"))
+        first = behind = ""
+        for item, is_needed in [
+            (_joined(literal(f"{name}{sign}"), value(part)), name in required) for name, part in members.items()
+        ][::-1]:
+            rule = self.rule("item", item)
+            alone, begun = _joined(rule, behind), _joined(literal(separator), rule, behind)
+            first = alone if is_needed else self.rule("list", f"{alone} | {first or _NOTHING}")
+            behind = begun if is_needed else self.rule("list", f"{begun} | {behind or _NOTHING}")
+        return first
 
     def _gemma_value(self, schema: object, root: Schema, depth: int) -> str:
         """The notation has no way to write what a schema does not say."""
@@ -389,33 +388,26 @@ class _GrammarWriter:
                 return self._json(schema, root)
         raise Inexpressible(_NOT_IN_THIS_FORM)
 
-    def _listed(self, items: Seq[tuple[str, bool]], separator: str) -> str:
-        """Items in their order with a separator between them; the flag says that an item must be there."""
-        first = behind = ""
-        for item, is_needed in reversed(items):
-            rule = self.rule("item", item)
-            alone, begun = _joined(rule, behind), _joined(literal(separator), rule, behind)
-            first = alone if is_needed else self.rule("list", f"{alone} | {first or _NOTHING}")
-            behind = begun if is_needed else self.rule("list", f"{begun} | {behind or _NOTHING}")
-        return first
-
     def _parameters(self, tool: Tool) -> str:
+        """Arguments between markers, in their order."""
         properties, required = members_of(tool.schema)
-        return _in_order(
+        if self._form.form == "nested" and not all(map(_ELEMENT.fullmatch, properties)):
+            raise Inexpressible(_NOT_IN_THIS_FORM)
+        rules = [
             (self.rule("parameter", self._parameter(name, schema, tool.schema)), name in required)
             for name, schema in properties.items()
-        )
+        ]
+        return _joined(*(rule if is_needed else f"{rule}?" for rule, is_needed in rules))
 
     def _parameter(self, name: str, schema: object, root: Schema) -> str:
-        form, begin = self._form, self._argument(name)
-        values: list[str] = []
+        end, values = self._argument_end(name), list[str]()
         for kind, part in self._kinds(schema, root):
-            texts = texts_of(part, root)
+            mark, texts = self._mark(kind), texts_of(part, root)
             if texts is None:
-                values.append(self._json_value(kind, part, root))
+                values.append(_joined(mark, self._json(part, root), self.marker(end)))
             else:
-                values += [_joined(self._mark(kind), self._text(text, form.parameter_end)) for text in texts]
-        return _joined(begin, _one_of(values))
+                values += [_joined(mark, self._text(text, end)) for text in texts]
+        return _joined(self._argument(name), _one_of(values))
 
     def _argument(self, name: str) -> str:
         """The marker before an argument's value. In quotes, the name is an attribute."""
@@ -423,8 +415,9 @@ class _GrammarWriter:
         name = name.replace("&", "&amp;").replace('"', "&quot;") if begin.endswith('"') else name
         return self.marker(begin + name + self._form.parameter_name_end)
 
-    def _json_value(self, kind: str, schema: object, root: Schema) -> str:
-        return _joined(self._mark(kind), self._json(schema, root), self.marker(self._form.parameter_end))
+    def _argument_end(self, name: str) -> str:
+        form = self._form
+        return form.parameter_end + (name + form.parameter_name_end if form.form == "nested" else "")
 
     def _json(self, schema: object, root: Schema) -> str:
         return self.rule("value", f"%json {json.dumps(alone(schema, root))}")
@@ -446,57 +439,11 @@ class _GrammarWriter:
             raise Inexpressible(_NOT_IN_THIS_FORM)
 
     def _mark(self, kind: str) -> str:
-        match self._form.values:
-            case "schema":
-                return ""
-            case "is_string":
-                return self.marker(("true" if kind == "string" else "false") + self._form.mark_end)
-            case _:
-                return self.marker(kind + self._form.mark_end)
-
-    def _elements(self, tool: Tool) -> str:
-        """Arguments as elements. Their values are elements again where the schema says enough, else JSON."""
-        members, required = members_of(tool.schema)
-        if not all(map(ELEMENT.fullmatch, members)):
-            raise Inexpressible(_NOT_IN_THIS_FORM)
-        return self._children(members, required, tool.schema, ())
-
-    def _tag(self, name: str) -> str:
-        return self.marker(self._form.parameter_begin + name + self._form.parameter_name_end)
-
-    def _end_tag(self, name: str) -> str:
-        return self._form.parameter_end + name + self._form.parameter_name_end
-
-    def _children(
-        self, members: Mapping[str, Any], required: Collection[str], root: Schema, path: tuple[object, ...]
-    ) -> str:
-        return _in_order((self._element(name, part, root, path), name in required) for name, part in members.items())
-
-    def _element(self, name: str, schema: object, root: Schema, path: tuple[object, ...]) -> str:
-        """An element with its value. `path` are the schemas of the elements around it: one in itself is JSON."""
-        end = self._end_tag(name)
-        if (texts := texts_of(schema, root)) is not None:
-            values = [self._text(text, end) for text in texts]
-        else:
-            values = [_joined(self._inner(schema, root, path), self.marker(end))]
-        return self.rule("element", _joined(self._tag(name), f"({' | '.join(values)})"))
-
-    def _inner(self, schema: object, root: Schema, path: tuple[object, ...]) -> str:
-        """A value that is no text."""
-        found = resolved(schema, root)
-        is_too_much = found in path or len(path) >= _MAX_DEPTH or len(self._rules) > _MAX_ELEMENTS
-        if isinstance(found, dict) and not is_too_much:
-            kinds, path = types_of(found, root), (*path, found)
-            if kinds == {"object"} and (members := elements_of(found)) is not None:
-                return self._children(members, found.get("required", []), root, path)
-            if kinds == {"array"} and is_plain_list(found):
-                item = self._element("item", found.get("items", {}), root, path)
-                return _repeated(item, found, "")
-            rich = [part for part in branches_of(found) if types_of(part, root) & {"object", "array"}]
-            if len(rich) == 1 and len(types_of(rich[0], root)) == 1 and kinds:
-                plain = {"anyOf": [part for part in branches_of(found) if part is not rich[0]]}
-                return f"({self._inner(rich[0], root, path)} | {self._json(plain, root)})"
-        return self._json(schema, root)
+        """The attribute that says whether a value is text."""
+        if self._form.values == "schema":
+            return ""
+        is_text = "true" if kind == "string" else "false"
+        return self.marker((kind if self._form.values == "type" else is_text) + self._form.mark_end)
 
     def _text(self, text: Text, end: str) -> str:
         """A text up to the marker behind it."""
@@ -516,12 +463,9 @@ class _GrammarWriter:
         spelled = "".join(str(part) for part in parts[:n_spelled])
         without = f"~/(?s:.*){coded(end.strip())}(?s:.*)/"
         whole = _joined(f"({text.lark()} & {without})", literal(spelled) if spelled else "")
-        return _joined(self._terminal(whole), *map(_part, parts[n_spelled:]))
-
-    def _terminal(self, right: str) -> str:
         name = f"TEXT_{len(self._rules)}"
-        self._rules[name] = right
-        return name
+        self._rules[name] = whole
+        return _joined(name, *map(_part, parts[n_spelled:]))
 
 
 def _joined(*parts: str) -> str:
@@ -532,16 +476,11 @@ def _one_of(rules: Seq[str]) -> str:
     return f"({' | '.join(rules)})" if len(rules) > 1 else rules[0]
 
 
-def _in_order(items: Iterable[tuple[str, bool]]) -> str:
-    """Items one after the other; the flag says that an item must be there."""
-    return _joined(*(rule if is_needed else f"{rule}?" for rule, is_needed in items))
-
-
-def _repeated(item: str, schema: Schema, separator: str = '","') -> str:
+def _repeated(item: str, schema: Schema) -> str:
     """Items of a list with commas between them."""
     least, most = schema.get("minItems", 0), schema.get("maxItems")
     if most == 0:
         return ""
-    further = f"({_joined(separator, item)}){{{max(0, least - 1)},{'' if most is None else most - 1}}}"
+    further = f'("," {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
     whole = item if most == 1 else f"{item} {further}"
     return whole if least else f"({whole})?"

@@ -23,8 +23,6 @@ NOT_IN_THIS_FORM: Final = "cannot be enforced in this model's form of calls"
 OPTIONS: Final = "x-guidance"
 """The member of a schema that has the library's options."""
 ANY_TEXT: Final = "/(?s:.*)/"
-ELEMENT: Final = re.compile(r"[^\s<>/](?:[^<>\n]*[^\s<>])?")
-"""The names that an element can have."""
 
 
 class Inexpressible(ValueError):
@@ -39,16 +37,6 @@ def members_of(schema: Schema) -> tuple[Mapping[str, Any], Collection[str]]:
     properties = schema.get("properties", {})
     required = schema.get("required", [])
     return {**properties, **{name: {} for name in required if name not in properties}}, required
-
-
-def elements_of(schema: Schema) -> Mapping[str, Any] | None:
-    """The properties of an object that can be written as elements; None if it has others, or none."""
-    try:
-        members, _ = members_of(schema)
-    except Inexpressible:
-        return None
-    is_closed = schema.get("additionalProperties") is False or OPTIONS in schema
-    return members if members and is_closed and all(map(ELEMENT.fullmatch, members)) else None
 
 
 def alone(schema: object, root: Schema) -> Any:

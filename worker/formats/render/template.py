@@ -5,6 +5,7 @@ forms when the template is loaded. One thread at a time.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,7 +15,7 @@ import msgspec
 
 from worker.formats.render.escapes import ControlNames, Escaper, Escapes, Json, Span, texts
 from worker.formats.render.forms import REASONING, Forms, Message, in_forms, with_tools
-from worker.formats.render.probes import contents_known, forms_known
+from worker.formats.render.probes import Probes
 from worker.formats.render.sandbox import Runaway, Sandbox, Unrendered
 from worker.formats.render.tracers import Misplaced, Tracers
 from worker.wire.prompts import Conversation
@@ -59,13 +60,15 @@ class ChatTemplate:
         self.keys = self._sandbox.variables - _GIVEN - _FUNCTIONS - self._tokens.keys()
         """The variables that the template reads in addition to the conversation."""
         self._variables = {key: value for key, value in variables.items() if key in self.keys}
-        known = contents_known(self)
+        probes = Probes(source, self.in_forms, self._has_all)
+        known = probes.contents()
         self.caps = known.caps
         """The parts that appear in the text: system, developer, tools, tool_calls, tool_results, reasoning."""
-        without = forms_known(self, known, has_tools=False)
-        self._forms = {False: without, True: without}
+        without = probes.forms(known, has_tools=False)
+        self.forms_without, self.forms_with = without, without
+        """The forms of messages that the template supports without tools, and with them."""
         if "tools" in known.caps:
-            self._forms[True] = forms_known(self, known, has_tools=True)
+            self.forms_with = probes.forms(known, has_tools=True)
 
     def render(
         self, messages: list[Message], *, tools: Json, variables: dict[str, Json], is_open: bool, is_continued: bool
@@ -76,18 +79,18 @@ class ChatTemplate:
         Raises: Unrendered.
         """
         self._time = datetime.now()
-        given: dict[str, Json] = {"tools": tools, **self._variables, **variables}
-        best = self._forms[bool(tools)]
+        given = {"tools": tools, **self._variables, **variables, "add_generation_prompt": is_open}
+        best = self.forms_with if tools else self.forms_without
         refusal: Unrendered | None = None
         moved: Rendered | None = None
         for forms in dict.fromkeys((best, *best.plainer())):
             try:
-                found = self._found(messages, forms, given, is_open=is_open)
-                rendered = self._rendered(messages, forms, given, is_open=is_open, is_continued=is_continued)
+                found = self._found(messages, forms, given)
+                rendered = self._rendered(messages, forms, given, is_continued=is_continued)
             except Runaway:
                 raise
             except Unrendered as error:
-                refusal = refusal or self._named(error, messages, forms, given, is_open=is_open)
+                refusal = refusal or self._named(error, messages, forms, given)
                 continue
             if found == Misplaced(None, None):
                 return rendered
@@ -100,30 +103,23 @@ class ChatTemplate:
         assert refusal is not None
         raise refusal
 
-    def best_forms(self, *, has_tools: bool) -> Forms:
-        """The forms of messages that the template supports (tool_format.Template)."""
-        return self._forms[has_tools]
+    def in_forms(self, messages: list[Message], forms: Forms, tools: Json, *, is_open: bool = True) -> str:
+        """The prompt with the messages in these forms. Raises: Unrendered."""
+        given = {"tools": tools, **self._variables, "add_generation_prompt": is_open}
+        return self._rendered(messages, forms, given, is_continued=False).text
 
-    def in_forms(self, messages: list[Message], forms: Forms, *, tools: Json, is_open: bool = True) -> str:
-        """The prompt with the messages in these forms (probes.Template, tool_format.Template)."""
-        given = {"tools": tools, **self._variables}
-        return self._rendered(messages, forms, given, is_open=is_open, is_continued=False).text
+    def _has_all(self, messages: list[Message], forms: Forms, tools: Json) -> bool:
+        given = {"tools": tools, **self._variables, "add_generation_prompt": True}
+        return self._found(messages, forms, given) == Misplaced(None, None)
 
-    def says(self, messages: list[Message], forms: Forms, *, tools: Json) -> bool:
-        """True if the rendering contains all messages in order (probes.Template)."""
-        return self._found(messages, forms, {"tools": tools, **self._variables}, is_open=True) == Misplaced(None, None)
-
-    def _found(self, messages: list[Message], forms: Forms, given: dict[str, Json], *, is_open: bool) -> Misplaced:
+    def _found(self, messages: list[Message], forms: Forms, given: dict[str, Json]) -> Misplaced:
         """The messages that the rendering lost or moved. Raises: Unrendered."""
         unused = self._escaper.unused_in([cast(Json, messages), given])
         tracers = Tracers(unused, self._escaper.words)
         chat = _chat(tracers.put_into(messages), forms)
-        text = self._text({"messages": chat, **given}, is_open=is_open)
-        return tracers.found_in(text)
+        return tracers.found_in(self._text({"messages": chat, **given}))
 
-    def _named(
-        self, error: Unrendered, messages: list[Message], forms: Forms, given: dict[str, Json], *, is_open: bool
-    ) -> Unrendered:
+    def _named(self, error: Unrendered, messages: list[Message], forms: Forms, given: dict[str, Json]) -> Unrendered:
         """The refusal with the cause: the tools, or the first message that the template refuses.
 
         Raises: Runaway.
@@ -131,7 +127,7 @@ class ChatTemplate:
 
         def takes(messages: list[Message], given: dict[str, Json]) -> bool:
             try:
-                self._text({"messages": _chat(messages, forms), **given}, is_open=is_open)
+                self._text({"messages": _chat(messages, forms), **given})
             except Runaway:
                 raise
             except Unrendered:
@@ -140,14 +136,11 @@ class ChatTemplate:
 
         if given["tools"] and takes(messages, {**given, "tools": None}):
             return Unrendered(f"tools: {error}")
-        taken, refused = 0, len(messages)
-        while refused - taken > 1:
-            n = (taken + refused) // 2
-            taken, refused = (n, refused) if takes(messages[:n], given) else (taken, n)
+        taken = bisect_left(range(1, len(messages)), True, key=lambda n: not takes(messages[:n], given))
         return Unrendered(f"messages[{taken}]: {error}")
 
     def _rendered(
-        self, messages: list[Message], forms: Forms, given: dict[str, Json], *, is_open: bool, is_continued: bool
+        self, messages: list[Message], forms: Forms, given: dict[str, Json], *, is_continued: bool
     ) -> Rendered:
         """Raises: Unrendered."""
         escapes = Escapes(self._escaper, [cast(Json, messages), given])
@@ -157,7 +150,7 @@ class ChatTemplate:
         escaped_values = {name: escapes.escape(value) for name, value in values.items()}
 
         def text_of(given: Mapping[str, Json]) -> str:
-            text = self._text(given, is_open=is_open)
+            text = self._text(given)
             return _cut(text, escapes.cut) if is_continued else text
 
         if escaped_values == values:
@@ -186,10 +179,10 @@ class ChatTemplate:
                 return Rendered(plain)
         return Rendered(text, None if names.spans(text) == controls else tuple(controls))
 
-    def _text(self, values: Mapping[str, Json], *, is_open: bool) -> str:
+    def _text(self, values: Mapping[str, Json]) -> str:
         n_chars = sum(map(len, texts(dict(values))))
         return self._sandbox.render(
-            {"documents": None, **self._tokens, **values, "add_generation_prompt": is_open},
+            {"documents": None, **self._tokens, **values},
             fuel=min(_MIN_FUEL + _FUEL_PER_CHAR * n_chars, _MAX_FUEL),
             max_chars=_MIN_CHARS + _CHARS_PER_CHAR * n_chars,
         )
