@@ -171,8 +171,8 @@ def test_an_exception_is_reported_with_its_cause_and_frames_but_without_local_va
             raise KeyError(len(prompt))
         except KeyError as cause:
             raise ValueError("bad") from cause
-    except ValueError:
-        to(stream).exception("error", code="INTERNAL")
+    except ValueError as error:
+        to(stream).error("error", code="INTERNAL", exc_info=error)
     trace = only_line(stream)["traceback"]
     assert trace[-1] == "ValueError: bad"
     assert f"KeyError: {len(prompt)}" in trace

@@ -1,7 +1,6 @@
 """Log lines: one per event, on stderr, JSON off a terminal and readable on one (docs/protocol.md#metrics-and-logs).
 
-Owns: the words for events, the form of a line, the escaping of control characters, and the routing of other libraries'
-lines through the same form. Any thread of the front or of a subcommand may log; a failing stderr does no harm.
+Other libraries' lines have the same form. Any thread may log; a failing stderr does no harm.
 """
 
 import contextlib
@@ -10,12 +9,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from json import dumps
 from typing import Literal, Protocol, TextIO
 
 import stamina
 import structlog
 from stamina.instrumentation import RetryDetails
+from structlog.dev import ConsoleRenderer
 from structlog.typing import EventDict, WrappedLogger
 
 from worker.errors import WorkerError
@@ -58,6 +59,8 @@ Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["json", "pretty"]
 
 _DEEPEST_CAUSE = 8
+_SHOWN_RAW = ("event", "logger", "logger_name", "stack", "exception")
+"""The fields that structlog's console shows without repr."""
 
 
 class Log(Protocol):
@@ -67,8 +70,6 @@ class Log(Protocol):
     def info(self, event: LogEvent, **fields: object) -> None: ...
     def warning(self, event: LogEvent, **fields: object) -> None: ...
     def error(self, event: LogEvent, **fields: object) -> None: ...
-    def exception(self, event: LogEvent, **fields: object) -> None: ...
-    def bind(self, **fields: object) -> "Log": ...
 
 
 def get_logger() -> Log:
@@ -92,13 +93,14 @@ def configure(
     """
     stream = stream or sys.stderr
     sink = stream if isinstance(stream, LogWriter) else _Sink(stream)
+    console = ConsoleRenderer(colors=_is_terminal(stream), sort_keys=False, repr_native_str=True)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            _Fields(worker_id, secrets),
-            _PrettyLine(has_colors=_is_terminal(stream)) if is_pretty(log_format, stream) else _json_line,
+            partial(_fields, worker_id, secrets),
+            partial(_pretty_line, console) if is_pretty(log_format, stream) else _json_line,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=lambda *_: sink,
@@ -137,32 +139,16 @@ def escape(text: str) -> str:
 # ── from event to line ───────────────────────────────────────────────────────────────────────────
 
 
-class _Fields:
+def _fields(worker_id: str, secrets: Secrets, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """The fields of a line: the fixed ones first, then the caller's, plain and without secrets."""
-
-    def __init__(self, worker_id: str, secrets: Secrets) -> None:
-        self._worker_id = worker_id
-        self._secrets = secrets
-
-    def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        error, text = _error_of(event.pop("exc_info", None)), self._secrets.redact_text
-        line: EventDict = {key: event.pop(key) for key in ("timestamp", "level", "event")}
-        line["event"] = text(str(line["event"]))
-        line["worker_id"] = self._worker_id
-        line.update({text(key): self._secrets.redact(key, value) for key, value in event.items() if key != "worker_id"})
-        if error is not None:
-            line["traceback"] = [text(frame) for frame in _traceback(error)]
-        return line
-
-
-def _error_of(exc_info: object) -> BaseException | None:
-    """The exception in what structlog and logging allow: itself, sys.exc_info()'s triple, or True for the current."""
-    if isinstance(exc_info, BaseException):
-        return exc_info
-    if isinstance(exc_info, tuple):
-        error = exc_info[1]
-        return error if isinstance(error, BaseException) else None
-    return sys.exc_info()[1] if exc_info else None
+    error, text = event.pop("exc_info", None), secrets.redact_text
+    line: EventDict = {key: event.pop(key) for key in ("timestamp", "level", "event")}
+    line["event"] = text(str(line["event"]))
+    line["worker_id"] = worker_id
+    line.update({text(key): secrets.redact(key, value) for key, value in event.items() if key != "worker_id"})
+    if isinstance(error, BaseException):
+        line["traceback"] = [text(frame) for frame in _traceback(error)]
+    return line
 
 
 def _traceback(error: BaseException, depth: int = 0) -> Iterator[str]:
@@ -186,19 +172,12 @@ def _json_line(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     return "".join(c if c.isprintable() else dumps(c)[1:-1] for c in text)
 
 
-class _PrettyLine:
+def _pretty_line(console: ConsoleRenderer, logger: WrappedLogger, method: str, event: EventDict) -> str:
     """structlog's console line. It shows values through repr, which escapes, and a few as they are."""
-
-    _SHOWN_RAW = ("event", "logger", "logger_name", "stack", "exception")
-
-    def __init__(self, *, has_colors: bool) -> None:
-        self._render = structlog.dev.ConsoleRenderer(colors=has_colors, sort_keys=False, repr_native_str=True)
-
-    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> str:
-        trace = event.pop("traceback", [])
-        event.update({key: escape(str(event[key])) for key in self._SHOWN_RAW if key in event})
-        line = self._render(logger, method, {escape(key): value for key, value in event.items()})
-        return "\n    ".join([line, *(escape(str(text)) for text in trace)])
+    trace = event.pop("traceback", [])
+    event.update({key: escape(str(event[key])) for key in _SHOWN_RAW if key in event})
+    line = console(logger, method, {escape(key): value for key, value in event.items()})
+    return "\n    ".join([line, *(escape(str(text)) for text in trace)])
 
 
 class _Sink:
@@ -238,7 +217,8 @@ class _LibraryLines(logging.Handler):
             text = record.getMessage()
         except (TypeError, ValueError, LookupError):  # arguments that do not fit the format
             text = str(record.msg)
-        structlog.get_logger().log(level, text, logger=record.name, exc_info=record.exc_info)
+        error = record.exc_info[1] if record.exc_info else None
+        structlog.get_logger().log(level, text, logger=record.name, exc_info=error)
 
 
 def _log_retry(details: RetryDetails) -> None:

@@ -1,8 +1,7 @@
 """The writer of the front's log lines: a bounded queue, and a thread that may wait for the reader of stderr.
 
 A pipe that is not read blocks its writer after 64 KiB, a terminal after Ctrl-S; the event loop must never be that
-writer. Owns the queue, its bound, and the count of what did not fit. Any thread may write; only the writer's own thread
-waits.
+writer. Any thread may write.
 """
 
 import contextlib
@@ -44,8 +43,7 @@ class LogWriter(io.TextIOBase):
         self.on_cleared: Callable[[int], None] = lambda _: None
         self.n_dropped = 0
         """Lines lost since the start."""
-        self._gap = 0
-        """Lines lost and not yet reported."""
+        self._n_reported = 0
         self._is_full = False
         self._has_bar = False
         """True if a progress bar was drawn last; the cursor is then in its line."""
@@ -93,7 +91,7 @@ class LogWriter(io.TextIOBase):
     def drain(self, timeout_s: float = FLUSH_S) -> bool:
         """Wait until everything has left; False when the time was up before."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._n_waiting and not self._gap, timeout_s)
+            return self._changed.wait_for(lambda: not self._n_waiting and self._n_reported == self.n_dropped, timeout_s)
 
     def _put_line(self, line: str, *, is_error: bool = False) -> None:
         """Write a line in place of a progress bar, which is soon drawn again below."""
@@ -106,7 +104,6 @@ class LogWriter(io.TextIOBase):
             most = self._most + self._reserve if is_error else self._most
             if self._n_waiting + len(text) > most or (self._is_full and not is_error):
                 self._is_full = True
-                self._gap += text.count("\n")
                 self.n_dropped += text.count("\n")
                 return
             self._waiting.append(text)
@@ -123,16 +120,12 @@ class LogWriter(io.TextIOBase):
                 self._write_out(text.encode(self._encoding, "backslashreplace"))
             with self._changed:
                 self._n_waiting -= len(text)
-                self._end_gap()
+                if self._is_full and not self._waiting:
+                    # Under the lock, so that this line is the first one after the gap.
+                    self._is_full, gap, self._n_reported = False, self.n_dropped - self._n_reported, self.n_dropped
+                    if gap:
+                        self.on_cleared(gap)
                 self._changed.notify_all()
-
-    def _end_gap(self) -> None:
-        """Report a gap that has ended, under the lock, so that this line is the first one after the gap."""
-        if self._waiting or not self._is_full:
-            return
-        gap, self._gap, self._is_full = self._gap, 0, False
-        if gap:
-            self.on_cleared(gap)
 
     def _write_out(self, data: bytes) -> None:
         """Write to the descriptor itself, because Python aborts when a thread waits inside its buffered stderr."""

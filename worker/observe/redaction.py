@@ -1,7 +1,4 @@
-"""The masking of secrets in log lines. Secrets are recognised by key and by form; every value becomes plain JSON.
-
-Knows nothing of lines, streams or structlog. Pure.
-"""
+"""The masking of secrets in log lines. Secrets are recognised by key and by form. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping
