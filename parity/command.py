@@ -37,7 +37,7 @@ from worker.argv import HELP_FLAGS
 from worker.cli import read_settings, setting_options
 from worker.commands.places import present, where
 from worker.commands.tables import print_table
-from worker.config.option import SettingOption, TokenType
+from worker.config.option import TOKEN, SettingOption
 from worker.config.settings import Settings
 from worker.errors import UsageError, WorkerError
 from worker.host import available_memory_bytes, cpu_quota
@@ -187,7 +187,7 @@ def reference(checkpoint: str | None, output: Path | None, **options: Any) -> No
 @click.option(
     "--token",
     cls=SettingOption,
-    type=TokenType(),
+    type=TOKEN,
     envvar="LLORCH_API_TOKEN",
     other_envvar="LLORCH_API_KEY",
     metavar="T",

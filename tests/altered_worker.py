@@ -8,8 +8,8 @@ import json
 import sys
 from collections.abc import Callable
 
+from tests.config.given import settings_of
 from worker import serve
-from worker.cli import parse
 from worker.server.front.client import ENGINE_COMMAND, EngineClient
 from worker.server.front.state import Front
 from worker.server.web import server
@@ -58,7 +58,7 @@ def main() -> None:
     if changes["failing"]:
         _fail_once_open(changes["failing"])
     engine_command = (sys.executable, "-m", *changes["engine"]) if changes["engine"] else ENGINE_COMMAND
-    raise SystemExit(serve.run(parse(sys.argv[2:]), engine_command=engine_command))
+    raise SystemExit(serve.run(settings_of(sys.argv[2:]), engine_command=engine_command))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from worker.cli import parse
+from tests.config.given import settings_of
 from worker.models.downloads.catalog import load_catalog
 
 
 def default_path() -> Path:
-    models_dir = parse(["--model", "any"]).models_dir
+    models_dir = settings_of(["--model", "any"]).models_dir
     return models_dir / load_catalog(None).default.file
 
 

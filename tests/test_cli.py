@@ -23,9 +23,9 @@ from worker import __version__
 from worker.argv import means_serve
 from worker.cli import run, setting_options
 from worker.commands.models import models
-from worker.config.legacy import BACKENDS, DEVICE_NUMBERS, IGNORED_SWITCHES, IGNORED_VALUES
 from worker.config.option import flag_name
 from worker.config.settings import options
+from worker.config.spellings import BACKENDS, DEVICE_NUMBERS, IGNORED_SWITCHES, IGNORED_VALUES
 
 MODEL = ["--model", "m.gguf"]
 COMMANDS = ["serve", "generate", "chat", "models", "inspect", "launch", "devices"]

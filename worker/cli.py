@@ -1,8 +1,7 @@
 """The command line: argv to a command, and every mistake to one line on stderr.
 
-Owns: the commands, `serve`'s flags (made from settings.py's table), the help, the exit codes of what a user does wrong.
 Each command is imported when it is called, so that `--help` stays fast. The commands of other packages are found by the
-entry points that an installation declares. Runs on the main thread, before any other work.
+entry points that an installation declares.
 """
 
 import importlib
@@ -20,15 +19,14 @@ from click.exceptions import BadOptionUsage, Exit, NoArgsIsHelpError, NoSuchOpti
 
 from worker import __version__
 from worker.argv import HELP_FLAGS, is_model_file, means_serve
-from worker.config import legacy
-from worker.config.config_file import config_option
-from worker.config.contradictions import check
+from worker.config import spellings
+from worker.config.combinations import check
 from worker.config.environment import environment
-from worker.config.option import SettingOption, TextType, shown
+from worker.config.option import SettingOption, TextType, config_option, shown
 from worker.config.row import Panel
 from worker.config.settings import Settings, options
-from worker.config.spellings import flag_hint, is_llama_servers, unread
 from worker.errors import UsageError, WorkerError
+from worker.observe.log_lines import escape
 from worker.observe.redaction import shows_secret
 
 PROGRAM = "llorch-worker"
@@ -161,14 +159,6 @@ def run(argv: Sequence[str]) -> int:
     return code
 
 
-def parse(argv: Sequence[str], default_model: Callable[[Path | None], str] | None = None) -> Settings:
-    """The settings of `serve` from its arguments, the environment and the config file these name.
-
-    Raises: UsageError, or click's for an argument list that cannot be split into flags.
-    """
-    return read_settings(_serve_command().make_context(PROGRAM, list(argv)), default_model)
-
-
 def read_settings(ctx: click.Context, default_model: Callable[[Path | None], str] | None = None) -> Settings:
     """The settings of a command that has `setting_options`; legacy spellings count as flags.
 
@@ -177,7 +167,7 @@ def read_settings(ctx: click.Context, default_model: Callable[[Path | None], str
     source = ctx.get_parameter_source
     given = {name: value for name, value in ctx.params.items() if source(name) is not ParameterSource.DEFAULT}
     flags = {name: value for name, value in given.items() if source(name) is ParameterSource.COMMANDLINE}
-    if (device := legacy.device_asked_for(flags)) is not None:
+    if (device := spellings.device_asked_for(flags)) is not None:
         given["device"] = device
     if MODEL_FILE in flags or HF_REPO in flags:
         given["model"] = _other_model(flags)
@@ -205,50 +195,37 @@ def _other_model(flags: Mapping[str, Any]) -> str:
 
 def setting_options(*panels: Panel, also: Collection[str] = (), but: Collection[str] = ()) -> list[click.Option]:
     """An option for every setting, and `--config`. With panels only theirs and those named have a flag, less `but`."""
-    wanted = options()
-    for option in wanted:
-        is_wanted = not panels or option.panel in panels or option.name in also
-        option.has_flag = is_wanted and option.name not in but
-        option.hidden = not option.has_flag
-    return [wanted[0], _hf_repo_option(has_flag=not panels or "Model" in panels), *wanted[1:], config_option()]
-
-
-def _hf_repo_option(*, has_flag: bool) -> SettingOption:
-    option = SettingOption(
-        [f"--{HF_REPO.replace('_', '-')}"],
+    settings = options()
+    hf_repo = SettingOption(
+        ["--hf-repo"],
         also=("-hf",),
         type=TextType(),
         panel="Model",
         metavar="ORG/REPO[:QUANT]",
         help="Serve this repository of the Hugging Face hub; short for --model hf:ORG/REPO[:QUANT].",
-        hidden=not has_flag,
     )
-    option.has_flag = has_flag
-    return option
+    for option in (hf_repo, *settings):
+        is_wanted = not panels or option.panel in panels or option.name in also
+        option.has_flag = is_wanted and option.name not in but
+        option.hidden = not option.has_flag
+    return [settings[0], hf_repo, *settings[1:], config_option(settings)]
 
 
 def _command_line() -> click.RichGroup:
     elsewhere = [CommandElsewhere(name, partial(imported, place), line) for name, (place, line) in _ELSEWHERE.items()]
     elsewhere += [CommandElsewhere(name, partial(_of_a_package, name), line) for name, line in _OF_PACKAGES.items()]
-    group = CommandLine(
-        name=PROGRAM,
-        commands=[_serve_command(), *elsewhere],
-        help=_ABOUT,
-        context_settings=_HELP_LAYOUT,
-    )
+    commands = [serve_command(), *elsewhere]
+    group = CommandLine(name=PROGRAM, commands=commands, help=_ABOUT, context_settings=_HELP_LAYOUT)
     return click.version_option(__version__, prog_name=PROGRAM, message="%(prog)s %(version)s")(group)
 
 
-def _serve_command() -> click.RichCommand:
+def serve_command() -> click.RichCommand:
+    model_file = click.Argument([MODEL_FILE], required=False, metavar="")
     return click.RichCommand(
         name="serve",
         callback=_serve,
         options_metavar="--model REF [OPTIONS]",
-        params=[
-            click.Argument([MODEL_FILE], required=False, metavar=""),
-            *setting_options(),
-            *legacy.options(),
-        ],
+        params=[model_file, *setting_options(), *spellings.legacy_options()],
         help=_ABOUT_SERVE,
         context_settings=_HELP_LAYOUT,
     )
@@ -259,13 +236,9 @@ def _serve(ctx: click.Context, /, **params: Any) -> None:
     settings = read_settings(ctx)
     from worker.serve import run as serve  # noqa: PLC0415 - heavy; help and usage errors come before it
 
+    unread, shows_secrets = spellings.unread(environment()), shows_secret(sys.argv)
     raise SystemExit(
-        serve(
-            settings,
-            ignored_flags=legacy.ignored(params),
-            unread=unread(environment()),
-            shows_secrets=shows_secret(sys.argv),
-        )
+        serve(settings, ignored_flags=spellings.ignored(params), unread=unread, shows_secrets=shows_secrets)
     )
 
 
@@ -308,8 +281,8 @@ def _unknown_flag(error: NoSuchOption, argv: Sequence[str]) -> str:
     known = {name for param in params for name in (*param.opts, *param.secondary_opts)}
     typed = [name for name in (arg.partition("=")[0] for arg in argv if arg.startswith("-")) if name not in known]
     first = _as_typed(error.option_name, typed)
-    unknown = dict.fromkeys((first, *(name for name in typed if is_llama_servers(name))))
-    hints = {flag: flag_hint(flag, ours) for flag in unknown}
+    unknown = dict.fromkeys((first, *(name for name in typed if spellings.is_llama_servers(name))))
+    hints = {flag: spellings.flag_hint(flag, ours) for flag in unknown}
     if len(hints) == 1:
         return f"no such option: {first}" + (f"; {hints[first]}" if hints[first] else "")
     return "no such options: " + "; ".join(f"{flag}: {hint}" if hint else flag for flag, hint in hints.items())
@@ -324,7 +297,5 @@ def _as_typed(name: str, typed: Sequence[str]) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    line = " ".join(message.split())
-    printable = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
-    print(f"{PROGRAM}: error: {printable}", file=sys.stderr)
+    print(f"{PROGRAM}: error: {escape(' '.join(message.split()))}", file=sys.stderr)
     return code

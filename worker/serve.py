@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, TypeVar
 import uvloop
 
 from worker.apis.core.bodies import LegacyReadyCallback, ReadyCallback
+from worker.config.combinations import idle_after_load, idle_before_load, report
 from worker.config.engine import configure, read_chat_template
 from worker.config.environment import asks_for_traces, environment
-from worker.config.no_effect import idle_after_load, idle_before_load, report
 from worker.config.settings import Settings
 from worker.errors import CallbackFailed, InsufficientMemory, InternalFailure, StartupError, UsageError, WorkerError
 from worker.models.downloads.catalog import Catalog, Located, load_catalog, locate

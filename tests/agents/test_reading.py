@@ -8,10 +8,10 @@ import pytest
 from tests.agents.judging import has_room
 from tests.agents.shapes import SHAPES, Shape, text_of
 from tests.apis.asking import talk
+from tests.config.given import settings_of
 from worker.apis.chat.request import read_chat
 from worker.apis.core.answers import StreamOptions
 from worker.apis.core.request import Request, Terms
-from worker.cli import parse
 from worker.config.engine_settings import MAX_PROMPT_CHARS
 
 CONTEXT = 8192
@@ -20,7 +20,7 @@ every_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.n
 
 def default_terms() -> Terms:
     """The terms of a worker that is started with a model and no other option."""
-    settings = parse(["--model", "any"])
+    settings = settings_of(["--model", "any"])
     return Terms(
         model="any",
         is_strict=settings.strict_model,

@@ -17,6 +17,14 @@ NEEDED = {
 """Settings that have no meaning without another one."""
 
 
+def settings_of(argv: Sequence[str], default_model: Callable[[Path | None], str] | None = None) -> Settings:
+    """The settings of `serve` from its arguments, the environment and the config file these name.
+
+    Raises: UsageError, or click's for an argument list that cannot be split into flags.
+    """
+    return cli.read_settings(cli.serve_command().make_context(cli.PROGRAM, list(argv)), default_model)
+
+
 def parse(
     argv: Sequence[str],
     environ: Mapping[str, str],
@@ -29,4 +37,4 @@ def parse(
                 patch.delenv(name)
         for name, value in environ.items():
             patch.setenv(name, value)
-        return cli.parse(argv, default_model)
+        return settings_of(argv, default_model)

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.config.given import parse
-from worker.config.legacy import DEVICE_NUMBERS, device_asked_for, ignored
 from worker.config.option import flag_name
+from worker.config.spellings import DEVICE_NUMBERS, device_asked_for, ignored
 from worker.errors import UsageError
 
 

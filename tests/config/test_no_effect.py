@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.server.front.rehearsal import FACTS
-from worker.config.no_effect import idle_after_load, idle_before_load
+from worker.config.combinations import idle_after_load, idle_before_load
 from worker.config.settings import Settings
 from worker.wire.load import Drafts, HeadFacts, Loaded, ModelFacts
 

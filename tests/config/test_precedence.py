@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.config.given import NEEDED, parse
-from worker.config.option import JsonObject, Origin, SettingOption, TextType, Url, ZmqEndpoint, flag_name
+from worker.config.option import SettingOption, TextType, flag_name
 from worker.config.settings import Settings, options
 from worker.errors import UsageError
 
@@ -24,12 +24,15 @@ def values_of(option: SettingOption) -> st.SearchStrategy[Any]:
     match option.type:
         case click.Choice(choices=choices):
             return st.sampled_from(choices)
-        case Url():
+        case TextType(name="url"):
             return st.sampled_from(["http://pool:1/ready", "https://10.0.0.1/x", "http://[::1]:8/"])
-        case Origin():
+        case TextType(name="origin"):
             return st.sampled_from(["http://localhost:3000", "https://[::1]", "tauri://localhost"])
-        case ZmqEndpoint():
+        case TextType(name="endpoint"):
             return st.sampled_from(["tcp://127.0.0.1:0", "tcp://127.0.0.2:5557", "tcp://[::1]:1"])
+        case TextType(name="json"):
+            objects = st.dictionaries(st.text(st.characters(codec="ascii")), st.booleans() | st.integers())
+            return objects.map(json.dumps)
         case TextType(forms=forms, pattern=pattern) if forms:
             return st.from_regex(re.compile(pattern, re.ASCII), fullmatch=True)
         case click.FloatRange(min=low, max=high):
@@ -38,8 +41,6 @@ def values_of(option: SettingOption) -> st.SearchStrategy[Any]:
             return st.integers(low, high)
     if option.is_flag:
         return st.just(True)
-    if isinstance(option.type, JsonObject):
-        return st.dictionaries(st.text(st.characters(codec="ascii")), st.booleans() | st.integers()).map(json.dumps)
     plain = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="~"), min_size=1)
     return plain.map(Path) if isinstance(option.type, click.Path) else plain
 

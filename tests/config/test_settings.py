@@ -10,7 +10,7 @@ import pytest
 import rich_click as click
 
 from tests.config.given import NEEDED, parse
-from worker.config.contradictions import check
+from worker.config.combinations import check
 from worker.config.engine import read_chat_template
 from worker.config.engine_settings import CACHE_TYPES, DEFAULT_PROMPT_CHARS, FlashAttn
 from worker.config.option import SettingOption, TextType, flag_name

@@ -8,9 +8,9 @@ from tools.markdown import table
 from tools.reference.options import allowed, default, without_range
 from tools.reference.text import code, codes, page, sentence
 from worker.cli import setting_options
-from worker.config import legacy
 from worker.config.option import SettingOption
 from worker.config.row import Panel
+from worker.config.spellings import legacy_options
 
 _INTRODUCTION: Final = """\
 Every setting of `llorch-worker serve`. A value comes from the flag, else from the environment variable, else from the
@@ -44,7 +44,7 @@ def configuration_page() -> str:
         f"## {panel}\n\n{table(_COLUMNS, (_row(option) for option in shown if option.panel == panel))}"
         for panel in get_args(Panel)
     ]
-    older = [(code(option.opts[0]), allowed(option)) for option in legacy.options()]
+    older = [(code(option.opts[0]), allowed(option)) for option in legacy_options()]
     return page("Settings", _INTRODUCTION, *blocks, f"{_LEGACY}\n\n{table(('flag', 'values'), older)}")
 
 

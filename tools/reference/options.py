@@ -6,10 +6,9 @@ import rich_click as click
 from click.types import FloatParamType, IntParamType
 
 from tools.reference.text import code, codes
-from worker.config.option import JsonObject, TextType
+from worker.config.option import JSON_OBJECT, TextType
 
 _WORDS: Final[dict[type, str]] = {
-    JsonObject: "a JSON object",
     click.Path: "a path",
     click.File: "a path",
     IntParamType: "a whole number",
@@ -29,6 +28,8 @@ def allowed(option: click.Option) -> str:
         return f"{low} to {high}" if high else f"{low} or more"
     if isinstance(kind, TextType) and kind.forms:
         return kind.forms
+    if kind is JSON_OBJECT:
+        return "a JSON object"
     return next((words for of, words in _WORDS.items() if isinstance(kind, of)), "a text")
 
 

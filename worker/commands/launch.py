@@ -17,7 +17,7 @@ import httpx2
 import msgspec
 import rich_click as click
 
-from worker.config.option import TokenType
+from worker.config.option import TOKEN
 from worker.errors import UsageError, WorkerError
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
@@ -87,7 +87,7 @@ class _Cards(msgspec.Struct):
 @click.option("--url", default=_DEFAULT_URL, show_default=True, metavar="URL", help="Use the worker at URL.")
 @click.option(
     "--api-key",
-    type=TokenType(),
+    type=TOKEN,
     envvar=["LLORCH_API_TOKEN", "LLORCH_API_KEY"],
     metavar="TEXT",
     help="Send this token to the worker, and write it into the configuration. Prefer LLORCH_API_TOKEN.",

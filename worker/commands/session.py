@@ -18,9 +18,9 @@ from worker.apis.core.bodies import FieldsRefused
 from worker.apis.core.request import JobRequest, Request
 from worker.apis.pool.execute import TEXT_ONLY, ExecuteRequest, checked_prompt
 from worker.cli import read_settings, setting_options
+from worker.config.combinations import report
 from worker.config.engine import configure, read_chat_template
 from worker.config.environment import environment
-from worker.config.no_effect import report
 from worker.config.settings import Settings
 from worker.config.spellings import unread
 from worker.errors import StartupError, UsageError, WorkerError

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from worker.observe.log_lines import escape
+
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Rows under their columns. Into a pipe: one line per row, cells separated by tabs, no header.
@@ -21,14 +23,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """
     if not sys.stdout.isatty():
         for row in rows:
-            print("\t".join(_printable(cell) for cell in row))
+            print("\t".join(map(escape, row)))
         return
     table = Table(box=SIMPLE_HEAD, show_header=any(columns))
     for column in columns:
         justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
         table.add_column(column.removeprefix(">"), justify=justify, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_printable(cell)) for cell in row))
+        table.add_row(*(Text(escape(cell)) for cell in row))
     Console().print(table)
 
 
@@ -40,7 +42,3 @@ def print_json(value: object) -> None:
 def mib(n_bytes: int) -> str:
     """An amount of memory in the unit of every `--…-mb` flag, 1 MiB of 1,048,576 bytes; less than one in KiB."""
     return f"{n_bytes / 2**20:,.1f} MiB" if n_bytes >= 2**20 else f"{n_bytes / 2**10:.1f} KiB"
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -1,14 +1,16 @@
-"""A setting's row as an option of click's, and the kinds of values that click has no type for.
+"""A setting's row as an option of click's, the kinds of values that click has no type for, and the config file.
 
-Owns: how a value is read from text, and how a mistake in it is worded. Click itself chooses the source: flag >
-environment > config file > default.
+Click itself chooses the source: flag > environment > config file > default. The file is given to it as its map of
+defaults. It is read as a whole, so that a mistake in it is found at once, also where a flag overrides it.
 """
 
 import ipaddress
 import os
 import re
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -17,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 import rich_click as click
 from click.core import ParameterSource
+from click.types import BoolParamType
 
 from worker.config.row import Form, JsonText
 from worker.errors import UsageError
@@ -24,107 +27,88 @@ from worker.errors import UsageError
 _UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\ud800-\udfff"
 """Control characters, and the bytes of an argument that is not UTF-8."""
 
-_WEB_ORIGIN = re.compile(
-    r"(https?)://([a-z0-9_]([a-z0-9._-]*[a-z0-9_])?|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?/?", re.IGNORECASE
-)
-_OWN_PORTS = {"http": 80, "https": 443}
-
 
 class TextType(click.ParamType[str]):
-    """Text that a pattern allows; `forms` says in words what that is."""
+    """Text that a pattern allows; `forms` says in words what that is. `check` reads what no pattern can judge: it
+    raises ValueError that says what is wrong."""
 
-    name = "text"
-
-    def __init__(self, pattern: str = f"[^{_UNPRINTABLE}]+", forms: str = "") -> None:
-        self.pattern = pattern
-        self.forms = forms
+    def __init__(
+        self,
+        pattern: str = f"[^{_UNPRINTABLE}]+",
+        forms: str = "",
+        check: Callable[[str], str] = str,
+        *,
+        name: str = "text",
+    ) -> None:
+        self.pattern, self.forms, self.name = pattern, forms, name
+        self._check = check
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            return self.read(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-    def read(self, value: str) -> str:
-        """Raises: ValueError that says what is allowed."""
         if not re.fullmatch(self.pattern, value):
             allowed = self.forms or "text in UTF-8 that is not empty and has no control characters"
-            raise ValueError(f"{value!r} is not valid; allowed is {allowed}")
-        return value
+            self.fail(f"{value!r} is not valid; allowed is {allowed}", param, ctx)
+        try:
+            return self._check(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
     def split_envvar_value(self, rv: str) -> list[str]:
         return rv.replace(",", " ").split()
 
 
-class Url(TextType):
-    """A URL that can be called: urlsplit finds no host, a port past 65535, a broken IPv6 address."""
-
-    name = "url"
-
-    def __init__(self) -> None:
-        super().__init__(rf"https?://[^\s{_UNPRINTABLE}]+", "http://… or https://…")
-
-    def read(self, value: str) -> str:
-        url = super().read(value)
-        try:
-            parts = urlsplit(url)
-            if not parts.hostname or parts.port == 0:
-                raise ValueError("it needs a host, and a port above 0 if it has one")
-        except ValueError as error:
-            raise ValueError(f"{url!r} is not a URL that can be called: {error}") from None
-        return url
+def _url(url: str) -> str:
+    """urlsplit finds no host, a port past 65535, a broken IPv6 address."""
+    try:
+        parts = urlsplit(url)
+        if not parts.hostname or parts.port == 0:
+            raise ValueError("it needs a host, and a port above 0 if it has one")
+    except ValueError as error:
+        raise ValueError(f"{url!r} is not a URL that can be called: {error}") from None
+    return url
 
 
-class ZmqEndpoint(TextType):
-    """An address on which ZeroMQ binds two sockets, one at the port and one at the next. It looks up no names."""
-
-    name = "endpoint"
-
-    def __init__(self) -> None:
-        forms = "tcp://ADDRESS:PORT with an IP address, in brackets if it is of version 6, and a port of 0..65534"
-        super().__init__(r"tcp://([0-9.]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", forms)
-
-    def read(self, value: str) -> str:
-        endpoint = super().read(value)
-        try:
-            parts = urlsplit(endpoint)
-            ipaddress.ip_address(parts.hostname or "")
-            if parts.port == 65_535:
-                raise ValueError("there is no next port for the second socket")
-        except ValueError as error:
-            raise ValueError(f"{endpoint!r} cannot be bound: {error}") from None
-        return endpoint
+def _endpoint(endpoint: str) -> str:
+    """ZeroMQ looks up no names here, and binds two sockets, one at the port and one at the next."""
+    try:
+        parts = urlsplit(endpoint)
+        ipaddress.ip_address(parts.hostname or "")
+        if parts.port == 65_535:
+            raise ValueError("there is no next port for the second socket")
+    except ValueError as error:
+        raise ValueError(f"{endpoint!r} cannot be bound: {error}") from None
+    return endpoint
 
 
-class Origin(TextType):
+_WEB_ORIGIN = re.compile(
+    r"(https?)://([a-z0-9_]([a-z0-9._-]*[a-z0-9_])?|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?/?", re.IGNORECASE
+)
+_APP_ORIGIN = re.compile(r"(?!(?i:https?):)[A-Za-z][A-Za-z0-9+.-]*://((?![/?#@,*\\])[!-~])+/?|file://")
+_ORIGINS = "http[s]://host[:port] or a desktop app's scheme://host, without a path"
+
+
+def _origin(value: str) -> str:
     """An origin, read as the text by which browsers name it in a header.
 
     They write http and https origins in lower case and without the scheme's own port, and the address of IPv6 in its
     shortest form. Other schemes are those of desktop apps and browsers' extensions, whose hosts stay as they are;
     `file://` has none.
     """
-
-    name = "origin"
-
-    def __init__(self) -> None:
-        forms = "http[s]://host[:port] or a desktop app's scheme://host, without a path"
-        super().__init__(r"(?!(?i:https?):)[A-Za-z][A-Za-z0-9+.-]*://((?![/?#@,*\\])[!-~])+/?|file://", forms)
-
-    def read(self, value: str) -> str:
-        if found := _WEB_ORIGIN.fullmatch(value):
-            try:
-                return _web_origin(found)
-            except ValueError as error:
-                raise ValueError(f"{value!r} is not an origin: {error}") from None
-        if value == "null":
-            raise ValueError(
-                f"{value!r} is what browsers send for every page in a sandboxed frame, so any site could ask: "
-                "serve the page over HTTP and give its origin"
-            )
-        if not value.isascii():
-            raise ValueError(f"{value!r} is not ASCII, which browsers send: write the host's name as xn--…")
-        scheme, _, host = super().read(value).partition("://")
-        return f"{scheme.lower()}://{host.removesuffix('/')}"
+    if found := _WEB_ORIGIN.fullmatch(value):
+        try:
+            return _web_origin(found)
+        except ValueError as error:
+            raise ValueError(f"{value!r} is not an origin: {error}") from None
+    if value == "null":
+        raise ValueError(
+            f"{value!r} is what browsers send for every page in a sandboxed frame, so any site could ask: "
+            "serve the page over HTTP and give its origin"
+        )
+    if not value.isascii():
+        raise ValueError(f"{value!r} is not ASCII, which browsers send: write the host's name as xn--…")
+    if not _APP_ORIGIN.fullmatch(value):
+        raise ValueError(f"{value!r} is not valid; allowed is {_ORIGINS}")
+    scheme, _, host = value.partition("://")
+    return f"{scheme.lower()}://{host.removesuffix('/')}"
 
 
 def _web_origin(found: re.Match[str]) -> str:
@@ -133,36 +117,40 @@ def _web_origin(found: re.Match[str]) -> str:
         host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
     if found[4] is not None and not 0 < port < 2**16:
         raise ValueError("the port is 1..65535")
-    return f"{scheme}://{host}" + (f":{port}" if port and port != _OWN_PORTS[scheme] else "")
+    return f"{scheme}://{host}" + (f":{port}" if port and port != {"http": 80, "https": 443}[scheme] else "")
 
 
-class TokenType(TextType):
-    """A secret that a header can carry. No message shows it."""
-
-    name = "token"
-
-    def read(self, value: str) -> str:
-        if not value.strip():
-            raise ValueError("the API token is empty: give it a value, or remove it to serve without one")
-        if not value.isascii() or not value.isprintable() or value != value.strip():
-            reason = "use printable ASCII without a space or line break at either end"
-            raise ValueError(f"the API token is not a header value: {reason}")
-        return value
+def _token(value: str) -> str:
+    if not value.strip():
+        raise ValueError("the API token is empty: give it a value, or remove it to serve without one")
+    if not value.isascii() or not value.isprintable() or value != value.strip():
+        reason = "use printable ASCII without a space or line break at either end"
+        raise ValueError(f"the API token is not a header value: {reason}")
+    return value
 
 
-class JsonObject(TextType):
-    """The text of a JSON object."""
+def _json_object(value: str) -> str:
+    try:
+        msgspec.json.decode(value, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else f"{error}"
+        example = '{"enable_thinking": false}'
+        raise ValueError(f"{value!r} is not a JSON object, such as {example}: {reason}") from None
+    return value
 
-    name = "json"
 
-    def read(self, value: str) -> str:
-        try:
-            msgspec.json.decode(value, type=dict[str, Any])
-        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
-            reason = "it is nested too deeply" if isinstance(error, RecursionError) else f"{error}"
-            example = '{"enable_thinking": false}'
-            raise ValueError(f"{value!r} is not a JSON object, such as {example}: {reason}") from None
-        return value
+_ANY = "(?s:.*)"
+URL = TextType(rf"https?://[^\s{_UNPRINTABLE}]+", "http://… or https://…", _url, name="url")
+ZMQ_ENDPOINT = TextType(
+    r"tcp://([0-9.]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}",
+    "tcp://ADDRESS:PORT with an IP address, in brackets if it is of version 6, and a port of 0..65534",
+    _endpoint,
+    name="endpoint",
+)
+ORIGIN = TextType(_ANY, _ORIGINS, _origin, name="origin")
+TOKEN = TextType(_ANY, "", _token, name="token")
+"""A secret that a header can carry. No message shows it."""
+JSON_OBJECT = TextType(_ANY, "", _json_object, name="json")
 
 
 class HomePath(click.Path):
@@ -187,12 +175,10 @@ def is_service_address(name: str, value: str) -> bool:
 
 
 class SettingOption(click.RichOption):
-    """A setting's option. Without `has_flag` the command takes it from the environment and the config file only.
-
-    `also`: further spellings of the flag. `other_envvar`: a second name of the variable.
-    """
+    """A setting's option. `also`: further spellings of the flag. `other_envvar`: a second name of the variable."""
 
     has_flag = True
+    """False if the command takes the setting from the environment and the config file only."""
 
     def __init__(
         self, flags: Sequence[str], *, also: Sequence[str] = (), other_envvar: str | None = None, **rest: Any
@@ -221,12 +207,11 @@ class SettingOption(click.RichOption):
         """The variable that gives the setting, and its value. An empty one gives nothing, but for the token's: an
         empty secret must not serve without one. Raises: UsageError for two that differ.
         """
-        is_secret = isinstance(self.type, TokenType)
         given = [
             (name, value)
             for name in self.variables
             if (value := os.environ.get(name)) is not None
-            and (value or is_secret)
+            and (value or self.type is TOKEN)
             and not is_service_address(name, value)
         ]
         empty = next((one for one in given if not one[1].strip()), None)
@@ -239,9 +224,8 @@ class SettingOption(click.RichOption):
         """The value as the setting's type. Raises: UsageError with the place, the value and what is allowed."""
         if self.multiple and not isinstance(value, str):
             return tuple(one for each in value or () for one in self.read(place, ctx, each))
-        is_secret = isinstance(self.type, TokenType)
         others = [other for other in ctx.command.params if isinstance(other, click.Option)]
-        if not is_secret and any(value in other.opts for other in others):
+        if self.type is not TOKEN and any(value in other.opts for other in others):
             raise UsageError(f"{place}: a value is missing before {value}")
         try:
             found = super().type_cast_value(ctx, (value,) if self.multiple else value)
@@ -293,7 +277,7 @@ def _kind_of(values: Any, annotation: Any) -> click.ParamType[Any]:
             return (click.IntRange if of is int else click.FloatRange)(*values)
     if values or get_origin(of) is Literal:
         return click.Choice(values or get_args(of))
-    by_type = {Path: ANY_PATH, JsonText: JsonObject()}
+    by_type = {Path: ANY_PATH, JsonText: JSON_OBJECT}
     return by_type.get(of) or TextType()
 
 
@@ -301,3 +285,70 @@ def shown(value: object) -> str:
     """A user's value as an error line may quote it: escaped, and cut when long."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def config_option(settings: Sequence[SettingOption]) -> SettingOption:
+    """`--config`, which is read before the settings that it gives."""
+    return SettingOption(
+        ["--config"],
+        type=ANY_PATH,
+        envvar="LLORCH_CONFIG",
+        callback=partial(_use_file, {option.name: option for option in settings}),
+        is_eager=True,
+        expose_value=False,
+        metavar="FILE",
+        panel="Operation",
+        help="Read settings from this TOML file.",
+    )
+
+
+def _use_file(
+    known: Mapping[str, SettingOption], ctx: click.Context, _option: click.Parameter, path: Path | None
+) -> None:
+    """Raises: UsageError."""
+    if path is None:
+        return
+    found: dict[str, Any] = {}
+    for key, value in _read_toml(path).items():
+        place, name = f"{path}: {key}", key.replace("-", "_")
+        if name not in known:
+            raise UsageError(f"{place}: no setting has this name; the keys are the flags of `serve` without `--`")
+        if name in found:
+            raise UsageError(f"{place}: the setting is given twice, with `-` and with `_`")
+        option = known[name]
+        if option.multiple and type(value) is list:
+            found[name] = tuple(one for each in value for one in _read(option, place, ctx, each))
+        else:
+            found[name] = _read(option, place, ctx, value)
+    ctx.default_map = found
+
+
+def _read(option: SettingOption, place: str, ctx: click.Context, value: Any) -> Any:
+    types = _toml_types(option.type)
+    if type(value) not in types:  # says the type and not the value, which may be the token
+        expected = " or ".join(each.__name__ for each in (*types, *([list] if option.multiple else [])))
+        raise UsageError(f"{place}: expected a TOML {expected}, not {type(value).__name__}")
+    return option.read(place, ctx, str(value))
+
+
+def _toml_types(kind: click.ParamType[Any]) -> tuple[type, ...]:
+    match kind:
+        case click.FloatRange():
+            return (float, int)
+        case click.IntRange():
+            return (int,)
+        case BoolParamType():
+            return (bool,)
+        case TextType() if kind.forms and kind is not ORIGIN:
+            return (str, int)  # `gpu-layers = 20`, `device = 0`
+        case _:
+            return (str,)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: the config file cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: the config file is not TOML: {error}") from error

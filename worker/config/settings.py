@@ -1,7 +1,7 @@
 """Every option of `serve`: those of the engine (engine_settings.py), and those of the network and of the process.
 
 The flags, the environment variables (`LLORCH_` + the name in upper case) and the config file's keys all come from the
-two tables of rows, so that none can be forgotten (contradictions.py: which values go together). Used once, before
+two tables of rows, so that none can be forgotten (combinations.py: which values go together). Used once, before
 anything else runs; frozen afterwards.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from worker.config.engine_settings import DEFAULT_PROMPT_CHARS, DEFAULT_TIMEOUT_SEC, DEFAULT_TOKENS_OUT, EngineSettings
-from worker.config.option import Origin, SettingOption, TokenType, Url, ZmqEndpoint, flag_name, option_of
+from worker.config.option import ORIGIN, TOKEN, URL, ZMQ_ENDPOINT, SettingOption, flag_name, option_of
 from worker.config.row import Form, Panel, of_network, of_operation
 from worker.observe.log_lines import Format, Level
 
@@ -40,10 +40,10 @@ class Settings(EngineSettings):
     host: str = of_network("127.0.0.1", "Listen on this address.", metavar="ADDRESS")
     port: int = of_network(8080, "Listen on port N; 0 picks a free one.", (0, 65_535))
     callback_url: str | None = of_network(
-        None, "Announce the ready worker to the pool manager at this full URL.", Url(), show_default="stand-alone"
+        None, "Announce the ready worker to the pool manager at this full URL.", URL, show_default="stand-alone"
     )
     advertise_url: str | None = of_network(
-        None, "Report this URL to the pool manager as the worker's uri.", Url(), show_default="http://localhost:PORT"
+        None, "Report this URL to the pool manager as the worker's uri.", URL, show_default="http://localhost:PORT"
     )
     max_connections_per_address: int = of_network(
         0,
@@ -56,7 +56,7 @@ class Settings(EngineSettings):
         None,
         "Require this bearer token from clients. Prefer LLORCH_API_TOKEN or LLORCH_API_KEY: process lists show a flag "
         "until the worker has overwritten it.",
-        TokenType(),
+        TOKEN,
         envvar=API_TOKEN[0],
         other_envvar=API_TOKEN[1],
         show_default="none: open",
@@ -65,7 +65,7 @@ class Settings(EngineSettings):
         (),
         "Allow browser requests from web pages of this origin (CORS). Can be repeated; in the environment, "
         "separate several with spaces or commas.",
-        Origin(),
+        ORIGIN,
         metavar="ORIGIN",
         multiple=True,
         show_default="none",
@@ -87,7 +87,7 @@ class Settings(EngineSettings):
         None,
         "Publish over ZeroMQ which blocks of prompts are in this worker's KV cache, in vLLM's format, for routers. The "
         "next port replays missed events. Port 0 picks free ports.",
-        ZmqEndpoint(),
+        ZMQ_ENDPOINT,
         metavar="tcp://IP:PORT",
         show_default="not published",
     )

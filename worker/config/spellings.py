@@ -1,18 +1,19 @@
-"""Guesses at the flag or variable that a user meant by one that does not exist.
-
-These are hints in an error line, not aliases, which settings.py has. Pure, but for the file of llama-server's flags
-beside it.
+"""Other spellings of flags and variables: the predecessor's, which work (docs/protocol.md#command-line), and a guess at
+what a user meant by one that does not exist.
 """
 
 import difflib
 from collections.abc import Collection, Mapping
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import msgspec
+import rich_click as click
 
-from worker.config.option import is_service_address
+from worker.config.option import SettingOption, TextType, flag_name, is_service_address
 from worker.config.settings import options
+from worker.errors import UsageError
 
 OF_A_REQUEST = frozenset({"--seed", "--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty", "--stop"})
 """Fields for which `serve` has no flag, because each request sets them."""
@@ -25,6 +26,57 @@ _OF_A_SERVICE = (
     "Kubernetes sets it for a service named llorch, so it is ignored: give the port with --port or in the config file, "
     "or rename the service"
 )
+
+DEVICE_NUMBERS = ("gpu_device", "cuda_device", "metal_device", "gpu")
+BACKENDS = {"cpu": "cpu", "cuda": "cuda", "metal": "metal", "accelerate": "cpu"}
+"""The predecessor's names for backends, and ours."""
+IGNORED_VALUES = ("hive_url", "queen_url", "kv_cache_size_mb")
+IGNORED_SWITCHES = ("local_mode",)
+
+
+def legacy_options() -> list[SettingOption]:
+    """Flags that work and that no help names."""
+    number = TextType(r"[0-9]{1,3}", "0..999")
+    return [
+        *(SettingOption([flag_name(name)], hidden=True, type=number) for name in DEVICE_NUMBERS),
+        SettingOption(["--backend"], hidden=True, type=click.Choice(list(BACKENDS))),
+        *(SettingOption([flag_name(name)], hidden=True) for name in IGNORED_VALUES),
+        *(SettingOption([flag_name(name)], hidden=True, is_flag=True) for name in IGNORED_SWITCHES),
+    ]
+
+
+def device_asked_for(flags: Mapping[str, Any]) -> str | None:
+    """Return the value of `--device`, or the one that today's flags would have; None when no flag chooses a device.
+
+    `flags` are those that were given. A named device wins. With a backend, an integer numbers that backend's devices
+    (the CPU has no number); without one it is a GPU index.
+    Raises: UsageError for numbers that disagree, and for one that Metal does not have.
+    """
+    number: int | None = None
+    for name in DEVICE_NUMBERS:
+        if name not in flags:
+            continue
+        if number not in (None, int(flags[name])):
+            raise UsageError(
+                f"{flag_name(name)}: {int(flags[name])} contradicts the other device flag's {number}; give one"
+            )
+        number = int(flags[name])
+    device: str | None = flags.get("device")
+    backend = BACKENDS.get(flags.get("backend", ""))
+    if backend is None or (device is not None and not device.isdecimal()):
+        return device or (None if number is None else str(number))
+    if device is not None:
+        number = int(device)
+    if backend == "cuda" and number is not None:
+        return f"cuda:{number}"
+    if backend == "metal" and number:
+        raise UsageError(f"--backend metal: there is no device {number}; Metal has one, number 0")
+    return backend
+
+
+def ignored(params: Mapping[str, Any]) -> tuple[str, ...]:
+    """Flags that were given and mean nothing here, by name only: their values may be secrets."""
+    return tuple(flag_name(name) for name in (*IGNORED_VALUES, *IGNORED_SWITCHES) if params.get(name))
 
 
 class Flags(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,15 +99,15 @@ def flag_hint(flag: str, ours: Collection[str]) -> str:
     dashed = flag[:2] + flag[2:].replace("_", "-")
     if dashed in ours:
         return f"did you mean {dashed}?"
-    known = llama_server_flags()
-    meant = [target for target, theirs in known.ours.items() if dashed in theirs]
+    meant = [target for target, theirs in llama_server_flags().ours.items() if dashed in theirs]
     for target in meant:
         if target.split(maxsplit=1)[0] in ours:
             return f"did you mean {target}?"
     if meant and meant[0] in OF_A_REQUEST:
         return f"each request sets its own {meant[0][2:].replace('-', '_')}"
-    if said := next((said for said, theirs in known.advice.items() if dashed in theirs), ""):
-        return said
+    for advice, theirs in llama_server_flags().advice.items():
+        if dashed in theirs:
+            return advice
     near = difflib.get_close_matches(dashed, ours, n=3, cutoff=0.65)
     return f"did you mean {' or '.join(near)}?" if near else ""
 

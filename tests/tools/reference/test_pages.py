@@ -16,7 +16,7 @@ from tools.reference.pages import FOLDER, PAGES, pages
 from tools.reference.text import GENERATED
 from worker.apis.core.events import StreamCode
 from worker.cli import setting_options
-from worker.config import legacy
+from worker.config.spellings import legacy_options
 from worker.observe.log_lines import LogEvent
 from worker.observe.metrics import Metrics
 
@@ -43,7 +43,7 @@ def test_every_flag_variable_and_key_has_one_row() -> None:
         found = [row for row in rows if f"`{option.opts[0]}`" in row.split("|")[1]]
         assert len(found) == 1, option.opts
         assert all(f"`{flag}`" in found[0] for flag in option.opts)
-    assert len(rows) == len(shown) + len(legacy.options())
+    assert len(rows) == len(shown) + len(legacy_options())
 
 
 @pytest.mark.parametrize(

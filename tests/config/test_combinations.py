@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from worker.config.contradictions import check
+from worker.config.combinations import check
 from worker.config.settings import Settings
 from worker.errors import UsageError
 
