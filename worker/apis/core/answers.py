@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from worker.apis.core.errors import failure, failure_body
+from worker.apis.core.errors import failure_body, failure_status
 from worker.apis.core.events import SIGN_OF_LIFE, SSE_TYPE, Dialect, EndEvent, ErrorEvent, Piece, StartedEvent
 from worker.apis.core.reading import Names, Reading
 from worker.formats.read.parse import Content, Delta, Thought
@@ -271,7 +271,7 @@ def whole(heading: Heading, choices: Sequence[Choice], n: int) -> tuple[int, byt
     number of choices for each prompt."""
     for choice in choices:
         if choice.failed is not None:
-            return failure(choice.failed).status, choice.failed_body(choice.failed)
+            return failure_status(choice.failed), choice.failed_body(choice.failed)
     shape, made = choices[0].shape, [choice.made() for choice in choices]
     if shape is None:
         return 200, encode_json(made[0])

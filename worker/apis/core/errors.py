@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -71,23 +71,16 @@ OTHER_CODE = "invalid_value"
 """The code of all other rules."""
 
 
-class Failure(NamedTuple):
-    """The status and type of a job that failed, outside a stream."""
+_MIN_SERVER_STATUS = 500
 
-    status: int
-    type: ErrorType
-
-
-_FAILURES: dict[StreamCode, Failure] = {
-    "CANCELLED": Failure(CANCELLED_STATUS, "invalid_request_error"),
-    "TIMEOUT": Failure(504, "server_error"),
-    "VRAM_OOM": Failure(500, "server_error"),
-    "INVALID_REQUEST": Failure(400, "invalid_request_error"),
-    "INFERENCE_FAILED": Failure(500, "server_error"),
-    "ENGINE_RESTARTED": Failure(503, "server_error"),
+_FAILURES: dict[StreamCode, int] = {
+    "CANCELLED": CANCELLED_STATUS,
+    "TIMEOUT": 504,
+    "VRAM_OOM": 500,
+    "INVALID_REQUEST": 400,
+    "INFERENCE_FAILED": 500,
+    "ENGINE_RESTARTED": 503,
 }
-_GOING = Failure(503, "server_error")
-"""The worker cancelled the job because it is about to exit."""
 
 
 def error_detail(error: WorkerError) -> ErrorDetail:
@@ -107,11 +100,9 @@ def error_detail(error: WorkerError) -> ErrorDetail:
         case WorkerBusy():
             return ErrorDetail(message=str(error), type="rate_limit_error", code=error.code.lower())
         case _:
-            kind: ErrorType = "invalid_request_error" if error.http_status < _MIN_SERVER_STATUS else "server_error"
-            return ErrorDetail(message=str(error), type=kind, code=error.code.lower())
+            return ErrorDetail(message=str(error), type=_type_of(error.http_status), code=error.code.lower())
 
 
-_MIN_SERVER_STATUS = 500
 _PLACE = re.compile(r"(messages|tools)\[(\d{1,9})\]")
 
 
@@ -129,9 +120,13 @@ def _overflow(error: FieldError, overflow: Overflow) -> str:
     return f"{text}. Please reduce the length of the {error.field}."
 
 
-def failure(event: ErrorEvent) -> Failure:
-    """The status and type of a job that failed, outside a stream."""
-    return _GOING if event.code == "CANCELLED" and event.retriable else _FAILURES[event.code]
+def _type_of(status: int) -> ErrorType:
+    return "invalid_request_error" if status < _MIN_SERVER_STATUS else "server_error"
+
+
+def failure_status(event: ErrorEvent) -> int:
+    """The status of a job that failed, outside a stream. If it is cancelled and retriable, the worker exits."""
+    return 503 if event.code == "CANCELLED" and event.retriable else _FAILURES[event.code]
 
 
 def refusal_body(error: WorkerError) -> bytes:
@@ -146,7 +141,7 @@ def http_body(status: int, code: str, message: str) -> bytes:
 
 def failure_body(event: ErrorEvent) -> bytes:
     """The body of a job that failed."""
-    detail = ErrorDetail(message=event.message, type=failure(event).type, code=event.code.lower())
+    detail = ErrorDetail(message=event.message, type=_type_of(failure_status(event)), code=event.code.lower())
     return encode_json(ApiErrorBody(error=detail))
 
 

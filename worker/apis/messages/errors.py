@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from worker.apis.core.bodies import FieldsRefused
-from worker.apis.core.errors import failure
+from worker.apis.core.errors import failure_status
 from worker.apis.core.events import ErrorEvent
 from worker.errors import WorkerError
 from worker.wire.encoding import doc, encode_json
@@ -85,4 +85,4 @@ def http_body(status: int, _code: str, message: str) -> bytes:
 
 def failure_body(event: ErrorEvent) -> bytes:
     """The body of a job that failed."""
-    return http_body(failure(event).status, "", event.message)
+    return http_body(failure_status(event), "", event.message)
