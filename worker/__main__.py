@@ -1,8 +1,7 @@
 """Step 0 of the process: standard descriptors, signal handlers and core files before anything heavy is imported, then
 the command.
 
-Owns: what SIGTERM and SIGINT do until a command installs its own handling. As PID 1 a signal without a handler is
-ignored, so a container could not be stopped while it starts. Runs on the main thread; imports nothing heavy at the top.
+As PID 1 a signal without a handler is ignored, so a container could not be stopped while it starts.
 """
 
 import math
@@ -18,7 +17,6 @@ from worker.argv import means_serve
 MIN_ADDRESS_SPACE_BYTES = 56 * 1024 * 1024
 """A command's imports do not fit into less; Python then fails with some error, or hangs within an import."""
 
-
 _NO_CORE = 1
 """The kernel writes a core file only if a page fits. It starts the program of a piped core_pattern for a limit of 0,
 and not for a limit of 1. Source: core(5), and fs/coredump.c, where 1 is "a special value".
@@ -31,7 +29,11 @@ def main() -> None:
     if _address_space_bytes() < MIN_ADDRESS_SPACE_BYTES:
         _refuse_address_space(f"at least {MIN_ADDRESS_SPACE_BYTES // 1024} KiB are needed")
     arguments = sys.argv[1:]
-    _handle_signals(is_serving=means_serve(arguments))
+    # A worker that has accepted nothing yet has nothing to drain: 0. Other commands unwind: 143, and 130 by Ctrl-C.
+    is_serving = means_serve(arguments)
+    signal.signal(signal.SIGTERM, _leave_at_once if is_serving else _unwind)
+    if is_serving:
+        signal.signal(signal.SIGINT, _leave_at_once)
     leave_no_core()
     try:
         from worker.cli import run  # noqa: PLC0415 - the handlers come first
@@ -81,15 +83,6 @@ def _address_space_bytes() -> float:
 def _refuse_address_space(reason: str) -> NoReturn:
     sys.stderr.write(f"llorch-worker: error: the address space is too small (ulimit -v): {reason}\n")
     raise SystemExit(1)
-
-
-def _handle_signals(*, is_serving: bool) -> None:
-    """A worker that has accepted nothing yet has nothing to drain: 0. Other commands unwind: 143, and 130 by Ctrl-C."""
-    if is_serving:
-        signal.signal(signal.SIGTERM, _leave_at_once)
-        signal.signal(signal.SIGINT, _leave_at_once)
-    else:
-        signal.signal(signal.SIGTERM, _unwind)
 
 
 def _leave_at_once(_signum: int, _frame: FrameType | None) -> None:

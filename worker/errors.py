@@ -1,18 +1,8 @@
-"""Every error a user can meet, as one tree.
+"""Every error a user can meet, as one tree: the caller's mistakes, the worker's states, defects, a StartupError that
+ends the process with 1, a UsageError that ends it with 2.
 
-WorkerError
-├── Unauthorized · Forbidden · WrongHost
-├── InvalidRequest · DuplicateJob · DeadlineExceeded                       the caller's side
-│   └── UnreadableDeadline
-├── WorkerBusy · WorkerLoading · WorkerDraining · WorkerUnhealthy          the worker's state
-├── InternalError · InferenceFailed                                        a defect of ours, or of the library
-├── StartupError                                                           the process ends, exit 1
-│   ├── ModelNotFound · BadModelFile · ModelLoadFailed · InsufficientMemory · CertificateRefused
-│   ├── DownloadFailed · BindFailed · CallbackFailed · EngineCrashed · InternalFailure
-└── UsageError                                                             the process ends, exit 2
-
-`code`, `http_status` and `retriable` are class attributes (docs/protocol.md#http).
-Errors are caught by type, never by text.
+`code`, `http_status` and `retriable` are class attributes (docs/protocol.md#http). Errors are caught by type, never by
+text.
 """
 
 from typing import ClassVar
@@ -72,22 +62,24 @@ class DeadlineExceeded(WorkerError):
     code, http_status, retriable = "DEADLINE_EXCEEDED", 504, False
 
 
-class WorkerBusy(WorkerError):
-    """The queue is full. `retry_after_s` is what the measured throughput suggests."""
+class RetryLater(WorkerError):
+    """`retry_after_s` is what the measured throughput suggests."""
 
-    code, http_status, retriable = "WORKER_BUSY", 503, True
-
-    def __init__(self, message: str, retry_after_s: int) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-
-class WorkerLoading(WorkerError):
-    code, http_status, retriable = "WORKER_LOADING", 503, True
+    http_status, retriable = 503, True
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class WorkerBusy(RetryLater):
+    """The queue is full."""
+
+    code = "WORKER_BUSY"
+
+
+class WorkerLoading(RetryLater):
+    code = "WORKER_LOADING"
 
 
 class WorkerDraining(WorkerError):

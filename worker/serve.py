@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 import uvloop
+from msgspec.structs import asdict
 
 from worker.apis.core.bodies import LegacyReadyCallback, ReadyCallback
 from worker.config.combinations import idle_after_load, idle_before_load, report
@@ -58,7 +59,6 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FAREWELL_S = 5.0
 """The time that clients have to read their last event, once the last job has its own."""
 
-
 _SHOWN = (
     "other users can read a secret among the flags in the list of processes: "
     "give the token as LLORCH_API_TOKEN, and no password in a URL"
@@ -81,9 +81,7 @@ def run(
 
     `unread`: environment variables that were meant for this worker and are no settings, each with its explanation.
     `shows_secrets`: other users can read a secret in the list of processes.
-    Raises: UsageError for a catalogue or a chat template that cannot be read, for traces that are asked for and cannot
-    be sent, for a flag whose package is not installed, and for a directory that is not fit to keep prompts in, before
-    anything is logged.
+    Raises: UsageError for what settings name and is not fit to be used, before anything is logged.
     """
     if settings.kv_events is not None and find_spec("zmq") is None:
         raise UsageError("--kv-events needs pyzmq: pip install pyzmq, or pip install -e '.[kv-events]' in a checkout")
@@ -192,57 +190,57 @@ class Service:
         return code
 
     async def _live(self) -> int:
-        located = self._locate(self._settings.model or "")
+        located = self._located(self._settings.model or "")
         self._model_path = located.path
-        info = read_info(located.path) if located.is_present else None
-        self._check_draft_model()
+        info, draft = self._info_of(located), None
+        if self._settings.draft_model is not None:
+            draft = self._info_of(self._located(self._settings.draft_model))
         report = self._settings.parity_report
         certificate = read_certificate(report) if report is not None else None
         metrics = Metrics(self._settings.worker_id, n_log_lines_dropped=lambda: self._writer.n_dropped)
         front = Front(self._settings, metrics, self._traces)
         with bound_socket(self._settings.host, self._settings.port) as sock:
-            _report_listening(sock)
-            async with self._kv_events(front), served(front, sock), self._engine(front, info, certificate) as client:
+            host, port = sock.getsockname()[:2]
+            log.info("listening", host=host, port=port, url=url_of(sock))
+            async with (
+                self._kv_events(front),
+                served(front, sock),
+                self._engine(front, info, draft, certificate) as client,
+            ):
                 front.open(client)
                 # What is here now stays: the collector would walk all of it now and then, and every stream would wait.
                 gc.freeze()
                 _report_ready(front, sock, self._settings)
-                return await self._serve(front, sock.getsockname()[1])
+                return await self._serve(front, port)
 
-    def _locate(self, reference: str) -> Located:
+    def _located(self, reference: str) -> Located:
+        """Raises: ModelNotFound."""
         return locate(reference, self._settings.models_dir, self._catalog)
 
-    def _check_draft_model(self) -> None:
-        """Raises: ModelNotFound, BadModelFile, before anything has begun."""
-        if self._settings.draft_model is not None and (draft := self._locate(self._settings.draft_model)).is_present:
-            read_info(draft.path)
+    def _info_of(self, located: Located) -> ModelInfo | None:
+        """Return the facts of a file that is here. Raises: BadModelFile."""
+        return read_info(located.path) if located.is_present else None
 
-    async def _draft_path(self, front: Front) -> Path | None:
-        """Return the draft model's path; download the model if it is missing."""
-        reference = self._settings.draft_model
-        if reference is None:
-            return None
-        draft = self._locate(reference)
-        if draft.is_present:
-            return draft.path
-        return await self._unless_stopped(front, fetch_in_child(self._settings, reference))
+    async def _fetched(self, front: Front, reference: str) -> ModelInfo:
+        return read_info(await self._unless_stopped(front, fetch_in_child(self._settings, reference)))
 
     @asynccontextmanager
     async def _engine(
-        self, front: Front, info: ModelInfo | None, certificate: Certificate | None
+        self, front: Front, info: ModelInfo | None, draft: ModelInfo | None, certificate: Certificate | None
     ) -> AsyncIterator[EngineClient]:
-        """An engine that has loaded the model, which is downloaded and compared with the certificate before."""
-        if info is None:
-            model = self._settings.model or ""
-            info = read_info(await self._unless_stopped(front, fetch_in_child(self._settings, model)))
-        draft_path = await self._draft_path(front)
+        """An engine that has loaded the models, which are downloaded and compared with the certificate before."""
+        info = info or await self._fetched(front, self._settings.model or "")
+        if self._settings.draft_model is not None:
+            draft = draft or await self._fetched(front, self._settings.draft_model)
         if certificate is not None:
             front.certificate = await self._unless_stopped(front, certificate.examined(info))
             if self._settings.require_parity:
                 front.certificate.check_file()
         with shared_memory() as arena_fd:
             client = EngineClient(
-                configure(self._settings, info.path, self._chat_template, draft_path, arena_fd=arena_fd),
+                configure(
+                    self._settings, info.path, self._chat_template, draft.path if draft else None, arena_fd=arena_fd
+                ),
                 front,
                 environment=engine_environment(),
                 watchdog_s=self._settings.watchdog_sec,
@@ -253,14 +251,13 @@ class Service:
             odd = {"vocabulary": list(info.vocabulary_remarks)} if info.vocabulary_remarks else {}
             log.info("model_load_start", model_ref=self._settings.reported_model_ref, path=str(info.path), **odd)
             try:
-                try:
-                    facts = await self._unless_stopped(front, client.start())
-                finally:
-                    front.load_ended()
+                facts = await self._unless_stopped(front, client.start())
+                front.load_ended()
                 report_loaded(facts, self._settings)
                 report(idle_after_load(self._settings, facts))
                 yield client
             finally:
+                front.load_ended()
                 # A worker without an engine takes nothing more, whatever it was that ended it.
                 front.drain()
                 await client.close()
@@ -285,8 +282,6 @@ class Service:
             if not task.done():
                 raise Stopped
             return task.result()
-
-    # ── ready, until a stop ──────────────────────────────────────────────────────────────
 
     async def _serve(self, front: Front, port: int) -> int:
         """Announce, serve, drain. Raises: StartupError for what ended it too early, once all jobs have their ends."""
@@ -330,21 +325,16 @@ class Service:
         return 1 if self._signals.second.is_set() else 0
 
 
-# ── pieces ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def _callback_body(settings: Settings, front: Front, port: int) -> bytes:
     facts = front.facts
     assert facts is not None
     uri = settings.advertise_url or f"http://localhost:{port}"
+    legacy = LegacyReadyCallback(worker_id=settings.worker_id, vram_bytes=front.vram_bytes, uri=uri)
     if settings.legacy_callback_body:
-        legacy = LegacyReadyCallback(worker_id=settings.worker_id, vram_bytes=front.vram_bytes, uri=uri)
         return encode_json(legacy)
     return encode_json(
         ReadyCallback(
-            worker_id=settings.worker_id,
-            vram_bytes=front.vram_bytes,
-            uri=uri,
+            **asdict(legacy),
             model_ref=settings.reported_model_ref,
             memory_bytes=facts.memory_bytes,
             memory_architecture=facts.memory_architecture,
@@ -371,11 +361,6 @@ def _report(error: StartupError, settings: Settings, model_path: Path | None) ->
         exc_info=error.__cause__ if isinstance(error, InternalFailure) else None,
         **memory,
     )
-
-
-def _report_listening(sock: socket.socket) -> None:
-    host, port = sock.getsockname()[:2]
-    log.info("listening", host=host, port=port, url=url_of(sock))
 
 
 def _report_ready(front: Front, sock: socket.socket, settings: Settings) -> None:

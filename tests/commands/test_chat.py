@@ -180,7 +180,7 @@ def test_a_bad_flag_is_one_line_and_exit_2(flags: list[str], said: str) -> None:
 def questions(typed: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
     with asyncio.Runner() as runner:
-        terminal = Terminal(runner, Session(Settings()), Settings(), Talk(None, {}))
+        terminal = Terminal(runner, Session(Settings()), Talk(None, {}))
         found = list(iter(terminal._next, None))
     return [question for question in found if question is not None]
 

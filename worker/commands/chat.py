@@ -1,8 +1,7 @@
 """`llorch-worker chat`: a conversation with the model in the terminal, by the same engine that `serve` uses.
 
-Owns: how a question is typed, the commands that begin with `/`, and what of a conversation is sent again with the next
-question. Runs on the main thread: while it waits for a question the event loop stands still, so that the terminal's own
-line editing works and Ctrl-C means what it means there.
+While it waits for a question the event loop stands still, so that the terminal's own line editing works and Ctrl-C
+means what it means there.
 """
 
 import asyncio
@@ -24,13 +23,12 @@ from worker.commands.session import (
     Session,
     check_utf8,
     opened,
-    prompt_of,
     sampling_of,
     session_options,
     settings_of,
     summary,
+    write,
 )
-from worker.config.settings import Settings
 from worker.errors import UsageError
 
 _MAX_TOKENS = 1024
@@ -64,12 +62,12 @@ def chat(ctx: click.Context, /, *, system: str | None, **options: Any) -> None:
     settings = settings_of(ctx)
     check_utf8("--system", system or "")
     talk = Talk(system, sampling_of(options))
-    session, _ = opened(talk.request("?"), settings)
+    session = opened(talk.request("?"), settings)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(session.start())
             session.check_template()
-            Terminal(runner, session, settings, talk).run()
+            Terminal(runner, session, talk).run()
         finally:
             runner.run(session.close())
 
@@ -121,10 +119,9 @@ class Talk:
 class Terminal:
     """The loop of questions and answers. `run` ends when the user does."""
 
-    def __init__(self, runner: asyncio.Runner, session: Session, settings: Settings, talk: Talk) -> None:
+    def __init__(self, runner: asyncio.Runner, session: Session, talk: Talk) -> None:
         self._runner = runner
         self._session = session
-        self._settings = settings
         self._talk = talk
         self._is_typed = sys.stdin.isatty()
         self._is_shown = sys.stdout.isatty()
@@ -211,36 +208,30 @@ class Terminal:
             check_utf8("the question", question)
             request = self._talk.request(question)
             self._talk.turns.append(turn)
-            prompt = prompt_of(request, self._settings)
-            job = self._runner.run(self._session.answer(request, prompt, partial(self._stream, turn)))
+            job = self._runner.run(self._session.answer(request, partial(self._stream, turn)))
         except KeyboardInterrupt:
             if not self._is_typed:
                 raise
-            _show(b"\n")
+            write(b"\n")
             _tell("[stopped]")
         except (UsageError, FieldsRefused, NotAnsweredError) as error:
             if not self._is_typed:
                 raise
-            _show(b"\n" if turn.answer else b"")
+            write(b"\n" if turn.answer else b"")
             _tell(f"{error} (/new begins a new conversation)")
         else:
-            _show(b"\n")
+            write(b"\n")
             _tell(summary(job))
 
     def _stream(self, turn: Turn, text: bytes) -> None:
         turn.answer += text.decode()
-        _show(text)
+        write(text)
 
 
 def _line_so_far() -> str:
     """The text in the line when Ctrl-C came; empty also without line editing."""
     editing = sys.modules.get("readline")
     return editing.get_line_buffer() if editing is not None else ""
-
-
-def _show(text: bytes) -> None:
-    sys.stdout.buffer.write(text)
-    sys.stdout.buffer.flush()
 
 
 def _tell(line: str) -> None:

@@ -1,7 +1,4 @@
-"""`llorch-worker devices`: what llama.cpp can compute on here, with its memory, and why it cannot use the rest.
-
-Owns: what is shown of devices and backends. Runs in a short-lived process of its own, which may load llama.cpp.
-"""
+"""`llorch-worker devices`: what llama.cpp can compute on here, with its memory, and why it cannot use the rest."""
 
 from dataclasses import dataclass
 
@@ -74,36 +71,21 @@ def devices(*, as_json: bool) -> None:
 
 def take_inventory(compiled: list[CompiledBackend], available_bytes: int) -> Inventory:
     """The rows of all backends and their devices; `available_bytes` is the host's own figure of its memory."""
-    all_devices = sorted(
-        (device for backend in compiled for device in backend.devices), key=lambda device: device.ordinal
-    )
+    found = sorted((device for each in compiled for device in each.devices), key=lambda device: device.ordinal)
     return Inventory(
-        devices=tuple(describe(device, available_bytes) for device in all_devices),
+        devices=tuple(describe(device, available_bytes) for device in found),
         backends=tuple(
-            BackendRow(
-                name=backend.name,
-                devices=tuple(device.name for device in backend.devices),
-                variant=backend.variant,
-                features=backend.features,
-                reason=backend.reason,
-            )
-            for backend in compiled
+            BackendRow(each.name, tuple(one.name for one in each.devices), each.variant, each.features, each.reason)
+            for each in compiled
         ),
     )
 
 
 def describe(device: Device, available_bytes: int) -> DeviceRow:
     """The device's row. ggml calls all of a CPU's memory free, so there `available_bytes` is the host's own figure."""
-    is_cpu = device.kind == "cpu"
-    return DeviceRow(
-        name=device.name,
-        backend=device.backend,
-        type=device.kind,
-        flag=device.flag,
-        free_bytes=min(device.free_bytes, available_bytes) if is_cpu else device.free_bytes,
-        total_bytes=device.total_bytes,
-        description=device.description,
-    )
+    free = min(device.free_bytes, available_bytes) if device.kind == "cpu" else device.free_bytes
+    memory = (free, device.total_bytes)
+    return DeviceRow(device.name, device.backend, device.kind, device.flag, *memory, device.description)
 
 
 def device_cells(row: DeviceRow) -> tuple[str, ...]:

@@ -11,10 +11,18 @@ import rich_click as click
 import uvloop
 
 from worker.apis.pool.execute import ExecuteRequest
-from worker.commands.session import Session, check_utf8, opened, sampling_of, session_options, settings_of, summary
+from worker.commands.session import (
+    Session,
+    check_utf8,
+    opened,
+    sampling_of,
+    session_options,
+    settings_of,
+    summary,
+    write,
+)
 from worker.config.settings import Settings
 from worker.errors import UsageError
-from worker.wire.jobs import Prompt
 
 _STDIN = "-"
 _MAX_TOKENS = 256
@@ -41,11 +49,11 @@ def generate(ctx: click.Context, /, prompt: str, *, chat: bool, system: str | No
     if chat:
         check_utf8("--system", system or "")
         begin = [] if system is None else [{"role": "system", "content": system}]
-        request = ExecuteRequest(job_id="generate", messages=[*begin, {"role": "user", "content": asked}], **fields)
+        fields["messages"] = [*begin, {"role": "user", "content": asked}]
     else:
-        request = ExecuteRequest(job_id="generate", prompt=asked, **fields)
-    session, read = opened(request, settings)
-    uvloop.run(_answer(session, request, read))
+        fields["prompt"] = asked
+    request = ExecuteRequest(job_id="generate", **fields)
+    uvloop.run(_answer(opened(request, settings), request))
 
 
 generate.params.extend(session_options(_MAX_TOKENS))
@@ -61,16 +69,11 @@ def _read_stdin(settings: Settings) -> str:
         raise UsageError(f"the prompt on stdin is not UTF-8: byte {error.start} is not a character") from error
 
 
-async def _answer(session: Session, request: ExecuteRequest, prompt: Prompt) -> None:
+async def _answer(session: Session, request: ExecuteRequest) -> None:
     """Ctrl-C cancels this coroutine, and closing the session ends the engine."""
     try:
         await session.start()
-        job = await session.answer(request, prompt, _write)
+        job = await session.answer(request, write)
     finally:
         await session.close()
     click.echo(f"\n{summary(job)}", err=True)
-
-
-def _write(text: bytes) -> None:
-    sys.stdout.buffer.write(text)
-    sys.stdout.buffer.flush()

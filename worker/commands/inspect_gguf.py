@@ -1,7 +1,7 @@
 """`llorch-worker inspect MODEL`: what a GGUF holds, and the memory serving it takes.
 
-Owns: what is shown of a file. Runs in a short-lived process of its own; reads headers only. Once the file has been
-checked, llama.cpp's dry run says what it takes (models/loading/places.py).
+Only headers are read. Once the file has been checked, llama.cpp's dry run says what it takes
+(models/loading/places.py).
 """
 
 from collections import Counter
@@ -132,13 +132,15 @@ def inspect(reference: str, models_dir: Path, catalog: Path | None, *, as_json: 
         return
     for remark in inspection.vocabulary_remarks:
         click.echo(f"vocabulary: {remark}", err=True)
+    types = [(row.type, str(row.tensors), mib(row.bytes), f"{row.share:.1%}") for row in inspection.tensor_types]
     print_table(["", ""], _facts(inspection))
-    print_table(["tensor type", ">tensors", ">bytes", ">share"], [_type_cells(row) for row in inspection.tensor_types])
+    print_table(["tensor type", ">tensors", ">bytes", ">share"], types)
     print_table(["estimated memory", ">bytes", ""], _memory_cells(inspection.memory))
 
 
 def inspection_of(info: ModelInfo, available_bytes: int, estimate: Estimate) -> Inspection:
     """All that is shown of a model. Raises: as `estimate`."""
+    counts = Counter(tensor.type_name for tensor in info.tensors)
     return Inspection(
         path=str(info.path),
         files=len(info.part_paths),
@@ -158,7 +160,10 @@ def inspection_of(info: ModelInfo, available_bytes: int, estimate: Estimate) -> 
         vocabulary_remarks=info.vocabulary_remarks,
         has_chat_template=info.chat_template is not None,
         chat_format=_chat_format(info),
-        tensor_types=_tensor_types(info),
+        tensor_types=tuple(
+            TypeRow(kind, counts[kind], n_bytes, n_bytes / max(1, info.weights_bytes))
+            for kind, n_bytes in bytes_by_type(info.tensors)
+        ),
         memory=_memory(info, available_bytes, estimate),
     )
 
@@ -166,25 +171,12 @@ def inspection_of(info: ModelInfo, available_bytes: int, estimate: Estimate) -> 
 def _chat_format(info: ModelInfo) -> str | None:
     if info.chat_template is None:
         return None
+    tokens, own = dict.fromkeys(("bos_token", "eos_token", "pad_token"), ""), info.chat_template_for_tools
     try:
-        chat = ChatTemplates(
-            info.chat_template,
-            info.chat_template_for_tools,
-            names=ControlNames(()),
-            tokens=dict.fromkeys(("bos_token", "eos_token", "pad_token"), ""),
-            variables={},
-        )
+        chat = ChatTemplates(info.chat_template, own, names=ControlNames(()), tokens=tokens, variables={})
     except BrokenTemplate:
         return None
     return chat_format(chat.for_tools).title
-
-
-def _tensor_types(info: ModelInfo) -> tuple[TypeRow, ...]:
-    counts = Counter(tensor.type_name for tensor in info.tensors)
-    return tuple(
-        TypeRow(type_name, counts[type_name], n_bytes, n_bytes / max(1, info.weights_bytes))
-        for type_name, n_bytes in bytes_by_type(info.tensors)
-    )
 
 
 def _memory(info: ModelInfo, available_bytes: int, estimate: Estimate) -> MemoryUse:
@@ -194,6 +186,7 @@ def _memory(info: ModelInfo, available_bytes: int, estimate: Estimate) -> Memory
     plan, need, host = placement.plan, placement.need, placement.host
     why_off = obstacle(info, swa_full=plan.swa_full, parallel=plan.parallel)
     asked_bytes = 0 if why_off else Settings().prefix_cache_bytes
+    head = heads_off(info, configure(Settings(mtp=True), info.path)) or "--mtp drafts with it"
     small = replace(config, swa_full="off", ctx_size=plan.n_cells, parallel=plan.parallel)
     return MemoryUse(
         weights_bytes=host.weights_bytes,
@@ -209,28 +202,18 @@ def _memory(info: ModelInfo, available_bytes: int, estimate: Estimate) -> Memory
         checkpoint_bytes=need.checkpoint_bytes,
         checkpoint_stride=checkpoint_stride(plan, need),
         drafts_off=drafts_off(info, config, plan),
-        next_token_head=_next_token_head(info),
+        next_token_head=head if info.n_mtp_blocks else None,
         snapshots=plan.n_snapshots,
         snapshot_bytes=snapshot_bytes(plan, need),
         available_bytes=available_bytes,
     )
 
 
-def _next_token_head(info: ModelInfo) -> str | None:
-    if not info.n_mtp_blocks:
-        return None
-    return heads_off(info, configure(Settings(mtp=True), info.path)) or "--mtp drafts with it"
-
-
-def _cached(memory: MemoryUse) -> str:
-    if not memory.checkpoint_stride:
-        return "at most, beyond the total"
-    state, stride = mib(memory.checkpoint_bytes), memory.checkpoint_stride
-    return f"at most, beyond the total; a recurrent state takes {state}, one each {stride} tokens of a long prompt"
-
-
 def _facts(inspection: Inspection) -> list[tuple[str, str]]:
     parts = f" in {inspection.files} files" if inspection.files > 1 else ""
+    layers = f"{inspection.layers}, {inspection.embedding_length} wide"
+    if inspection.window_layers:
+        layers += f", {inspection.window_layers} with a sliding window of {inspection.window_length} tokens"
     return [
         ("file", inspection.path),
         ("size", f"{mib(inspection.file_bytes)}{parts}, GGUF version {inspection.gguf_version}"),
@@ -239,21 +222,11 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
         ("quantisation", inspection.quantisation),
         ("licence", inspection.license or "not stated"),
         ("context", f"{inspection.context_length} tokens"),
-        ("layers", f"{inspection.layers}, {inspection.embedding_length} wide{_windows(inspection)}"),
+        ("layers", layers),
         ("vocabulary", f"{inspection.vocabulary} tokens, {inspection.tokenizer}"),
         ("chat template", "yes" if inspection.has_chat_template else "no"),
         ("calls", inspection.chat_format or "none"),
     ]
-
-
-def _windows(inspection: Inspection) -> str:
-    if not inspection.window_layers:
-        return ""
-    return f", {inspection.window_layers} with a sliding window of {inspection.window_length} tokens"
-
-
-def _type_cells(row: TypeRow) -> tuple[str, str, str, str]:
-    return row.type, str(row.tensors), mib(row.bytes), f"{row.share:.1%}"
 
 
 def _memory_cells(memory: MemoryUse) -> list[tuple[str, str, str]]:
@@ -263,16 +236,16 @@ def _memory_cells(memory: MemoryUse) -> list[tuple[str, str, str]]:
         cells += f"; {mib(memory.snapshot_bytes)} to take back up to {memory.snapshots} draft tokens of a job"
     if memory.kv_small_windows_bytes is not None:
         cells += f"; {mib(memory.kv_small_windows_bytes)} with --swa-full off"
+    state, stride = mib(memory.checkpoint_bytes), memory.checkpoint_stride
+    states = f"; a recurrent state takes {state}, one each {stride} tokens of a long prompt" if stride else ""
+    cached = memory.prefix_cache_off or f"at most, beyond the total{states}"
+    origin = f"{repacked}{'mapped' if memory.is_mapped else 'read'} from the file"
     return [
-        (
-            "weights",
-            mib(memory.weights_bytes),
-            f"{repacked}{'mapped' if memory.is_mapped else 'read'} from the file",
-        ),
+        ("weights", mib(memory.weights_bytes), origin),
         ("KV cache", mib(memory.kv_bytes), cells),
         ("compute buffers", mib(memory.compute_bytes), "about"),
         ("total", mib(memory.total_bytes), "with the default settings"),
-        ("prefix cache", mib(memory.prefix_cache_bytes), memory.prefix_cache_off or _cached(memory)),
+        ("prefix cache", mib(memory.prefix_cache_bytes), cached),
         *([("drafts", "0", memory.drafts_off)] if memory.drafts_off else []),
         *([("next-token head", "", memory.next_token_head)] if memory.next_token_head else []),
         ("available here", mib(memory.available_bytes), "main memory, now"),

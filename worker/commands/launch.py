@@ -1,8 +1,4 @@
-"""`llorch-worker launch NAME`: the configuration of a coding agent for a running worker.
-
-Owns: asking the worker, and writing the file. The configuration goes to stdout, where it belongs and how to start the
-agent to stderr.
-"""
+"""`llorch-worker launch NAME`: the configuration of a coding agent for a running worker."""
 
 import json
 import os
@@ -16,6 +12,7 @@ from typing import Any
 import httpx2
 import msgspec
 import rich_click as click
+from msgspec.structs import replace
 
 from worker.config.option import TOKEN
 from worker.errors import UsageError, WorkerError
@@ -55,15 +52,13 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def configuration_of(agent: str, served: Served) -> Configuration:
     """The configuration of one of AGENTS for a worker. An answer may take a quarter of the context at most."""
-    known = msgspec.toml.decode(files(__package__).joinpath("agents.toml").read_bytes(), type=dict[str, Configuration])[
-        agent
-    ]
+    agents = files(__package__).joinpath("agents.toml").read_bytes()
+    known = msgspec.toml.decode(agents, type=dict[str, Configuration])[agent]
     texts = {"url": served.url, "v1": f"{served.url}/v1", "model": served.model, "key": served.token or _NO_KEY}
     numbers = {"context": served.context, "answer": min(served.context // 4, _MAX_ANSWER)}
     values = numbers | {name: _escaped(text) for name, text in texts.items()}
-    text = Template(known.text).substitute(values)
-    start = Template(known.start).substitute(word=quote(served.model))
-    return Configuration(known.path, text, start, known.is_shared)
+    text, start = Template(known.text).substitute(values), Template(known.start).substitute(word=quote(served.model))
+    return replace(known, text=text, start=start)
 
 
 def _escaped(text: str) -> str:

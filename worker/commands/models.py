@@ -1,10 +1,9 @@
 """`llorch-worker models list|pull|path|verify`: the catalogue in the terminal.
 
-Owns: what is printed. Results go to stdout (`pull` and `path` print a path and nothing else), progress to stderr. Runs
-in a short-lived process of its own; `serve` starts `models pull` as a child to download.
+Results go to stdout (`pull` and `path` print a path and nothing else), progress to stderr. `serve` starts `models pull`
+as a child to download.
 """
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,17 +13,16 @@ import stamina.instrumentation
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from rich.table import Table
 
-from worker.argv import HELP_FLAGS
 from worker.commands.places import not_here, where
+from worker.commands.tables import print_table
 from worker.errors import BadModelFile, ModelNotFound
 from worker.host import sha256_of
 from worker.models.downloads.catalog import Catalog, CatalogEntry, load_catalog, locate, unknown_name
 from worker.models.downloads.fetch import OnBytes, fetch
 
 
-@click.group("models", context_settings={"help_option_names": HELP_FLAGS})
+@click.group("models")
 def models() -> None:
     """List, download, find and check models.
 
@@ -40,15 +38,8 @@ def list_models(models_dir: Path, catalog: Path | None) -> None:
 
     If stdout is not a terminal, the output is one line per model, with tabs between the four.
     """
-    rows = [_row(entry, models_dir) for entry in load_catalog(catalog).entries]
-    if not sys.stdout.isatty():
-        for row in rows:
-            click.echo("\t".join(row))
-        return
-    table = Table("name", "size", "licence", "present")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    rows = (_row(entry, models_dir) for entry in load_catalog(catalog).entries)
+    print_table(["name", "size", "licence", "present"], rows)
 
 
 @models.command("pull")
@@ -97,10 +88,8 @@ def verify_models(name: str | None, models_dir: Path, catalog: Path | None) -> N
 
 def _row(entry: CatalogEntry, models_dir: Path) -> tuple[str, str, str, str]:
     path = models_dir / entry.file
-    is_present = path.is_file()
-    size_bytes = path.stat().st_size if is_present else entry.size_bytes
-    size = decimal(size_bytes) if size_bytes else "-"
-    return entry.name, size, entry.license, "yes" if is_present else "no"
+    size_bytes = path.stat().st_size if path.is_file() else entry.size_bytes
+    return entry.name, decimal(size_bytes) if size_bytes else "-", entry.license, "yes" if path.is_file() else "no"
 
 
 def _chosen(name: str | None, models_dir: Path, catalog: Catalog) -> list[CatalogEntry]:
@@ -132,24 +121,23 @@ def _is_verified(entry: CatalogEntry, models_dir: Path) -> bool:
     return is_right
 
 
-class _Quarters:
+def _quarters(name: str) -> OnBytes:
     """Progress for a log: one line whenever a quarter is reached. The next file begins again at the start."""
+    n_shown, last_bytes = -1, 0
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._n_done = -1
-        self._last_bytes = 0
-
-    def __call__(self, done_bytes: int, total_bytes: int | None) -> None:
-        if done_bytes < self._last_bytes:
-            self._n_done = -1
-        self._last_bytes = done_bytes
+    def on_bytes(done_bytes: int, total_bytes: int | None) -> None:
+        nonlocal n_shown, last_bytes
+        if done_bytes < last_bytes:
+            n_shown = -1
+        last_bytes = done_bytes
         n_done = min(4, 4 * done_bytes // total_bytes) if total_bytes else 0
-        if n_done > self._n_done:
-            self._n_done = n_done
+        if n_done > n_shown:
+            n_shown = n_done
             share = f"{100 * done_bytes // total_bytes} %" if total_bytes else "started"
             of_total = f" of {decimal(total_bytes)}" if total_bytes else ""
-            click.echo(f"{self._name}: {share} ({decimal(done_bytes)}{of_total})", err=True)
+            click.echo(f"{name}: {share} ({decimal(done_bytes)}{of_total})", err=True)
+
+    return on_bytes
 
 
 @contextmanager
@@ -157,7 +145,7 @@ def _shown_progress(name: str) -> Iterator[OnBytes]:
     """A bar on a terminal, a few lines elsewhere; on stderr."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _Quarters(name)
+        yield _quarters(name)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as bar:

@@ -1,11 +1,12 @@
 """An engine in the terminal: what `generate` and `chat` have in common, from the flags to the text of an answer.
 
-A front without HTTP: it starts an engine process and asks it one request after another, each streamed as it comes. Runs
-on an event loop, which may stand still between two answers: the engine waits. Never imports llama.cpp.
+A front without HTTP, whose event loop may stand still between two answers: the engine waits. Never imports llama.cpp.
 """
 
 import asyncio
+import math
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,55 +38,38 @@ from worker.server.front.supervision import first_of, running
 from worker.wire.jobs import JobKey, Prompt, narrow
 from worker.wire.load import Loaded
 
-_LONGEST_S = 86_400.0
-"""The longest life of a job here, which is no limit in practice: a terminal has Ctrl-C."""
-
-_U32 = click.IntRange(0, 2**32 - 1)
-"""The range of the field's JSON type; the rules of /execute check the rest."""
-_SAMPLING: dict[str, tuple[click.ParamType[Any], float | None, str]] = {
-    "--max-tokens": (_U32, None, "Generate at most N tokens."),
-    "--temperature": (
-        click.FLOAT,
-        0.8,
-        "Draw more evenly above 1 and less evenly below; 0 always takes the most probable token.",
-    ),
-    "--top-p": (
-        click.FLOAT,
-        0.95,
-        "Keep the most probable tokens that together have this probability; 1 disables.",
-    ),
-    "--top-k": (_U32, 0, "Keep the N most probable tokens; 0 disables."),
-    "--min-p": (
-        click.FLOAT,
-        0.0,
-        "Drop tokens less probable than this fraction of the most probable one; 0 disables.",
-    ),
-    "--repetition-penalty": (click.FLOAT, 1.0, "Make tokens that have occurred less probable; 1 disables."),
-}
-"""The flags of a request: the type, the default, the help."""
-
-
-def sampling_options(max_tokens: int) -> list[click.Option]:
-    """The flags of a request. `max_tokens`: the default of --max-tokens."""
-    numbers = [
-        click.Option(
-            [flag], type=kind, default=max_tokens if default is None else default, show_default=True, help=text
-        )
-        for flag, (kind, default, text) in _SAMPLING.items()
-    ]
-    seed = click.IntRange(0, 2**64 - 1)
-    return [
-        *numbers,
-        click.Option(["--seed"], type=seed, help="Repeat the answer with this seed. [default random]"),
-        click.Option(["--stop"], multiple=True, help="End the answer at this text; can be given up to four times."),
-    ]
-
 
 def session_options(max_tokens: int) -> list[click.Option]:
-    """The flags of a command with a session."""
+    """The flags of a command with a session. `max_tokens`: the default of --max-tokens."""
     return [
-        *sampling_options(max_tokens),
+        *_sampling_options(max_tokens),
         *setting_options("Model", "Device and memory", also=("max_prompt_chars",)),
+    ]
+
+
+def _sampling_options(max_tokens: int) -> list[click.Option]:
+    """The flags of a request. The ranges are those of its fields' JSON types; the rules of /execute check the rest."""
+    u32, number = click.IntRange(0, 2**32 - 1), click.FLOAT
+    rows: dict[str, tuple[click.ParamType[Any], float, str]] = {
+        "--max-tokens": (u32, max_tokens, "Generate at most N tokens."),
+        "--temperature": (
+            number,
+            0.8,
+            "Draw more evenly above 1 and less evenly below; 0 always takes the most probable token.",
+        ),
+        "--top-p": (number, 0.95, "Keep the most probable tokens that together have this probability; 1 disables."),
+        "--top-k": (u32, 0, "Keep the N most probable tokens; 0 disables."),
+        "--min-p": (number, 0.0, "Drop tokens less probable than this fraction of the most probable one; 0 disables."),
+        "--repetition-penalty": (number, 1.0, "Make tokens that have occurred less probable; 1 disables."),
+    }
+    seed = click.IntRange(0, 2**64 - 1)
+    return [
+        *(
+            click.Option([flag], type=kind, default=default, show_default=True, help=text)
+            for flag, (kind, default, text) in rows.items()
+        ),
+        click.Option(["--seed"], type=seed, help="Repeat the answer with this seed. [default random]"),
+        click.Option(["--stop"], multiple=True, help="End the answer at this text; can be given up to four times."),
     ]
 
 
@@ -96,7 +80,7 @@ def settings_of(ctx: click.Context) -> Settings:
 
 def sampling_of(options: dict[str, Any]) -> dict[str, Any]:
     """The fields of a request that were given as flags, as /execute would have read them. Raises: UsageError."""
-    given = {str(option.name): options[str(option.name)] for option in sampling_options(0)}
+    given = {str(option.name): options[str(option.name)] for option in _sampling_options(0)}
     for stop in given["stop"]:
         check_utf8("--stop", stop)
     return given | {name: narrow(value) for name, value in given.items() if isinstance(value, float)}
@@ -108,24 +92,19 @@ def check_utf8(what: str, text: str) -> None:
         raise UsageError(f"{what} is not UTF-8")
 
 
-def prompt_of(request: ExecuteRequest, settings: Settings) -> Prompt:
-    """Return what the model is to read. Raises: FieldsRefused as /execute would, before any engine has seen it."""
-    return checked_prompt(request, settings.execute_tokens_out, None, max_prompt_chars=settings.max_prompt_chars)
-
-
-def opened(request: ExecuteRequest, settings: Settings) -> tuple["Session", Prompt]:
-    """A session, and the prompt of its first request. Its log is on, and what no setting reads is logged.
+def opened(request: ExecuteRequest, settings: Settings) -> "Session":
+    """A session for a first request. Its log is on, and what no setting reads is logged.
 
     Raises: UsageError for a request that no engine need see, and for a chat template that cannot be read.
     """
+    session = Session(settings)
     try:
-        prompt = prompt_of(request, settings)
+        session.prompt_of(request)
     except FieldsRefused as refused:
         raise UsageError(str(refused)) from None
-    session = Session(settings)
     logs.configure("pretty", settings.worker_id, level="warning")
     report(unread(environment()))
-    return session, prompt
+    return session
 
 
 class NotAnsweredError(WorkerError):
@@ -148,9 +127,9 @@ class Session:
         """Fetch the model where that is needed, and load it. Raises: StartupError."""
         self._terminal = _Terminal()
         with unwinding_by_sigterm():
-            info = await _model(self._settings, self._settings.model or "")
+            info = await self._model(self._settings.model or "")
             draft = self._settings.draft_model
-            draft_path = (await _model(self._settings, draft)).path if draft is not None else None
+            draft_path = (await self._model(draft)).path if draft is not None else None
             self._client = EngineClient(
                 configure(self._settings, info.path, self._chat_template, draft_path),
                 self._terminal,
@@ -159,6 +138,10 @@ class Session:
                 model_bytes=info.file_bytes,
             )
             self._facts = await self._client.start()
+
+    async def _model(self, reference: str) -> ModelInfo:
+        located = locate(reference, self._settings.models_dir, load_catalog(self._settings.catalog))
+        return read_info(located.path if located.is_present else await fetch_in_child(self._settings, reference))
 
     def check_template(self) -> None:
         """Raises: NotAnsweredError where no conversation can be answered, before one has been begun."""
@@ -173,13 +156,20 @@ class Session:
         if self._client is not None:
             await self._client.close()
 
-    async def answer(self, request: ExecuteRequest, prompt: Prompt, write: Callable[[bytes], None]) -> Job:
-        """Write the text as it comes; the job, which has ended, knows the figures. When this is cancelled the engine
-        forgets the job. `prompt` is the request's `prompt_of`.
+    def prompt_of(self, request: ExecuteRequest) -> Prompt:
+        """Return what the model is to read. Raises: FieldsRefused as /execute would, before any engine has seen it."""
+        most, most_chars = self._settings.execute_tokens_out, self._settings.max_prompt_chars
+        return checked_prompt(request, most, None, max_prompt_chars=most_chars)
 
-        Raises: NotAnsweredError; StartupError when there will be no engine any more; what `write` raises.
+    async def answer(self, request: ExecuteRequest, write: Callable[[bytes], None]) -> Job:
+        """Write the text as it comes; the job, which has ended, knows the figures. When this is cancelled the engine
+        forgets the job.
+
+        Raises: FieldsRefused; NotAnsweredError; StartupError when there will be no engine any more; what `write`
+        raises.
         """
         assert self._terminal is not None
+        prompt = self.prompt_of(request)
         with unwinding_by_sigterm():
             async with running(self._stream(request, prompt, write)) as answering:
                 await first_of(answering, self._terminal.fatal)
@@ -191,11 +181,10 @@ class Session:
         assert self._client is not None
         assert self._facts is not None
         self._n_jobs += 1
-        now_s = time.monotonic()
         admission = Admission(
             correlation_id="",
-            arrived_s=now_s,
-            expires_s=now_s + _LONGEST_S,
+            arrived_s=time.monotonic(),
+            expires_s=math.inf,
             model=self._facts.name,
             vram_bytes=0,
             metrics=Metrics("terminal"),
@@ -243,17 +232,17 @@ def unwinding_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, outside)
 
 
+def write(text: bytes) -> None:
+    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.flush()
+
+
 def summary(job: Job) -> str:
     """Describe in one line how an answer was made."""
     # The time is from the first token to the last: one interval less than tokens.
     decode_ms = in_ms(job.decode_time_s)
     rate = f", {1000 * (job.tokens_sampled - 1) / decode_ms:.1f} tokens/s" if decode_ms else ""
     return f"[{job.tokens_sampled} tokens{rate}, seed {job.submit.sampling.drawn_seed}]"
-
-
-async def _model(settings: Settings, reference: str) -> ModelInfo:
-    located = locate(reference, settings.models_dir, load_catalog(settings.catalog))
-    return read_info(located.path if located.is_present else await fetch_in_child(settings, reference))
 
 
 class _Terminal(Observer):

@@ -15,7 +15,7 @@ from worker.apis.core import errors as openai
 from worker.apis.core.bodies import FieldsRefused, encode_error, encode_violations
 from worker.apis.messages import errors as anthropic
 from worker.apis.pool.execute import BodyRejected
-from worker.errors import InternalError, Unauthorized, WorkerBusy, WorkerError, WorkerLoading
+from worker.errors import InternalError, Unauthorized, WorkerError
 from worker.observe.log_lines import get_logger
 from worker.server.web.bodies import AnyRequest, EncodedBody
 from worker.server.web.pages import BROWSED_PATHS
@@ -141,7 +141,7 @@ def _refusal(body: Callable[[WorkerError], bytes], error: Exception) -> Response
     if not isinstance(error, WorkerError):
         log.error("error", code=InternalError.code, exc_info=error)
         error = InternalError("the request could not be answered; the log has the cause")
-    headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, WorkerBusy | WorkerLoading) else None
+    headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, RetryLater) else None
     return json_answer(body(error), error.http_status, headers)
 
 
