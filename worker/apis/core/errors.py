@@ -100,7 +100,7 @@ def error_detail(error: WorkerError) -> ErrorDetail:
         case WorkerBusy():
             return ErrorDetail(message=str(error), type="rate_limit_error", code=error.code.lower())
         case _:
-            return ErrorDetail(message=str(error), type=_type_of(error.http_status), code=error.code.lower())
+            return ErrorDetail(message=str(error), type=status_type(error.http_status), code=error.code.lower())
 
 
 _PLACE = re.compile(r"(messages|tools)\[(\d{1,9})\]")
@@ -120,7 +120,7 @@ def _overflow(error: FieldError, overflow: Overflow) -> str:
     return f"{text}. Please reduce the length of the {error.field}."
 
 
-def _type_of(status: int) -> ErrorType:
+def status_type(status: int) -> ErrorType:
     return "invalid_request_error" if status < _MIN_SERVER_STATUS else "server_error"
 
 
@@ -141,7 +141,7 @@ def http_body(status: int, code: str, message: str) -> bytes:
 
 def failure_body(event: ErrorEvent) -> bytes:
     """The body of a job that failed."""
-    detail = ErrorDetail(message=event.message, type=_type_of(failure_status(event)), code=event.code.lower())
+    detail = ErrorDetail(message=event.message, type=status_type(failure_status(event)), code=event.code.lower())
     return encode_json(ApiErrorBody(error=detail))
 
 
