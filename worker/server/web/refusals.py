@@ -15,7 +15,7 @@ from worker.apis.core import errors as openai
 from worker.apis.core.bodies import FieldsRefused, encode_error, encode_violations
 from worker.apis.messages import errors as anthropic
 from worker.apis.pool.execute import BodyRejected
-from worker.errors import InternalError, Unauthorized, WorkerError
+from worker.errors import InternalError, RetryLater, Unauthorized, WorkerError
 from worker.observe.log_lines import get_logger
 from worker.server.web.bodies import AnyRequest, EncodedBody
 from worker.server.web.pages import BROWSED_PATHS
