@@ -1,9 +1,8 @@
 """The input of llama_decode: slices cut into batches, and written into its arrays. The step thread's.
 
 ggml computes a row of a matrix product with one kernel when it is alone, and with others among two, four or eight rows;
-some of these round otherwise (docs/determinism.md). How a step's rows are grouped decides which kernels
-run: groups of at most `most` rows are decoded one after the other, and each is filled up to a multiple of `multiple`
-with rows that are not read. self_test.py measures which grouping gives a row the same bits next to any others.
+some of these round otherwise (docs/determinism.md). So groups of at most `most` rows are decoded one after the other,
+and each is filled up to a multiple of `multiple` with rows that are not read; self_test.py finds the grouping.
 """
 
 import ctypes
@@ -25,9 +24,6 @@ from worker.wire.jobs import SlotId
 _Int32s = ctypes.POINTER(ctypes.c_int32)
 
 
-# ── cutting ──────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class RowGroups:
     """The default is llama.cpp's own way: a step as it comes."""
@@ -43,25 +39,16 @@ class RowGroups:
     def n_padding(self, slices: Seq[Slice], n_spare_cells: int) -> int:
         """Return how many rows a batch lacks; 0 for any but an ordinary decode step, whose slices have a token each.
         Rows that only save time must find spare cells. Call it once for each batch, in their order."""
-        if self.padded or self.held is not None:
-            n_tokens = sum([len(slice_.tokens) for slice_ in slices])
-            width = self._width(n_tokens, is_decode=n_tokens == len(slices))
-            n_wanted = self.padded.get(width, width)
-            if n_wanted <= n_spare_cells:
-                return n_wanted - n_tokens
-            if self.held is not None:
-                self.held.forget()
-            return 0
-        return -len(slices) % self.multiple if self.multiple > 1 and _is_decode(slices) else 0
-
-    def _width(self, n_tokens: int, *, is_decode: bool) -> int:
-        """The width of such a batch, before it is filled up to a faster one."""
-        if self.held is None:
-            return n_tokens
-        if is_decode:
-            return self.held.of(n_tokens)
-        self.held.forget()
-        return n_tokens
+        if not self.padded and self.held is None:
+            return -len(slices) % self.multiple if self.multiple > 1 and _is_decode(slices) else 0
+        n_tokens = sum([len(slice_.tokens) for slice_ in slices])
+        is_decode = n_tokens == len(slices)
+        width = n_tokens if self.held is None or not is_decode else self.held.of(n_tokens)
+        n_wanted = self.padded.get(width, width)
+        has_cells = n_wanted <= n_spare_cells
+        if self.held is not None and not (is_decode and has_cells):
+            self.held.forget()
+        return n_wanted - n_tokens if has_cells else 0
 
     def split(self, slices: Seq[Slice]) -> Iterator[Seq[Slice]]:
         """The groups of an ordinary decode step; any other as it is."""
@@ -112,9 +99,6 @@ def _parts(slice_: Slice, first: int, rest: int) -> Iterator[Slice]:
 
 def _part(scoring: Scoring | None, begin: int, end: int) -> Scoring | None:
     return None if scoring is None else replace(scoring, targets=scoring.targets[begin:end])
-
-
-# ── writing ──────────────────────────────────────────────────────────────────────────────────────
 
 
 class Batch:

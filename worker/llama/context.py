@@ -133,8 +133,6 @@ class Context:
         """The number of threads that compute a decode step now."""
         return self._n_threads if self._threads is None else self._threads.n_now
 
-    # ── decoding ─────────────────────────────────────────────────────────────────────────────────
-
     def decode(self, slices: Seq[Slice], meanwhile: Meanwhile = do_nothing) -> list[int]:
         """Compute one batch; the batch indexes that have a row of logits, in order: `n_rows` of each slice.
         `meanwhile` is called while the device computes, if it `is_asynchronous` and has taken the batch.
@@ -251,8 +249,6 @@ class Context:
                 # llama.h calls every code below -1 fatal, also -2, an allocation that failed. The step's jobs get no
                 # error of their own, but the engine ends and is replaced.
                 raise RuntimeError(f"llama_decode failed with code {code}")
-
-    # ── abort, thread, end ───────────────────────────────────────────────────────────────────────
 
     def request_abort(self) -> None:
         """Stop the running decode within a few graph nodes, and every later one until `forget_abort`; any thread.

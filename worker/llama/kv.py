@@ -50,6 +50,7 @@ class Kv:
     has_state = False
     n_state_bytes = 0
     """The bytes of a checkpoint."""
+    n_snapshots = 0
 
     def __init__(self, handle: Any, *, n_ctx: int, n_slots: int, seq_ids: SeqIds, check: Callable[[], None]) -> None:
         """`seq_ids`: those that the context was made with. `check` raises where it is closed, or another thread's."""
@@ -88,11 +89,11 @@ class Kv:
     @property
     def can_cut(self) -> bool:
         """True if a slot may lose its last cells alone."""
-        return self.can_share
+        return self.can_share and not self.has_state
 
     @property
     def max_undone(self) -> int:
-        return MAX_DRAFTS if self.can_cut else 0
+        return MAX_DRAFTS if self.can_cut else self.n_snapshots
 
     @property
     def n_cells_used(self) -> int:
@@ -187,8 +188,10 @@ class Kv:
         assert n_keep >= 0, f"cannot keep {n_keep} cells"
         if n_keep >= self.n_cells(slot):
             return
-        if not self._has_window_of(slot, n_keep):
-            raise RuntimeError(f"slot {slot} cannot go on from position {n_keep}: what its window sees there is gone")
+        if self._n_swa and n_keep and not self.seq_ids.has_twins:
+            first = int(capi.llama_memory_seq_pos_min(self._memory, slot))
+            if first > max(0, n_keep - self._n_swa + 1):
+                raise RuntimeError(f"slot {slot} cannot go on from position {n_keep}: what its window sees is gone")
         if self.seq_ids.forgotten_seq_id is not None:
             self._keep_occupied(slot, n_keep, self.seq_ids.forgotten_seq_id)
         if not self.remove(slot, n_keep):
@@ -196,12 +199,6 @@ class Kv:
         self._spans.cut(slot, n_keep)
         if self.on_emptied is not None and not n_keep:
             self.on_emptied(slot)
-
-    def _has_window_of(self, slot: SlotId, pos: int) -> bool:
-        """Return whether all cells that a token at `pos` sees are there."""
-        if not self._n_swa or self.seq_ids.has_twins or not pos:
-            return True
-        return int(capi.llama_memory_seq_pos_min(self._memory, slot)) <= max(0, pos - self._n_swa + 1)
 
     def _keep_occupied(self, slot: SlotId, n_keep: int, forgotten_seq_id: int) -> None:
         """Give what only the slot has from `n_keep` on to the forgotten seq_id, except the last of all cells."""
@@ -279,7 +276,8 @@ class Kv:
         assert 1 <= n_tokens <= self.n_free_cells, f"{n_tokens} saved cells and {self.n_free_cells} free ones"
         self._check_caller()
         if self.layout.n_caches:
-            copies = [_own(part) for part in parts]
+            copies = [part for part in parts if isinstance(part, SavedCells)]
+            assert len(copies) == len(parts), "`save` makes them all"
             state = chained(copies, n_tokens)
             self.make_room(n_tokens)
             self._mark_in_use(copies)
@@ -350,11 +348,6 @@ class Kv:
         assert 0 <= begin < end <= n_cells, f"slot {slot} has {n_cells} cells, and not all of [{begin}, {end})"
 
 
-def _own(saved: Saved) -> SavedCells:
-    assert isinstance(saved, SavedCells), "save makes them all"
-    return saved
-
-
 # ── which slots have which positions in common ───────────────────────────────────────────────────
 
 
@@ -380,9 +373,6 @@ class Spans:
 
     def __init__(self, n_slots: int) -> None:
         self._of: list[list[Span]] = [[] for _ in range(n_slots)]
-        self._counted: tuple[frozenset[SlotId], int] | None = None
-        """The slots that were asked for last, and the number of cells that only they have: it is asked for with every
-        step, and seldom changes."""
         self.n_cells = 0
         """The number of cells of all slots; one that several have counts once."""
 
@@ -393,8 +383,6 @@ class Spans:
     def grow(self, slot: SlotId, n_tokens: int) -> None:
         """Give the slot alone `n` more cells."""
         self.n_cells += n_tokens
-        if self._counted is not None and slot in self._counted[0]:
-            self._counted = None
         spans = self._of[slot]
         if spans and len(spans[-1].slots) == 1:
             spans[-1].end += n_tokens
@@ -404,7 +392,6 @@ class Spans:
 
     def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
         """Give the empty `target` the first `n_tokens` of `source` too, which has at least as many."""
-        self._counted = None
         n_spans = self._split(source, n_tokens)
         self._of[target] = self._of[source][:n_spans]
         for span in self._of[target]:
@@ -419,7 +406,6 @@ class Spans:
 
     def cut(self, slot: SlotId, n_keep: int) -> None:
         """The slot has its first `n_keep` positions left, n_keep <= n_held."""
-        self._counted = None
         n_spans = self._split(slot, n_keep)
         left = self._of[slot][n_spans:]
         del self._of[slot][n_spans:]
@@ -433,10 +419,8 @@ class Spans:
     def n_cells_of(self, slots: Collection[SlotId]) -> int:
         """The number of cells that only these slots have."""
         asked = frozenset(slots)
-        if self._counted is None or self._counted[0] != asked:
-            own = {span for slot in asked for span in self._of[slot] if span.slots <= asked}
-            self._counted = asked, sum(span.end - span.start for span in own)
-        return self._counted[1]
+        own = {span for slot in asked for span in self._of[slot] if span.slots <= asked}
+        return sum(span.end - span.start for span in own)
 
     def in_order(self) -> Iterator[Span]:
         """Yield each span once, after those that lie before it in its sequences."""
@@ -447,7 +431,6 @@ class Spans:
 
     def clear(self) -> None:
         self._of = [[] for _ in self._of]
-        self._counted = None
         self.n_cells = 0
 
     def _split(self, slot: SlotId, at: int) -> int:

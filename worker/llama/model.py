@@ -116,8 +116,6 @@ class Model(Tokenizer):
             raise load_failure(f"{path}: {what}", watch, devices[0].free_bytes if devices else 0)
         return cls(handle, devices, watch, gaps)
 
-    # ── facts ────────────────────────────────────────────────────────────────────────────────────
-
     @property
     def handle(self) -> int:
         """The library's handle, for this room only."""
@@ -164,8 +162,6 @@ class Model(Tokenizer):
     def n_swa(self) -> int:
         """Tokens that layers with a sliding window look back on; 0 where no layer has one."""
         return int(capi.llama_model_n_swa(self.handle))
-
-    # ── end ──────────────────────────────────────────────────────────────────────────────────────
 
     def new_context(self, params: object, close: Callable[[], None]) -> tuple[int, Watch]:
         """A llama_context's handle, and what the library said while it was made; `close` is called before the model is

@@ -228,17 +228,15 @@ def _is_long(slice_: Slice) -> bool:
 
 def _score(slice_: Slice, scoring: Scoring, rows: Seq[Logits]) -> str | None:
     """Score the tokens behind the slice's own; why that is impossible."""
+    scores = []
     try:
-        scores = [_score_of(row, token) for row, token in zip(rows, scoring.targets, strict=False)]
-        scoring.scores[slice_.start + 1 :] = scores
+        for row, token in zip(rows, scoring.targets, strict=False):
+            logprob, top = log_probabilities(row, token, MAX_TOPS)
+            scores.append(Score(b"".join(_ENTRY.pack(*entry) for entry in ((token, logprob), *top))))
     except ValueError as error:
         return str(error)
+    scoring.scores[slice_.start + 1 :] = scores
     return None
-
-
-def _score_of(row: Logits, token: TokenId) -> Score:
-    logprob, top = log_probabilities(row, token, MAX_TOPS)
-    return Score(b"".join(_ENTRY.pack(*entry) for entry in ((token, logprob), *top)))
 
 
 def _constraint_of(slice_: Slice) -> AnyConstraint | None:

@@ -63,6 +63,7 @@ _DRAWN = SamplingParams(seed=0, temperature=0.0)
 
 Rows = list[Logits]
 """Copies of rows of logits."""
+Slots = Seq[SlotId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,8 @@ class _Trials:
     def __init__(self, runner: LlamaRunner, serving: Serving, alive: Callable[[], None]) -> None:
         self._runner, self._serving, self._alive, self._kv = runner, serving, alive, runner.kv
         self._n_prompt = _PART * min(_MAX_PARTS, (serving.context_length - serving.n_after) // _PART)
+        self._n_loaded = 0
+        """The cells that others have before."""
         self._short_lengths = _SHORT_LENGTHS[: serving.n_parallel]
         size = (2, 2 * (self._n_prompt + _N_DRAFT_ROWS))
         self._tokens, self._other = np.random.default_rng(0).integers(runner.model.n_vocab, size=size).tolist()
@@ -181,14 +184,11 @@ class _Trials:
         )
 
     def _widths(self) -> Iterator[tuple[int, bool]]:
-        """Yield each width of decode steps, and whether all its rows are those of the texts alone.
-
-        Short texts take turns at the places of a step, others at each width.
-        """
+        """Yield each width of decode steps, and whether all its rows are those of the texts alone, which take turns at
+        the places of a step, others at each width."""
         texts = [self._alone(length) for length in self._short_lengths]
-        for width in widths(
-            min(self._serving.n_parallel, self._runner.context.n_ctx // (max(self._short_lengths) + 1))
-        ):
+        n_most = self._runner.context.n_ctx // (max(self._short_lengths) + 1)
+        for width in widths(min(self._serving.n_parallel, n_most)):
             self._kv.clear()
             order = [texts[(place + width) % len(texts)] for place in range(width)]
             for place, text in enumerate(order):
@@ -222,12 +222,12 @@ class _Trials:
             return
         # One row over very many cells is computed otherwise. Where others' lie between its own, threads that share the
         # cells of a lone row must share the whole memory.
-        n_loaded = min(after[-1], room // n_others - n_own, self._serving.context_length - n_own)
-        n_loaded = n_loaded if text.saved is not None else 0
+        if text.saved is not None:
+            self._n_loaded = min(after[-1], room // n_others - n_own, self._serving.context_length - n_own)
         others = [SlotId(1 + i) for i in range(n_others)]
-        yield f"beside {n_others} others", self._is_same(text, 0, [*parts, *after], others, n_loaded)
+        yield f"beside {n_others} others", self._is_same(text, 0, [*parts, *after], others)
         if can_reuse:
-            is_same = self._is_same(text, n_reused, [*rest, *after], others, n_loaded, are_silent=True)
+            is_same = self._is_same(text, n_reused, [*rest, *after], silent=others)
             yield f"over the cells of {n_others} others", is_same
 
     def _alone(self, n_prompt: int) -> _Text:
@@ -237,25 +237,17 @@ class _Trials:
         rows = self._rows(n_prompt, 0, ends)
         return _Text(n_prompt, rows, self._kv.save(_SUBJECT, 0) if self._kv.can_cut else None)
 
-    def _is_same(
-        self,
-        text: _Text,
-        start: int,
-        ends: Iterable[int],
-        others: Seq[SlotId] = (),
-        n_loaded: int = 0,
-        *,
-        are_silent: bool = False,
-    ) -> bool:
-        """Compute as `_rows` does. Others have `n_loaded` cells before, and compute a token in each step."""
+    def _is_same(self, text: _Text, start: int, ends: Iterable[int], others: Slots = (), silent: Slots = ()) -> bool:
+        """Compute as `_rows` does, also over the cells of silent slots."""
         self._kv.clear()
-        for slot, n_tokens in ((_SUBJECT, start), *((other, n_loaded) for other in others)):
-            if n_tokens and text.saved is not None:
+        for slot, n_tokens in ((_SUBJECT, start), *((slot, self._n_loaded) for slot in (*others, *silent))):
+            if n_tokens:
+                assert text.saved is not None
                 self._kv.load(slot, [text.saved], n_tokens)
-        rows = self._rows(text.n_prompt, start, ends, () if are_silent else others, n_loaded)
+        rows = self._rows(text.n_prompt, start, ends, others, self._n_loaded)
         return _same_bits(rows, text.rows[: len(rows)])
 
-    def _rows(self, n_prompt: int, start: int, ends: Iterable[int], others: Seq[SlotId] = (), at: int = 0) -> Rows:
+    def _rows(self, n_prompt: int, start: int, ends: Iterable[int], others: Slots = (), at: int = 0) -> Rows:
         """The rows of the text from `start` on, up to each of the ends in a step. The others go on from `at`."""
         rows: Rows = []
         for end in ends:

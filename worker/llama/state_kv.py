@@ -64,16 +64,6 @@ class StateKv(Kv):
     def can_share(self) -> bool:
         return self._is_known
 
-    @property
-    def can_cut(self) -> bool:
-        return False
-
-    @property
-    def max_undone(self) -> int:
-        return self.n_snapshots
-
-    # ── sharing and forgetting ───────────────────────────────────────────────────────────────────
-
     def share(self, source: SlotId, target: SlotId, n_tokens: int, checkpoint: Checkpoint | None = None) -> None:
         """Give the empty slot `target` the first `n_tokens` cells of `source`, and the state after them: that of the
         checkpoint, or of `source` itself, which must not have more cells then."""
@@ -129,8 +119,6 @@ class StateKv(Kv):
         for slot, state in states.items():
             self._write(slot, state, _STATE_ALONE)
         self._in_snapshots.clear()
-
-    # ── copies ───────────────────────────────────────────────────────────────────────────────────
 
     def checkpoint(self, slot: SlotId, tokens: Seq[TokenId] = ()) -> SavedCheckpoint:
         """Copy the slot's state, which is the one after all of its cells. `tokens`: as for `save`."""

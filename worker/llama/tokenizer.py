@@ -9,8 +9,7 @@ import functools
 import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from llama_cpp import llama_cpp as capi
@@ -46,8 +45,7 @@ TokenKind = Literal["bos", "eos", "pad"]
 TOKEN_KINDS: tuple[TokenKind, ...] = get_args(TokenKind)
 
 
-@dataclass(frozen=True, slots=True)
-class InfillMarks:
+class InfillMarks(NamedTuple):
     """The tokens around a gap in a text, and those before a repository's name and before each file."""
 
     prefix: TokenId
