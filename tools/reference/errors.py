@@ -7,7 +7,7 @@ from tools.markdown import table
 from tools.reference.meanings import API_ONLY, REFUSALS, STARTUP, STREAM, Meaning
 from tools.reference.text import code, page, sentence
 from worker import errors
-from worker.apis.core.errors import CODES, OTHER_CODE, error_detail, failure
+from worker.apis.core.errors import CODES, OTHER_CODE, error_detail, failure_status, status_type
 from worker.apis.core.events import ErrorEvent, StreamCode
 from worker.apis.messages.errors import error_detail as messages_detail
 from worker.apis.messages.errors import type_of
@@ -97,8 +97,8 @@ def _refusals() -> Iterator[tuple[str, ...]]:
 
 def _streams() -> Iterator[tuple[str, ...]]:
     for one in get_args(StreamCode):
-        known = failure(ErrorEvent(code=one, message="", retriable=False))
-        yield code(one), *_words(STREAM[one]), str(known.status), code(known.type), code(type_of(known.status))
+        status = failure_status(ErrorEvent(code=one, message="", retriable=False))
+        yield code(one), *_words(STREAM[one]), str(status), code(status_type(status)), code(type_of(status))
 
 
 def _api() -> Iterator[tuple[str, ...]]:
