@@ -1,5 +1,4 @@
 """The parity harness: is the quantised model, as the worker runs it, still the reference model?
 
-Short-lived processes of `llorch-worker parity`; the worker never imports this package. It finds the command by its
-entry point (pyproject.toml).
+Short-lived processes of `llorch-worker parity`, which imports the package when the command is called.
 """

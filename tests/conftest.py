@@ -1,7 +1,6 @@
 """The model that all tests run on is where `make test` put it, or where the owner of the machine says."""
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -9,7 +8,6 @@ import pytest
 
 from tests.backends.choice import FILE, MODEL_VARIABLE, MistakenChoiceError, chosen
 from tests.default_model import default_file, default_path
-from tests.installation import entry_points_of_the_tree, installed
 from tests.shared_files import made_once, shared_folder
 
 hypothesis.settings.register_profile("llorch", derandomize=True, deadline=None)
@@ -32,13 +30,6 @@ def pytest_report_header() -> str:
     enabled = ", ".join(choice.features.enabled or ("all there are",))
     model = choice.model_path or "the default one"
     return f"llorch-worker: workers on {choice.backend.test_backend}; backends: {enabled}; model: {model}"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Commands found by entry point are those of this tree."""
-    with installed(tmp_path_factory.mktemp("installation"), entry_points_of_the_tree()):
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -123,7 +123,7 @@ NOT_IN_THE_FRONT = (
 READS_THE_ENVIRONMENT = ("worker.config", "worker.__main__")
 PRINTS = ("worker.cli", "worker.commands")
 IMPORTS_BY_NAME = ("worker.cli",)
-"""A module named by a string or by an entry point escapes every table here."""
+"""A module named by a string escapes every table here."""
 
 MAX_FUNCTION_LINES = 60
 
@@ -256,7 +256,6 @@ def test_only_the_command_line_imports_a_module_by_its_name() -> None:
         module.name
         for module in sources()
         if uses(module, "importlib", "import_module")
-        or uses(module, "importlib.metadata", "entry_points")
         or calls(module, "__import__")
         or uses(module, "runpy", "run_module")
     ]

@@ -1,7 +1,6 @@
 """The command line: argv to a command, and every mistake to one line on stderr.
 
-Each command is imported when it is called, so that `--help` stays fast. The commands of other packages are found by the
-entry points that an installation declares.
+Each command is imported when it is called, so that `--help` stays fast.
 """
 
 import importlib
@@ -9,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,28 +85,25 @@ _ELSEWHERE = {
     "inspect": ("worker.commands.inspect_gguf:inspect", "Show what a GGUF file holds and the memory it needs."),
     "launch": ("worker.commands.launch:launch", "Print the configuration of a coding agent for a running worker."),
     "devices": ("worker.commands.devices:devices", "Show the devices that llama.cpp can use, with their memory."),
+    "parity": ("parity.command:parity", "Compare what a model computes with its reference in PyTorch."),
 }
 """name → (module:attribute, one line of help)"""
-
-ENTRY_POINTS = "llorch_worker.commands"
-"""The group of entry points that have the commands of other packages."""
-_OF_PACKAGES = {"parity": "Compare what a model computes with its reference in PyTorch."}
-"""name of an entry point and of the extra that it needs → one line of help"""
+_EXTRAS = ("parity",)
+"""Packages with commands that need an extra of the same name."""
 
 
 class CommandElsewhere(click.RichCommand):
     """A command known by name and one line of help; its module is imported when it is called."""
 
-    def __init__(self, name: str, load: Callable[[], click.Command], help: str) -> None:
+    def __init__(self, name: str, place: str, help: str) -> None:
         super().__init__(name=name, help=help)
-        self._load = load
+        self._place = place
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        command = self._load()
         extra.setdefault("rich_help_config", {"footer_text": None})  # ours is about serve; it would be inherited
-        return command.make_context(info_name, args, parent, **extra)
+        return imported(self._place).make_context(info_name, args, parent, **extra)
 
 
 class CommandLine(click.RichGroup):
@@ -124,21 +119,14 @@ class CommandLine(click.RichGroup):
 
 
 def imported(place: str) -> click.Command:
-    """The command at `module:attribute`."""
+    """The command at `module:attribute`. Raises: UsageError if its package or a library of its extra is missing."""
     module, attribute = place.split(":")
-    command: click.Command = getattr(importlib.import_module(module), attribute)
-    return command
-
-
-def _of_a_package(name: str) -> click.Command:
-    """The command that an installed package declares under this name, else that of a checkout that is not installed.
-    Raises: UsageError."""
-    from importlib.metadata import entry_points  # noqa: PLC0415 - slow; the other commands do without
-
-    found = tuple(entry_points(group=ENTRY_POINTS, name=name))
+    name = module.partition(".")[0]
     try:
-        command: click.Command = found[0].load() if found else imported(f"{name}.command:{name}")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
+        if name not in _EXTRAS:
+            raise
         what = "is not installed" if (error.name or "").partition(".")[0] == name else f"needs {error.name}"
         raise UsageError(f"{name} {what}: pip install -e '.[{name}]' in a checkout") from error
     return command
@@ -212,8 +200,7 @@ def setting_options(*panels: Panel, also: Collection[str] = (), but: Collection[
 
 
 def _command_line() -> click.RichGroup:
-    elsewhere = [CommandElsewhere(name, partial(imported, place), line) for name, (place, line) in _ELSEWHERE.items()]
-    elsewhere += [CommandElsewhere(name, partial(_of_a_package, name), line) for name, line in _OF_PACKAGES.items()]
+    elsewhere = (CommandElsewhere(name, place, line) for name, (place, line) in _ELSEWHERE.items())
     commands = [serve_command(), *elsewhere]
     group = CommandLine(name=PROGRAM, commands=commands, help=_ABOUT, context_settings=_HELP_LAYOUT)
     return click.version_option(__version__, prog_name=PROGRAM, message="%(prog)s %(version)s")(group)

@@ -1,8 +1,7 @@
 """The machine as this process sees it: the CPUs and memory that it may use, limits of containers included, and files.
 
-Owns the reading of /proc and of cgroups, version 1, version 2 and both at once; a limit set on any ancestor counts. On
-macOS, which has neither, it asks vm_stat. Knows nothing of models or settings. Reads a few small files, or waits some
-milliseconds for that program, on whichever thread calls.
+Cgroups are of version 1, version 2 or both at once; a limit set on any ancestor counts. macOS, which has neither them
+nor /proc, is asked by vm_stat.
 """
 
 import hashlib
@@ -26,9 +25,12 @@ def cpu_quota(root: Path = ROOT) -> int:
 
     A quota of 2.5 CPUs gives 2: threads that meet at barriers stall when one of them is throttled.
     """
-    quotas = [_v2_quota(folder) for folder in _cgroups(root, "")]
-    quotas += [_v1_quota(folder) for folder in _cgroups(root, "cpu")]
-    return max(1, min([_affinity(), *(int(quota) for quota in quotas if quota is not None)]))
+    pairs = [_text(at / "cpu.max").partition(" ")[::2] for at in _cgroups(root, "")]
+    v1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    pairs += [(_text(at / v1[0]), _text(at / v1[1])) for at in _cgroups(root, "cpu")]
+    numbers = [(_integer(quota), _integer(period)) for quota, period in pairs]
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([affinity, *(quota // period for quota, period in numbers if quota and period)]))
 
 
 def available_memory_bytes(root: Path = ROOT) -> int:
@@ -59,12 +61,6 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _affinity() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _cgroups(root: Path, controller: str) -> Iterator[Path]:
     """Folders of this process's cgroup and its ancestors for a version 1 controller; "" stands for version 2.
 
@@ -79,19 +75,6 @@ def _cgroups(root: Path, controller: str) -> Iterator[Path]:
         steps = [step for step in path.split("/") if step not in ("", "..")]
         for top in (mounts / names, mounts / (controller or "unified")):
             yield from (top.joinpath(*steps[:depth]) for depth in range(len(steps) + 1))
-
-
-def _v2_quota(folder: Path) -> float | None:
-    quota, _, period = _text(folder / "cpu.max").partition(" ")
-    return _ratio(_integer(quota), _integer(period))
-
-
-def _v1_quota(folder: Path) -> float | None:
-    return _ratio(_integer(_text(folder / "cpu.cfs_quota_us")), _integer(_text(folder / "cpu.cfs_period_us")))
-
-
-def _ratio(quota: int | None, period: int | None) -> float | None:
-    return quota / period if quota and period else None
 
 
 def _cgroup_room(folder: Path, limit_file: str, usage_file: str, reclaimable: str) -> int | None:

@@ -6,12 +6,11 @@ llama.cpp in its process.
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 
 import rich_click as click
 
 from tools.command_line import exit_code
-from worker.cli import CommandElsewhere, imported
+from worker.cli import CommandElsewhere
 
 
 @click.group
@@ -25,7 +24,7 @@ for _name, _place, _help in (
     ("steps", "tools.bench.steps:steps", "Time what the engine adds to llama_decode."),
     ("sampling", "tools.bench.sampling:sampling", "Compare the cost of drawing a token with llama.cpp's."),
 ):
-    bench.add_command(CommandElsewhere(_name, partial(imported, _place), _help))
+    bench.add_command(CommandElsewhere(_name, _place, _help))
 
 
 def run(argv: Sequence[str]) -> int:

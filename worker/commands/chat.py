@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from worker.apis.core.bodies import FieldsRefused
 from worker.apis.pool.execute import ExecuteRequest
-from worker.cli import CommandElsewhere, imported
+from worker.cli import CommandElsewhere
 from worker.commands.session import (
     NotAnsweredError,
     Session,
@@ -78,7 +78,7 @@ for _name, _line in {
     "parse": "Read answers: content, reasoning and tool calls, a JSON object a line.",
 }.items():
     # These read templates, which a process with a front does not.
-    chat.add_command(CommandElsewhere(_name, partial(imported, f"worker.commands.chat_lines:{_name}"), _line))
+    chat.add_command(CommandElsewhere(_name, f"worker.commands.chat_lines:{_name}", _line))
 
 
 def _check_no_options(ctx: click.Context, command: str) -> None:

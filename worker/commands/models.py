@@ -52,13 +52,13 @@ def pull(reference: str, models_dir: Path, catalog: Path | None) -> None:
     HF_ENDPOINT, HF_HOME and HF_TOKEN have their usual effect.
     """
     located = locate(reference, models_dir, load_catalog(catalog))
-    if located.is_present and isinstance(located.wanted, CatalogEntry):
-        _check_digest(located.wanted, located.path)
     stamina.instrumentation.set_on_retry_hooks([_show_retry])
-    path = located.path
+    path, wanted = located.path, located.wanted
     if not located.is_present:
         with _shown_progress(reference) as on_bytes:
             path = fetch(located, models_dir, on_bytes)
+    elif isinstance(wanted, CatalogEntry) and (actual := sha256_of(path)) != wanted.sha256:
+        raise BadModelFile(f"{path} is not {wanted.name}: its sha256 is {actual}, not {wanted.sha256}; delete it")
     click.echo(path.absolute())
 
 
@@ -102,13 +102,6 @@ def _chosen(name: str | None, models_dir: Path, catalog: Catalog) -> list[Catalo
     if not (models_dir / entry.file).is_file():
         raise not_here(name)
     return [entry]
-
-
-def _check_digest(entry: CatalogEntry, path: Path) -> None:
-    """Raises: BadModelFile for a file under the catalogue's name that is another."""
-    actual = sha256_of(path)
-    if actual != entry.sha256:
-        raise BadModelFile(f"{path} is not {entry.name}: its sha256 is {actual}, not {entry.sha256}; delete it")
 
 
 def _is_verified(entry: CatalogEntry, models_dir: Path) -> bool:

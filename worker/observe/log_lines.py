@@ -107,26 +107,19 @@ def configure(
     )
     if isinstance(stream, LogWriter):
         stream.on_cleared = lambda n_lines: get_logger().warning("log_lines_dropped", lines=n_lines)
-    take_over_library_loggers()
-    stamina.instrumentation.set_on_retry_hooks([_log_retry])
-
-
-def is_pretty(log_format: str | None, stream: TextIO | LogWriter | None = None) -> bool:
-    """True if a person reads the lines on `stream` (None: stderr)."""
-    return log_format == "pretty" or (log_format is None and _is_terminal(stream or sys.stderr))
-
-
-def take_over_library_loggers() -> None:
-    """Make lines of standard-library loggers come out here and nowhere else.
-
-    This must be called again after importing a library that installs its own handler while importing (huggingface_hub).
-    """
+    # Lines of other libraries come out here and nowhere else.
     for name in list(logging.root.manager.loggerDict):
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
     logging.root.handlers[:] = [_LibraryLines(logging.WARNING)]
     logging.root.setLevel(logging.WARNING)
+    stamina.instrumentation.set_on_retry_hooks([_log_retry])
+
+
+def is_pretty(log_format: str | None, stream: TextIO | LogWriter | None = None) -> bool:
+    """True if a person reads the lines on `stream` (None: stderr)."""
+    return log_format == "pretty" or (log_format is None and _is_terminal(stream or sys.stderr))
 
 
 def escape(text: str) -> str:

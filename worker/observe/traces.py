@@ -1,8 +1,7 @@
 """A span for each job, and for each request that was refused, sent to an OpenTelemetry collector (docs/operating.md).
 
-Owns the SDK and what every span says; server/front/job_log.py has what is said of a job, which is never a prompt, an
-output or a secret. Needs the extra `otel`. Spans are made on the front's event loop, when all is over; a thread of the
-SDK sends them, and drops them if they are not taken.
+server/front/job_log.py has what is said of a job, which is never a prompt, an output or a secret. Needs the extra
+`otel`. A thread of the SDK sends spans, and drops them if they are not taken.
 """
 
 import threading
@@ -23,8 +22,6 @@ from worker.errors import UsageError
 SPAN: Final = "llm_request"
 """vLLM's name."""
 
-PROVIDER: Final = "llama.cpp"
-
 FLUSH_S: Final = 2.0
 """The longest that the end of the worker waits for the last spans to leave."""
 
@@ -37,11 +34,7 @@ class Traces:
     def __init__(self, worker_id: str) -> None:
         """Raises: UsageError for a variable of the SDK's that has no meaning."""
         self._continued = TraceContextTextMapPropagator()
-        own = {
-            "service.name": "llorch-worker",
-            "service.version": __version__,
-            "service.instance.id": worker_id,
-        }
+        own = {"service.name": "llorch-worker", "service.version": __version__, "service.instance.id": worker_id}
         try:
             resource = Resource.create(own).merge(OTELResourceDetector().detect())
             self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -60,17 +53,12 @@ class Traces:
     ) -> None:
         """Send a span that began at `began_s` of the monotonic clock and ends now; `code` says why it failed."""
         now_ns = time.time_ns()
-        all_of_it = {
-            **attributes,
-            "gen_ai.provider.name": PROVIDER,
-            "llorch.correlation_id": correlation_id,
-            "error.type": code,
-        }
+        own = {"gen_ai.provider.name": "llama.cpp", "llorch.correlation_id": correlation_id, "error.type": code}
         span = self._tracer.start_span(
             SPAN,
             context=self._continued.extract(trace),
             kind=SpanKind.SERVER,
-            attributes={name: value for name, value in all_of_it.items() if value is not None},
+            attributes={name: value for name, value in {**attributes, **own}.items() if value is not None},
             start_time=now_ns - round((time.monotonic() - began_s) * 1e9),
         )
         if code is not None:
