@@ -1,31 +1,10 @@
-"""A job's account as the counters get it."""
+"""The figures of a job that has ended, as the counters get them."""
 
-from worker.observe.metrics import EndedJob
-from worker.observe.series import FinishReason
+from typing import Any
 
 
-def ended(
-    reason: FinishReason = "stop",
-    *,
-    had_slot: bool = True,
-    n_answers: int | None = 1,
-    max_tokens: int = 16,
-    prompt_tokens: int = 10,
-    cached_tokens: int = 0,
-    tokens_generated: int = 5,
-    duration_s: float = 1.0,
-    prefill_s: float | None = 0.25,
-    decode_s: float = 0.5,
-) -> EndedJob:
-    return EndedJob(
-        reason=reason,
-        had_slot=had_slot,
-        n_answers=n_answers,
-        max_tokens=max_tokens,
-        prompt_tokens=prompt_tokens,
-        cached_tokens=cached_tokens,
-        tokens_generated=tokens_generated,
-        duration_s=duration_s,
-        prefill_s=prefill_s,
-        decode_s=decode_s,
-    )
+def ended(**changes: Any) -> dict[str, Any]:
+    """`reason` may change, too."""
+    figures = {"had_slot": True, "n_answers": 1, "max_tokens": 16, "prompt_tokens": 10, "cached_tokens": 0}
+    times = {"tokens_generated": 5, "duration_s": 1.0, "prefill_s": 0.25, "decode_s": 0.5}
+    return {"reason": "stop", **figures, **times, **changes}

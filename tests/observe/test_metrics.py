@@ -132,8 +132,8 @@ def test_no_series_reports_when_it_was_created(metrics: Metrics, accept: str | N
 
 
 def test_a_finished_job_counts_by_outcome_with_its_tokens_and_duration(metrics: Metrics) -> None:
-    metrics.finished("success", ended(prompt_tokens=5, duration_s=1.2))
-    metrics.finished("timeout", ended("abort", prompt_tokens=3, duration_s=300.0))
+    metrics.finished("success", **ended(prompt_tokens=5, duration_s=1.2))
+    metrics.finished("timeout", **ended(reason="abort", prompt_tokens=3, duration_s=300.0))
     assert value(metrics, "worker_requests_total", outcome="success") == 1
     assert value(metrics, "worker_requests_total", outcome="timeout") == 1
     assert value(metrics, "worker_tokens_in_total") == 8
@@ -144,7 +144,7 @@ def test_a_finished_job_counts_by_outcome_with_its_tokens_and_duration(metrics: 
 
 def test_the_duration_in_seconds_has_the_buckets_of_the_one_in_milliseconds(metrics: Metrics) -> None:
     for duration_s in (0.009, 0.01, 0.011, 0.7, 10_000.0):
-        metrics.finished("success", ended(duration_s=duration_s))
+        metrics.finished("success", **ended(duration_s=duration_s))
     buckets = [
         {float(s.labels["le"]) * scale: s.value for s in samples(metrics) if s.name == f"{name}_bucket"}
         for name, scale in (("worker_inference_duration_ms", 1), ("worker_inference_duration_seconds", 1000))

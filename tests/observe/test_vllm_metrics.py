@@ -120,7 +120,7 @@ def work(metrics: Metrics) -> None:
         metrics.first_token(waited_s=n / 2)
         for at in range(n):
             metrics.next_token(gap_s=0.004 * at)
-        metrics.finished("success", ended(duration_s=n))
+        metrics.finished("success", **ended(duration_s=n))
     metrics.step(StepDone(kind="decode", n_drafted=4, n_accepted=3, n_victims=2, n_preempted=1))
     metrics.load(StepDone(cells_used=1024), queue_depth=3, requests_running=2)
 
@@ -179,7 +179,7 @@ def sums(metrics: Metrics) -> Mapping[str, tuple[float, float]]:
 
 
 def test_a_job_that_ends_leaves_its_account(metrics: Metrics) -> None:
-    metrics.finished("success", ended("length", n_answers=4, cached_tokens=7))
+    metrics.finished("success", **ended(reason="length", n_answers=4, cached_tokens=7))
     assert value(metrics, "request_success_total", finished_reason="length") == 1
     assert sums(metrics) == {
         "request_time_per_output_token_seconds": (1, 0.125),
@@ -196,18 +196,18 @@ def test_a_job_that_ends_leaves_its_account(metrics: Metrics) -> None:
 
 def test_what_a_job_never_came_to_is_not_in_its_account(metrics: Metrics) -> None:
     """One that never had a slot, one that never had a token, one that had a single one, the second of n."""
-    metrics.finished("cancelled", ended("abort", had_slot=False, tokens_generated=0, prefill_s=None))
+    metrics.finished("cancelled", **ended(reason="abort", had_slot=False, tokens_generated=0, prefill_s=None))
     assert {count for count, _ in sums(metrics).values()} == {0}
-    metrics.finished("timeout", ended("abort", tokens_generated=0, prefill_s=None))
+    metrics.finished("timeout", **ended(reason="abort", tokens_generated=0, prefill_s=None))
     assert {name for name, (count, _) in sums(metrics).items() if not count} == {
         *("request_time_per_output_token_seconds", "request_prefill_time_seconds"),
         *("request_decode_time_seconds", "request_inference_time_seconds"),
     }
-    metrics.finished("success", ended(tokens_generated=1, decode_s=0.0))
+    metrics.finished("success", **ended(tokens_generated=1, decode_s=0.0))
     assert sums(metrics)["request_decode_time_seconds"] == (1, 0)
     assert sums(metrics)["request_time_per_output_token_seconds"] == (0, 0)
     n_asked = sums(metrics)["request_params_n"]
-    metrics.finished("success", ended(n_answers=None))
+    metrics.finished("success", **ended(n_answers=None))
     assert sums(metrics)["request_params_n"] == n_asked
     reasons = {reason: value(metrics, "request_success_total", finished_reason=reason) for reason in REASONS}
     assert reasons == {"stop": 2, "length": 0, "abort": 2, "error": 0}

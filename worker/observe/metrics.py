@@ -5,7 +5,6 @@ Those with a name of vLLM's, for routers, autoscalers and boards, are counted on
 
 import platform
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import prometheus_client
@@ -27,26 +26,6 @@ BLOCK_TOKENS = 16
 
 _NO_PROCESS = "none"
 """A folder that /proc does not have, for an engine that does not run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedJob:
-    """The figures of a job that has ended and was not refused."""
-
-    reason: series.FinishReason
-    had_slot: bool
-    n_answers: int | None
-    """The number of answers to its prompt; None for all of them but the first."""
-    max_tokens: int
-    prompt_tokens: int
-    cached_tokens: int
-    tokens_generated: int
-    duration_s: float
-    """The time from its arrival to its end."""
-    prefill_s: float | None
-    """The time from its slot to its first token; None without one."""
-    decode_s: float
-    """The time from its first token to its last."""
 
 
 class Metrics:
@@ -117,31 +96,47 @@ class Metrics:
         self._counters["worker_tokens_generated_total"].inc()
         self._histograms["worker_inter_token_latency_seconds"].observe(gap_s)
 
-    def finished(self, outcome: series.Outcome, job: EndedJob) -> None:
-        """A job ended, however it did, but was not refused."""
+    def finished(
+        self,
+        outcome: series.Outcome,
+        reason: series.FinishReason,
+        *,
+        duration_s: float,
+        had_slot: bool,
+        prompt_tokens: int,
+        cached_tokens: int,
+        tokens_generated: int,
+        max_tokens: int,
+        n_answers: int | None,
+        prefill_s: float | None,
+        decode_s: float,
+    ) -> None:
+        """A job ended, however it did, but was not refused. `prefill_s` is the time from its slot to its first token,
+        None without one; `decode_s` that from its first token to its last; `n_answers` is None for all answers to a
+        prompt but the first."""
         self._counters["worker_requests_total"].labels(outcome).inc()
-        self._counters["worker_tokens_in_total"].inc(job.prompt_tokens)
-        self._counters["request_success"].labels(job.reason).inc()
+        self._counters["worker_tokens_in_total"].inc(prompt_tokens)
+        self._counters["request_success"].labels(reason).inc()
         figures: dict[str, float | None] = {
-            "worker_inference_duration_ms": job.duration_s * 1000,
-            "worker_inference_duration_seconds": job.duration_s,
+            "worker_inference_duration_ms": duration_s * 1000,
+            "worker_inference_duration_seconds": duration_s,
         }
-        if job.had_slot:
+        if had_slot:
             figures |= {
-                "request_prompt_tokens": job.prompt_tokens,
-                "request_prefill_kv_computed_tokens": job.prompt_tokens - job.cached_tokens,
-                "request_generation_tokens": job.tokens_generated,
-                "request_params_max_tokens": job.max_tokens,
-                "request_params_n": job.n_answers,
+                "request_prompt_tokens": prompt_tokens,
+                "request_prefill_kv_computed_tokens": prompt_tokens - cached_tokens,
+                "request_generation_tokens": tokens_generated,
+                "request_params_max_tokens": max_tokens,
+                "request_params_n": n_answers,
             }
-        if job.prefill_s is not None:
+        if prefill_s is not None:
             figures |= {
-                "request_prefill_time_seconds": job.prefill_s,
-                "request_decode_time_seconds": job.decode_s,
-                "request_inference_time_seconds": job.prefill_s + job.decode_s,
+                "request_prefill_time_seconds": prefill_s,
+                "request_decode_time_seconds": decode_s,
+                "request_inference_time_seconds": prefill_s + decode_s,
             }
-        if job.tokens_generated > 1:
-            figures["request_time_per_output_token_seconds"] = job.decode_s / (job.tokens_generated - 1)
+        if tokens_generated > 1:
+            figures["request_time_per_output_token_seconds"] = decode_s / (tokens_generated - 1)
         for name, figure in figures.items():
             if figure is not None:
                 self._histograms[name].observe(figure)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from worker.config.settings import Settings
 from worker.observe.log_lines import get_logger
-from worker.observe.metrics import EndedJob, Metrics
+from worker.observe.metrics import Metrics
 from worker.observe.redaction import Secrets
 from worker.server.front.job import Job, in_ms
 from worker.wire.load import Loaded
@@ -62,8 +62,9 @@ class JobLog:
         if job.finish_reason is None:
             self._metrics.rejected()
         else:
-            ended = EndedJob(
-                reason=job.finish_reason,
+            self._metrics.finished(
+                job.outcome,
+                job.finish_reason,
                 had_slot=job.queue_time_s is not None,
                 n_answers=job.request.asked.n if job.request.number == 0 else None,
                 max_tokens=job.submit.sampling.max_tokens,
@@ -74,7 +75,6 @@ class JobLog:
                 prefill_s=job.prefill_time_s,
                 decode_s=job.decode_time_s,
             )
-            self._metrics.finished(job.outcome, ended)
         if self._traces is not None:
             served = self._settings.served_name(facts.name if facts is not None else "")
             attributes, admission = self._span_of(job, served), job.admission
