@@ -267,20 +267,15 @@ def _unknown_flag(error: NoSuchOption, argv: Sequence[str]) -> str:
     ours = [name for param in visible for name in (*param.opts, *param.secondary_opts)]
     known = {name for param in params for name in (*param.opts, *param.secondary_opts)}
     typed = [name for name in (arg.partition("=")[0] for arg in argv if arg.startswith("-")) if name not in known]
-    first = _as_typed(error.option_name, typed)
+    # click names one letter of a cluster: it reads `-ngl` as `-n -g -l`.
+    name = error.option_name
+    clusters = [arg for arg in typed if not arg.startswith("--") and name[1:] in arg and not name.startswith("--")]
+    first = clusters[0] if clusters else name
     unknown = dict.fromkeys((first, *(name for name in typed if spellings.is_llama_servers(name))))
     hints = {flag: spellings.flag_hint(flag, ours) for flag in unknown}
     if len(hints) == 1:
         return f"no such option: {first}" + (f"; {hints[first]}" if hints[first] else "")
     return "no such options: " + "; ".join(f"{flag}: {hint}" if hint else flag for flag, hint in hints.items())
-
-
-def _as_typed(name: str, typed: Sequence[str]) -> str:
-    """The flag of which click names one letter: it reads `-ngl` as `-n -g -l`."""
-    if name.startswith("--"):
-        return name
-    clusters = (arg for arg in typed if not arg.startswith("--") and name[1:] in arg)
-    return next(clusters, name)
 
 
 def _fail(message: str, code: int) -> int:

@@ -29,6 +29,7 @@ from worker.commands.session import (
     summary,
     write,
 )
+from worker.config.option import flag_name
 from worker.errors import UsageError
 
 _MAX_TOKENS = 1024
@@ -57,7 +58,10 @@ def chat(ctx: click.Context, /, *, system: str | None, **options: Any) -> None:
     Without --model, the catalogue's default is used and fetched the first time.
     """
     if ctx.invoked_subcommand is not None:
-        _check_no_options(ctx, ctx.invoked_subcommand)
+        for name in ctx.params:
+            if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                command = ctx.invoked_subcommand
+                raise UsageError(f"{flag_name(name)} has no effect before {command}; put the options after it")
         return
     settings = settings_of(ctx)
     check_utf8("--system", system or "")
@@ -79,14 +83,6 @@ for _name, _line in {
 }.items():
     # These read templates, which a process with a front does not.
     chat.add_command(CommandElsewhere(_name, f"worker.commands.chat_lines:{_name}", _line))
-
-
-def _check_no_options(ctx: click.Context, command: str) -> None:
-    """Raises: UsageError if an option stands before the command, where it has no effect."""
-    given = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    if given:
-        flag = f"--{given[0].replace('_', '-')}"
-        raise UsageError(f"{flag} has no effect before {command}; put the options after it")
 
 
 @dataclass(slots=True)

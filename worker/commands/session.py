@@ -111,28 +111,33 @@ class NotAnsweredError(WorkerError):
     """The engine would not, or could not, answer: one line, exit 1."""
 
 
-class Session:
-    """Call `start` once; then `answer`, one at a time, until `close`. Made where settings may still be refused."""
+class Session(Observer):
+    """Call `start` once; then `answer`, one at a time, until `close`. Made where settings may still be refused.
+
+    As the engine's observer it shows a waiting person what the engine does.
+    """
 
     def __init__(self, settings: Settings) -> None:
         """Raises: UsageError for a chat template that cannot be read."""
         self._settings = settings
         self._chat_template = read_chat_template(settings)
         self._n_jobs = 0
-        self._terminal: _Terminal | None = None
+        self._console = Console(stderr=True)
+        self._progress = LoadProgress("pretty")
+        self._fatal: asyncio.Future[StartupError] | None = None
         self._client: EngineClient | None = None
         self._facts: Loaded | None = None
 
     async def start(self) -> None:
         """Fetch the model where that is needed, and load it. Raises: StartupError."""
-        self._terminal = _Terminal()
+        self._fatal = asyncio.get_running_loop().create_future()
         with unwinding_by_sigterm():
             info = await self._model(self._settings.model or "")
             draft = self._settings.draft_model
             draft_path = (await self._model(draft)).path if draft is not None else None
             self._client = EngineClient(
                 configure(self._settings, info.path, self._chat_template, draft_path),
-                self._terminal,
+                self,
                 environment=engine_environment(),
                 watchdog_s=self._settings.watchdog_sec,
                 model_bytes=info.file_bytes,
@@ -151,8 +156,7 @@ class Session:
 
     async def close(self) -> None:
         """End the engine. Idempotent, also after a start that failed."""
-        if self._terminal is not None:
-            self._terminal.load_ended()
+        self.load_ended()
         if self._client is not None:
             await self._client.close()
 
@@ -168,13 +172,13 @@ class Session:
         Raises: FieldsRefused; NotAnsweredError; StartupError when there will be no engine any more; what `write`
         raises.
         """
-        assert self._terminal is not None
+        assert self._fatal is not None
         prompt = self.prompt_of(request)
         with unwinding_by_sigterm():
             async with running(self._stream(request, prompt, write)) as answering:
-                await first_of(answering, self._terminal.fatal)
-                if self._terminal.fatal.done():
-                    raise self._terminal.fatal.result()
+                await first_of(answering, self._fatal)
+                if self._fatal.done():
+                    raise self._fatal.result()
                 return answering.result()
 
     async def _stream(self, request: ExecuteRequest, prompt: Prompt, write: Callable[[bytes], None]) -> Job:
@@ -203,6 +207,21 @@ class Session:
         if job.failure is not None:
             raise NotAnsweredError(f"{job.failure}: {job.failure_message}")
         return job
+
+    def on_progress(self, percent: int) -> None:
+        if self._console.is_terminal:
+            self._progress.show(percent)
+
+    def load_ended(self) -> None:
+        self._progress.close()
+
+    def on_restarting(self, cause: str, last_words: str) -> None:
+        self._console.print(f"the engine was restarted: {cause} {last_words}", style="yellow")
+
+    def on_fatal(self, error: StartupError) -> None:
+        assert self._fatal is not None
+        if not self._fatal.done():
+            self._fatal.set_result(error)
 
 
 @contextmanager
@@ -243,26 +262,3 @@ def summary(job: Job) -> str:
     decode_ms = in_ms(job.decode_time_s)
     rate = f", {1000 * (job.tokens_sampled - 1) / decode_ms:.1f} tokens/s" if decode_ms else ""
     return f"[{job.tokens_sampled} tokens{rate}, seed {job.submit.sampling.drawn_seed}]"
-
-
-class _Terminal(Observer):
-    """The observer that shows a waiting person what the engine does."""
-
-    def __init__(self) -> None:
-        self.console = Console(stderr=True)
-        self.fatal: asyncio.Future[StartupError] = asyncio.get_running_loop().create_future()
-        self._progress = LoadProgress("pretty")
-
-    def on_progress(self, percent: int) -> None:
-        if self.console.is_terminal:
-            self._progress.show(percent)
-
-    def load_ended(self) -> None:
-        self._progress.close()
-
-    def on_restarting(self, cause: str, last_words: str) -> None:
-        self.console.print(f"the engine was restarted: {cause} {last_words}", style="yellow")
-
-    def on_fatal(self, error: StartupError) -> None:
-        if not self.fatal.done():
-            self.fatal.set_result(error)
