@@ -177,13 +177,11 @@ class Service:
             code = await self._live()
         except Stopped:
             code = 0
-        except StartupError as error:
-            _report(error, self._settings, self._model_path)
-            code = 1
-        except WorkerError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the top of serve: the process ends, and says why
-            _report(InternalFailure("the worker", error), self._settings, self._model_path)
+        except Exception as error:  # the top of serve: the process ends, and says why
+            if isinstance(error, WorkerError) and not isinstance(error, StartupError):
+                raise
+            reason = error if isinstance(error, StartupError) else InternalFailure("the worker", error)
+            _report(reason, self._settings, self._model_path)
             code = 1
         self._signals.ignore_more()
         log.info("shutdown", exit_code=code)
@@ -311,8 +309,21 @@ class Service:
         await asyncio.get_running_loop().create_future()
 
     async def _call_back(self, front: Front, url: str, port: int) -> None:
-        body = _callback_body(self._settings, front, port)
-        await announce(url, body, token=self._settings.api_key)
+        settings, facts = self._settings, front.facts
+        assert facts is not None
+        uri = settings.advertise_url or f"http://localhost:{port}"
+        body = LegacyReadyCallback(worker_id=settings.worker_id, vram_bytes=front.vram_bytes, uri=uri)
+        if not settings.legacy_callback_body:
+            body = ReadyCallback(
+                **asdict(body),
+                model_ref=settings.reported_model_ref,
+                memory_bytes=facts.memory_bytes,
+                memory_architecture=facts.memory_architecture,
+                url=uri,
+                backend=facts.backend,
+                device=facts.device_index,
+            )
+        await announce(url, encode_json(body), token=settings.api_key)
         log.info("callback_sent", url=shown_url(url))
 
     async def _drain(self, front: Front) -> int:
@@ -323,26 +334,6 @@ class Service:
         front.end_all("the worker is shutting down")
         await first_of(front.unwatched, timeout_s=FAREWELL_S)
         return 1 if self._signals.second.is_set() else 0
-
-
-def _callback_body(settings: Settings, front: Front, port: int) -> bytes:
-    facts = front.facts
-    assert facts is not None
-    uri = settings.advertise_url or f"http://localhost:{port}"
-    legacy = LegacyReadyCallback(worker_id=settings.worker_id, vram_bytes=front.vram_bytes, uri=uri)
-    if settings.legacy_callback_body:
-        return encode_json(legacy)
-    return encode_json(
-        ReadyCallback(
-            **asdict(legacy),
-            model_ref=settings.reported_model_ref,
-            memory_bytes=facts.memory_bytes,
-            memory_architecture=facts.memory_architecture,
-            url=uri,
-            backend=facts.backend,
-            device=facts.device_index,
-        )
-    )
 
 
 def _report(error: StartupError, settings: Settings, model_path: Path | None) -> None:

@@ -30,7 +30,8 @@ _UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\ud800-\udfff"
 
 class TextType(click.ParamType[str]):
     """Text that a pattern allows; `forms` says in words what that is. `check` reads what no pattern can judge: it
-    raises ValueError that says what is wrong."""
+    raises ValueError with the reason, which follows the value and `wrong`, or click.BadParameter with the whole text.
+    """
 
     def __init__(
         self,
@@ -38,10 +39,11 @@ class TextType(click.ParamType[str]):
         forms: str = "",
         check: Callable[[str], str] = str,
         *,
+        wrong: str = "",
         name: str = "text",
     ) -> None:
         self.pattern, self.forms, self.name = pattern, forms, name
-        self._check = check
+        self._check, self._wrong = check, wrong
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not re.fullmatch(self.pattern, value):
@@ -50,7 +52,7 @@ class TextType(click.ParamType[str]):
         try:
             return self._check(value)
         except ValueError as error:
-            self.fail(str(error), param, ctx)
+            self.fail(f"{value!r} {self._wrong}: {error}", param, ctx)
 
     def split_envvar_value(self, rv: str) -> list[str]:
         return rv.replace(",", " ").split()
@@ -58,24 +60,18 @@ class TextType(click.ParamType[str]):
 
 def _url(url: str) -> str:
     """urlsplit finds no host, a port past 65535, a broken IPv6 address."""
-    try:
-        parts = urlsplit(url)
-        if not parts.hostname or parts.port == 0:
-            raise ValueError("it needs a host, and a port above 0 if it has one")
-    except ValueError as error:
-        raise ValueError(f"{url!r} is not a URL that can be called: {error}") from None
+    parts = urlsplit(url)
+    if not parts.hostname or parts.port == 0:
+        raise ValueError("it needs a host, and a port above 0 if it has one")
     return url
 
 
 def _endpoint(endpoint: str) -> str:
     """ZeroMQ looks up no names here, and binds two sockets, one at the port and one at the next."""
-    try:
-        parts = urlsplit(endpoint)
-        ipaddress.ip_address(parts.hostname or "")
-        if parts.port == 65_535:
-            raise ValueError("there is no next port for the second socket")
-    except ValueError as error:
-        raise ValueError(f"{endpoint!r} cannot be bound: {error}") from None
+    parts = urlsplit(endpoint)
+    ipaddress.ip_address(parts.hostname or "")
+    if parts.port == 65_535:
+        raise ValueError("there is no next port for the second socket")
     return endpoint
 
 
@@ -94,38 +90,31 @@ def _origin(value: str) -> str:
     `file://` has none.
     """
     if found := _WEB_ORIGIN.fullmatch(value):
-        try:
-            return _web_origin(found)
-        except ValueError as error:
-            raise ValueError(f"{value!r} is not an origin: {error}") from None
+        scheme, host, port = found[1].lower(), found[2].lower(), int(found[4] or 0)
+        if host.startswith("["):
+            host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
+        if found[4] is not None and not 0 < port < 2**16:
+            raise ValueError("the port is 1..65535")
+        return f"{scheme}://{host}" + (f":{port}" if port and port != {"http": 80, "https": 443}[scheme] else "")
     if value == "null":
-        raise ValueError(
+        raise click.BadParameter(
             f"{value!r} is what browsers send for every page in a sandboxed frame, so any site could ask: "
             "serve the page over HTTP and give its origin"
         )
     if not value.isascii():
-        raise ValueError(f"{value!r} is not ASCII, which browsers send: write the host's name as xn--…")
+        raise click.BadParameter(f"{value!r} is not ASCII, which browsers send: write the host's name as xn--…")
     if not _APP_ORIGIN.fullmatch(value):
-        raise ValueError(f"{value!r} is not valid; allowed is {_ORIGINS}")
+        raise click.BadParameter(f"{value!r} is not valid; allowed is {_ORIGINS}")
     scheme, _, host = value.partition("://")
     return f"{scheme.lower()}://{host.removesuffix('/')}"
 
 
-def _web_origin(found: re.Match[str]) -> str:
-    scheme, host, port = found[1].lower(), found[2].lower(), int(found[4] or 0)
-    if host.startswith("["):
-        host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
-    if found[4] is not None and not 0 < port < 2**16:
-        raise ValueError("the port is 1..65535")
-    return f"{scheme}://{host}" + (f":{port}" if port and port != {"http": 80, "https": 443}[scheme] else "")
-
-
 def _token(value: str) -> str:
     if not value.strip():
-        raise ValueError("the API token is empty: give it a value, or remove it to serve without one")
+        raise click.BadParameter("the API token is empty: give it a value, or remove it to serve without one")
     if not value.isascii() or not value.isprintable() or value != value.strip():
         reason = "use printable ASCII without a space or line break at either end"
-        raise ValueError(f"the API token is not a header value: {reason}")
+        raise click.BadParameter(f"the API token is not a header value: {reason}")
     return value
 
 
@@ -135,19 +124,26 @@ def _json_object(value: str) -> str:
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else f"{error}"
         example = '{"enable_thinking": false}'
-        raise ValueError(f"{value!r} is not a JSON object, such as {example}: {reason}") from None
+        raise click.BadParameter(f"{value!r} is not a JSON object, such as {example}: {reason}") from None
     return value
 
 
 _ANY = "(?s:.*)"
-URL = TextType(rf"https?://[^\s{_UNPRINTABLE}]+", "http://… or https://…", _url, name="url")
+URL = TextType(
+    rf"https?://[^\s{_UNPRINTABLE}]+",
+    "http://… or https://…",
+    _url,
+    wrong="is not a URL that can be called",
+    name="url",
+)
 ZMQ_ENDPOINT = TextType(
     r"tcp://([0-9.]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}",
     "tcp://ADDRESS:PORT with an IP address, in brackets if it is of version 6, and a port of 0..65534",
     _endpoint,
+    wrong="cannot be bound",
     name="endpoint",
 )
-ORIGIN = TextType(_ANY, _ORIGINS, _origin, name="origin")
+ORIGIN = TextType(_ANY, _ORIGINS, _origin, wrong="is not an origin", name="origin")
 TOKEN = TextType(_ANY, "", _token, name="token")
 """A secret that a header can carry. No message shows it."""
 JSON_OBJECT = TextType(_ANY, "", _json_object, name="json")
