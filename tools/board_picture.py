@@ -3,7 +3,7 @@
     python tools/board_picture.py http://127.0.0.1:9090 docs/pictures/board.png --minutes 5
 
 It needs matplotlib, and nothing of the worker's. Every panel is drawn as lines over time, also those that Grafana shows
-as a number. Refuses to know: Grafana's units beyond those of the board.
+as a number.
 """
 
 import argparse

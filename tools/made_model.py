@@ -1,8 +1,7 @@
 """Models of the sizes that people run, with random weights: their speed is a real model's, their words are nonsense.
 
-Owns the shapes of Llamas, the vocabulary and the layout of Q4_K, Q4_0, Q4_1 and Q8_0; made_architectures.py has models
-of other architectures. Written tensor by tensor, so that little memory is needed, and from nothing but this package: no
-download. All matrices are of one type, norms are F32.
+Written tensor by tensor, so that little memory is needed, and from nothing but this package: no download. All matrices
+are of one type, norms are F32.
 """
 
 import os

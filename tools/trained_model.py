@@ -2,10 +2,9 @@
 
     python -m tools.trained_model FOLDER [--shape llama|gemma3] [--steps 1200]
 
-Owns the text, the shapes and the training. The text is English prose that every Python brings along: the reference
-topics of pydoc and the docstrings of the standard library. What is made depends on the Python's version, torch's
-version and the number of threads, and on nothing else: there are seeds, and no download. Needs the parity extra and
-`make vocabularies`.
+The text is English prose that every Python brings along: the reference topics of pydoc and the docstrings of the
+standard library. What is made depends on the Python's version, torch's version and the number of threads, and on
+nothing else: there are seeds, and no download. Needs the parity extra and `make vocabularies`.
 """
 
 import argparse

@@ -1,7 +1,6 @@
 """`python -m tools.bench load|kernels|steps|sampling`: what this machine does with a model.
 
-Owns the group. A command is imported when it is called: `load` does without
-llama.cpp in its process.
+A command is imported when it is called: `load` does without llama.cpp in its process.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """The requests of a load and their answers, with the time of each token, independent of any server's format.
 
-Pure data and what follows from it. Refuses to know the wire (dialects.py) and what is good (scenarios.py).
+Pure data and what follows from it.
 """
 
 from collections.abc import Iterable, Sequence

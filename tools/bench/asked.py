@@ -1,7 +1,4 @@
-"""The meaning of the options of `load`: the servers and their flags, the scenarios, the circumstances.
-
-Refuses to know how options are spelled (load_command.py) and how anything is measured (session.py).
-"""
+"""The meaning of the options of `load`: the servers and their flags, the scenarios, the circumstances."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """The requests to servers and the reading of their streams: `/execute` and chats of ours, `/completion` of
 llama-server.
 
-Owns the requests, and every field of llama-server's wire; client/ has what ours answers. Refuses to know sockets
-(exchange.py) and when a request is due (models/loading/load.py). Pure.
+Pure.
 """
 
 from collections.abc import Iterator

@@ -2,8 +2,7 @@
 
 A load generator shares the processors with what it measures, so the pieces are only kept here, and read when the load
 is over. httptools parses the framing and a bare asyncio protocol receives: a lone stream's token event costs 19 µs of
-processor time, 107 µs through httpx2; one of eight streams' 11 and 51 µs.
-Owns the connection. Refuses to know what the bytes mean. Runs on the load's event loop.
+processor time, 107 µs through httpx2; one of eight streams' 11 and 51 µs. Runs on the load's event loop.
 """
 
 import asyncio

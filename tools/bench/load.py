@@ -1,7 +1,6 @@
 """Requests sent when they are due, over one connection each, and their answers.
 
-Owns: when each is sent. Nothing is parsed while one is under way. Refuses to know what the numbers mean. Runs on the
-load's event loop.
+Nothing is parsed while one is under way. Runs on the load's event loop.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """`python -m tools.bench load`: the scenarios of docs/performance.md, on a worker and beside it on peers.
 
-Owns the options, where the reports go, the exit code. Refuses to know what the options name (asked.py) and how anything
-is measured (session.py). Starts servers as child processes; never loads llama.cpp, never downloads.
+Starts servers as child processes; never loads llama.cpp, never downloads.
 """
 
 import secrets

@@ -1,6 +1,6 @@
 """The numbers of one scenario in one round, and the bounds that our worker must keep.
 
-Pure: answers to numbers, numbers to verdicts. Refuses to know how the answers came about.
+Pure: answers to numbers, numbers to verdicts.
 """
 
 from collections.abc import Callable, Iterable, Sequence

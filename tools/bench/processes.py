@@ -1,6 +1,6 @@
 """The data of the kernel about processes: their memory, processor time and children.
 
-Refuses to know which processes they are. Runs on whichever thread calls.
+Runs on whichever thread calls.
 """
 
 from collections.abc import Iterable

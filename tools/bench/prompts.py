@@ -1,8 +1,7 @@
 """The prompts of a load: random common words or real text, no two with the same beginning; and texts that repeat
 themselves.
 
-Owns the word list (words.txt) and the texts that repeat themselves, all written for this project; real text is
-texts.py's. Knows no tokenizer. All chance comes from the seed.
+All chance comes from the seed.
 """
 
 import random

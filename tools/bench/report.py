@@ -1,6 +1,6 @@
 """All that a run of `load` found: each measure of ours beside each peer's, the spread of their ratio, a verdict.
 
-Pure: turns to lines. Refuses to know the measuring (session.py) and the printing (tables.py).
+Pure: turns to lines.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
 """`python -m tools.bench sampling`: what drawing a token costs, next to llama.cpp's chains on the same rows of logits.
 
-Owns the settings, the clock, the bounds and what is printed. Loads llama.cpp in this process. Never downloads.
+Loads llama.cpp in this process. Never downloads.
 
 A model's rows are sampled by llama_sampler_sample where they lie. For synthetic rows there is no context; a chain's
 candidates are then filled by numpy, and what Python adds is taken off. That still makes a greedy token of theirs about

@@ -1,6 +1,6 @@
 """The scenarios: what each one asks, which numbers it is for, and their bounds.
 
-Pure: all chance comes from the prompts' seed. Refuses to know servers, clocks and sockets.
+Pure: all chance comes from the prompts' seed.
 """
 
 from collections.abc import Callable

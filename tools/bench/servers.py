@@ -1,7 +1,7 @@
 """The servers under load: found at a URL, or started on a free port of the loopback and ended again.
 
-Owns the children's lives, their logs, and when they are ready. Refuses to know what is asked of them. Runs on the
-load's event loop; a child writes its log into a file, so that reading it costs the measured machine nothing.
+Runs on the load's event loop; a child writes its log into a file, so that reading it costs the measured machine
+nothing.
 """
 
 import asyncio

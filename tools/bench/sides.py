@@ -1,7 +1,4 @@
-"""The sides of a scenario, round by round: a server, or llama.cpp's own tool.
-
-Owns: one side's part of one round. Refuses to know the order of sides and rounds (session.py).
-"""
+"""The sides of a scenario, round by round: a server, or llama.cpp's own tool."""
 
 import asyncio
 import time

@@ -1,6 +1,6 @@
 """A report as the cells of tables, and as the sentences of what is wrong in it.
 
-Pure. Refuses to know how the numbers came about (report.py) and where tables are written (load_command.py).
+Pure.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,8 +1,7 @@
 """Real text for prompts: code, prose and chats, cut to the length asked for.
 
 The code is this checkout's own and that of installed packages under permissive licences; the prose and the chats are
-the checkout's documents. Refuses to know prompts and scenarios (prompts.py, scenarios.py). Reads files when a text is
-first asked for; all chance is the caller's.
+the checkout's documents. Reads files when a text is first asked for; all chance is the caller's.
 """
 
 import random

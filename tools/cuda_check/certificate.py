@@ -1,7 +1,7 @@
 """The parity certificate of a device: made, verified, and held against a worker on it.
 
-Owns the flags with which it is made and the figures of its checks. `llorch-worker parity` makes and judges it; a worker
-that may serve nothing without it shows that it covers what runs. Starts both as child processes.
+`llorch-worker parity` makes and judges it; a worker that may serve nothing without it shows that it covers what runs.
+Starts both as child processes.
 """
 
 import subprocess

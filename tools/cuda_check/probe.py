@@ -1,7 +1,7 @@
 """The times of a device's steps and copies, with the device waited for: what a slow worker on it is slow at.
 
-Owns the order of the parts and the sizes. The steps are a runner's own, without the engine and its scheduling; nothing
-is filled up and no width is held, so that each width shows its own kernels. Runs in one process, on one thread.
+The steps are a runner's own, without the engine and its scheduling; nothing is filled up and no width is held, so that
+each width shows its own kernels. Runs in one process, on one thread.
 """
 
 import time

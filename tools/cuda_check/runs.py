@@ -1,7 +1,4 @@
-"""A round: each step in a process of its own and within its time, its end into the report at once.
-
-Owns those processes, their time and their logs. Refuses to know what a step does (steps.py).
-"""
+"""A round: each step in a process of its own and within its time, its end into the report at once."""
 
 import contextlib
 import os

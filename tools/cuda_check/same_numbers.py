@@ -1,8 +1,7 @@
 """The check that a device computes the same as the CPU: the same tokens on both, logits against logits.
 
 Where the model is the default one, the golden reference in float64 judges the device too; any other model is given
-tokens by chance. Owns the choice of tokens. Refuses to know how rows are computed and compared (parity), and
-what is close enough (bounds.toml).
+tokens by chance.
 """
 
 from collections.abc import Iterator, Sequence

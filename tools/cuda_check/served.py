@@ -1,7 +1,7 @@
 """Rounds of served requests beside llama-server and llama.cpp's benchmarks, all of one build, and their targets.
 
-Owns the scenarios, the targets and the figures. How a scenario is measured is the bench's (tools/bench), whose own
-report is kept beside this one. Starts servers as child processes; does not load llama.cpp.
+How a scenario is measured is the bench's (tools/bench), whose own report is kept beside this one. Starts servers as
+child processes; does not load llama.cpp.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

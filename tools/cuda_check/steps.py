@@ -1,7 +1,4 @@
-"""The steps of a round. Each runs in a process of its own, so that a crash of one is one step's failure.
-
-Owns the steps' names, their order and what each says. Refuses to know processes and the report's file (runs.py).
-"""
+"""The steps of a round. Each runs in a process of its own, so that a crash of one is one step's failure."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

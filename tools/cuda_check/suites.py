@@ -1,7 +1,4 @@
-"""The project's tests on a device: those of GPUs, or the whole of `make test`, and the outcome of each.
-
-Owns how they are started and how pytest's JUnit file is read. Refuses to know what an outcome means for a round.
-"""
+"""The project's tests on a device: those of GPUs, or the whole of `make test`, and the outcome of each."""
 
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`python -m tools.fire run|replay|shrink|day`: traces of concurrent requests against the law that answers do not
 depend on traffic.
-
-Owns the command line.
 """
 
 import math

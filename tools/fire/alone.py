@@ -1,6 +1,6 @@
 """The answer of each request alone: computed once by a worker that keeps nothing, and stored by the request's digest.
 
-Owns the store. A digest counts for one model, one processor and one build; the folder of the store is theirs.
+A digest counts for one model, one processor and one build; the folder of the store is theirs.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """An answer's bytes without what differs between two of them by right: ids, times, cached tokens, the cut into chunks.
 
-Owns the reading of the five protocols' answers, whole or streamed, complete or broken off, and what it means that two
-are equal. Refuses to know how an answer arrived. Pure.
+Pure.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Random requests to every route that generates: all sampling fields, constraints, tools, reasoning, several answers.
 
-Owns the draw of a request. Refuses to know when a request is sent, and what becomes of it. Pure: `Random` decides all.
-A request draws its tokens with a seed of its own wherever chance matters, so that it has one right answer.
+Pure: `Random` decides all. A request draws its tokens with a seed of its own wherever chance matters, so that it has
+one right answer.
 """
 
 import hashlib

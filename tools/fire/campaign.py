@@ -1,7 +1,4 @@
-"""Trace after trace until a number of requests was sent: resumable, with what it finds on the disk.
-
-Owns the folder of a campaign: models, the store of answers alone, how far it is, and each trace that failed.
-"""
+"""Trace after trace until a number of requests was sent: resumable, with what it finds on the disk."""
 
 import time
 from collections import Counter

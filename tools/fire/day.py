@@ -1,8 +1,7 @@
 """A day of mixed traffic at one worker: trace after trace until it is stopped, with figures each minute.
 
-Owns the worker of a day, the samples of its processes, and the judgement of what they became. An answer must be whole,
-once. Every few traces come from a pool whose answers alone are stored; those must be equal too. The other traces are
-new each time, because a leak may cost something only for texts that were never seen before.
+An answer must be whole, once. Every few traces come from a pool whose answers alone are stored; those must be equal
+too. The other traces are new each time, because a leak may cost something only for texts that were never seen before.
 """
 
 import asyncio

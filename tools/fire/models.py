@@ -1,8 +1,4 @@
-"""Models of the size of a test's for traces: random weights, so that each token depends on all before it.
-
-Owns their vocabulary, which spells any text by bytes and has the control tokens of a chat, and their template, which
-has a place for everything that a request may have: tools, calls, results, reasoning.
-"""
+"""Models of the size of a test's for traces: random weights, so that each token depends on all before it."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""A trace at a real worker: started for each life, asked as the trace says, left idle and clean at the end.
-
-Owns the worker's flags, the client's behaviour and what a worker has to be when all is over. Refuses to know what the
-answers should be (verdicts.py).
-"""
+"""A trace at a real worker: started for each life, asked as the trace says, left idle and clean at the end."""
 
 import asyncio
 import re

@@ -1,6 +1,6 @@
 """A trace: which requests a worker gets, when, and what becomes of each on the client's side; drawn from a seed.
 
-Owns the draw of a trace and its file. Refuses to know sockets. Pure but for `saved` and `read`.
+Pure but for `saved` and `read`.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """The law: each answer in traffic is the one alone, unless the client, or the end of an engine, cut it off.
 
-Owns what an outcome may be. Pure.
+Pure.
 """
 
 from collections.abc import Mapping

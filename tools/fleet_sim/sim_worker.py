@@ -1,6 +1,6 @@
 """A worker without a model: the real engine over memory that only counts, whose steps take what they were measured to.
 
-Owns one worker's clock, and the costs, which a JSON file has. `SimKv` and `SimRunner` are backend.py's Kv and Runner.
+`SimKv` and `SimRunner` are backend.py's Kv and Runner.
 """
 
 from collections import Counter, deque

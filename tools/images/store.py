@@ -1,6 +1,6 @@
 """podman and buildah with a store of their own: images and containers of these tests never meet the user's.
 
-Owns the configuration files and the environment that both programs run in. The store lies in the user's cache.
+The store lies in the user's cache.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The OpenAPI document, worker/server/web/page/openapi.json, with the schemas that the worker's structs have now.
 
-Owns the schemas of bodies. Paths, answers, headers, examples, and rules that concern several fields of a body, are
-written by hand in the document; tests hold them to the routes and to the schemas.
+Paths, answers, headers, examples, and rules that concern several fields of a body, are written by hand in the document;
+tests hold them to the routes and to the schemas.
 """
 
 import json

@@ -1,6 +1,6 @@
 """llama.cpp's own sampler chains: the peer that our samplers are timed and checked against.
 
-Owns a chain's handle. Knows nothing of requests. A chain belongs to one thread.
+A chain belongs to one thread.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """Rows of logits to draw from: a model's own, still in its context, and synthetic ones of any vocabulary.
 
-Owns where the rows of `bench` come from. Knows nothing of what is done with them. One thread, that of the context.
+One thread, that of the context.
 """
 
 from collections.abc import Iterator, Sequence
