@@ -43,7 +43,7 @@ from worker.errors import UsageError, WorkerError
 from worker.host import available_memory_bytes, cpu_quota
 from worker.models.downloads.catalog import load_catalog
 from worker.server.front.certificate import REPORT_FILE
-from worker.wire.numerics import Numerics
+from worker.wire.load import Numerics
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -10,7 +10,6 @@ from math import isfinite
 
 from parity.report import Check, Level, Report, Table
 from worker.observe.log_lines import escape
-from worker.wire import numerics
 
 LONGEST_OPEN_TABLE = 25
 """Rows; longer ones are folded, so that the next heading is in sight."""
@@ -140,7 +139,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("bounds", f"{report.bounds.name}, sha256 {report.bounds.sha256}"),
         ("CPU", f"{machine.cpu}, {machine.n_cores} cores, {machine.n_usable} usable, {machine.n_threads} threads"),
         ("system", machine.system),
-        *(numerics.facts(report.numerics) if report.numerics else ()),
+        *(report.numerics.shown() if report.numerics else ()),
         *report.versions.items(),
         *((f"parameter {name}", value) for name, value in report.parameters.items()),
     ]

@@ -17,7 +17,7 @@ import numpy as np
 
 from parity.provenance import GENERATED_BY, Machine
 from worker.server.front.certificate import REPORT_FORMAT
-from worker.wire.numerics import Numerics
+from worker.wire.load import Numerics
 
 # ── a level ──────────────────────────────────────────────────────────────────────────────────────
 

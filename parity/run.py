@@ -29,7 +29,7 @@ from worker.models.loading.load import placed
 from worker.models.plan.placement import Placement
 from worker.wire.jobs import TokenId
 from worker.config.engine_settings import Configure
-from worker.wire.numerics import Numerics
+from worker.wire.load import Numerics
 
 BUDGET_S: Final = {
     "tokenizer": 15.0,

@@ -24,7 +24,7 @@ from worker.models.plan.devices import Device, choose_device
 from worker.models.plan.memory import k_type
 from worker.models.plan.placement import Placement
 from worker.config.engine_settings import Configure
-from worker.wire.numerics import Numerics
+from worker.wire.load import Numerics
 
 ALL_LAYERS: Final = -1
 """llama.h: a negative n_gpu_layers means all."""

@@ -27,8 +27,7 @@ from worker.engine.step import Sampled, Slice, Step
 from worker.llama.runner import LlamaRunner
 from worker.models.loading.load import load_model
 from worker.server.process.main import main
-from worker.wire.frames import encode_frame
-from worker.wire.jobs import Finished, JobKey, SlotId, StepDone, TokenId
+from worker.wire.jobs import SlotId, TokenId
 
 GATES_DIR = "CRASHING_ENGINE_GATES"
 DIES_LOADING = "CRASHING_ENGINE_DIES_LOADING"
@@ -130,12 +129,6 @@ def _garbage_to_the_front(_raw: Raw) -> None:
         time.sleep(1)
 
 
-def _frames_of_the_past(_raw: Raw) -> None:
-    """Ends every job of the front, if it were this generation's."""
-    ends = [Finished(JobKey(key), "EOS") for key in range(1, 500)]
-    os.write(int(sys.argv[1]), encode_frame(int(sys.argv[2]) - 1, StepDone(finished=ends)))
-
-
 def _flood_of_words(_raw: Raw) -> None:
     _flood()
 
@@ -165,7 +158,6 @@ CRASHES: dict[str, Callable[[Raw], None]] = {
     "garbage to the front": _garbage_to_the_front,
 }
 PRANKS: dict[str, Callable[[Raw], None]] = {
-    "frames of the past": _frames_of_the_past,
     "flood of words": _flood_of_words,
     "tokens nobody knows of": _tokens_nobody_knows_of,
 }

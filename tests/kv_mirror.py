@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worker.engine.kv_blocks import BLOCK_TOKENS
-from worker.wire.blocks import BlocksRemoved, BlocksStored
+from worker.wire.jobs import TokenId
+from worker.wire.messages import BlockHash, BlockRemoved, BlockStored, Medium
 
 Path = tuple[int, ...]
 """A block's tokens and all before them."""
@@ -21,18 +22,30 @@ def blocks_of(tokens: Sequence[int]) -> set[Path]:
     return {tuple(tokens[:end]) for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS)}
 
 
+def kept(
+    medium: Medium, parent: BlockHash | None, hashes: tuple[BlockHash, ...], tokens: tuple[TokenId, ...]
+) -> BlockStored:
+    return BlockStored(
+        block_hashes=hashes, parent_block_hash=parent, token_ids=tokens, block_size=BLOCK_TOKENS, medium=medium
+    )
+
+
+def gone(medium: Medium, hashes: tuple[BlockHash, ...]) -> BlockRemoved:
+    return BlockRemoved(block_hashes=hashes, medium=medium)
+
+
 @dataclass
 class Mirror:
     held: dict[str, dict[int, Path]] = field(default_factory=lambda: {"GPU": {}, "CPU": {}})
 
-    def hear(self, changes: Iterable[BlocksStored | BlocksRemoved]) -> None:
+    def hear(self, changes: Iterable[BlockStored | BlockRemoved]) -> None:
         """Take what the engine sends to its front."""
         for change in changes:
             match change:
-                case BlocksStored(medium, parent, hashes, tokens):
-                    self._store(medium, parent, hashes, tokens)
-                case BlocksRemoved(medium, hashes):
-                    self._remove(medium, hashes)
+                case BlockStored():
+                    self._store(change.medium, change.parent_block_hash, change.block_hashes, change.token_ids)
+                case BlockRemoved():
+                    self._remove(change.medium, change.block_hashes)
 
     def hear_batch(self, payload: bytes) -> None:
         """Take what the front publishes."""

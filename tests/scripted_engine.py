@@ -26,8 +26,8 @@ from worker.engine.backend import LoadedModel, Meanwhile, Read, do_nothing
 from worker.engine.step import Sampled, Step
 from worker.server.process.main import main
 from worker.wire.jobs import Prompt, SlotId, TokenId
+from worker.wire.messages import Violation
 from worker.wire.prompts import Conversation
-from worker.wire.refusals import Violation
 
 COMMAND = "cat note.txt"
 CRASH = "crash in mid-answer"

@@ -38,7 +38,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "transformers": ("parity.reference",),
     "litestar": ("worker.server.web",),
     "uvicorn": ("worker.server.web", "worker.serve"),
-    "zmq": ("worker.server.front.kv_event_sockets",),
+    "zmq": ("worker.server.front.kv_events",),
     "gguf": ("parity",),
     "safetensors": ("parity",),
     "opentelemetry": ("worker.observe.traces",),
@@ -383,7 +383,7 @@ def test_the_walk_finds_circles_of_any_length() -> None:
 
 
 def test_the_walk_knows_which_module_an_import_for_type_checkers_means() -> None:
-    assert "worker.observe.traces" in arrows()["worker.server.front.job_log"]
+    assert "worker.observe.traces" in arrows()["worker.server.front.admission"]
     assert between_rooms({"worker.a.b": ["worker.c.d"], "worker.c.d": []}) == {
         "worker.a": frozenset({"worker.c"}),
         "worker.c": frozenset(),

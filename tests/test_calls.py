@@ -26,9 +26,8 @@ from worker.llama.runner import LlamaRunner
 from worker.models.plan.devices import choose_device
 from worker.wire.chat_format import HERMES, CallFormat, ChatFormat
 from worker.wire.jobs import Failed, Finished, JobKey, SamplingParams, StepDone, Submit
-from worker.wire.messages import Outbound
-from worker.wire.refusals import Violation
-from worker.wire.tools import OfferedTool, Tools
+from worker.wire.messages import Outbound, Violation
+from worker.wire.prompts import OfferedTool, Tools
 
 pytestmark = pytest.mark.model
 

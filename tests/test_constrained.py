@@ -25,8 +25,7 @@ from worker.llama.context import Context
 from worker.llama.model import constraints_of
 from worker.llama.runner import LlamaRunner
 from worker.wire.jobs import Failed, Finished, JobKey, SamplingParams, SchemaText, SlotId, StepDone, Submit
-from worker.wire.messages import Outbound
-from worker.wire.refusals import Violation
+from worker.wire.messages import Outbound, Violation
 
 pytestmark = pytest.mark.model
 

@@ -24,8 +24,7 @@ from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
 from worker.models.loading.load import load_model
 from worker.wire.jobs import Failed, Finished, JobKey, SamplingParams, StepDone, Submit, TokenId
-from worker.wire.messages import Outbound
-from worker.wire.refusals import Violation
+from worker.wire.messages import Outbound, Violation
 
 pytestmark = pytest.mark.model
 

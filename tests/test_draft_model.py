@@ -19,7 +19,6 @@ from tests.queued import put_away, queued
 from tests.server.front.rehearsal import CHEAP_ROWS, CONFIG
 from tests.shared_files import made_once, shared_folder
 from tests.worker_process import PATIENCE_S, eventually, own_environment, serve_default
-from worker.config.engine_settings import DraftModelAsked
 from worker.engine.backend import LoadedDraft, LoadedModel, Meanwhile, Read, do_nothing
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
@@ -56,9 +55,9 @@ def q4_0(any_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(model_path: Path, draft: Path, **changes: Any) -> LoadedModel:
-    asked = DraftModelAsked(str(draft), "cpu", 8)
+    beside = {"draft_path": str(draft), "draft_device": "cpu", "draft_max": 8}
     sizes = {"ctx_size": 1024, "parallel": 4, "cache_type_k": "auto", "prompt_lookup": "off"}
-    config = replace(CONFIG, model_path=str(model_path), draft=asked, **{**sizes, **changes})
+    config = replace(CONFIG, model_path=str(model_path), **{**beside, **sizes, **changes})
     return load_model(config, lambda _: None)
 
 

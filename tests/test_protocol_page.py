@@ -11,7 +11,7 @@ from worker import errors
 from worker.apis.core.bodies import HealthBody, ReadyCallback
 from worker.apis.core.events import EVENT_TYPES, StreamCode
 from worker.config.settings import options
-from worker.server.front.health import Phase
+from worker.server.front.admission import Phase
 from worker.wire.load import Tried
 
 PAGE = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text()

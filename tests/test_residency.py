@@ -15,8 +15,8 @@ from tests.server.front.rehearsal import CONFIG, FACTS, Stage
 from tests.toy_engine import GONE, LEAVING, ON_A_GPU, THERE
 from worker.config.settings import Settings
 from worker.observe.metrics import Metrics
-from worker.server.front.client import EngineClient, EngineState
-from worker.server.front.inheritance import engine_environment
+from worker.server.front.children import engine_environment
+from worker.server.front.client import EngineClient, EngineState, Report
 from worker.server.front.state import Front
 from worker.wire.load import AskResidency, Loaded, Residency
 
@@ -89,9 +89,9 @@ class Listening(Front):
 
     gone: asyncio.Event
 
-    def on_residency(self, residency: Residency) -> None:
-        super().on_residency(residency)
-        if not residency.is_resident:
+    def on_report(self, report: Report) -> None:
+        super().on_report(report)
+        if isinstance(report, Residency) and not report.is_resident:
             self.gone.set()
 
 
@@ -101,7 +101,7 @@ async def served(answers: Sequence[Residency], facts: Loaded = ON_A_GPU) -> tupl
     await stage.open(facts)
     front.open(stage.client)
     for answer in answers:
-        front.on_residency(answer)
+        front.on_report(answer)
     return front, stage
 
 

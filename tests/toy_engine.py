@@ -40,8 +40,8 @@ from worker.server.process.main import main
 from worker.wire.chat_format import HERMES, ReasoningFormat
 from worker.wire.jobs import Prompt, SlotId, Submit, TokenId
 from worker.wire.load import Residency
+from worker.wire.messages import Violation
 from worker.wire.prompts import Conversation, Infill
-from worker.wire.refusals import Violation
 
 TOY, LOUD, BROKEN, LEAVING, UNLOADABLE, TOO_BIG = "toy", "loud", "broken", "leaving", "unloadable", "too big"
 STARVED, KEEPING, SLOW = "starved", "keeping", "slow"
@@ -282,5 +282,5 @@ def fragile_constrain(submit: Submit) -> Constraint | None:
 
 
 if __name__ == "__main__":
-    of_kind = sys.argv.pop(1) if len(sys.argv) > 3 else None
+    of_kind = sys.argv.pop(1) if len(sys.argv) > 2 else None
     main(partial(load, kind=of_kind))

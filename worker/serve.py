@@ -34,9 +34,8 @@ from worker.observe.log_writer import LogWriter, in_background
 from worker.observe.metrics import Metrics
 from worker.observe.redaction import Secrets
 from worker.server.front.certificate import Certificate, read_certificate
+from worker.server.front.children import engine_environment, fetch_in_child, shared_memory
 from worker.server.front.client import ENGINE_COMMAND, EngineClient
-from worker.server.front.fetch_child import fetch_in_child
-from worker.server.front.inheritance import engine_environment, shared_memory
 from worker.server.front.link import EngineLink
 from worker.server.front.lookups import Loop
 from worker.server.front.pool_manager import announce, is_test_mode, shown_url
@@ -266,7 +265,7 @@ class Service:
         if self._settings.kv_events is None:
             yield
             return
-        from worker.server.front.kv_event_sockets import published  # noqa: PLC0415 - an optional package
+        from worker.server.front.kv_events import published  # noqa: PLC0415 - an optional package
 
         async with published(self._settings, front.on_fatal) as front.kv_events:
             yield

@@ -18,7 +18,7 @@ from worker.apis.core.fields import MAX_IGNORED, MAX_PREDICTION_CHARS, SHARED
 from worker.apis.core.request import JobRequest, Request
 from worker.apis.pool.execute import TEXT_ONLY
 from worker.wire.jobs import JobKey
-from worker.wire.refusals import Overflow
+from worker.wire.messages import Overflow
 
 
 def read(**fields: Any) -> Request:

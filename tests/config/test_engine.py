@@ -4,10 +4,10 @@ from dataclasses import fields
 from pathlib import Path
 
 from tests.server.front.rehearsal import FACTS
-from worker.config.engine import configure, successor_of
+from worker.config.engine import configure
 from worker.config.engine_settings import EngineSettings, inbound_decoder
 from worker.config.settings import Settings
-from worker.wire.frames import FrameBuffer, encode_frame
+from worker.wire.encoding import FrameBuffer, encode_frame
 
 
 def test_the_settings_of_the_engine_are_handed_on_as_they_are() -> None:
@@ -24,28 +24,20 @@ def test_the_engine_gets_no_secret_and_no_address() -> None:
 
 def test_the_first_frame_survives_the_way_to_the_engine() -> None:
     asked = configure(Settings(catalog=Path("models.toml"), main_gpu=1, tensor_split="3,1"), Path("m.gguf"))
-    for frame in (asked, successor_of(asked, FACTS)):
-        [(_, body)] = FrameBuffer().feed(encode_frame(1, frame))
+    for frame in (asked, asked.successor(FACTS)):
+        [body] = FrameBuffer().feed(encode_frame(frame))
         assert inbound_decoder.decode(body) == frame
 
 
 def test_paths_are_absolute_because_the_engine_may_have_another_working_directory() -> None:
     asked = configure(Settings(prefix_cache_dir=Path("kept")), Path("m.gguf"), draft_path=Path("d.gguf"))
-    assert asked.draft is not None
-    paths = (asked.model_path, asked.draft.path, asked.prefix_cache_dir, asked.models_dir)
+    paths = (asked.model_path, asked.draft_path, asked.prefix_cache_dir, asked.models_dir)
     assert [path for path in paths if path is None or not Path(path).is_absolute()] == []
 
 
 def test_a_draft_model_goes_where_the_model_may_go_unless_a_flag_says_otherwise() -> None:
-    found = [
-        configure(settings, Path("m.gguf"), draft_path=Path("d.gguf")).draft
-        for settings in (
-            Settings(device="cuda"),
-            Settings(gpu_layers="0"),
-            Settings(device="cuda", draft_device="cpu"),
-        )
-    ]
-    assert [draft.device for draft in found if draft is not None] == ["cuda", "cpu", "cpu"]
+    told = (Settings(device="cuda"), Settings(gpu_layers="0"), Settings(device="cuda", draft_device="cpu"))
+    assert [settings.device_of_draft for settings in told] == ["cuda", "cpu", "cpu"]
 
 
 def test_an_engine_gets_the_chat_template_and_its_variables() -> None:

@@ -9,7 +9,7 @@ from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
 from worker.engine.channels import ChannelState
 from worker.wire.jobs import Submit
-from worker.wire.refusals import Violation
+from worker.wire.messages import Violation
 
 
 def submitted(*, json_schema: str | None = None, **fields: Any) -> Submit:

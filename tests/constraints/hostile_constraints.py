@@ -25,7 +25,7 @@ from worker.constraints.jobs import Constraints
 from worker.llama.library import give_back_memory
 from worker.llama.model import constraints_of
 from worker.wire.jobs import TokenId
-from worker.wire.refusals import Violation
+from worker.wire.messages import Violation
 
 Kind = Literal["json_schema", "regex"]
 

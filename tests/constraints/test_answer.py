@@ -18,7 +18,7 @@ from worker.engine.channels import CONTENT, Channel, ChannelState
 from worker.engine.dividers import marks_among
 from worker.wire.chat_format import HERMES, CallFormat, ChatFormat
 from worker.wire.jobs import TokenId
-from worker.wire.tools import OfferedTool, Tools
+from worker.wire.prompts import OfferedTool, Tools
 
 LAW = settings(max_examples=60)
 

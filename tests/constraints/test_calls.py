@@ -28,8 +28,8 @@ from worker.formats.read.parse import Message, Reader, message_of
 from worker.llama.model import Model, constraints_of
 from worker.wire.chat_format import ChatFormat
 from worker.wire.jobs import TokenId
-from worker.wire.refusals import Violation
-from worker.wire.tools import OfferedTool, Tools
+from worker.wire.messages import Violation
+from worker.wire.prompts import OfferedTool, Tools
 
 LAW = settings(max_examples=12)
 MAX_TOKENS = 2000

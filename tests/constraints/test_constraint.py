@@ -26,7 +26,7 @@ from worker.constraints.jobs import Constraints
 from worker.engine.step import Token
 from worker.llama.model import Model, constraints_of
 from worker.wire.jobs import TokenId
-from worker.wire.refusals import Violation
+from worker.wire.messages import Violation
 
 LAW = settings(max_examples=60)
 

@@ -13,9 +13,9 @@ from tests.constraints.hostile_constraints import HOSTILE, Taken
 from worker.constraints.constraint import LIMITS_OF, Constraint
 from worker.constraints.jobs import Constraints
 from worker.constraints.trial import MAX_CPU_S
-from worker.server.front.inheritance import engine_environment
+from worker.server.front.children import engine_environment
 from worker.wire.jobs import TokenId
-from worker.wire.refusals import Violation
+from worker.wire.messages import Violation
 
 SLOWNESS = 3.0
 """The slowness of machines that run tests, which others use too, against one whose processors are its own."""

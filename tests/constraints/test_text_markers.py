@@ -21,7 +21,7 @@ from worker.formats.read.parse import Message, Reader, message_of
 from worker.llama.model import constraints_of
 from worker.wire.chat_format import ChatFormat
 from worker.wire.jobs import TokenId
-from worker.wire.tools import OfferedTool, Tools
+from worker.wire.prompts import OfferedTool, Tools
 
 LAW = settings(max_examples=60)
 TOOL = OfferedTool(

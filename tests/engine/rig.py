@@ -19,7 +19,6 @@ from worker.engine.scheduler import PASSES, FairShares, FirstCome, policy_of
 from worker.engine.sequence import Sequence, State
 from worker.engine.step import Step
 from worker.limits import MAX_DRAFTS
-from worker.wire.blocks import BlocksChanged
 from worker.wire.jobs import (
     Failed,
     Finished,
@@ -34,7 +33,7 @@ from worker.wire.jobs import (
     TokenId,
 )
 from worker.wire.load import PrefixCacheFound
-from worker.wire.messages import Outbound
+from worker.wire.messages import BlocksChanged, Outbound
 
 MAX_STEPS = 5_000
 Misfortune = Literal["no room", "abort"]

@@ -24,7 +24,7 @@ from worker.engine.sequence import Queued
 from worker.engine.step import Sampled, Slice
 from worker.wire.jobs import Finished, JobKey, SamplingParams, SlotId, StepDone, Submit, TokenId
 from worker.wire.messages import Outbound
-from worker.wire.tools import OfferedTool, Tools
+from worker.wire.prompts import OfferedTool, Tools
 
 VOCABULARY = MadeVocabulary((), ["<think>", "</think>", "<tool_call>", "\n\n", '{"', '"}'])
 MARKS = marks_among(VOCABULARY.controls, VOCABULARY.words)

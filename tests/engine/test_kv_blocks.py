@@ -14,12 +14,12 @@ from tests.engine.fake_runner import Request
 from tests.engine.rig import Rig
 from tests.engine.test_loop_laws import UNSCORABLE, Anything
 from tests.engine.toy_constraint import N_VOCAB
-from tests.kv_mirror import Mirror, blocks_of
+from tests.kv_mirror import Mirror, blocks_of, gone, kept
 from tests.queued import put_away
 from worker.engine.kv_blocks import BLOCK_TOKENS, BlockJournal, block_hashes
 from worker.engine.prefix_tree import PrefixIndex
-from worker.wire.blocks import BlocksRemoved, BlocksStored
 from worker.wire.jobs import SlotId
+from worker.wire.messages import BlockStored
 
 LAW = settings(max_examples=40, stateful_step_count=20, report_multiple_bugs=False)
 
@@ -55,9 +55,9 @@ def test_a_block_is_reported_when_its_last_token_is_computed() -> None:
     journal = BlockJournal()
     assert journal.take([(ONE, A, 15)]) == ()
     first, second = block_hashes(None, A)[:2]
-    assert journal.take([(ONE, A, 17)]) == (BlocksStored("GPU", None, (first,), tuple(A[:16])),)
+    assert journal.take([(ONE, A, 17)]) == (kept("GPU", None, (first,), tuple(A[:16])),)
     assert journal.take([(ONE, A, 31)]) == ()
-    assert journal.take([(ONE, A, 32)]) == (BlocksStored("GPU", first, (second,), tuple(A[16:32])),)
+    assert journal.take([(ONE, A, 32)]) == (kept("GPU", first, (second,), tuple(A[16:32])),)
 
 
 def test_what_two_slots_hold_is_reported_once_and_gone_with_the_last() -> None:
@@ -65,7 +65,7 @@ def test_what_two_slots_hold_is_reported_once_and_gone_with_the_last() -> None:
     blocks = tuple(block_hashes(None, A)[:2])
     assert len(journal.take([(ONE, A, 32), (TWO, also, 40)])) == 1
     assert journal.take([(TWO, also, 40)]) == ()
-    assert journal.take([]) == (BlocksRemoved("GPU", blocks[::-1]),)
+    assert journal.take([]) == (gone("GPU", blocks[::-1]),)
 
 
 def test_what_goes_from_one_slot_to_another_was_never_gone() -> None:
@@ -79,9 +79,9 @@ def test_another_sequence_in_the_slot_has_the_blocks_that_it_shares_already() ->
     journal.take([(ONE, A, 48)])
     stored, removed = journal.take([(ONE, other, 32)])
     first, *rest = block_hashes(None, A)
-    assert isinstance(stored, BlocksStored)
-    assert (stored.parent, stored.tokens) == (first, tuple(other[16:32]))
-    assert removed == BlocksRemoved("GPU", tuple(rest[::-1]))
+    assert isinstance(stored, BlockStored)
+    assert (stored.parent_block_hash, stored.token_ids) == (first, tuple(other[16:32]))
+    assert removed == gone("GPU", tuple(rest[::-1]))
 
 
 # ── the copies ───────────────────────────────────────────────────────────────────────────────────
@@ -96,7 +96,7 @@ def test_splitting_an_edge_reports_nothing_but_the_new_branch(n_common: int) -> 
     branch = (*A[:n_common], *numbered(7, 40))
     remember(index, memory, branch)
     reported = journal.take([])
-    assert [type(change) for change in reported] == [BlocksStored]
+    assert [type(change) for change in reported] == [BlockStored]
     mirror.hear(reported)
     assert mirror.blocks("CPU") == blocks_of(A) | blocks_of(branch)
 

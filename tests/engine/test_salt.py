@@ -14,8 +14,8 @@ from tests.kv_mirror import Mirror
 from worker.engine.kv_blocks import BLOCK_TOKENS, BlockJournal, block_hashes
 from worker.engine.prefix_tree import PrefixIndex, n_common
 from worker.engine.step import salt_of, salted
-from worker.wire.blocks import BlocksRemoved
 from worker.wire.jobs import Finished, SlotId, TokenId
+from worker.wire.messages import BlockRemoved
 
 SALTS = (b"", b"one", b"two")
 
@@ -107,8 +107,8 @@ def test_a_salt_is_part_of_the_hash_of_the_first_block_and_so_of_all() -> None:
     assert list(mirror.held["GPU"]) == [block for chain in chains for block in chain]
     assert {type(token) for path in mirror.held["GPU"].values() for token in path} == {int}
     (removed,) = journal.take([])
-    assert isinstance(removed, BlocksRemoved)
-    assert sorted(removed.hashes) == sorted(mirror.held["GPU"])
+    assert isinstance(removed, BlockRemoved)
+    assert sorted(removed.block_hashes) == sorted(mirror.held["GPU"])
 
 
 def test_a_salted_answer_is_no_draft_for_other_jobs() -> None:

@@ -11,8 +11,8 @@ import msgspec
 from worker.formats.render.escapes import ControlNames
 from worker.formats.render.sandbox import BrokenTemplate
 from worker.formats.render.template import ChatTemplates
+from worker.wire.messages import Violation
 from worker.wire.prompts import Conversation
-from worker.wire.refusals import Violation
 
 MAX_CPU_S, MAX_BYTES = 20, 2 << 30
 

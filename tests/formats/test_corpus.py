@@ -17,7 +17,7 @@ from worker.formats.grammar.tool_grammar import Controls, Tool, grammar_of_answe
 from worker.formats.read.parse import Arguments, Call, Message, Reader, message_of
 from worker.formats.read.plain_calls import MAX_HELD
 from worker.formats.tool_format import chat_format
-from worker.wire.tools import OfferedTool
+from worker.wire.prompts import OfferedTool
 
 CORPUS = [*{(one.family, one.text, one.is_cut, one.is_reasoning): one for one in (*lines(), *by_hand())}.values()]
 MIN_SHARE = 0.95

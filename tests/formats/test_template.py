@@ -12,8 +12,8 @@ from tests.formats.conversations import CALL, REPLY, RESULT, SYSTEM, TIME, USER,
 from worker.formats.render.escapes import ControlNames, Json
 from worker.formats.render.sandbox import BrokenTemplate
 from worker.formats.render.template import ChatTemplates, Rendered
+from worker.wire.messages import Violation
 from worker.wire.prompts import Conversation
-from worker.wire.refusals import Violation
 
 LAW = settings(max_examples=200)
 

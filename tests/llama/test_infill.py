@@ -13,8 +13,8 @@ from worker.engine.backend import Read
 from worker.llama.model import Model
 from worker.llama.tokenizer import InfillMarks, Prompts
 from worker.wire.jobs import TokenId
+from worker.wire.messages import Violation
 from worker.wire.prompts import Infill
-from worker.wire.refusals import Violation
 
 pytestmark = pytest.mark.model
 

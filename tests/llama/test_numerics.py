@@ -9,7 +9,7 @@ from tests.models.plan.test_placement import CPU, GIB, MODEL, config, gpu, needs
 from worker.llama.invariance import has_own_products, numerics_of
 from worker.models.plan.buffers import Buffer, BufferSizes
 from worker.models.plan.devices import Device
-from worker.wire.numerics import Numerics
+from worker.wire.load import Numerics
 
 L4, ANOTHER_L4 = (replace(gpu(80 * GIB, index), description="NVIDIA L4") for index in (0, 1))
 NO_SIZES = BufferSizes()

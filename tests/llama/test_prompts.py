@@ -24,8 +24,8 @@ from worker.models.facts.info import read_info
 from worker.models.loading.load import load_model
 from worker.wire.chat_format import HERMES, CallFormat
 from worker.wire.jobs import TokenId
+from worker.wire.messages import Violation
 from worker.wire.prompts import Conversation
-from worker.wire.refusals import Violation
 
 pytestmark = pytest.mark.model
 

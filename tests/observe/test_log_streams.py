@@ -171,7 +171,7 @@ def test_what_the_engine_warns_of_is_for_operators() -> None:
     logs.configure("json", "worker-1", stream, level="info")
 
     async def play() -> None:
-        Front(Settings(model="m.gguf"), Metrics("worker-1")).on_warned(Warned(text="the cells are not kept"))
+        Front(Settings(model="m.gguf"), Metrics("worker-1")).on_report(Warned(text="the cells are not kept"))
 
     asyncio.run(play())
     told = only_line(stream)

@@ -19,7 +19,7 @@ from parity.report import (
     report_of,
 )
 from tests.wire.test_numerics import ON_A_CPU
-from worker.wire.numerics import Numerics
+from worker.wire.load import Numerics
 
 SHA256 = "0123456789abcdef" * 4
 ANYTHING = "a|b `c` <b>*d*</b> [e](f) \\ g\nh\r\x1b[31m $i$ _j_ # k\u202e\ud800 日本 "

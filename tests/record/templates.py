@@ -22,8 +22,7 @@ from worker.formats.read.parse import Reader, message_of
 from worker.formats.render.template import ChatTemplates, Rendered
 from worker.formats.tool_format import chat_format
 from worker.wire.chat_format import ChatFormat
-from worker.wire.prompts import Conversation
-from worker.wire.tools import OfferedTool
+from worker.wire.prompts import Conversation, OfferedTool
 
 SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
 _PIECE = 4

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.apis.pool.vectors import conversation
 from worker.config.engine_settings import inbound_decoder
 from worker.config.settings import options
-from worker.wire.frames import MAX_BODY_BYTES, FrameBuffer, encode_frame
+from worker.wire.encoding import MAX_BODY_BYTES, FrameBuffer, encode_frame
 from worker.wire.jobs import Cancel, JobKey, SamplingParams, Submit, TokenId
-from worker.wire.questions import QuestionKey, Tokenized
+from worker.wire.messages import QuestionKey, Tokenized
 
 LAW = settings(max_examples=200)
 
@@ -22,7 +22,6 @@ MESSAGES = st.one_of(
         lambda prompt: Submit(job=JobKey(1), prompt=prompt, sampling=SamplingParams(seed=2**64 - 1))
     ),
 )
-GENERATIONS = st.integers(0, 2**32 - 1)
 
 
 def portions(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -33,46 +32,44 @@ def portions(data: bytes, cuts: list[int]) -> list[bytes]:
 @pytest.mark.long
 @LAW
 @given(
-    sent=st.lists(st.tuples(GENERATIONS, MESSAGES), max_size=6),
+    sent=st.lists(MESSAGES, max_size=6),
     cuts=st.lists(st.integers(0, 2000), max_size=12),
 )
-def test_any_cutting_of_the_bytes_gives_the_same_frames_in_order(
-    sent: list[tuple[int, Cancel | Submit]], cuts: list[int]
-) -> None:
+def test_any_cutting_of_the_bytes_gives_the_same_frames_in_order(sent: list[Cancel | Submit], cuts: list[int]) -> None:
     buffer = FrameBuffer()
-    data = b"".join(encode_frame(generation, message) for generation, message in sent)
+    data = b"".join(map(encode_frame, sent))
     read = [frame for portion in portions(data, cuts) for frame in buffer.feed(portion)]
-    assert [(generation, inbound_decoder.decode(body)) for generation, body in read] == sent
+    assert list(map(inbound_decoder.decode, read)) == sent
 
 
 @LAW
 @given(message=MESSAGES)
 def test_a_frame_is_out_with_its_last_byte_and_no_earlier(message: Cancel | Submit) -> None:
     buffer = FrameBuffer()
-    data = encode_frame(3, message)
+    data = encode_frame(message)
     assert all(not list(buffer.feed(data[i : i + 1])) for i in range(len(data) - 1))
-    ((generation, body),) = buffer.feed(data[-1:])
-    assert (generation, inbound_decoder.decode(body)) == (3, message)
+    (body,) = buffer.feed(data[-1:])
+    assert inbound_decoder.decode(body) == message
 
 
-def test_the_header_is_two_little_endian_words_of_length_and_generation() -> None:
-    data = encode_frame(0x01020304, Cancel(job=JobKey(1)))
-    assert data[:8] == struct.pack("<II", len(data) - 8, 0x01020304)
+def test_the_header_is_the_length_as_a_little_endian_word() -> None:
+    data = encode_frame(Cancel(job=JobKey(1)))
+    assert data[:4] == struct.pack("<I", len(data) - 4)
 
 
 def test_a_body_of_the_greatest_length_is_taken_and_one_byte_more_is_impossible() -> None:
     longest = bytes(MAX_BODY_BYTES)
-    ((_, body),) = FrameBuffer().feed(struct.pack("<II", MAX_BODY_BYTES, 1) + longest)
+    (body,) = FrameBuffer().feed(struct.pack("<I", MAX_BODY_BYTES) + longest)
     assert body == longest
     with pytest.raises(ValueError, match=f"claims {MAX_BODY_BYTES + 1} bytes; at most {MAX_BODY_BYTES}"):
-        list(FrameBuffer().feed(struct.pack("<II", MAX_BODY_BYTES + 1, 1)))
+        list(FrameBuffer().feed(struct.pack("<I", MAX_BODY_BYTES + 1)))
 
 
 def test_an_impossible_length_is_refused_before_any_of_its_body_is_there() -> None:
     buffer = FrameBuffer()
-    whole = encode_frame(1, Cancel(job=JobKey(1)))
+    whole = encode_frame(Cancel(job=JobKey(1)))
     frames = buffer.feed(whole + b"\xff" * 8)
-    assert next(frames)[0] == 1
+    assert inbound_decoder.decode(next(frames)) == Cancel(job=JobKey(1))
     with pytest.raises(ValueError, match="claims 4294967295 bytes"):
         next(frames)
 
@@ -84,7 +81,7 @@ def test_the_longest_prompt_a_request_may_have_fits_a_frame() -> None:
     longest = conversation(told, tools=[other], max_chars=int(most))
     for prompt in ("\U0001f600" * int(most), longest):
         submit = Submit(job=JobKey(1), prompt=prompt, sampling=SamplingParams(seed=0))
-        ((_, body),) = FrameBuffer().feed(encode_frame(1, submit))
+        (body,) = FrameBuffer().feed(encode_frame(submit))
         assert inbound_decoder.decode(body) == submit
 
 
@@ -92,4 +89,4 @@ def test_the_longest_answer_about_a_prompt_fits_a_frame() -> None:
     (most,) = [option.type.max for option in options() if option.name == "max_prompt_chars"]  # type: ignore[attr-defined]  # IntRange
     tokens = (TokenId(2**31 - 1),) * (4 * int(most))
     told = Tokenized(question=QuestionKey(1), tokens=tokens, text="\U0001f600" * int(most))
-    assert list(FrameBuffer().feed(encode_frame(1, told)))
+    assert list(FrameBuffer().feed(encode_frame(told)))

@@ -1,4 +1,4 @@
-"""Every frame survives the way through worker/wire/frames.py, and no decoder takes the other direction's."""
+"""Every frame survives the way through worker/wire/encoding.py, and no decoder takes the other direction's."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from worker.config.engine_settings import Configure, inbound_decoder
-from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
+from worker.wire.encoding import FrameBuffer, encode_frame
 from worker.wire.jobs import Submit
-from worker.wire.messages import Inbound, Outbound
+from worker.wire.messages import Inbound, Outbound, outbound_decoder
 
 LAW = settings(max_examples=60)
 
@@ -63,7 +63,7 @@ DIRECTIONS: dict[str, tuple[tuple[type, ...], msgspec.msgpack.Decoder[Any], msgs
 
 
 def body_of(message: Inbound | Outbound | Configure) -> bytes:
-    ((_, body),) = FrameBuffer().feed(encode_frame(1, message))
+    (body,) = FrameBuffer().feed(encode_frame(message))
     return body
 
 

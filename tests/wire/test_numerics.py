@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from worker.wire.numerics import Numerics, differences, facts
+from worker.wire.load import Numerics
 
 ON_A_CPU = Numerics(
     device="cpu",
@@ -52,14 +52,14 @@ def test_there_is_an_example_of_every_fact() -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_each_fact_that_is_another_is_one_line_that_begins_with_its_name(name: str) -> None:
-    (line,) = differences(other(name), ON_A_CPU)
+    (line,) = other(name).differences(ON_A_CPU)
     assert line.startswith(f"{name}: {OTHERS[name][1]}")
 
 
 def test_the_same_is_no_difference() -> None:
-    assert list(differences(ON_A_CPU, msgspec.structs.replace(ON_A_CPU))) == []
+    assert list(ON_A_CPU.differences(msgspec.structs.replace(ON_A_CPU))) == []
 
 
 def test_people_are_shown_every_fact() -> None:
-    assert [name for name, _ in facts(ON_A_CPU)] == list(OTHERS)
-    assert dict(facts(ON_A_CPU))["cpu_features"] == "AVX2 FMA AVX512"
+    assert [name for name, _ in ON_A_CPU.shown()] == list(OTHERS)
+    assert dict(ON_A_CPU.shown())["cpu_features"] == "AVX2 FMA AVX512"

@@ -25,7 +25,7 @@ from worker.engine.loop import Engine
 from worker.engine.sequence import Queued, Sequence, State
 from worker.llama.runner import LlamaRunner
 from worker.models.loading.load import load_model
-from worker.wire.frames import encode_frame
+from worker.wire.encoding import encode_frame
 from worker.wire.jobs import JobKey, SamplingParams, Submit, TokenId
 from worker.wire.messages import Outbound
 
@@ -142,4 +142,4 @@ def _all_of(engine: Engine) -> list[Sequence]:
 
 def encode(frame: Outbound) -> None:
     """Spend what a frame costs this process; it goes nowhere."""
-    encode_frame(0, frame)
+    encode_frame(frame)

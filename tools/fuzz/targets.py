@@ -41,9 +41,9 @@ from worker.models.facts.info import read_info
 from worker.models.upstream.numbers import STATE_MAGIC
 from worker.server.saved.copies import Layout, joined, parse_checkpoint, parse_seq_state, passing
 from worker.server.saved.records import CELLS, CHECKPOINT, Untrusted, read_record, record_of
-from worker.wire.encoding import encode_messagepack
-from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
+from worker.wire.encoding import FrameBuffer, encode_frame, encode_messagepack
 from worker.wire.jobs import Accepted, Cancel, JobKey, SamplingParams, Submit, TokenId
+from worker.wire.messages import outbound_decoder
 
 Target = Callable[[bytes], None]
 
@@ -99,7 +99,7 @@ def frames(data: bytes) -> None:
     whole, cut = FrameBuffer(), FrameBuffer()
     found, why = _fed(whole, [data])
     assert _fed(cut, [data[i : i + 3] for i in range(0, len(data), 3)]) == (found, why)
-    for _, body in [*found, (0, data)]:
+    for body in [*found, data]:
         for decoder in (inbound_decoder, outbound_decoder):
             try:
                 message = decoder.decode(body)
@@ -226,9 +226,9 @@ def _read_model(path: Path) -> None:
     assert found.vocab_size > 0
 
 
-def _fed(buffer: FrameBuffer, portions: list[bytes]) -> tuple[list[tuple[int, bytes]], str]:
+def _fed(buffer: FrameBuffer, portions: list[bytes]) -> tuple[list[bytes], str]:
     """The frames of the portions, and why no more come; a frame that is impossible ends the connection."""
-    found: list[tuple[int, bytes]] = []
+    found: list[bytes] = []
     try:
         for portion in portions:
             for frame in buffer.feed(portion):
@@ -286,9 +286,9 @@ def seeds(name: str) -> Iterator[bytes]:
             for kind in (CELLS, CHECKPOINT):
                 yield b"".join(record_of([1, 2, 3], _cells(), key=_KEY, binding=_BINDING, kind=kind))
         case "frames":
-            yield encode_frame(1, Cancel(job=JobKey(7)))
+            yield encode_frame(Cancel(job=JobKey(7)))
             submit = Submit(job=JobKey(7), prompt="a", sampling=SamplingParams(seed=1, max_tokens=1), salt=b"s")
-            yield encode_frame(2, submit) + encode_frame(3, Accepted(job=JobKey(7), prompt_tokens=1))
+            yield encode_frame(submit) + encode_frame(Accepted(job=JobKey(7), prompt_tokens=1))
 
 
 def _cells() -> bytes:

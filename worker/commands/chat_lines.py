@@ -26,7 +26,7 @@ from worker.models.facts.info import read_words
 from worker.wire.chat_format import ChatFormat
 from worker.wire.encoding import encode_json
 from worker.wire.jobs import TokenId
-from worker.wire.refusals import Violation
+from worker.wire.messages import Violation
 
 _MAX_CHARS = 1 << 24
 """The limit on a conversation's text."""

@@ -29,14 +29,13 @@ from worker.models.downloads.catalog import load_catalog, locate
 from worker.models.facts.info import ModelInfo, read_info
 from worker.observe import log_lines as logs
 from worker.observe.metrics import Metrics
-from worker.server.front.client import EngineClient, Observer
-from worker.server.front.fetch_child import fetch_in_child
-from worker.server.front.inheritance import engine_environment
+from worker.server.front.children import engine_environment, fetch_in_child
+from worker.server.front.client import EngineClient, Observer, Report
 from worker.server.front.job import Admission, Job, in_ms, next_chunk_of
 from worker.server.front.progress import LoadProgress
 from worker.server.front.supervision import first_of, running
 from worker.wire.jobs import JobKey, Prompt, narrow
-from worker.wire.load import Loaded
+from worker.wire.load import Loaded, Progress
 
 
 def session_options(max_tokens: int) -> list[click.Option]:
@@ -208,9 +207,9 @@ class Session(Observer):
             raise NotAnsweredError(f"{job.failure}: {job.failure_message}")
         return job
 
-    def on_progress(self, percent: int) -> None:
-        if self._console.is_terminal:
-            self._progress.show(percent)
+    def on_report(self, report: Report) -> None:
+        if isinstance(report, Progress) and self._console.is_terminal:
+            self._progress.show(report.percent)
 
     def load_ended(self) -> None:
         self._progress.close()
@@ -261,4 +260,4 @@ def summary(job: Job) -> str:
     # The time is from the first token to the last: one interval less than tokens.
     decode_ms = in_ms(job.decode_time_s)
     rate = f", {1000 * (job.tokens_sampled - 1) / decode_ms:.1f} tokens/s" if decode_ms else ""
-    return f"[{job.tokens_sampled} tokens{rate}, seed {job.submit.sampling.drawn_seed}]"
+    return f"[{job.tokens_sampled} tokens{rate}, seed {job.frame.sampling.drawn_seed}]"

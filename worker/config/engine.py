@@ -1,13 +1,12 @@
-"""The first frame made: of the settings of `serve` for the first engine, and of its facts for each that follows."""
+"""The first frame made of the settings of `serve`."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from worker.config.engine_settings import Configure, DraftModelAsked, EngineSettings
+from worker.config.engine_settings import Configure, EngineSettings
 from worker.config.settings import Settings
 from worker.errors import UsageError
-from worker.wire.load import Loaded
 
 _MAX_TEMPLATE_BYTES = 2**20
 """The largest chat template; the longest that a model is known to have is forty times shorter. A user who gives the
@@ -31,27 +30,12 @@ def configure(
         **own,
         model_path=str(model_path.absolute()),
         template=template,
-        draft=None if draft_path is None else _draft(settings, draft_path),
+        draft_path=None if draft_path is None else str(draft_path.absolute()),
         kernels_dir=str((settings.models_dir / ".kernels").absolute()),
         reports_blocks=settings.kv_events is not None,
         wants_numerics=settings.parity_report is not None,
         arena_fd=arena_fd,
     )
-
-
-def _draft(settings: Settings, path: Path) -> DraftModelAsked:
-    """A draft model without a device of its own goes where the model may go."""
-    own = "cpu" if settings.wants_no_layers else settings.device
-    return DraftModelAsked(str(path.absolute()), settings.draft_device or own, settings.draft_max)
-
-
-def successor_of(config: Configure, facts: Loaded) -> Configure:
-    """Return the configuration of the next engine, after one with this configuration was loaded.
-
-    It gets the same plan, whatever memory is free by then, so that accepted jobs still fit; and the costs of steps,
-    which take up to a second to measure.
-    """
-    return replace(config, predecessor=facts, swa_full="off" if facts.swa_full is False else "on")
 
 
 def read_chat_template(settings: Settings) -> str | None:

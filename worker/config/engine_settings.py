@@ -1,13 +1,12 @@
-"""The settings of a model and its jobs, once each: name, meaning, unit, range and default; and the engine's first
-frame, which has them as they are.
+"""The settings of a model and its jobs, once each, and the engine's first frame, which has them as they are.
 
-The settings of the network and of the process are in settings.py. Pure, and light to import.
+Those of the network and of the process are in settings.py. Light to import.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 
@@ -18,22 +17,15 @@ from worker.wire.load import Loaded
 from worker.wire.messages import Inbound
 
 Scheduling = Literal["fair", "first-come"]
-"""The jobs that wait if there are too few slots or cells: those that have had most, or the youngest."""
 SwaFull = Literal["auto", "on", "off"]
-"""The choice of as many KV cells in layers with a sliding window as in others, so that prefixes can be
-shared and cached; auto means on if that costs neither cells, jobs nor layers on a GPU."""
+"""auto means on if that costs neither cells, jobs nor layers on a GPU."""
 FlashAttn = Literal["auto", "on", "off"]
 PromptLookup = Literal["on", "own", "off"]
-"""The texts that drafts are read from: a job's own and other jobs' answers, its own only, or none."""
 BatchInvariant = Literal["auto", "on", "off"]
-"""The choice of numbers that do not depend on the jobs that are computed alongside; auto means on if that costs
-nothing."""
 Kernels = Literal["auto", "ours", "stock"]
-"""The choice of the kernels that multiply quantised matrices on a CPU; stock means ggml's."""
 SplitMode = Literal["none", "layer", "row"]
 """llama.cpp's words: all layers on one GPU; whole layers over all GPUs; each layer's rows over all GPUs."""
 ReasoningField = Literal["reasoning_content", "reasoning", "both"]
-"""The fields of a chat completion that may have the reasoning."""
 
 CACHE_TYPES = tuple(CACHE_TYPE_IDS)
 """llama.cpp's KV cache types; the first three are not quantised."""
@@ -43,7 +35,7 @@ DEFAULT_PROMPT_CHARS, DEFAULT_TOKENS_OUT, DEFAULT_TIMEOUT_SEC = 32_768, 2048, 30
 """The protocol's limits at `/execute`; what is beyond them was never promised to a client."""
 
 MAX_PROMPT_CHARS = 2**21
-"""The longest prompt that a frame to the engine, and its answer, have room for in any API (wire/frames.py)."""
+"""The longest prompt that a frame to the engine, and its answer, have room for in any API (wire/encoding.py)."""
 
 DEVICE = Form(
     r"auto|cpu|metal|(cuda|vulkan)(:[0-9]{1,3})?|[0-9]{1,3}",
@@ -328,6 +320,11 @@ class EngineSettings:
         return self.gpu_layers.isdecimal() and int(self.gpu_layers) == 0
 
     @property
+    def device_of_draft(self) -> str:
+        """The device of a draft model, in the words of --device: without one of its own, where the model may go."""
+        return self.draft_device or ("cpu" if self.wants_no_layers else self.device)
+
+    @property
     def shares(self) -> tuple[float, ...]:
         """The share of the layers for each GPU; empty means by free memory."""
         return tuple(map(float, self.tensor_split.split(","))) if self.tensor_split else ()
@@ -353,16 +350,6 @@ class EngineSettings:
         return "--deterministic" if self.deterministic else "--batch-invariant on"
 
 
-class DraftModelAsked(msgspec.Struct, frozen=True, array_like=True):
-    """A small model that drafts tokens for the one that is served."""
-
-    path: str
-    device: str
-    """The device, in the words of --device."""
-    n_most: int
-    """The largest number of draft tokens for one job in a step."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configure(EngineSettings):
     """Everything that the engine needs to load. Paths are absolute: it need not share the working directory."""
@@ -370,7 +357,8 @@ class Configure(EngineSettings):
     model_path: str
     template: str | None = None
     """The text of --chat-template, instead of the model's own template."""
-    draft: DraftModelAsked | None = None
+    draft_path: str | None = None
+    """The file of --draft-model."""
     kernels_dir: str = ""
     """The directory that remembers which kernels are faster; "" means none."""
     reports_blocks: bool = False
@@ -383,6 +371,14 @@ class Configure(EngineSettings):
     predecessor: Loaded | None = None
     """The facts of the engine that had the model before this one, which is to have it in the same shape: what was
     checked, planned and measured then is taken from here."""
+
+    def successor(self, facts: Loaded) -> Self:
+        """Return the configuration of the next engine, after one with this configuration was loaded.
+
+        It gets the same plan, whatever memory is free by then, so that accepted jobs still fit; and the costs of steps,
+        which take up to a second to measure.
+        """
+        return replace(self, predecessor=facts, swa_full="off" if facts.swa_full is False else "on")
 
 
 inbound_decoder: msgspec.msgpack.Decoder[Inbound | Configure] = msgspec.msgpack.Decoder(

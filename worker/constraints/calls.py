@@ -28,7 +28,7 @@ from worker.formats.grammar.tool_schema import OPTIONS, Inexpressible, Schema
 from worker.formats.read.values import loaded, types_of
 from worker.wire.chat_format import CallFormat
 from worker.wire.jobs import TokenId
-from worker.wire.tools import OfferedTool, Tools
+from worker.wire.prompts import OfferedTool, Tools
 
 TEXT_ARGUMENT: Final = "input"
 """The member that has the text of a tool whose argument is one text."""

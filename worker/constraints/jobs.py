@@ -13,8 +13,8 @@ from worker.constraints.vocabulary import Tokens, Vocabulary
 from worker.engine.channels import NO_CONTROL_TOKENS, ControlTokens, Transition
 from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.jobs import Submit
-from worker.wire.refusals import Violation
-from worker.wire.tools import Tools
+from worker.wire.messages import Violation
+from worker.wire.prompts import Tools
 
 AnyConstraint = Constraint | AnswerConstraint
 

@@ -17,7 +17,7 @@ from worker.engine.step import Constraint, Sampled, Score, Step
 from worker.limits import MAX_HIDDEN_ROWS
 from worker.wire.jobs import Logprob, Prompt, SlotId, Submit, TokenId
 from worker.wire.load import Loaded, Residency, RowCosts
-from worker.wire.refusals import Violation
+from worker.wire.messages import Violation
 
 
 class Saved(Protocol):

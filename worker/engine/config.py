@@ -1,4 +1,4 @@
-"""The engine's configuration, fixed when the model is loaded."""
+"""The engine's configuration, fixed when the model is loaded. Facts of a loaded model have their names."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -32,13 +32,10 @@ class EngineConfig:
     prefix_cache_bytes: int = 0
     """The largest number of bytes of ended sequences' cells in host memory."""
     retained_slots: tuple[SlotId, ...] = ()
-    """The slots of LoadedModel. If there are none, ended sequences' cells are copied out at once."""
+    """If there are none, ended sequences' cells are copied out at once."""
     max_dead_cells: int = 0
-    """The number of LoadedModel."""
     row_costs: RowCosts = ()
-    """The costs of Loaded.row_costs."""
     switch_s: float = 0.0
-    """The seconds of Loaded.switch_s."""
     scheduling: Scheduling = "fair"
     """The order of jobs. It is first-come in any case if steps are fixed or no computed cells can be kept."""
     has_own_text: bool = True
@@ -55,6 +52,7 @@ class EngineConfig:
     @classmethod
     def of(cls, asked: Configure, model: LoadedModel) -> Self:
         facts = model.facts
+        stride, grain = facts.checkpoint_stride, facts.prefill_chunk if asked.deterministic else 1
         return cls(
             n_slots=facts.parallel,
             n_cells=facts.n_cells,
@@ -72,12 +70,7 @@ class EngineConfig:
             scheduling=asked.scheduling,
             has_own_text=asked.prompt_lookup != "off",
             history_bytes=HISTORY_BYTES if asked.prompt_lookup == "on" else 0,
-            draft_max=asked.draft.n_most if asked.draft is not None else MAX_DRAFTS,
+            draft_max=asked.draft_max if asked.draft_path is not None else MAX_DRAFTS,
             reports_blocks=asked.reports_blocks,
-            stops=_stops(asked, model),
+            stops=Stops(stride, grain, model.message_ends) if stride else None,
         )
-
-
-def _stops(asked: Configure, model: LoadedModel) -> Stops | None:
-    stride, grain = model.facts.checkpoint_stride, model.facts.prefill_chunk if asked.deterministic else 1
-    return Stops(stride, grain, model.message_ends) if stride else None

@@ -16,8 +16,8 @@ from hashlib import blake2b
 from struct import Struct
 
 from worker.engine.step import salt_of
-from worker.wire.blocks import BlockHash, BlocksRemoved, BlocksStored, Medium
 from worker.wire.jobs import SlotId, TokenId
+from worker.wire.messages import BlockHash, BlockRemoved, BlockStored, Medium
 
 BLOCK_TOKENS = 16
 """vLLM's default, which routers assume unless they are configured otherwise."""
@@ -58,7 +58,7 @@ class BlockJournal:
     """
 
     def __init__(self) -> None:
-        self._changes: list[BlocksStored | BlocksRemoved] = []
+        self._changes: list[BlockStored | BlockRemoved] = []
         self._chains: dict[SlotId, _Chain] = {}
         self._n_holders: Counter[BlockHash] = Counter()
         """The number of slots that hold a block, for all blocks that a slot holds."""
@@ -72,7 +72,7 @@ class BlockJournal:
     def remove_copies(self, blocks: Seq[BlockHash]) -> None:
         self._remove("CPU", blocks)
 
-    def take(self, held: Iterable[Held]) -> tuple[BlocksStored | BlocksRemoved, ...]:
+    def take(self, held: Iterable[Held]) -> tuple[BlockStored | BlockRemoved, ...]:
         """Return the changes since the last call, given the tokens that the slots hold now."""
         before, self._chains = self._chains, {}
         released: list[BlockHash] = []
@@ -119,8 +119,15 @@ class BlockJournal:
     def _store(self, medium: Medium, parent: BlockHash | None, blocks: Seq[BlockHash], tokens: Seq[TokenId]) -> None:
         if blocks:
             whole = tuple(TokenId(int(token)) for token in tokens[: len(blocks) * BLOCK_TOKENS])
-            self._changes.append(BlocksStored(medium, parent, tuple(blocks), whole))
+            stored = BlockStored(
+                block_hashes=tuple(blocks),
+                parent_block_hash=parent,
+                token_ids=whole,
+                block_size=BLOCK_TOKENS,
+                medium=medium,
+            )
+            self._changes.append(stored)
 
     def _remove(self, medium: Medium, blocks: Seq[BlockHash]) -> None:
         if blocks:
-            self._changes.append(BlocksRemoved(medium, tuple(reversed(blocks))))
+            self._changes.append(BlockRemoved(block_hashes=tuple(reversed(blocks)), medium=medium))

@@ -21,10 +21,9 @@ from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Queued, Sequence, State
 from worker.engine.state_cache import prefix_cache_of
 from worker.engine.step import Aborted, BadBatch, NoRoom, Sampled, Step, Token, salted
-from worker.wire.blocks import BlocksChanged
 from worker.wire.jobs import Delta, FailureCode, JobKey, Logprob, SlotId, StepKind, StopReason, TokenId
 from worker.wire.load import PrefixCacheFound
-from worker.wire.messages import Outbound
+from worker.wire.messages import BlocksChanged, Outbound
 
 
 class Engine:

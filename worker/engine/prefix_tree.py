@@ -21,8 +21,8 @@ from itertools import accumulate, islice
 from worker.engine.backend import Checkpoint, Found, Saved
 from worker.engine.kv_blocks import BLOCK_TOKENS, BlockJournal
 from worker.engine.step import Score, salt_of
-from worker.wire.blocks import BlockHash
 from worker.wire.jobs import TokenId
+from worker.wire.messages import BlockHash
 
 _WIDTH = array("i").itemsize
 """The bytes of a token in an edge. Edges are bytes because C slices and compares these without a look at types."""

@@ -28,8 +28,7 @@ from worker.models.facts.info import ModelInfo
 from worker.models.plan.buffers import BufferSizes
 from worker.models.plan.memory import has_state, k_type
 from worker.models.plan.placement import Group, Placement
-from worker.wire.load import BatchInvariance, Determinism
-from worker.wire.numerics import Numerics
+from worker.wire.load import BatchInvariance, Determinism, Numerics
 
 OWN_PRODUCTS = "ROWS16"
 """The name of our products and attention among the features of ggml's CPU backend (patches/rows16.patch)."""

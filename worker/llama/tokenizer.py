@@ -19,8 +19,8 @@ from worker.engine.backend import Read
 from worker.formats.render.template import ChatTemplates
 from worker.models.facts.spelling import Gaps, Spelling, Unspellable
 from worker.wire.jobs import Prompt, TokenId
+from worker.wire.messages import Violation
 from worker.wire.prompts import Conversation, Infill
-from worker.wire.refusals import Violation
 
 _NEVER_MERGED = b"\n"
 """A byte of its own in vocabularies that put a space before a text."""

@@ -1,6 +1,6 @@
 """A span for each job, and for each request that was refused, sent to an OpenTelemetry collector (docs/operating.md).
 
-server/front/job_log.py has what is said of a job, which is never a prompt, an output or a secret. Needs the extra
+server/front/admission.py has what is said of a job, which is never a prompt, an output or a secret. Needs the extra
 `otel`. A thread of the SDK sends spans, and drops them if they are not taken.
 """
 

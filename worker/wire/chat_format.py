@@ -1,10 +1,8 @@
-"""The notation of a model's reasoning and calls, as data.
+"""The notation of a model's reasoning and calls, as data, of which the grammar of a call and the reader of answers are
+made. The engine finds it in the chat template (formats/tool_format.py).
 
-The engine finds this format in the chat template (formats/tool_format.py), and the front reads answers by it
-(formats/read/parse.py). The same data makes the grammar of a call (formats/grammar/tool_grammar.py), so what a grammar
-allows is what the reader reads. All markers are texts, exactly as the template writes them; a control token stands in a
-text by its name. The reader takes any white space at the ends of a marker and at its line breaks, except around a
-tagged argument's text.
+All markers are texts, exactly as the template writes them; a control token stands in a text by its name. The reader
+takes any white space at the ends of a marker and at its line breaks, except around a tagged argument's text.
 """
 
 from typing import Literal

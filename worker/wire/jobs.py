@@ -9,8 +9,7 @@ from typing import Annotated, Literal, NewType
 import msgspec
 
 from worker.wire.encoding import doc
-from worker.wire.prompts import Conversation, Infill
-from worker.wire.tools import Tools
+from worker.wire.prompts import Conversation, Infill, Tools
 
 TokenId = NewType("TokenId", int)
 SlotId = NewType("SlotId", int)
@@ -44,9 +43,6 @@ def narrow(value: float) -> float:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:
         return float("inf") if value > 0 else float("-inf")
-
-
-# ── front → engine ───────────────────────────────────────────────────────────────────────────────
 
 
 _ZERO_TO_ONE = {"minimum": 0, "maximum": 1}
@@ -212,9 +208,6 @@ class Cancel(Frame, frozen=True, kw_only=True):
     """The job leaves before the next step. Cancelling twice is once; unknown jobs are ignored."""
 
     job: JobKey
-
-
-# ── engine → front ───────────────────────────────────────────────────────────────────────────────
 
 
 class Accepted(Frame, frozen=True, kw_only=True):

@@ -1,9 +1,6 @@
-"""The frames about a model and its engine: the facts once it is loaded, and what it reports later.
+"""The frames about a model and its engine: the facts once it is loaded, and what it reports later."""
 
-front  ── Configure, AskResidency ──▶  engine
-front  ◀── Progress, Warned, Loaded, LoadFailed, PrefixCacheFound, Residency ──  engine
-"""
-
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -11,15 +8,11 @@ import msgspec
 from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.encoding import Count, doc
 from worker.wire.jobs import Frame
-from worker.wire.numerics import Numerics
 
 RowCosts = tuple[tuple[int, float], ...]
 """(tokens in a decode step, seconds it takes)."""
-
 PaddedWidths = tuple[tuple[int, int], ...]
 """(tokens in a decode step, the number that it is padded to)."""
-
-
 Speeds = tuple[tuple[str, tuple[float, ...]], ...]
 """(type of weights, the speed of our kernels over ggml's for 1, 8 and 64 rows; empty if they were not timed)."""
 
@@ -32,14 +25,8 @@ class KernelsChosen(msgspec.Struct, frozen=True, kw_only=True):
     stock: Speeds = ()
 
 
-# ── front → engine ───────────────────────────────────────────────────────────────────────────────
-
-
 class AskResidency(Frame, frozen=True, kw_only=True):
     """Asks whether the model is still on the GPU. The intake thread answers with a Residency while steps run on."""
-
-
-# ── engine → front ───────────────────────────────────────────────────────────────────────────────
 
 
 class Progress(Frame, frozen=True, kw_only=True):
@@ -187,6 +174,68 @@ class Amx(msgspec.Struct, frozen=True, kw_only=True):
     tile_bytes: Annotated[Count, doc("Bytes of weights in AMX tiles; 0 if all weights are on a GPU.")] = 0
 
 
+class Numerics(msgspec.Struct, frozen=True, kw_only=True):
+    """Two workers with the same file and equal Numerics compute the same bits for the same steps.
+
+    Facts that change no number are left out, such as the number of threads if they share no sum.
+    """
+
+    device: str
+    """`cpu`, whose model name changes no number, or the backend and the names of its GPUs: `cuda NVIDIA L4`."""
+    gpu_layers: int
+    """The number of layers on GPUs, the output layer included; 0 on a CPU."""
+    split_mode: str
+    """The word of --split-mode; `none` if one device has the model."""
+    gpu_shares: str
+    """The parts of the model on the GPUs, in percent, if the GPUs differ or have parts of each matrix."""
+    cache_type_k: str
+    cache_type_v: str
+    flash_attn: bool
+    swa_full: bool | None
+    """True if layers with a sliding window have as many cells as others; None if no layer has one."""
+    repacked: bool
+    """True if the CPU's kernels for repacked weights compute."""
+    tiles: bool = False
+    """True if some of these weights lie in tiles of Intel's AMX; also False in reports without this fact."""
+    left_to_ggml: tuple[str, ...] = ()
+    """The types of weights that ggml's CPU kernels multiply although ours could; also () in reports without this fact.
+    """
+    threads: int | None
+    """The number of CPU threads if attention divides a sum among them; otherwise None."""
+    cpu_features: tuple[str, ...]
+    """The CPU features that ggml's code uses, in its own words."""
+    llama_cpp: str
+    """The version of the binding, and ggml's."""
+    llama_cpp_sha256: str
+    """The digest of llama.cpp's libraries: another compiler or another flag is another build."""
+
+    def differences(self, proved: "Numerics") -> Iterator[str]:
+        """Yield a line for each fact that differs from a report's, which begins with the fact's name."""
+        for name in self.__struct_fields__:
+            mine, theirs = getattr(self, name), getattr(proved, name)
+            if mine != theirs:
+                yield f"{name}: {_shown(mine, theirs)} here, {_shown(theirs, mine)} in the report"
+
+    def shown(self) -> Iterator[tuple[str, str]]:
+        """Yield (name, value) of every fact, for people."""
+        for name in self.__struct_fields__:
+            yield name, _shown(getattr(self, name), ())
+
+
+def _shown(value: object, other: object) -> str:
+    """Return a fact as a person reads it; of a list only the items that `other` lacks."""
+    match value:
+        case tuple():
+            others = other if isinstance(other, tuple) else ()
+            return " ".join(each for each in value if each not in others) or "none more"
+        case bool():
+            return "on" if value else "off"
+        case None | "":
+            return "of no effect"
+        case _:
+            return str(value)
+
+
 Attention = Literal["gpu", "cpu", "both"]
 """The place where attention is computed; `both` means that of some layers on each."""
 
@@ -220,8 +269,6 @@ class Loaded(Frame, frozen=True, kw_only=True):
     padded_widths: PaddedWidths = ()
     """The widths of decode steps that are padded because a wider step takes less time. `row_costs` has their padded
     costs."""
-    ubatch_size: int = 0
-    """The largest number of tokens that are computed at once; 0 if the engine does not say."""
     batch_size: int = 0
     """The largest number of tokens in one decode call: more than was asked for if the slots need more; 0 if the engine
     does not say."""

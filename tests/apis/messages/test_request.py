@@ -12,7 +12,7 @@ from worker.apis.core.bodies import FieldError, FieldsRefused
 from worker.apis.core.request import Request, Terms
 from worker.apis.messages.errors import error_detail
 from worker.apis.messages.request import read_counted, read_messages
-from worker.wire.refusals import Overflow
+from worker.wire.messages import Overflow
 
 USER = {"role": "user", "content": "Hello"}
 RIGHT: dict[str, Any] = {"model": "any", "max_tokens": 4, "messages": [USER]}

@@ -34,7 +34,7 @@ from worker.errors import (
     WorkerUnhealthy,
     WrongHost,
 )
-from worker.wire.refusals import Violation
+from worker.wire.messages import Violation
 
 
 def health(status: Literal["healthy", "unhealthy"], vram_bytes: int) -> bytes:

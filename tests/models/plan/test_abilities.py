@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.models.plan.rehearsed import STATE_BYTES, dry_run, info
 from tests.models.plan.test_memory import CPU
 from worker.config.engine import configure
-from worker.config.engine_settings import Configure, DraftModelAsked
+from worker.config.engine_settings import Configure
 from worker.config.settings import Settings
 from worker.models.facts.gguf import Tensor
 from worker.models.facts.info import ModelInfo, Windows
@@ -41,7 +41,6 @@ from worker.models.upstream.architectures import (
 
 PLAIN = info()
 SLIDING = replace(PLAIN, architecture="gemma3", windows=Windows(128, (True, False) * 2, 64, 64))
-DRAFT = DraftModelAsked("d.gguf", "cpu", 8)
 
 
 def hybrid(architecture: str = "lfm2") -> ModelInfo:
@@ -84,12 +83,12 @@ def test_they_cost_neither_cells_nor_jobs_and_fit(architecture: str, room_bytes:
     [
         (PLAIN, {}, ""),
         (PLAIN, {"prompt_lookup": "off"}, "--prompt-lookup is off, and neither --draft-model nor --mtp drafts"),
-        (PLAIN, {"prompt_lookup": "off", "draft": DRAFT}, ""),
+        (PLAIN, {"prompt_lookup": "off", "draft_path": "d.gguf"}, ""),
         (PLAIN, {"deterministic": True}, "with --deterministic there are none"),
         (PLAIN, {"batch_invariant": "on"}, ""),
         (SLIDING, {}, ""),
         (hybrid(), {}, ""),
-        (hybrid(), {"prompt_lookup": "off", "draft": DRAFT}, ""),
+        (hybrid(), {"prompt_lookup": "off", "draft_path": "d.gguf"}, ""),
         (hybrid(), {"batch_invariant": "on"}, "with --batch-invariant on there are none: recurrent layers compute"),
         (hybrid(), {"ubatch_size": MIN_UBATCH - 1}, "snapshots of recurrent state need --ubatch-size 64 or more"),
         (hybrid(), {"batch_size": MIN_UBATCH}, "snapshots of recurrent state need --batch-size 72 or more (got 64)"),

@@ -8,7 +8,7 @@ import pytest
 
 from tests.models.plan.rehearsed import dry_run
 from tests.models.plan.test_placement import CPU, MIB, MODEL, PLENTY, config, gpu, needs, with_room_for
-from worker.config.engine_settings import Configure, DraftModelAsked
+from worker.config.engine_settings import Configure
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.models.facts.info import ModelInfo
 from worker.models.plan.devices import Device
@@ -19,7 +19,7 @@ from worker.models.upstream.numbers import CELL_STEP
 SMALL = replace(
     MODEL, tensors=tuple(replace(tensor, n_bytes=tensor.n_bytes // 10) for tensor in MODEL.tensors), path=Path("d.gguf")
 )
-ON_CPU = DraftModelAsked("d.gguf", "cpu", 16)
+ON_CPU = {"draft_path": "d.gguf", "draft_device": "cpu"}
 
 
 class Pair(NamedTuple):
@@ -32,9 +32,9 @@ def placed_pair(config: Configure, draft: ModelInfo, available: list[Device], ma
 
 
 def pair(
-    available: list[Device], main_memory_bytes: int = PLENTY, draft: DraftModelAsked = ON_CPU, **changes: object
+    available: list[Device], main_memory_bytes: int = PLENTY, draft: dict[str, str] = ON_CPU, **changes: object
 ) -> Pair:
-    return placed_pair(config(draft=draft, **changes), SMALL, available, main_memory_bytes)
+    return placed_pair(config(**draft, **changes), SMALL, available, main_memory_bytes)
 
 
 def bytes_of(found: Pair) -> int:
@@ -52,10 +52,10 @@ def test_a_draft_model_has_the_cells_and_slots_of_the_model() -> None:
 
 def test_a_draft_model_with_recurrent_state_needs_two_slots_for_each_job() -> None:
     recurrent = replace(SMALL, architecture="mamba")
-    most = placed_pair(config(draft=ON_CPU, parallel=127), recurrent, [CPU], PLENTY)
+    most = placed_pair(config(**ON_CPU, parallel=127), recurrent, [CPU], PLENTY)
     assert most.draft.plan.parallel == 254
     with pytest.raises(ModelLoadFailed, match="drafts for at most 127 jobs: give --parallel that number or less"):
-        placed_pair(config(draft=ON_CPU, parallel=128), recurrent, [CPU], PLENTY)
+        placed_pair(config(**ON_CPU, parallel=128), recurrent, [CPU], PLENTY)
 
 
 def test_both_are_in_the_room_there_is_or_refused_with_what_the_draft_model_takes() -> None:

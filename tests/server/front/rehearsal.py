@@ -17,10 +17,10 @@ from worker.config.settings import Settings
 from worker.errors import StartupError
 from worker.observe.metrics import Metrics
 from worker.server.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState, Observer
+from worker.server.front.dispatch import Question
 from worker.server.front.job import Admission, Job, next_chunk_of
-from worker.server.front.link import LinkOwner
+from worker.server.front.link import EngineLink, LinkOwner
 from worker.server.front.state import Front
-from worker.server.front.work import Question
 from worker.wire.jobs import (
     Accepted,
     Cancel,
@@ -34,9 +34,8 @@ from worker.wire.jobs import (
     Submit,
     TokenId,
 )
-from worker.wire.load import Loaded, Residency
-from worker.wire.messages import Inbound, Outbound
-from worker.wire.questions import QuestionKey, Tokenize, Tokenized
+from worker.wire.load import Loaded
+from worker.wire.messages import Inbound, Outbound, QuestionKey, Tokenize, Tokenized
 
 CONFIG = Configure(model_path="/m.gguf", device="cpu", ubatch_size=512, threads=1, threads_batch=1, cache_type_k="f16")
 CHEAP_ROWS = ((1, 1.0), (32, 1.1))
@@ -66,11 +65,10 @@ P = ParamSpec("P")
 
 
 @dataclass(eq=False)
-class Engine:
-    """One generation. `sent` is what the client sent it, `submitted` the jobs among that which it still has, and
+class Engine(EngineLink):
+    """One engine. `sent` is what the client sent it, `submitted` the jobs among that which it still has, and
     `asked` the questions that it has not answered."""
 
-    generation: int
     sent: list[Inbound | Configure] = field(default_factory=list)
     submitted: list[JobKey] = field(default_factory=list)
     asked: list[QuestionKey] = field(default_factory=list)
@@ -78,7 +76,10 @@ class Engine:
     """Jobs that have got a slot, of which an engine tells once."""
     killed_for: str | None = None
     is_closed: bool = False
-    pid: int = 0
+
+    @property
+    def pid(self) -> int:
+        return 0
 
     def send(self, message: Inbound | Configure) -> None:
         self.sent.append(message)
@@ -111,10 +112,8 @@ class Stage(Observer):
         self.ended: list[JobKey] = []
         """The jobs in the order of their ends; more than once if they ended more than once."""
         self.deaths: list[tuple[str, str]] = []
-        self.percents: list[int] = []
         self.lines: list[str] = []
         self.n_restarted = 0
-        self.residencies: list[Residency] = []
         self.failure: StartupError | None = None
         self.metrics = Metrics("stage")
         self.client = EngineClient(
@@ -127,19 +126,11 @@ class Stage(Observer):
             residency_period_s=residency_period_s,
         )
 
-    async def _spawn(
-        self, _command: Sequence[str], generation: int, _owner: LinkOwner, _env: Mapping[str, str]
-    ) -> Engine:
-        self.engines.append(Engine(generation))
+    async def _spawn(self, _command: Sequence[str], _owner: LinkOwner, _env: Mapping[str, str]) -> Engine:
+        self.engines.append(Engine())
         return self.engines[-1]
 
     # ── the client's Observer ────────────────────────────────────────────────────────────────────
-
-    def on_progress(self, percent: int) -> None:
-        self.percents.append(percent)
-
-    def on_residency(self, residency: Residency) -> None:
-        self.residencies.append(residency)
 
     def on_engine_line(self, line: str) -> None:
         self.lines.append(line)
@@ -160,7 +151,7 @@ class Stage(Observer):
         return self.engines[-1]
 
     def say(self, message: Outbound) -> None:
-        self.client.on_message(self.engine.generation, message)
+        self.client.on_message(message)
 
     async def open(self, facts: Loaded = FACTS) -> None:
         starting = asyncio.create_task(self.client.start())
@@ -171,7 +162,7 @@ class Stage(Observer):
     async def die(self, last_words: str = "") -> None:
         """The engine is gone; unless the client gives up, its successor has been started and is silent."""
         n_engines = len(self.engines)
-        self.client.on_exit(self.engine.generation, "it was ended by SIGKILL", last_words)
+        self.client.on_exit("it was ended by SIGKILL", last_words)
         await self.until(lambda: len(self.engines) > n_engines or self.client.state is EngineState.FAILED)
 
     async def die_and_reload(self) -> None:

@@ -28,11 +28,10 @@ from worker.host import sha256_of
 from worker.models.facts.info import read_info
 from worker.models.loading.load import placed
 from worker.observe.metrics import Metrics
+from worker.server.front.admission import Phase
 from worker.server.front.certificate import Examined, read_certificate
-from worker.server.front.health import Phase
 from worker.server.front.state import Front
-from worker.wire.load import Loaded
-from worker.wire.numerics import Numerics
+from worker.wire.load import Loaded, Numerics
 
 
 @pytest.fixture

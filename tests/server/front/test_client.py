@@ -13,13 +13,11 @@ from tests.loops import on_a_loop
 from tests.server.front.rehearsal import CONFIG, FACTS, WATCHDOG_S, Engine, Stage, rehearsed
 from worker.config.engine_settings import Configure
 from worker.errors import EngineCrashed, InsufficientMemory, InternalFailure, ModelLoadFailed, StartupError
-from worker.server.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState
+from worker.server.front.client import RESIDENCY_PERIOD_S, STEPS_OF_SILENCE, EngineClient, EngineState
 from worker.server.front.link import LinkOwner
-from worker.server.front.watchdog import STEPS_OF_SILENCE
-from worker.wire.jobs import Cancel, Delta, Failed, Finished, Started, StepDone
+from worker.wire.jobs import Cancel, Delta, Failed, Finished, StepDone
 from worker.wire.load import AskResidency, LoadFailed, Progress, Residency
-from worker.wire.messages import Inbound, Outbound
-from worker.wire.refusals import Refused, Violation
+from worker.wire.messages import Inbound, Outbound, Refused, Violation
 
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -45,7 +43,7 @@ def exit_after(*messages: Outbound) -> Callable[[Stage], None]:
     def happen(stage: Stage) -> None:
         for message in messages:
             stage.say(message)
-        stage.client.on_exit(1, "it exited with code 0", "words")
+        stage.client.on_exit("it exited with code 0", "words")
 
     return happen
 
@@ -95,19 +93,6 @@ async def test_a_successor_gets_the_shape_of_the_first_engine(stage: Stage) -> N
 
 
 @rehearsed
-async def test_what_an_older_engine_says_is_dropped_and_its_end_is_no_death(stage: Stage) -> None:
-    await stage.die_and_reload()
-    job = stage.submit()
-    stage.client.on_message(1, Refused(job=job, violations=(Violation("prompt", "non_empty", "no"),)))
-    stage.client.on_message(1, StepDone(started=[Started(job)], failed=[Failed(job, "VRAM_OOM", "no")]))
-    stage.client.on_exit(1, "it was ended by SIGKILL", "")
-    assert not stage.jobs[job].is_ended
-    assert not stage.jobs[job].is_running
-    assert stage.client.state is EngineState.RUNNING
-    assert len(stage.deaths) == 1
-
-
-@rehearsed
 async def test_several_tokens_of_one_step_are_events_of_their_own(stage: Stage) -> None:
     """Guessed right; they have one time, so that only the first of them has a gap."""
     job = stage.submit()
@@ -131,7 +116,7 @@ async def test_a_closed_client_hears_nothing_more(stage: Stage) -> None:
     await stage.die()
     await stage.client.close()
     stage.say(FACTS)
-    stage.client.on_exit(stage.engine.generation, "it exited with code 0", "")
+    stage.client.on_exit("it exited with code 0", "")
     assert stage.client.state is EngineState.CLOSED
     assert (len(stage.deaths), stage.n_restarted) == (1, 0)
 
@@ -236,10 +221,10 @@ class FailingStage(Stage):
         super().__init__(residency_period_s=residency_period_s)
         self._n = n
 
-    async def _spawn(self, _command: Sequence[str], generation: int, _owner: LinkOwner, _: Mapping[str, str]) -> Engine:
-        if generation == self._n:
+    async def _spawn(self, _command: Sequence[str], _owner: LinkOwner, _: Mapping[str, str]) -> Engine:
+        if len(self.engines) + 1 == self._n:
             raise ZeroDivisionError("the start")
-        self.engines.append(Unaskable(generation))
+        self.engines.append(Unaskable())
         return self.engine
 
 
@@ -263,7 +248,7 @@ async def test_a_successor_that_cannot_be_started_for_an_unforeseen_reason_is_fa
     stage = FailingStage(2)
     await stage.open()
     job = stage.submit()
-    stage.client.on_exit(1, "it was ended by SIGKILL", "")
+    stage.client.on_exit("it was ended by SIGKILL", "")
     await stage.until(lambda: stage.failure is not None)
     check_given_up(stage, "the start")
     assert (await stage.events(job))[-1]["code"] == "INFERENCE_FAILED"
@@ -277,7 +262,7 @@ async def test_a_timer_of_the_client_that_fails_is_fatal() -> None:
     await stage.open(msgspec.structs.replace(FACTS, backend="cuda"))
     await stage.until(lambda: stage.failure is not None)
     check_given_up(stage, "the question")
-    stage.client.on_exit(1, "it exited with code 0", "")
+    stage.client.on_exit("it exited with code 0", "")
     assert stage.deaths == [], "nothing is restarted any more"
     await stage.client.close()
 

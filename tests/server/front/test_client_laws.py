@@ -12,11 +12,9 @@ from tests.server.front.rehearsal import FACTS, Stage, rehearsed
 from tests.worker_process import check_order
 from worker.config.engine_settings import Configure
 from worker.server.front.client import EngineState
-from worker.server.front.work import DEATHS_OF_A_CULPRIT, Work
+from worker.server.front.dispatch import DEATHS_OF_A_CULPRIT, Work
 from worker.wire.jobs import Failed, JobKey, StepDone, Submit
-from worker.wire.messages import Inbound
-from worker.wire.questions import QuestionKey, Tokenize
-from worker.wire.refusals import Refused, Violation
+from worker.wire.messages import Inbound, QuestionKey, Refused, Tokenize, Violation
 
 ACTS = st.lists(st.tuples(st.integers(0, 2**16 - 1), st.integers(0, 2**6 - 1)), min_size=30, max_size=90)
 """Each act: which of those possible at that moment, and a number whose bits say to which jobs."""

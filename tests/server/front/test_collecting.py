@@ -113,7 +113,7 @@ def together(stage: Stage, n_jobs: int) -> list[Job]:
     """Jobs that wake whoever waits for any of them."""
     jobs = [stage.jobs[stage.submit()] for _ in range(n_jobs)]
     for job in jobs:
-        job.woken = jobs[0].woken
+        job.admission = jobs[0].admission
     return jobs
 
 

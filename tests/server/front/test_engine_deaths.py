@@ -3,27 +3,10 @@
 import pytest
 
 from tests.server.front.rehearsal import FACTS, Stage, rehearsed
-from worker.server.front.client import EngineState
-from worker.server.front.watchdog import DEATHS_WINDOW_S, MAX_DEATHS, Deaths
-from worker.server.front.work import judge
+from worker.server.front.client import DEATHS_WINDOW_S, MAX_DEATHS, EngineState
 from worker.wire.load import LoadFailed
 
 # ── what becomes of a job ────────────────────────────────────────────────────────────────────────
-
-
-@rehearsed
-async def test_every_job_is_sorted_once_in_order_of_arrival(stage: Stage) -> None:
-    sent, ran_before, failing, also_failing, untried, queued = (stage.jobs[stage.submit()] for _ in range(6))
-    sent.delta("text", None, 0.0)
-    ran_before.n_deaths = 1
-    present = {sent, ran_before, failing, also_failing}
-    suspects = {failing, also_failing, untried}
-    aftermath = judge(stage.jobs.values(), present=present, suspects=suspects)
-    assert aftermath.interrupted == [sent]
-    assert aftermath.culprits == [ran_before]
-    assert aftermath.suspects == [failing, also_failing, untried]
-    assert aftermath.bystanders == [queued]
-    assert [job.n_deaths for job in stage.jobs.values()] == [1, 2, 1, 1, 0, 0]
 
 
 @rehearsed
@@ -184,31 +167,27 @@ async def test_five_poison_prompts_in_a_row_fail_the_worker_and_a_finished_job_b
     assert stage.client.state is (EngineState.RUNNING if finishes_one else EngineState.FAILED)
 
 
-@pytest.mark.parametrize(("last_s", "too_many"), [(DEATHS_WINDOW_S, True), (DEATHS_WINDOW_S + 1, False)])
-def test_deaths_are_too_many_when_the_last_five_lie_within_ten_minutes(last_s: float, too_many: bool) -> None:
-    deaths = Deaths()
+@pytest.mark.parametrize(("last_s", "state"), [(0.0, EngineState.FAILED), (1.0, EngineState.RUNNING)])
+@rehearsed
+async def test_deaths_are_too_many_when_the_last_five_lie_within_ten_minutes(
+    stage: Stage, last_s: float, state: EngineState
+) -> None:
     for _ in range(MAX_DEATHS - 1):
-        deaths.add(0.0)
-        assert not deaths.are_too_many
-    deaths.add(last_s)
-    assert deaths.are_too_many is too_many
+        await stage.die_and_reload()
+    stage.now_s += DEATHS_WINDOW_S + last_s
+    await stage.die_and_reload()
+    assert stage.client.state is state
 
 
-def test_a_death_that_is_withdrawn_does_not_count() -> None:
-    deaths = Deaths()
-    for _ in range(MAX_DEATHS):
-        deaths.add(0.0)
-    deaths.withdraw()
-    assert not deaths.are_too_many
-    deaths.add(0.0)
-    assert deaths.are_too_many
-
-
-def test_a_finished_job_clears_all_deaths_before_it() -> None:
-    deaths = Deaths()
-    for _ in range(MAX_DEATHS - 1):
-        deaths.add(0.0)
-    deaths.clear()
-    for _ in range(MAX_DEATHS - 1):
-        deaths.add(0.0)
-    assert not deaths.are_too_many
+@rehearsed
+async def test_a_death_over_a_text_that_kills_its_reader_again_is_withdrawn(stage: Stage) -> None:
+    """Jobs ran at its first death, which was the worker's therefore; read alone, the text is known to be the cause."""
+    for _ in range(4 * MAX_DEATHS):
+        running, poisonous = stage.run(), stage.submit()
+        await stage.die_and_reload()
+        stage.accept(running)
+        stage.jobs[running].fail("CANCELLED", "enough")
+        assert stage.engine.submitted == [poisonous], "alone"
+        await stage.die_and_reload()
+        assert (await stage.events(poisonous))[-1]["code"] == "INFERENCE_FAILED"
+    assert stage.client.state is EngineState.RUNNING

@@ -1,5 +1,6 @@
 """/health describes the current engine, and says that a successor has not been examined yet."""
 
+import asyncio
 from typing import Any, get_args
 
 import msgspec
@@ -7,20 +8,28 @@ import pytest
 from msgspec.structs import replace as replaced
 
 from tests.loops import on_a_loop
-from tests.server.front.rehearsal import FACTS
+from tests.server.front.rehearsal import FACTS, Stage
 from worker.config.settings import Settings
 from worker.observe.metrics import Metrics
-from worker.server.front.health import EngineStatus, FrontStatus, Phase, health_body
+from worker.server.front.admission import EngineStatus
 from worker.server.front.state import Front
 from worker.wire.jobs import StepDone
 from worker.wire.load import Amx, Attention, BatchInvariance, Determinism, Loaded, PrefixCacheFound, Tried
 
-STATUS = FrontStatus(phase=Phase.READY, vram_bytes=0, uptime_s=3.9, n_running=2, n_waiting=1, parity=None)
 SETTINGS = Settings(model="m.gguf", worker_id="w-1")
 
 
 def shown(settings: Settings = SETTINGS, facts: Loaded = FACTS, **engine: Any) -> dict[str, Any]:
-    body: dict[str, Any] = msgspec.to_builtins(health_body(settings, facts, EngineStatus(**engine), STATUS))
+    async def play() -> Any:
+        stage = Stage()
+        await stage.open(facts)
+        front = Front(settings, Metrics("w-1"))
+        front.open(stage.client)
+        front._engine_status = EngineStatus(**engine)
+        await stage.client.close()
+        return msgspec.to_builtins(front.health())
+
+    body: dict[str, Any] = asyncio.run(play())
     return body
 
 
@@ -59,7 +68,7 @@ def test_the_prefix_cache_is_reported_as_the_last_step_left_it() -> None:
 async def test_what_was_found_of_earlier_engines_is_reported_until_this_one_has_died() -> None:
     found = PrefixCacheFound(n_parts=2, n_tokens=300, n_bytes=4000)
     front = Front(SETTINGS, Metrics("w-1"))
-    front.on_prefix_cache_found(found)
+    front.on_report(found)
     assert (front.health().prefix_cache.restored_tokens, front.health().prefix_cache.restored_bytes) == (300, 4000)
     front.on_restarting("it was ended by SIGKILL", "")
     assert front.health().prefix_cache.restored_tokens == 0
@@ -76,7 +85,7 @@ async def test_before_a_model_is_loaded_nothing_is_made_up() -> None:
 @on_a_loop
 async def test_a_successor_does_not_have_its_predecessors_prefixes() -> None:
     front = Front(SETTINGS, Metrics("w-1"))
-    front.on_step(StepDone(cells_used=9, prefix_tokens=300, prefix_bytes=4000))
+    front.on_report(StepDone(cells_used=9, prefix_tokens=300, prefix_bytes=4000))
     assert b'worker_prefix_cache_bytes{worker_id="w-1"} 4000.0' in front.scrape(None)[0]
     front.on_restarting("it was ended by SIGKILL", "")
     assert front.health().prefix_cache.tokens == 0

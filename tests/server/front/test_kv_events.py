@@ -1,22 +1,31 @@
-"""The form of batches, read without our encoder; their numbers, and those that are kept."""
+"""Batches read without our encoder, their numbers, those that are kept; and the two sockets over loopback."""
 
 import asyncio
+import io
 import struct
+from collections.abc import Callable
+from typing import Any
 
-from tests.kv_mirror import Mirror, unpacked
+import pytest
+import zmq
+
+from tests.kv_listener import Listener, listening
+from tests.kv_mirror import Mirror, gone, kept, unpacked
+from tests.observe.log_lines import logging_is_put_back, only_line, to
 from worker.config.settings import Settings
+from worker.errors import BindFailed, StartupError
 from worker.observe.metrics import Metrics
-from worker.server.front.kv_events import MAX_BATCHES, MAX_BYTES, KvEvents
+from worker.server.front.kv_events import MAX_BATCHES, MAX_BYTES, KvEvents, published
 from worker.server.front.state import Front
-from worker.wire.blocks import BlockHash, BlocksChanged, BlocksRemoved, BlocksStored, Medium
 from worker.wire.jobs import TokenId
+from worker.wire.messages import AllBlocksCleared, BlockHash, BlocksChanged, BlockStored, Medium
 
 PARENT, FIRST, SECOND = BlockHash(7), BlockHash(2**64 - 1), BlockHash(9)
 TOKENS = tuple(TokenId(token) for token in range(100_000, 100_032))
 
 
-def stored(medium: Medium = "GPU", parent: BlockHash | None = PARENT) -> BlocksStored:
-    return BlocksStored(medium, parent, (FIRST, SECOND), TOKENS)
+def stored(medium: Medium = "GPU", parent: BlockHash | None = PARENT) -> BlockStored:
+    return kept(medium, parent, (FIRST, SECOND), TOKENS)
 
 
 class Published:
@@ -31,8 +40,8 @@ def test_a_batch_is_what_vllm_sends() -> None:
     """The fields' names and their order are those of vllm/distributed/kv_events.py at 0.26; the order means nothing to
     readers of maps, and everything to those of the bytes."""
     published = Published()
-    published.events.changed((stored(), stored("CPU", None), BlocksRemoved("CPU", (SECOND, FIRST))))
-    published.events.cleared()
+    published.events.publish((stored(), stored("CPU", None), gone("CPU", (SECOND, FIRST))))
+    published.events.publish((AllBlocksCleared(),))
     (_, changed), (_, cleared) = published.sent
     seconds, events, rank = unpacked(changed)
     assert (seconds, rank) == (1789095808.5, 0)
@@ -56,7 +65,7 @@ def test_a_batch_is_what_vllm_sends() -> None:
 def test_numbers_count_from_zero_and_every_batch_is_kept_under_its_own() -> None:
     published = Published()
     for _ in range(5):
-        published.events.cleared()
+        published.events.publish((AllBlocksCleared(),))
     assert [number for number, _ in published.sent] == [0, 1, 2, 3, 4]
     assert published.events.since(0) == published.sent
     assert published.events.since(3) == published.sent[3:]
@@ -66,18 +75,18 @@ def test_numbers_count_from_zero_and_every_batch_is_kept_under_its_own() -> None
 def test_the_oldest_batches_are_forgotten() -> None:
     published = Published()
     for _ in range(MAX_BATCHES + 3):
-        published.events.cleared()
+        published.events.publish((AllBlocksCleared(),))
     assert published.events.since(0) == published.sent[3:]
 
 
 def test_long_batches_are_forgotten_by_their_bytes() -> None:
     published = Published()
-    long = BlocksStored("CPU", None, (FIRST,) * 2**15, TOKENS[:16] * 2**15)
+    long = kept("CPU", None, (FIRST,) * 2**15, TOKENS[:16] * 2**15)
     for _ in range(25):
-        published.events.changed((long,))
-    kept = published.events.since(0)
-    assert kept == published.sent[-len(kept) :]
-    assert len(kept) == MAX_BYTES // len(kept[0][1]) < 25
+        published.events.publish((long,))
+    left = published.events.since(0)
+    assert left == published.sent[-len(left) :]
+    assert len(left) == MAX_BYTES // len(left[0][1]) < 25
 
 
 def test_the_blocks_of_a_dead_engine_are_cleared_and_numbers_go_on() -> None:
@@ -86,9 +95,9 @@ def test_the_blocks_of_a_dead_engine_are_cleared_and_numbers_go_on() -> None:
     async def play() -> None:
         front = Front(Settings(model="m.gguf", worker_id="w-1"), Metrics("w-1"))
         front.kv_events = published.events
-        front.on_blocks_changed(BlocksChanged(changes=(stored(parent=None),)))
+        front.on_report(BlocksChanged(changes=(stored(parent=None),)))
         front.on_restarting("it was ended by SIGKILL", "")
-        front.on_blocks_changed(BlocksChanged(changes=(stored(parent=None),)))
+        front.on_report(BlocksChanged(changes=(stored(parent=None),)))
         assert b'worker_kv_event_batches_total{worker_id="w-1"} 3.0' in front.scrape(None)[0]
 
     asyncio.run(play())
@@ -98,3 +107,111 @@ def test_the_blocks_of_a_dead_engine_are_cleared_and_numbers_go_on() -> None:
         mirror.hear_batch(batch)
         n_blocks.append(len(mirror.blocks("GPU")))
     assert n_blocks == [2, 0, 2]
+
+
+# ── the sockets ─────────────────────────────────────────────────────────────────────────────────────
+
+
+__all__ = ["logging_is_put_back"]  # a fixture that every test here uses
+
+A_KILOBYTE = (gone("CPU", (BlockHash(2**63),) * 110),)
+
+
+def fail(error: StartupError) -> None:
+    raise AssertionError from error
+
+
+def with_listener(
+    play: Callable[[KvEvents, Listener], Any], *, endpoint: str = "tcp://127.0.0.1:0", topic: str = "", rcvhwm: int = 0
+) -> Any:
+    """Publish on a loop, while `play` publishes and listens on a thread of its own, where waiting is allowed."""
+    told = io.StringIO()
+    to(told)
+
+    async def performance() -> Any:
+        settings = Settings(kv_events=endpoint, kv_events_topic=topic)
+        async with published(settings, fail) as events:
+            with listening(only_line(told), rcvhwm=rcvhwm) as listener:
+                return await asyncio.to_thread(play, events, listener)
+
+    return asyncio.run(performance())
+
+
+def next_heard(events: KvEvents, listener: Listener) -> int:
+    """The number of the next batch that the listener hears; where it has heard all, another one is published. Its
+    subscription, too, takes a moment.
+    """
+    while not listener.sub.poll(5):
+        events.publish((AllBlocksCleared(),))
+    return listener.next()[0]
+
+
+@pytest.mark.parametrize("topic", ["", "kv@10.0.0.1@llama"])
+def test_who_comes_late_asks_for_what_was_and_hears_what_comes(topic: str) -> None:
+    def play(events: KvEvents, listener: Listener) -> None:
+        for _ in range(100):
+            events.publish((AllBlocksCleared(),))
+        assert listener.replayed(0) == events.since(0)
+        assert listener.replayed(70) == events.since(70)
+        assert listener.replayed(100) == []
+        first = next_heard(events, listener)
+        events.publish(A_KILOBYTE)
+        expected = events.since(first + 1)
+        assert [listener.next() for _ in expected] == expected
+
+    with_listener(play, topic=topic)
+
+
+def test_what_is_no_request_is_not_answered_and_does_no_harm() -> None:
+    def play(events: KvEvents, listener: Listener) -> None:
+        events.publish((AllBlocksCleared(),))
+        for request in ([b""], [b"", b""], [b"", b"1"], [b"", b"12345678", b""], [bytes(8)], [b"", bytes(200)]):
+            listener.ask(*request)
+        assert listener.replayed(0) == events.since(0), "nothing came before it"
+
+    with_listener(play)
+
+
+def test_a_request_of_megabytes_costs_its_sender_the_connection() -> None:
+    def play(events: KvEvents, listener: Listener) -> None:
+        events.publish((AllBlocksCleared(),))
+        listener.ask(b"", bytes(2**20))
+        with listening(listener_of(listener)) as another:
+            assert another.replayed(0) == events.since(0)
+
+    with_listener(play)
+
+
+def listener_of(listener: Listener) -> dict[str, Any]:
+    return {
+        "topic": listener.topic.decode(),
+        "endpoint": listener.sub.getsockopt_string(zmq.LAST_ENDPOINT),
+        "replay_endpoint": listener.dealer.getsockopt_string(zmq.LAST_ENDPOINT),
+    }
+
+
+@pytest.mark.long
+def test_a_slow_subscriber_delays_no_other_and_sees_the_gap_and_asks() -> None:
+    def play(events: KvEvents, listener: Listener) -> None:
+        next_heard(events, listener)
+        for _ in range(3 * MAX_BATCHES):
+            events.publish(A_KILOBYTE)
+        number, _ = listener.next()
+        while (following := next_heard(events, listener)) == number + 1:
+            number = following
+        assert following > number + 1, "it has missed some"
+        assert listener.replayed(number + 1) == events.since(0), "and is given what is kept of them"
+
+    with_listener(play, rcvhwm=1)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_port_that_is_taken_is_named(offset: int) -> None:
+    async def performance(endpoint: str) -> None:
+        async with published(Settings(kv_events=endpoint), fail):
+            raise AssertionError("it began")
+
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
+        port = other.bind_to_random_port("tcp://127.0.0.1", min_port=20_000, max_port=30_000)
+        with pytest.raises(BindFailed, match=f"--kv-events to tcp://127.0.0.1:{port}: Address already in use"):
+            asyncio.run(performance(f"tcp://127.0.0.1:{port - offset}"))

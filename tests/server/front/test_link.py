@@ -12,7 +12,7 @@ import uvloop
 
 from worker.errors import InternalFailure, StartupError
 from worker.host import cpu_quota
-from worker.server.front.inheritance import engine_environment
+from worker.server.front.children import engine_environment
 from worker.server.front.link import LAST_WORDS_BYTES, EngineLink
 from worker.wire.jobs import Cancel, JobKey
 from worker.wire.load import Progress
@@ -21,19 +21,17 @@ from worker.wire.messages import Outbound
 pytestmark = pytest.mark.process
 
 PATIENCE_S = 60.0
-GENERATION = 3
 
 PRELUDE = """
 import os, signal, socket, sys
 from worker.wire.load import Progress
 from worker.config.engine_settings import inbound_decoder
-from worker.wire.frames import FrameBuffer, encode_frame
+from worker.wire.encoding import FrameBuffer, encode_frame
 
 sock = socket.socket(fileno=int(sys.argv[1]))
-generation = int(sys.argv[2])
 
 def frame(percent):
-    return encode_frame(generation, Progress(percent=percent))
+    return encode_frame(Progress(percent=percent))
 """
 
 
@@ -41,27 +39,27 @@ class Owner:
     """All that the link reported, in order."""
 
     def __init__(self) -> None:
-        self.messages: list[tuple[int, Outbound]] = []
+        self.messages: list[Outbound] = []
         self.lines: list[str] = []
-        self.exits: list[tuple[int, str, str]] = []
+        self.exits: list[tuple[str, str]] = []
         self.has_exited = asyncio.Event()
         self.has_message = asyncio.Event()
 
-    def on_message(self, generation: int, message: Outbound) -> None:
+    def on_message(self, message: Outbound) -> None:
         assert not self.exits, "an exit comes last"
-        self.messages.append((generation, message))
+        self.messages.append(message)
         self.has_message.set()
 
     def on_line(self, line: str) -> None:
         self.lines.append(line)
 
-    def on_exit(self, generation: int, cause: str, last_words: str) -> None:
-        self.exits.append((generation, cause, last_words))
+    def on_exit(self, cause: str, last_words: str) -> None:
+        self.exits.append((cause, last_words))
         self.has_exited.set()
 
     @property
     def percents(self) -> list[int]:
-        return [message.percent for _, message in self.messages if isinstance(message, Progress)]
+        return [message.percent for message in self.messages if isinstance(message, Progress)]
 
     def on_fatal(self, error: StartupError) -> None:
         raise AssertionError("nothing in these owners fails") from error
@@ -69,15 +67,14 @@ class Owner:
     async def cause(self) -> str:
         """Wait for the exit."""
         await self.has_exited.wait()
-        ((generation, cause, _),) = self.exits
-        assert generation == GENERATION
+        ((cause, _),) = self.exits
         return cause
 
 
 @asynccontextmanager
 async def linked(program: str, environment: Mapping[str, str]) -> AsyncIterator[tuple[EngineLink, Owner]]:
     owner = Owner()
-    link = await EngineLink.spawn((sys.executable, "-c", PRELUDE + program), GENERATION, owner, environment)
+    link = await EngineLink.spawn((sys.executable, "-c", PRELUDE + program), owner, environment)
     try:
         yield link, owner
     finally:
@@ -106,8 +103,7 @@ async def until_exit(_link: EngineLink, owner: Owner) -> None:
 def test_what_the_engine_sent_is_delivered_before_its_exit() -> None:
     owner = with_engine("sock.sendall(b''.join(map(frame, range(100)))); sys.exit(3)", until_exit)
     assert owner.percents == list(range(100))
-    assert {generation for generation, _ in owner.messages} == {GENERATION}
-    assert owner.exits == [(GENERATION, "it exited with code 3", "")]
+    assert owner.exits == [("it exited with code 3", "")]
 
 
 def test_frames_may_come_in_any_portions() -> None:
@@ -115,14 +111,14 @@ def test_frames_may_come_in_any_portions() -> None:
     assert owner.percents == [1, 2]
 
 
-def test_what_is_sent_arrives_with_the_generation() -> None:
+def test_what_is_sent_arrives() -> None:
     echo = """
 data = b""
 buffer = FrameBuffer()
 heard = []
 while len(heard) < 2:
     heard += buffer.feed(sock.recv(4096))
-sock.sendall(b"".join(frame(inbound_decoder.decode(body).job + got) for got, body in heard))
+sock.sendall(b"".join(frame(inbound_decoder.decode(body).job) for body in heard))
 """
 
     async def play(link: EngineLink, owner: Owner) -> None:
@@ -131,12 +127,12 @@ sock.sendall(b"".join(frame(inbound_decoder.decode(body).job + got) for got, bod
         await owner.has_exited.wait()
         link.send(Cancel(job=JobKey(30)))
 
-    assert with_engine(echo, play).percents == [10 + GENERATION, 20 + GENERATION]
+    assert with_engine(echo, play).percents == [10, 20]
 
 
 @pytest.mark.parametrize(
     "garbage",
-    ["b'\\xff' * 64", "b'\\x01\\x00\\x00\\x00' * 2 + b'\\xc1'", "encode_frame(3, Progress(percent='x'))"],
+    ["b'\\xff' * 64", "b'\\x01\\x00\\x00\\x00\\xc1'", "encode_frame(Progress(percent='x'))"],
     ids=["impossible length", "no msgpack", "wrong type"],
 )
 def test_an_engine_that_sends_garbage_is_killed_and_not_believed_again(garbage: str) -> None:
@@ -144,7 +140,7 @@ def test_an_engine_that_sends_garbage_is_killed_and_not_believed_again(garbage: 
     program = f"sock.sendall(frame(1) + {garbage} + frame(2) * 100_000)"
     owner = with_engine(program, until_exit)
     assert owner.percents == [1]
-    assert "it sent a frame that cannot be read" in owner.exits[0][1]
+    assert "it sent a frame that cannot be read" in owner.exits[0][0]
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────────
@@ -161,7 +157,7 @@ def test_megabytes_of_words_do_not_block_the_engine_and_the_last_4_kib_are_kept(
     owner = with_engine(FLOOD, until_exit)
     assert owner.percents == [1]
     assert len(owner.lines) == 400_000
-    ((_, _, last_words),) = owner.exits
+    ((_, last_words),) = owner.exits
     assert last_words.endswith("the last line, cut in a charact\ufffd")
     assert len(last_words.replace(" | ", "\n").encode()) <= LAST_WORDS_BYTES + 2
 
@@ -172,7 +168,7 @@ def test_megabytes_of_words_do_not_block_the_engine_and_the_last_4_kib_are_kept(
 @pytest.mark.parametrize("name", ["SIGABRT", "SIGSEGV", "SIGKILL"])
 def test_a_death_by_signal_is_named(name: str) -> None:
     program = f"import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.kill(os.getpid(), signal.{name})"
-    assert with_engine(program, until_exit).exits[0][1] == f"it was ended by {name}"
+    assert with_engine(program, until_exit).exits[0][0] == f"it was ended by {name}"
 
 
 def test_a_kill_is_reported_with_its_first_cause_also_of_a_stopped_process() -> None:
@@ -252,13 +248,13 @@ class FailingOwner(Owner):
         self.told: list[StartupError] = []
         self.is_told = asyncio.Event()
 
-    def on_message(self, generation: int, message: Outbound) -> None:
+    def on_message(self, message: Outbound) -> None:
         self._fail("on_message")
 
     def on_line(self, line: str) -> None:
         self._fail("on_line")
 
-    def on_exit(self, generation: int, cause: str, last_words: str) -> None:
+    def on_exit(self, cause: str, last_words: str) -> None:
         self._fail("on_exit")
 
     def on_fatal(self, error: StartupError) -> None:
@@ -279,7 +275,7 @@ def test_what_its_owner_raises_is_reported_and_the_engine_still_ends_with_the_li
         owner = FailingOwner(where)
         command = (sys.executable, "-c", PRELUDE + program)
         async with asyncio.timeout(PATIENCE_S):
-            link = await EngineLink.spawn(command, GENERATION, owner, {"PATH": os.defpath})
+            link = await EngineLink.spawn(command, owner, {"PATH": os.defpath})
             engine = psutil.Process(link.pid)
             await owner.is_told.wait()
             await link.close()

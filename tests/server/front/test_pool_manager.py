@@ -182,10 +182,7 @@ def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(requests) == 1
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["http://127.0.0.1:99999/", "http://127.0.0.1:0/", "http:///ready", "ftp://127.0.0.1/", "http://a\x7fb/", "ready"],
-)
+@pytest.mark.parametrize("url", ["http://-ü-.x..y/", "http://a\x7fb/"])
 def test_an_unusable_url_is_one_clear_line_at_once(url: str) -> None:
     with pytest.raises(CallbackFailed) as failure:
         announce(url)

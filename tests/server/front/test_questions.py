@@ -18,12 +18,11 @@ from worker.errors import (
     WorkerUnhealthy,
 )
 from worker.observe.metrics import Metrics
+from worker.server.front.client import MAX_DEATHS
+from worker.server.front.dispatch import MAX_QUESTIONS
 from worker.server.front.state import Front
-from worker.server.front.watchdog import MAX_DEATHS
-from worker.server.front.work import MAX_QUESTIONS
 from worker.wire.jobs import TokenId
-from worker.wire.questions import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized, Untokenized
-from worker.wire.refusals import Violation
+from worker.wire.messages import QuestionKey, Tokenize, Tokenized, Untokenized, Violation
 
 TOKENS = (TokenId(7), TokenId(8))
 N_POISONOUS = 4 * MAX_DEATHS
@@ -33,7 +32,7 @@ async def asked(stage: Stage, n_questions: int) -> list[QuestionKey]:
     """The questions that this engine has been asked, once there are so many."""
 
     def found() -> list[QuestionKey]:
-        return [message.question for message in stage.engine.sent if isinstance(message, Tokenize | Detokenize)]
+        return [message.question for message in stage.engine.sent if isinstance(message, Tokenize)]
 
     await stage.until(lambda: len(found()) >= n_questions)
     assert len(found()) == n_questions
@@ -61,9 +60,9 @@ async def test_a_prompt_becomes_tokens_and_tokens_text(stage: Stage) -> None:
     first, second = await asked(stage, 2)
     assert stage.engine.sent[1:] == [
         Tokenize(question=first, prompt="hi", add_special=False),
-        Detokenize(question=second, tokens=TOKENS),
+        Tokenize(question=second, prompt=TOKENS),
     ]
-    stage.say(Detokenized(question=second, text="hi"))
+    answer(stage, second)
     answer(stage, first)
     assert (await tokenizing).tokens == TOKENS
     assert await detokenizing == "hi"

@@ -13,13 +13,13 @@ from worker.apis.pool.execute import TEXT_ONLY
 from worker.config.settings import Settings
 from worker.errors import EngineCrashed
 from worker.observe.metrics import Metrics
-from worker.server.front import client, health, job
+from worker.server.front import client, job
+from worker.server.front.admission import Phase
 from worker.server.front.client import EngineClient, EngineState
-from worker.server.front.health import READY_WORDS, STATES, Phase
 from worker.server.front.job import Job, JobState, next_chunk_of
 from worker.server.front.state import Front
 from worker.wire.jobs import Finished
-from worker.wire.refusals import Refused, Violation
+from worker.wire.messages import Refused, Violation
 
 State = TypeVar("State", bound=Enum)
 
@@ -42,16 +42,15 @@ def check(table: Mapping[State, frozenset[State]], moved: Any, attribute: str, b
     assert getattr(moved, attribute) is before
 
 
-@pytest.mark.parametrize("states", [JobState, EngineState, Phase])
+@pytest.mark.parametrize("states", [JobState, EngineState])
 def test_every_state_is_in_its_table(states: type[Enum]) -> None:
     tables: dict[type[Enum], Mapping[Any, frozenset[Any]]] = {
         JobState: job.LEGAL_MOVES,
         EngineState: client.LEGAL_MOVES,
-        Phase: health.LEGAL_MOVES,
     }
     assert set(tables[states]) == set(states)
     ends = {state for state, moves in tables[states].items() if not moves}
-    assert ends == {JobState: {JobState.ENDED}, EngineState: {EngineState.CLOSED}, Phase: {Phase.FAILED}}[states]
+    assert ends == {JobState: {JobState.ENDED}, EngineState: {EngineState.CLOSED}}[states]
 
 
 # ── a job ────────────────────────────────────────────────────────────────────────────────────────
@@ -158,30 +157,11 @@ async def test_the_engine_client_moves_as_its_table_says(before: EngineState, af
 # ── the front ────────────────────────────────────────────────────────────────────────────────────
 
 
-async def new_front() -> Front:
-    return Front(Settings(model="m.gguf", worker_id="w-1"), Metrics("w-1"))
-
-
-async def opened(front: Front, *, with_engine: EngineState) -> None:
-    stage = Stage()
-    await stage.open()
-    stage.client.state = with_engine
-    front.open(stage.client)
-    stage.client.state = EngineState.RUNNING
-    await stage.client.close()
-
-
-@pytest.mark.parametrize(("before", "after"), pairs(Phase))
-@on_a_loop
-async def test_the_front_moves_as_its_table_says(before: Phase, after: Phase) -> None:
-    check(health.LEGAL_MOVES, await new_front(), "phase", before, after)
-
-
 @pytest.mark.parametrize(
     ("acts", "phases"),
     [
         (["open", "die", "reload"], [Phase.READY, Phase.RESTARTING, Phase.READY]),
-        (["open dead", "reload"], [Phase.RESTARTING, Phase.READY]),
+        (["die", "open", "reload"], [Phase.STARTING, Phase.RESTARTING, Phase.READY]),
         (["die", "reload", "open"], [Phase.STARTING, Phase.STARTING, Phase.READY]),
         (["drain", "open"], [Phase.DRAINING, Phase.DRAINING]),
         (["open", "drain", "drain"], [Phase.READY, Phase.DRAINING, Phase.DRAINING]),
@@ -194,26 +174,27 @@ async def test_the_front_moves_as_its_table_says(before: Phase, after: Phase) ->
 )
 @on_a_loop
 async def test_what_happens_to_the_front_moves_it(acts: Sequence[str], phases: Sequence[Phase]) -> None:
-    front = await new_front()
+    front, stage = Front(Settings(model="m.gguf", worker_id="w-1"), Metrics("w-1")), Stage()
+    await stage.open()
     assert front.phase is Phase.STARTING
     for act, phase in zip(acts, phases, strict=True):
         match act:
             case "open":
-                await opened(front, with_engine=EngineState.RUNNING)
-            case "open dead":
-                await opened(front, with_engine=EngineState.RESTARTING)
+                front.open(stage.client)
             case "die":
+                stage.client.state = EngineState.RESTARTING
                 front.on_restarting("it was ended by SIGKILL", "")
             case "reload":
+                stage.client.state = EngineState.RUNNING
                 front.on_restarted(FACTS)
             case "drain":
                 front.drain()
             case "fail":
                 front.on_fatal(EngineCrashed("the engine died", "on purpose", ""))
         assert front.phase is phase, act
+    await stage.client.close()
 
 
 @pytest.mark.parametrize("phase", Phase)
 def test_every_phase_has_its_words(phase: Phase) -> None:
-    assert STATES[phase] == phase.name.lower()
-    assert phase in READY_WORDS
+    assert phase.word == phase.name.lower()

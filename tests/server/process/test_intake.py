@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.server.process.intake import prompt_violation
-from worker.wire.refusals import Overflow
+from worker.wire.messages import Overflow
 
 LAW = settings(max_examples=200)
 

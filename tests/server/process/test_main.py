@@ -38,18 +38,16 @@ from tests.toy_engine import (
     WARNING,
 )
 from worker.config.engine_settings import Configure
-from worker.server.process.main import GIVE_BACK_EVERY_S, Returns
+from worker.server.process.main import GIVE_BACK_EVERY_S, at_most_every
 from worker.server.process.outbox import MAX_OUTSTANDING_BYTES
-from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
+from worker.wire.encoding import FrameBuffer, encode_frame
 from worker.wire.jobs import Accepted, Cancel, Finished, JobKey, SamplingParams, Started, StepBegun, StepDone, Submit
 from worker.wire.load import AskResidency, Loaded, LoadFailed, PrefixCacheFound, Progress, Residency, Warned
-from worker.wire.messages import Inbound, Outbound
-from worker.wire.refusals import Refused
+from worker.wire.messages import Inbound, Outbound, Refused, outbound_decoder
 
 pytestmark = pytest.mark.process
 
 PATIENCE_S = 60.0
-GENERATION = 7
 
 M = TypeVar("M", bound=Outbound)
 
@@ -68,7 +66,7 @@ class EngineProcess:
         self.front.settimeout(PATIENCE_S)
         with theirs:
             self.process = subprocess.Popen(
-                [*self._command, str(theirs.fileno()), str(GENERATION)],
+                [*self._command, str(theirs.fileno())],
                 cwd=Path(__file__).parents[3],
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
@@ -87,14 +85,12 @@ class EngineProcess:
 
     def send(self, *messages: Inbound | Configure) -> None:
         for message in messages:
-            self.front.sendall(encode_frame(GENERATION, message))
+            self.front.sendall(encode_frame(message))
 
     def _receive(self) -> Iterator[Outbound]:
         buffer = FrameBuffer()
         while data := self.front.recv(1 << 16):
-            for generation, body in buffer.feed(data):
-                assert generation == GENERATION
-                yield outbound_decoder.decode(body)
+            yield from map(outbound_decoder.decode, buffer.feed(data))
 
     def next(self, kind: type[M]) -> M:
         """The next frame of that kind; those before it are of no interest."""
@@ -328,7 +324,7 @@ import socket, sys, threading
 from worker.wire.jobs import Delta, StepDone
 from worker.server.process.outbox import Outbox
 
-outbox = Outbox(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+outbox = Outbox(socket.socket(fileno=int(sys.argv[1])))
 for key in range({N_FRAMES}):
     outbox.send(StepDone(deltas=[Delta(key, str(key) * 1500)]))
 print("sent", flush=True)
@@ -353,12 +349,12 @@ def test_a_slow_front_gets_every_frame_in_order(reads: str) -> None:
 def test_freed_memory_is_returned_at_the_first_rest_and_then_at_most_once_a_while(rests: list[float]) -> None:
     now_s = 0.0
     returned_s: list[float] = []
-    returns = Returns(lambda: returned_s.append(now_s), clock=lambda: now_s)
+    rest = at_most_every(GIVE_BACK_EVERY_S, lambda: returned_s.append(now_s), lambda: now_s)
     rested_s = []
     for rest_s in rests:
         now_s += rest_s
         rested_s.append(now_s)
-        returns.rest()
+        rest()
     assert returned_s[0] == rested_s[0]
     for one, then in zip(returned_s, [*returned_s[1:], None], strict=True):
         due_s = one + GIVE_BACK_EVERY_S

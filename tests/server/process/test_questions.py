@@ -9,9 +9,15 @@ from tests.server.process.test_main import toy_engine
 from tests.toy_engine import TOY
 from worker.wire.jobs import Accepted, JobKey, Prompt, SamplingParams, SlotId, StepDone, Submit, TokenId
 from worker.wire.load import Loaded
+from worker.wire.messages import (
+    QuestionKey,
+    Refused,
+    Tokenize,
+    Tokenized,
+    Untokenized,
+    Violation,
+)
 from worker.wire.prompts import Conversation
-from worker.wire.questions import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized, Untokenized
-from worker.wire.refusals import Refused, Violation
 
 pytestmark = pytest.mark.process
 
@@ -36,9 +42,9 @@ def test_a_question_is_answered_with_the_tokens_and_the_text() -> None:
         assert of_conversation == of_text
         assert (of_text.question, len(of_text.tokens), of_text.text) == (KEY, 5, "hello")
         tokens = of_text.tokens
-        engine.send(Tokenize(question=KEY, prompt=tokens), Detokenize(question=KEY, tokens=tokens))
-        again, text = engine.next(Tokenized), engine.next(Detokenized)
-        assert (again.tokens, again.text, text.question) == (tokens, text.text, KEY)
+        engine.send(Tokenize(question=KEY, prompt=tokens))
+        again = engine.next(Tokenized)
+        assert (again.tokens, again.text, again.question) == (tokens, "".join(map(chr, tokens)), KEY)
 
 
 @pytest.mark.parametrize(
@@ -46,10 +52,9 @@ def test_a_question_is_answered_with_the_tokens_and_the_text() -> None:
     [
         (Tokenize(question=KEY, prompt=REFUSED), NO_CHAT),
         (Tokenize(question=KEY, prompt=OUTSIDE), NO_TOKEN),
-        (Detokenize(question=KEY, tokens=OUTSIDE), NO_TOKEN),
     ],
 )
-def test_an_unanswerable_question_gets_a_reason(question: Tokenize | Detokenize, why: Violation) -> None:
+def test_an_unanswerable_question_gets_a_reason(question: Tokenize, why: Violation) -> None:
     with toy_engine(TOY) as engine:
         engine.next(Loaded)
         engine.send(question)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.server.front.inheritance import shared_memory
+from worker.server.front.children import shared_memory
 from worker.server.saved.arena import N_ROWS, NOTE_BYTES, Arena, Extents, Room
 
 ROW_BYTES = 24

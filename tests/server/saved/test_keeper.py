@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tests.server.saved.test_copies import state_of
 from worker.engine.backend import Found
 from worker.models.upstream.numbers import STATE_MAGIC
-from worker.server.front.inheritance import shared_memory
+from worker.server.front.children import shared_memory
 from worker.server.saved.arena import NOTE_BYTES, Arena
 from worker.server.saved.copies import ORDINARY, SavedCells, SavedCheckpoint, chained
 from worker.server.saved.directory import key_path, prepare_directory

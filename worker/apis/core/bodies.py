@@ -12,7 +12,7 @@ from worker.errors import InvalidRequest, WorkerError
 from worker.wire.encoding import Count, doc, encode_json
 from worker.wire.jobs import U64_MAX
 from worker.wire.load import Amx, BatchInvariance, DraftModelFacts, Drafts, Tried
-from worker.wire.refusals import Overflow, Violation
+from worker.wire.messages import Overflow, Violation
 
 MAX_ERRORS = 64
 """An answer reports at most this many errors for one field. A body of 2 MiB can hold 700,000 stops, and an answer with

@@ -10,7 +10,7 @@ from worker.apis.core.bodies import FieldError, FieldsRefused
 from worker.apis.core.events import ErrorEvent, StreamCode
 from worker.errors import InvalidRequest, Unauthorized, WorkerBusy, WorkerError
 from worker.wire.encoding import doc, encode_json
-from worker.wire.refusals import Overflow
+from worker.wire.messages import Overflow
 
 ErrorType = Literal[
     "invalid_request_error", "authentication_error", "not_found_error", "rate_limit_error", "server_error"

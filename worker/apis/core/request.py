@@ -13,7 +13,7 @@ from worker.apis.core.events import Dialect
 from worker.apis.core.reading import PLAIN, Reading
 from worker.wire.chat_format import HERMES, ChatFormat
 from worker.wire.jobs import U64_MAX, JobKey, MarkUse, Prompt, SamplingParams, Submit
-from worker.wire.tools import Tools
+from worker.wire.prompts import Tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

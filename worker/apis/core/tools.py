@@ -15,7 +15,7 @@ from worker.apis.core.bodies import Problems
 from worker.apis.core.conversation import check_depth
 from worker.wire.encoding import encode_json
 from worker.wire.jobs import SamplingParams
-from worker.wire.tools import OfferedTool, Tools
+from worker.wire.prompts import OfferedTool, Tools
 
 MAX_TOOLS = 512
 """The most tools of one request. An agent with several MCP servers offers some 200."""

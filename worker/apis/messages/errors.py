@@ -12,7 +12,7 @@ from worker.apis.core.errors import failure_status
 from worker.apis.core.events import ErrorEvent
 from worker.errors import WorkerError
 from worker.wire.encoding import doc, encode_json
-from worker.wire.refusals import Overflow
+from worker.wire.messages import Overflow
 
 ErrorType = Literal[
     "invalid_request_error",

@@ -26,7 +26,7 @@ from worker.formats.grammar.tool_schema import (
 )
 from worker.formats.read.values import resolved, types_of
 from worker.wire.chat_format import GEMMA_QUOTE, CallFormat
-from worker.wire.tools import OfferedTool
+from worker.wire.prompts import OfferedTool
 
 HEAD: Final = "%llguidance {}\n"
 _ID: Final = "/[a-zA-Z0-9]{9}/"

@@ -18,8 +18,8 @@ from worker.formats.render.forms import REASONING, Forms, Message, in_forms, wit
 from worker.formats.render.probes import Probes
 from worker.formats.render.sandbox import Runaway, Sandbox, Unrendered
 from worker.formats.render.tracers import Misplaced, Tracers
+from worker.wire.messages import Violation
 from worker.wire.prompts import Conversation
-from worker.wire.refusals import Violation
 
 _MIN_FUEL, _FUEL_PER_CHAR, _MAX_FUEL = 2_000_000, 200, 10_000_000
 """The instructions of one rendering: 10 million take 0.3 s. A conversation needs two or three renderings, up to twelve

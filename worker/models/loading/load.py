@@ -63,7 +63,7 @@ from worker.wire.load import (
     ModelFacts,
     Offload,
 )
-from worker.wire.refusals import Violation
+from worker.wire.messages import Violation
 
 log = logging.getLogger(__name__)
 """Its warnings go to the front, which logs them (server/process/main.py)."""
@@ -187,7 +187,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
                 f"only a part of the model is on {', '.join(device.name for device in placement.group.devices)}: "
                 "use --gpu-layers all, a smaller model, or remove --require-full-offload"
             )
-        wants_drafts = config.prompt_lookup != "off" or config.draft is not None or drafting.draft is not None
+        wants_drafts = config.prompt_lookup != "off" or config.draft_path is not None or drafting.draft is not None
         shapes = _warmed_up(config, runner, wants_drafts=wants_drafts)
         # The context decides this, and the model info knows the words.
         unknown = None if runner.kv.max_undone else f"llama.cpp's memory for {info.architecture} cannot be cut"
@@ -197,7 +197,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
             snapshot_bytes=snapshot_bytes(plan, placement.need),
             next_token_head=drafting.head if info.n_mtp_blocks else None,
         )
-        if config.draft is not None:
+        if config.draft_path is not None:
             drafting = _load_draft(config, places, runner, on_progress, drafts.off_because)
         undo.pop_all()
     widest_step = shapes.chunk
@@ -269,9 +269,9 @@ def _load_draft(
 
     Raises: ModelLoadFailed where it cannot draft for it.
     """
-    assert config.draft is not None
+    assert config.draft_path is not None
     assert places.draft is not None
-    path, place = config.draft.path, places.draft
+    path, place = config.draft_path, places.draft
     if why_off is not None:
         raise ModelLoadFailed(
             f"--draft-model {path}: wrong drafts could not be taken from the memory of the model "
@@ -347,7 +347,6 @@ def _facts(
         row_costs=shapes.row_costs,
         switch_s=shapes.switch_s,
         padded_widths=shapes.padded_widths,
-        ubatch_size=shapes.ubatch_size,
         batch_size=runner.context.n_batch,
         prefix_cache_bytes=kept.limit_bytes,
         prefix_cache_off=kept.off_because,

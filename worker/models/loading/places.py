@@ -270,13 +270,13 @@ def plan_here(config: Configure, available_bytes: int, *, is_estimate: bool = Fa
     open_library()
     info = with_heads(read_info(Path(config.model_path)), config)
     kernels = choose_kernels(config, info)
-    infos = [info] if config.draft is None else [info, read_info(Path(config.draft.path))]
+    infos = [info] if config.draft_path is None else [info, read_info(Path(config.draft_path))]
     repacks = not config.no_repack and may_repack(infos, keeps_bits=config.must_be_invariant, own_types=own_types())
     dry_run = DryRun(available_bytes, repacks=repacks)
     if is_estimate:
         (trial,) = trials_of(config, info, devices(), available_bytes, dry_run)
         return Places(kernels, trial.estimate())
-    if config.draft is None:
+    if config.draft_path is None:
         return Places(kernels, place(config, info, devices(), available_bytes, dry_run))
     return Places(kernels, *place_pair(config, (infos[0], infos[1]), devices(), available_bytes, dry_run))
 

@@ -135,7 +135,7 @@ def drafts_off(info: ModelInfo, config: Configure, plan: Plan) -> str | None:
 
 def _no_drafts(info: ModelInfo, config: Configure, plan: Plan) -> str | None:
     """Return the flag by which there are to be none, else the reason why wrong ones cannot be taken back."""
-    is_unwanted = config.prompt_lookup == "off" and config.draft is None and not info.loads_heads
+    is_unwanted = config.prompt_lookup == "off" and config.draft_path is None and not info.loads_heads
     uncut, name, is_recurrent, n_batch = (
         _uncut(info, "cut"),
         info.architecture,

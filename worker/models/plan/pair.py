@@ -19,11 +19,11 @@ def asked_of(config: Configure, info: ModelInfo, n_cells: int, parallel: int) ->
     """Return the configuration of a draft model: a slot for each of the served model's, and a spare one for each if it
     has recurrent state (engine/drafting/draft_model.py); and else the served model's settings.
     """
-    assert config.draft is not None
+    assert config.draft_path is not None
     return replace(
         config,
-        model_path=config.draft.path,
-        device=config.draft.device,
+        model_path=config.draft_path,
+        device=config.device_of_draft,
         gpu_layers="auto",
         require_full_offload=False,
         split_mode="none",
@@ -31,7 +31,7 @@ def asked_of(config: Configure, info: ModelInfo, n_cells: int, parallel: int) ->
         main_gpu=None,
         ctx_size=n_cells,
         parallel=2 * (parallel or DEFAULT_PARALLEL) if has_state(info) else parallel,
-        draft=None,
+        draft_path=None,
         prompt_lookup="off",
         mtp=False,
     )

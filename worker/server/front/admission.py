@@ -1,4 +1,5 @@
-"""The jobs of the front: which are admitted, in which order others are refused, and how all leave.
+"""The jobs of the front: which are admitted, in which order others are refused, how all leave, and what is written of
+each in the log, the counters and the spans.
 
 It runs on the front's event loop and never waits for the engine (docs/protocol.md#life-of-a-job). state.py has what
 else becomes of a worker.
@@ -8,9 +9,12 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import inf, isclose
+from dataclasses import dataclass, field
+from enum import Enum
+from math import ceil, inf, isclose
 from typing import TYPE_CHECKING
 
+from worker.apis.core.bodies import ReadyState, State
 from worker.apis.core.received import parse_deadline
 from worker.apis.core.request import JobRequest
 from worker.config.settings import Settings
@@ -25,20 +29,63 @@ from worker.errors import (
 )
 from worker.observe.log_lines import get_logger
 from worker.observe.metrics import Metrics
-from worker.server.front.client import EngineClient, Observer
-from worker.server.front.health import LEGAL_MOVES, EngineStatus, Phase
-from worker.server.front.job import Admission, Job
-from worker.server.front.job_log import JobLog
+from worker.observe.redaction import Secrets
+from worker.server.front.client import EngineClient, EngineState, Observer
+from worker.server.front.job import Admission, Job, in_ms
 from worker.server.front.supervision import failures_to
 from worker.wire.jobs import JobKey, StepDone
-from worker.wire.load import Loaded
+from worker.wire.load import Loaded, PrefixCacheFound, Residency
+from worker.wire.prompts import Conversation
 
 if TYPE_CHECKING:
-    from worker.observe.traces import Traces  # an extra
+    from worker.observe.traces import Traces, Value  # an extra
 
 log = get_logger()
 
 LOADING_RETRY_S = 5
+MAX_RETRY_S = 600
+
+_NEWEST_WEIGHT = 0.1
+"""The weight of the newest job in the running mean of the times that jobs have their slots."""
+
+MAX_LOGGED_ID = 256
+"""The largest number of characters of a client's job_id in a log line, and of any client's text in a span."""
+
+
+class Phase(Enum):
+    """The rows of docs/protocol.md#http, with the words of `state` in `/health`, and in `/v1/ready`, where a ready
+    worker with jobs is "busy"."""
+
+    STARTING = "starting", "loading"
+    READY = "ready", "idle"
+    RESTARTING = "restarting", "loading"
+    """The engine died, and its successor is not ready yet."""
+    DRAINING = "draining", "draining"
+    """No new work is taken; accepted jobs go on."""
+    FAILED = "failed", "error"
+    """The worker is about to exit with code 1."""
+
+    def __init__(self, word: State, ready_word: ReadyState) -> None:
+        self.word, self.ready_word = word, ready_word
+
+
+@dataclass(slots=True)
+class EngineStatus:
+    """The last reports of the current engine about itself; `EngineStatus()` before the first."""
+
+    step: StepDone = field(default_factory=StepDone)
+    residency: Residency | None = None
+    found: PrefixCacheFound | None = None
+
+    def residency_of(self, facts: Loaded) -> Residency:
+        """Return where the model is, by the engine's last report, or after the load if there is none."""
+        return self.residency or Residency(is_resident=facts.resident, memory_bytes=facts.memory_bytes)
+
+
+def retry_after_s(service_s: float, *, n_waiting: int, n_slots: int) -> int:
+    """Return the whole seconds until a place should be free for one more; 1..MAX_RETRY_S. Jobs have their slots for
+    `service_s`."""
+    return min(max(1, ceil(service_s * (n_waiting + 1) / n_slots)), MAX_RETRY_S)
 
 
 class FrontJobs(Observer):
@@ -47,7 +94,7 @@ class FrontJobs(Observer):
     def __init__(self, settings: Settings, metrics: Metrics, traces: "Traces | None") -> None:
         self.settings = settings
         self.metrics = metrics
-        self.phase = Phase.STARTING
+        self._is_open = self._is_draining = False
         self.jobs: dict[str, Job] = {}
         """The jobs in flight, by the client's job_id."""
         self.unwatched = asyncio.Event()
@@ -60,10 +107,22 @@ class FrontJobs(Observer):
         self.fatal: asyncio.Future[StartupError] = asyncio.get_running_loop().create_future()
         self._client: EngineClient | None = None
         self._n_jobs = 0
+        self._service_s = 1.0
+        self._secrets = Secrets(settings.api_key)
         self._traces = traces
-        self._job_log = JobLog(settings, metrics, traces)
         self._timers: dict[JobKey, asyncio.TimerHandle] = {}
         self._engine_status = EngineStatus()
+
+    @property
+    def phase(self) -> Phase:
+        """The worker's phase: nothing leads away from a failure, and only a failure ends a drain."""
+        if self.fatal.done():
+            return Phase.FAILED
+        if self._is_draining:
+            return Phase.DRAINING
+        if self._client is None or not self._is_open:
+            return Phase.STARTING
+        return Phase.READY if self._client.state is EngineState.RUNNING else Phase.RESTARTING
 
     @property
     def facts(self) -> Loaded | None:
@@ -87,15 +146,8 @@ class FrontJobs(Observer):
     def n_waiting(self) -> int:
         return len(self.jobs) - self.n_running
 
-    def _move(self, phase: Phase) -> None:
-        """The only way to another phase. Raises: AssertionError for a move that LEGAL_MOVES lacks."""
-        assert phase in LEGAL_MOVES[self.phase], f"front: {self.phase.name} -> {phase.name} is not a legal move"
-        self.phase = phase
-
     def on_fatal(self, error: StartupError) -> None:
         """Fail, because a part of the worker is lost that nothing replaces. Only the first reason is reported."""
-        if self.phase is not Phase.FAILED:
-            self._move(Phase.FAILED)
         if not self.fatal.done():
             self.fatal.set_result(error)
 
@@ -139,7 +191,7 @@ class FrontJobs(Observer):
             vram_bytes=self.vram_bytes,
             metrics=self.metrics,
         )
-        return [self._begin(request, admission, facts) for request in requests]
+        return [self._begin(request, admission) for request in requests]
 
     def _check_state(self) -> Loaded:
         facts = self.facts
@@ -163,10 +215,10 @@ class FrontJobs(Observer):
         there = f"{facts.parallel} jobs are running and {self.settings.max_queue} waiting"
         raise WorkerBusy(
             f"{there if n_more == 1 else f'there is no room for {n_more} jobs at once'}; try again later",
-            self._job_log.throughput.wait_s(n_waiting=self.n_waiting, n_slots=facts.parallel),
+            retry_after_s(self._service_s, n_waiting=self.n_waiting, n_slots=facts.parallel),
         )
 
-    def _begin(self, request: JobRequest, admission: Admission, facts: Loaded) -> Job:
+    def _begin(self, request: JobRequest, admission: Admission) -> Job:
         assert self._client is not None
         self._n_jobs += 1
         job = Job(JobKey(self._n_jobs), request, admission, self._on_job_end)
@@ -175,7 +227,7 @@ class FrontJobs(Observer):
         if admission.expires_s < inf:
             left_s = admission.expires_s - time.monotonic()
             self._timers[job.key] = asyncio.get_running_loop().call_later(left_s, self._time_is_up, job)
-        self._job_log.began(job, facts)
+        log.info("execute_start", **self._logged(job))
         self._client.jobs.submit(job)
         return job
 
@@ -195,9 +247,82 @@ class FrontJobs(Observer):
             timer.cancel()
         assert self._client is not None
         self._client.jobs.release(job)
-        self._job_log.ended(job, self.facts)
+        self._report_end(job)
         if not self.jobs:
             self.idle.set()
+
+    def _report_end(self, job: Job) -> None:
+        """Write one canonical line, the counters and the span of a job that has its outcome."""
+        assert job.outcome is not None
+        if job.outcome == "success":
+            self._service_s += _NEWEST_WEIGHT * (job.service_s - self._service_s)
+        if job.finish_reason is None:
+            self.metrics.rejected()
+        else:
+            self.metrics.finished(
+                job.outcome,
+                job.finish_reason,
+                had_slot=job.queue_time_s is not None,
+                n_answers=job.request.asked.n if job.request.number == 0 else None,
+                max_tokens=job.frame.sampling.max_tokens,
+                prompt_tokens=job.prompt_tokens,
+                cached_tokens=job.cached_tokens,
+                tokens_generated=job.tokens_sampled,
+                duration_s=job.age_s,
+                prefill_s=job.prefill_time_s,
+                decode_s=job.decode_time_s,
+            )
+        if self._traces is not None:
+            its = job.admission
+            self._traces.add(its.trace, its.correlation_id, its.arrived_s, job.code, self._span_of(job))
+        log.info(
+            "execute_end",
+            **self._logged(job),
+            outcome=job.outcome,
+            code=job.code,
+            tokens_in=job.prompt_tokens,
+            cached_tokens=job.cached_tokens,
+            tokens_out=job.tokens_out,
+            queue_time_ms=in_ms(job.queue_time_s),
+            time_to_first_token_ms=in_ms(job.time_to_first_token_s),
+            decode_time_ms=in_ms(job.decode_time_s),
+        )
+
+    def _logged(self, job: Job) -> dict[str, object]:
+        return {
+            "job_id": self._shown(job.request.job_id),
+            "correlation_id": job.admission.correlation_id,
+            "model_ref": self.settings.reported_model_ref,
+            "device": self.facts.device_name if self.facts is not None else None,
+        }
+
+    def _shown(self, text: str) -> str:
+        """Mask a client's text before it is cut: a client may send the API key anywhere in its job_id."""
+        return self._secrets.mask_known(text)[:MAX_LOGGED_ID]
+
+    def _span_of(self, job: Job) -> "dict[str, Value | None]":
+        request, frame, sampling = job.request, job.frame, job.frame.sampling
+        served = self.settings.served_name(self.facts.name if self.facts is not None else "")
+        return {
+            "gen_ai.operation.name": "chat" if isinstance(frame.prompt, Conversation) else "text_completion",
+            "gen_ai.request.id": self._shown(request.job_id),
+            "gen_ai.request.model": self._shown(request.asked.model or served),
+            "gen_ai.request.max_tokens": sampling.max_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.response.model": served,
+            "gen_ai.response.finish_reasons": None if job.finish_reason is None else [job.finish_reason],
+            "gen_ai.usage.prompt_tokens": job.prompt_tokens,
+            "gen_ai.usage.input_tokens": job.prompt_tokens,
+            "gen_ai.usage.cache_read.input_tokens": job.cached_tokens,
+            "gen_ai.usage.completion_tokens": job.tokens_sampled,
+            "gen_ai.usage.output_tokens": job.tokens_sampled,
+            "gen_ai.latency.time_in_queue": job.queue_time_s,
+            "gen_ai.latency.time_to_first_token": job.time_to_first_token_s,
+            "gen_ai.latency.time_in_model_prefill": job.prefill_time_s,
+            "gen_ai.latency.time_in_model_decode": None if job.time_to_first_token_s is None else job.decode_time_s,
+            "gen_ai.latency.e2e": job.age_s,
+        }
 
     def cancel(self, job_id: str) -> None:
         """End a job, or all jobs of an answer, whatever they are doing; unknown ids are fine."""
@@ -225,9 +350,3 @@ class FrontJobs(Observer):
             self._n_streams -= 1
             if not self._n_streams:
                 self.unwatched.set()
-
-    def on_step(self, step: StepDone) -> None:
-        n_before, self._engine_status.step = self._engine_status.step.n_threads, step
-        if n_before not in (0, step.n_threads):
-            log.info("threads_changed", threads=step.n_threads, before=n_before)
-        self.metrics.step(step)

@@ -1,8 +1,7 @@
-"""The parity certificate: the facts of a report of `llorch-worker parity`, compared with the model that is served here.
+"""The parity certificate: the few facts of a report of `llorch-worker parity` that the front repeats, compared with the
+model file and with the numerics of the current engine.
 
-This module owns the few facts of a report.json that the front repeats, and their comparison with the model file and
-with the numerics of the current engine. It does not know how parity is measured, or whether its bounds were sensible;
-the report itself has both. It runs in the front; the file's digest is made in a thread, before the model is loaded.
+It does not know how parity is measured, or whether its bounds were sensible; the report itself has both.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from worker.apis.core.bodies import ParityBody, ParityVerdict
 from worker.errors import CertificateRefused
 from worker.models.downloads.catalog import Sha256
 from worker.models.facts.info import ModelInfo
-from worker.wire.numerics import Numerics, differences
+from worker.wire.load import Numerics
 
 REPORT_FORMAT: Final = "llorch-parity-report/1"
 REPORT_FILE: Final = "report.json"
@@ -74,7 +73,7 @@ class Certificate(msgspec.Struct, frozen=True):
         stamp, difference = _stamp(info.path), ""
         if len(info.part_paths) > 1:
             difference = f"it is in {len(info.part_paths)} parts here, and a report is about a single file"
-        elif (digest := await _sha256_off_the_loop(info.path)) != self.model.sha256:
+        elif (digest := await _sha256(info.path)) != self.model.sha256:
             theirs = f"{self.model.sha256[:16]}… ({self.model.file})"
             difference = f"sha256 {digest[:16]}… here, {theirs} in the report"
         return Examined(self, info.path, stamp, difference)
@@ -119,7 +118,7 @@ class Examined:
             who = "the report" if self.certificate.numerics is None else "the engine"
             yield f"numerics: {who} does not say what the model is computed with"
         else:
-            yield from differences(here, self.certificate.numerics)
+            yield from here.differences(self.certificate.numerics)
 
 
 def uncovered(differing: Sequence[str]) -> CertificateRefused:
@@ -144,23 +143,18 @@ def read_certificate(path: Path) -> Certificate:
     Raises: CertificateRefused if there is no report, or if it did not pass.
     """
     report = _read(path)
-    failed = [level.name for level in report.levels if level.verdict == "fail"]
-    passed = {level.name for level in report.levels if level.verdict == "pass"}
+    failed = [f" at level {level.name}" for level in report.levels if level.verdict == "fail"]
     if report.verdict != "pass" or failed:
-        where = f" at level {failed[0]}" if failed else ""
-        raise CertificateRefused(
-            f"the parity report {path} says {'fail' if failed else report.verdict}{where}: only one that passed is a "
-            "certificate"
-        )
-    if passed <= _OF_OTHER_FILES:
+        said = f"fail{failed[0]}" if failed else report.verdict
+        raise CertificateRefused(f"the parity report {path} says {said}: only one that passed is a certificate")
+    if {level.name for level in report.levels if level.verdict == "pass"} <= _OF_OTHER_FILES:
         raise CertificateRefused(f"the parity report {path} compared nothing of the model file itself")
     return report
 
 
 def _read(path: Path) -> Certificate:
     try:
-        if path.is_dir():
-            path /= REPORT_FILE
+        path = path / REPORT_FILE if path.is_dir() else path
         # Asked before opening, which would wait for ever on a named pipe.
         if path.exists() and not path.is_file():
             raise CertificateRefused(f"the parity report {path} is not a regular file")
@@ -179,21 +173,20 @@ def _read(path: Path) -> Certificate:
     return report
 
 
-async def _sha256_off_the_loop(path: Path) -> str:
+async def _sha256(path: Path) -> str:
+    """Return the digest of a file, which a thread reads in chunks: a stop need not wait for the end of a large file."""
     is_cancelled = threading.Event()
+
+    def read() -> str:
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while not is_cancelled.is_set() and (chunk := file.read(_CHUNK_BYTES)):
+                digest.update(chunk)
+        return digest.hexdigest()
+
     try:
-        return await asyncio.to_thread(_sha256, path, is_cancelled)
+        return await asyncio.to_thread(read)
     except OSError as error:
         raise CertificateRefused(f"{path} cannot be read for its digest: {error.strerror}") from None
     finally:
         is_cancelled.set()
-
-
-def _sha256(path: Path, is_cancelled: threading.Event) -> str:
-    """Return the digest of a file, read in chunks, so that a stop need not wait for the end of a large file; the digest
-    is of no use then."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while not is_cancelled.is_set() and (chunk := file.read(_CHUNK_BYTES)):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -1,8 +1,8 @@
-"""The front's handle on the current engine: it starts engines, sorts their frames, and survives their death.
+"""The front's handle on the current engine: it starts engines, sorts their frames, and survives their death or silence
+(docs/protocol.md#life-of-a-job).
 
-It runs on the front's event loop. It owns the generations, the watchdog and docs/protocol.md#life-of-a-job's rules for
-an engine that died; dispatch.py decides what becomes of its jobs. It knows nothing of HTTP. `Observer` gets the events
-that the rest of the front needs.
+It runs on the front's event loop. dispatch.py decides what becomes of the jobs of an engine that died. `Observer` gets
+what the rest of the front needs.
 
     LOADING ──Loaded──▶ RUNNING ──death──▶ RESTARTING ──Loaded──▶ RUNNING
        └──death, LoadFailed──▶ FAILED ◀──fifth death in ten minutes──┘
@@ -13,30 +13,36 @@ Every state goes to FAILED, too, when one of the client's own tasks raises, and 
 import asyncio
 import sys
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum, auto
-from typing import Protocol
 
-from worker.config.engine import successor_of
 from worker.config.engine_settings import Configure
 from worker.errors import EngineCrashed, InsufficientMemory, ModelLoadFailed, StartupError, WorkerUnhealthy
 from worker.server.front.dispatch import Dispatch
 from worker.server.front.link import EngineLink, LinkOwner
 from worker.server.front.supervision import ended, every, supervised
-from worker.server.front.watchdog import MAX_DEATHS, Deaths, Watchdog
-from worker.server.front.work import Charge
-from worker.wire.blocks import BlocksChanged
-from worker.wire.jobs import Accepted, Cancel, StepBegun, StepDone, Submit
+from worker.wire.jobs import Accepted, StepBegun, StepDone
 from worker.wire.load import AskResidency, Loaded, LoadFailed, PrefixCacheFound, Progress, Residency, Warned
-from worker.wire.messages import Inbound, Outbound
-from worker.wire.questions import Detokenize, Detokenized, Tokenize, Tokenized, Untokenized
-from worker.wire.refusals import Refused
+from worker.wire.messages import BlocksChanged, Inbound, Outbound, Refused, Tokenized, Untokenized
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "worker.server.process.main")
 """The flag -P keeps the working directory from planting modules."""
 
 RESIDENCY_PERIOD_S = 60.0
 """The seconds between two questions to the engine whether its model is still on the GPU."""
+
+MAX_DEATHS = 5
+DEATHS_WINDOW_S = 600.0
+"""So many deaths within this time, with no job finished between them, are the worker's end."""
+
+LOAD_SILENCE_S = 300.0
+SLOW_DISK_BYTES_PER_S = 20e6
+"""While loading, the time to read the file at this rate is added: if page-ins cannot be counted, or evict each other,
+the first steps read the whole file before the engine says anything."""
+
+STEPS_OF_SILENCE = 10
+"""A silent engine is wedged after this many of its longest steps, if that is more than the floor."""
 
 
 class EngineState(Enum):
@@ -47,43 +53,28 @@ class EngineState(Enum):
     CLOSED = auto()
 
 
+_OVER = frozenset({EngineState.FAILED, EngineState.CLOSED})
+
 LEGAL_MOVES: dict[EngineState, frozenset[EngineState]] = {
-    EngineState.LOADING: frozenset({EngineState.RUNNING, EngineState.FAILED, EngineState.CLOSED}),
-    EngineState.RUNNING: frozenset({EngineState.RESTARTING, EngineState.FAILED, EngineState.CLOSED}),
-    # A successor may die while it loads.
-    EngineState.RESTARTING: frozenset(
-        {EngineState.RUNNING, EngineState.RESTARTING, EngineState.FAILED, EngineState.CLOSED}
-    ),
+    EngineState.LOADING: _OVER | {EngineState.RUNNING},
+    EngineState.RUNNING: _OVER | {EngineState.RESTARTING},
+    EngineState.RESTARTING: _OVER | {EngineState.RUNNING, EngineState.RESTARTING},  # a successor may die while it loads
     EngineState.FAILED: frozenset({EngineState.CLOSED}),
     EngineState.CLOSED: frozenset(),
 }
 
-_OVER = (EngineState.FAILED, EngineState.CLOSED)
-
 _SIGNS_OF_LIFE = (StepDone, StepBegun, Progress, Loaded, LoadFailed)
 """Frames of the thread that loads and steps. The intake thread's answers do not show that this thread is alive."""
 
+Report = StepDone | BlocksChanged | Progress | Warned | Residency | PrefixCacheFound
+"""The frames that concern more than the jobs; these have a step's results already when it is reported."""
+
 
 class Observer:
-    """The events of the client's engines. An observer overrides the ones that it needs."""
+    """The receiver of what the client's engines do. An observer overrides the methods that it needs."""
 
-    def on_progress(self, percent: int) -> None:
-        """This percentage of the model is loaded."""
-
-    def on_step(self, step: StepDone) -> None:
-        """The engine has done a step; the jobs have its results already."""
-
-    def on_blocks_changed(self, message: BlocksChanged) -> None:
-        """The cached blocks have changed."""
-
-    def on_residency(self, residency: Residency) -> None:
-        """The engine has checked where its model is."""
-
-    def on_prefix_cache_found(self, found: PrefixCacheFound) -> None:
-        """The engine has looked for saved cells of earlier engines."""
-
-    def on_warned(self, warned: Warned) -> None:
-        """Something has failed in the engine that ends no job."""
+    def on_report(self, report: Report) -> None:
+        """The engine has sent this."""
 
     def on_engine_line(self, line: str) -> None:
         """The engine has written a line to its stderr."""
@@ -98,20 +89,7 @@ class Observer:
         """There will be no further engine. This is called before the jobs in flight are ended."""
 
 
-class Link(Protocol):
-    """One engine of a generation. EngineLink and the tests' engine without a process implement it."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def send(self, message: Inbound | Configure) -> None: ...
-
-    def kill(self, cause: str) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-Spawn = Callable[[Sequence[str], int, LinkOwner, Mapping[str, str]], Awaitable[Link]]
+Spawn = Callable[[Sequence[str], LinkOwner, Mapping[str, str]], Awaitable[EngineLink]]
 
 
 class EngineClient:
@@ -139,16 +117,16 @@ class EngineClient:
         self._watchdog = Watchdog(self._kill, floor_s=watchdog_s, model_bytes=model_bytes, clock=clock)
         self._residency_period_s = residency_period_s
         self._timers: list[asyncio.Task[None]] = []
-        self._link: Link | None = None
-        self._generation = 0
+        self._link: EngineLink | None = None
         self._first_load: asyncio.Future[Loaded] | None = None
         self._load_failure: StartupError | None = None
         self._spawning: asyncio.Task[None] | None = None
+        self._deaths_s: deque[float] = deque(maxlen=MAX_DEATHS)
+        """The times at which engines died since a job last finished, but for deaths that work is charged with."""
         self.state = EngineState.LOADING
         self.facts: Loaded | None = None
         self.jobs = Dispatch(self._send, self._watchdog.expect_work)
         """The jobs and questions that this client is responsible for."""
-        self._deaths = Deaths()
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -179,16 +157,14 @@ class EngineClient:
             await self._link.close()
 
     async def _spawn(self) -> None:
-        self._generation += 1
         self._load_failure = None
         self._watchdog.expect_load()
         try:
-            link = await self._spawn_link(self._command, self._generation, self, self._environment)
+            self._link = await self._spawn_link(self._command, self, self._environment)
         except OSError as error:
-            self.on_exit(self._generation, f"it could not be started: {error}", "")
-            return
-        self._link = link
-        link.send(self._config)
+            self.on_exit(f"it could not be started: {error}", "")
+        else:
+            self._link.send(self._config)
 
     def _kill(self, cause: str) -> None:
         if self._link is not None:
@@ -204,45 +180,37 @@ class EngineClient:
         """The process id of the current engine, or of the one that has just died."""
         return self._link.pid if self._link is not None else None
 
-    def _send(self, message: Submit | Cancel | AskResidency | Tokenize | Detokenize) -> None:
+    def _send(self, message: Inbound) -> None:
         if self._link is not None:
             self._link.send(message)
 
     # ── what the engine says (LinkOwner) ─────────────────────────────────────────────────────────
 
-    def on_message(self, generation: int, message: Outbound) -> None:  # noqa: PLR0912 - a case for each frame
-        if generation != self._generation or self.state in _OVER:
+    def on_message(self, message: Outbound) -> None:
+        if self.state in _OVER:
             return
         if isinstance(message, _SIGNS_OF_LIFE):
             self._watchdog.heartbeat()
         match message:
             case StepDone():
                 if message.finished:
-                    self._deaths.clear()
+                    self._deaths_s.clear()  # the engine is able to work
                 self.jobs.step_done(message)
-                self._observer.on_step(message)
+                self._observer.on_report(message)
             case StepBegun(jobs=jobs):
                 self.jobs.step_begun(jobs)
             case Accepted():
                 self.jobs.accepted(message)
             case Refused():
                 self.jobs.refused(message)
-            case Tokenized() | Untokenized() | Detokenized():
+            case Tokenized() | Untokenized():
                 self.jobs.answered(message)
-            case BlocksChanged():
-                self._observer.on_blocks_changed(message)
-            case Progress(percent=percent):
-                self._observer.on_progress(percent)
             case Loaded():
                 self._loaded(message)
-            case Warned():
-                self._observer.on_warned(message)
             case LoadFailed():
                 self._load_failure = _load_error(message)
-            case Residency():
-                self._observer.on_residency(message)
-            case PrefixCacheFound():
-                self._observer.on_prefix_cache_found(message)
+            case _:
+                self._observer.on_report(message)
 
     def on_line(self, line: str) -> None:
         self._observer.on_engine_line(line)
@@ -252,7 +220,7 @@ class EngineClient:
         is_first = self.facts is None
         self.facts = facts
         self._move(EngineState.RUNNING)
-        self._config = successor_of(self._config, facts)
+        self._config = self._config.successor(facts)
         if is_first and self._first_load is not None and not self._first_load.done():
             self._first_load.set_result(facts)
         else:
@@ -262,23 +230,20 @@ class EngineClient:
 
     # ── death ────────────────────────────────────────────────────────────────────────────────────
 
-    def on_exit(self, generation: int, cause: str, last_words: str) -> None:
-        if generation != self._generation or self.state in _OVER:
+    def on_exit(self, cause: str, last_words: str) -> None:
+        if self.state in _OVER:
             return
         cause = str(self._load_failure or cause)
         if self.state is EngineState.LOADING:
             what = "the engine died while loading the model"
             self.on_fatal(self._load_failure or EngineCrashed(what, cause, last_words))
             return
-        match self.jobs.close_gate():
-            case Charge.WORKER:
-                # Deaths without a job to blame count too: a worker that always dies must not stay in the pool.
-                self._deaths.add(self._clock())
-            case Charge.WORK:
-                pass
-            case Charge.WORK_TWICE:
-                self._deaths.withdraw()
-        if self._deaths.are_too_many:
+        # Deaths without a job to blame count too: a worker that always dies must not stay in the pool.
+        if (n_more := self.jobs.close_gate()) > 0:
+            self._deaths_s.append(self._clock())
+        elif n_more < 0 and self._deaths_s:
+            self._deaths_s.pop()
+        if len(self._deaths_s) == MAX_DEATHS and self._deaths_s[-1] - self._deaths_s[0] <= DEATHS_WINDOW_S:
             what = f"the engine died {MAX_DEATHS} times without finishing a job"
             self.on_fatal(EngineCrashed(what, cause, last_words))
             return
@@ -306,11 +271,70 @@ class EngineClient:
 
 def _load_error(failed: LoadFailed) -> StartupError:
     """Return the engine's reason for not loading as the error that the front raises."""
-    if failed.needed_bytes is not None and failed.available_bytes is not None:
-        return InsufficientMemory(
-            failed.message,
-            needed_bytes=failed.needed_bytes,
-            available_bytes=failed.available_bytes,
-            device=failed.device,
-        )
-    return ModelLoadFailed(failed.message)
+    needed_bytes, available_bytes = failed.needed_bytes, failed.available_bytes
+    if needed_bytes is None or available_bytes is None:
+        return ModelLoadFailed(failed.message)
+    return InsufficientMemory(
+        failed.message, needed_bytes=needed_bytes, available_bytes=available_bytes, device=failed.device
+    )
+
+
+class Watchdog:
+    """Calls `kill(cause)` once for each silence of an engine that owes signs of life: frames of the thread that loads
+    and steps. Silence counts only while the front's own loop turns: a front that was stopped must not blame its engine.
+
+    The front's event loop calls `tick` every `tick_s`.
+    """
+
+    def __init__(
+        self, kill: Callable[[str], None], *, floor_s: float, model_bytes: int, clock: Callable[[], float]
+    ) -> None:
+        self._kill = kill
+        self._floor_s = floor_s
+        self._load_silence_s = LOAD_SILENCE_S + model_bytes / SLOW_DISK_BYTES_PER_S
+        self._clock = clock
+        self.tick_s = min(1.0, floor_s / 10)
+        self._longest_step_s = 0.0
+        self._is_working = False
+        self.expect_load()
+
+    def expect_load(self) -> None:
+        """An engine has been started, and loads its model."""
+        self._is_loading = True
+        self._end_silence()
+
+    def loaded(self, step_s: float) -> None:
+        """End the load. `step_s` is the longest step as far as the engine knows, so that the first one is not
+        misjudged."""
+        self._is_loading = False
+        self._longest_step_s = max(self._longest_step_s, step_s)
+        self._end_silence()
+
+    def expect_work(self, n_jobs: int) -> None:
+        """Say how many jobs the engine has from now on. If it has any, its silence counts from the moment when it got
+        the first."""
+        if n_jobs and not self._is_working:
+            self._end_silence()
+        self._is_working = n_jobs > 0
+
+    def heartbeat(self) -> None:
+        """The engine has said something."""
+        if self._is_working and not self._is_loading:
+            self._longest_step_s = max(self._longest_step_s, self._silence_s)
+        self._end_silence()
+
+    def _end_silence(self) -> None:
+        self._silence_s = 0.0
+        self._heard_at_s = self._clock()
+
+    def tick(self) -> None:
+        """Add the time since the last tick, but never more than the loop can have been awake for."""
+        now = self._clock()
+        self._silence_s += min(now - self._heard_at_s, 2 * self.tick_s)
+        self._heard_at_s = now
+        limit_s = max(self._floor_s, STEPS_OF_SILENCE * self._longest_step_s)
+        if self._is_loading:
+            limit_s = self._load_silence_s
+        if (self._is_loading or self._is_working) and (silence_s := self._silence_s) > limit_s:
+            self._end_silence()
+            self._kill(f"no sign of life for {silence_s:.1f} s")

@@ -1,22 +1,63 @@
-"""The bookkeeping of jobs: their order on the way to the engine, and what becomes of them when it dies.
+"""The work of an engine: its order on the way there, and its fate when the engine dies
+(docs/protocol.md#life-of-a-job).
 
-work.py judges that (docs/protocol.md#life-of-a-job).
-
-It runs on the front's event loop: it gets the engine's messages and the clients' actions, and gives frames to `send`.
-It knows nothing of processes, sockets or time. Every job leaves exactly once: finished, failed, refused or released.
-Questions about tokens go the same way to the engine's intake, and leave when they are answered, failed or dropped.
+Work is a job (job.py), or a question about tokens, which the intake thread answers while steps run: it takes no slot
+and no place in the queue. All of it lives on the front's event loop. Nothing here knows processes, sockets or time.
+Every job leaves exactly once: finished, failed, refused or released; a question is answered, failed or dropped.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import ClassVar, TypeVar
 
+from worker.apis.core.bodies import refused_by_engine
 from worker.apis.core.events import StreamCode
 from worker.errors import InferenceFailed, WorkerError
 from worker.server.front.job import Job
-from worker.server.front.work import Charge, Question, Work, charge_sheet, judge
 from worker.wire.jobs import Accepted, Cancel, JobKey, StepDone, Submit
-from worker.wire.questions import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized, Untokenized
-from worker.wire.refusals import Refused
+from worker.wire.messages import QuestionKey, Refused, Tokenize, Tokenized, Untokenized
+
+DEATHS_OF_A_CULPRIT = 2
+
+MAX_QUESTIONS = 64
+"""The largest number of open questions; one more is WORKER_BUSY. The intake reads jobs between them, so the more there
+are, the longer a job waits to be accepted."""
+
+
+class Question:
+    """One question, until `answer` is done, whether its caller still waits or not."""
+
+    has_sent_token: ClassVar = False
+    """False, unlike a job's: an answer leaves as a whole, so a question can always be asked again."""
+
+    def __init__(self, frame: Tokenize) -> None:
+        self.frame = frame
+        self.key = frame.question
+        self.answer: asyncio.Future[Tokenized] = asyncio.get_running_loop().create_future()
+        self.n_deaths = 0
+        """The number of engines that died while they were answering it."""
+
+    @property
+    def is_ended(self) -> bool:
+        return self.answer.done()
+
+    def settle(self, message: Tokenized | Untokenized) -> None:
+        """Take the engine's answer, or its reasons for giving none."""
+        if isinstance(message, Untokenized):
+            self.fail(refused_by_engine(message.violations))
+        elif not self.is_ended:
+            self.answer.set_result(message)
+
+    def fail(self, error: WorkerError) -> None:
+        if not self.is_ended:
+            self.answer.set_exception(error)
+            self.answer.exception()  # taken, or asyncio would log it if the caller has left in the same moment
+
+
+Work = Job | Question
+"""The work that the engine's intake reads, one after the other."""
+W = TypeVar("W", Job, Question)
 
 
 class Dispatch:
@@ -25,23 +66,23 @@ class Dispatch:
     `expect_work` is called whenever jobs come or leave: it is given how many are in flight now.
     """
 
-    def __init__(
-        self, send: Callable[[Submit | Cancel | Tokenize | Detokenize], None], expect_work: Callable[[int], None]
-    ) -> None:
-        self._send_frame = send
+    def __init__(self, send: Callable[[Submit | Cancel | Tokenize], None], expect_work: Callable[[int], None]) -> None:
+        self._send = send
         self._expect_work = expect_work
         self._is_open = False
         self._in_flight: dict[JobKey, Job] = {}
-        """Every job without its terminal event, in order of arrival."""
+        """Every job without its terminal event, in order of arrival. This engine has those that neither are held nor
+        are suspects."""
         self._questions: dict[QuestionKey, Question] = {}
         """Every question with a waiting caller, in order of arrival."""
         self._held: dict[Work, None] = {}
         """The work that is not sent yet, because there is no engine or suspects run first; a set that keeps its order.
         """
         self._suspects: deque[Work] = deque()
+        """The work that a crash may be due to. It runs again one at a time, before anything else, and stays here until
+        its turn has come: two poison jobs in one step would take an innocent one with them otherwise."""
         self._alone: Work | None = None
-        self._submitted: set[Job] = set()
-        """The jobs that this engine knows and has not ended."""
+        """The suspect that runs now."""
         self._undecided: dict[Work, None] = {}
         """The work that the engine's intake has not answered, in the order in which it reads; ended work stays until it
         does."""
@@ -66,24 +107,23 @@ class Dispatch:
     def submit(self, job: Job) -> None:
         """Take responsibility for a job until its terminal event."""
         self._in_flight[job.key] = job
-        self._held[job] = None
-        self._pump()
+        self._hold(job)
         self._expect_work(len(self._in_flight))
 
     def release(self, job: Job) -> None:
         """A job has its terminal event: the engine may forget it, and the next may go. Idempotent."""
         if self._leave(job.key) is None:
             return
-        self._held.pop(job, None)
-        if job in self._submitted:
-            self._send_frame(Cancel(job=job.key))
-        self._settle(job)
+        if job in self._held:
+            del self._held[job]
+        elif job not in self._suspects:
+            self._send(Cancel(job=job.key))
+        self._pump()
 
     def ask(self, question: Question) -> None:
         """Take responsibility for a question until it is answered, or dropped."""
         self._questions[question.key] = question
-        self._held[question] = None
-        self._pump()
+        self._hold(question)
 
     def drop(self, question: Question) -> None:
         """Forget a question whose caller has left. Idempotent."""
@@ -99,23 +139,19 @@ class Dispatch:
         self._pump()
 
     def accepted(self, message: Accepted) -> None:
-        job = self._decided(message.job)
-        if job is not None and not job.is_ended:
+        if (job := self._decided(Job, message.job)) and not job.is_ended:
             job.accept(message.prompt_tokens, message.unenforced_tools)
 
     def refused(self, message: Refused) -> None:
-        self._decided(message.job)
+        self._decided(Job, message.job)
         if job := self._leave(message.job):
             job.refuse(message)
-            self._settle(job)
+            self._pump()
 
-    def answered(self, message: Tokenized | Untokenized | Detokenized) -> None:
-        for work in self._undecided:
-            if isinstance(work, Question) and work.key == message.question:
-                del self._undecided[work]
-                work.settle(message)
-                self.drop(work)
-                return
+    def answered(self, message: Tokenized | Untokenized) -> None:
+        if question := self._decided(Question, message.question):
+            question.settle(message)
+            self.drop(question)
 
     def step_begun(self, jobs: tuple[JobKey, ...]) -> None:
         self._step_jobs = [job for key in jobs if (job := self._in_flight.get(key))]
@@ -134,53 +170,67 @@ class Dispatch:
         for finished in step.finished:
             if job := self._leave(finished.job):
                 job.finish(finished)
-                self._settle(job)
+                self._pump()
         for failed in step.failed:
             if job := self._leave(failed.job):
                 job.fail(failed.code, failed.message)
-                self._settle(job)
+                self._pump()
 
     # ── death ────────────────────────────────────────────────────────────────────────────────────
 
-    def close_gate(self) -> Charge:
-        """Decide the fate of all work after the engine died, and to whom its death is charged."""
+    def close_gate(self) -> int:
+        """Decide the fate of all work after the engine died. Returns how many deaths that adds to the worker's own, as
+        `_charge`.
+
+        A death counts for the work that this engine had run or was reading. Work that was present at two deaths is
+        their culprit; work of the failing step, or that was being read, is a suspect.
+        """
         self._is_open = False
         being_read = next(iter(self._undecided), None)
         are_running = bool(self._has_run)
-        failing: set[Work] = {*self._step_jobs, *([being_read] if being_read is not None else [])}
-        not_yet_tried = {work for work in (self._alone, *self._suspects) if work is not None}
-        aftermath = judge(
-            [*self._questions.values(), *self._in_flight.values()],
-            present=failing | self._has_run,
-            suspects=failing | not_yet_tried,
-        )
-        for work in aftermath.interrupted:
+        failing = {*self._step_jobs, being_read}
+        suspects = {*failing, self._alone, *self._suspects}
+        interrupted, culprits = list[Work](), list[Work]()
+        self._suspects.clear()
+        self._held.clear()
+        works: list[Work] = [*self._questions.values(), *self._in_flight.values()]
+        for work in works:
+            work.n_deaths += work in failing or work in self._has_run
+            if work.has_sent_token:
+                interrupted.append(work)
+            elif work.n_deaths >= DEATHS_OF_A_CULPRIT:
+                culprits.append(work)
+            elif work in suspects:
+                self._suspects.append(work)
+            else:
+                self._held[work] = None
+        for work in interrupted:
             self._end(work, "ENGINE_RESTARTED", "the engine was restarted while this job was generating")
-        for work in aftermath.culprits:
-            self._end(work, "INFERENCE_FAILED", charge_sheet(work, is_being_read=work is being_read))
-        for work in (*aftermath.suspects, *aftermath.bystanders):
+        for work in culprits:
+            self._end(work, "INFERENCE_FAILED", _crime(work, is_being_read=work is being_read))
+        for work in (*self._suspects, *self._held):
             if isinstance(work, Job):
                 work.rewind()
-        self._suspects = deque(aftermath.suspects)
-        self._held = dict.fromkeys(aftermath.bystanders)
         self._alone = None
-        self._submitted.clear()
         self._undecided.clear()
         self._has_run.clear()
         self._step_jobs = []
-        return self._charge(being_read, are_running=are_running, culprits=aftermath.culprits)
+        return self._charge(being_read, are_running=are_running, culprits=culprits)
 
-    def _charge(self, being_read: Work | None, *, are_running: bool, culprits: list[Work]) -> Charge:
-        """Return to whom a death is charged. A text that kills every engine that reads it says nothing of the machine,
-        so its first death does not count either. If jobs were running too, the second death, when it is read alone,
-        shows that."""
+    def _charge(self, being_read: Work | None, *, are_running: bool, culprits: list[Work]) -> int:
+        """Return 1 if a death is charged to the worker, because no work can be blamed for it or several can; 0 if one
+        is the cause; and -1 if that was the cause of the death before too, which was charged to the worker.
+
+        A text that kills every engine that reads it says nothing of the machine, so its first death does not count
+        either. If jobs were running too, the second death, when it is read alone, shows that.
+        """
         in_doubt, self._in_doubt = self._in_doubt, None
         if being_read is not None and being_read is in_doubt and being_read in culprits:
-            return Charge.WORK_TWICE
+            return -1
         if culprits or (being_read is not None and not are_running):
-            return Charge.WORK
+            return 0
         self._in_doubt = being_read
-        return Charge.WORKER
+        return 1
 
     def end_all(self, code: StreamCode, message: str) -> None:
         for job in list(self._in_flight.values()):
@@ -194,47 +244,42 @@ class Dispatch:
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
+    def _hold(self, work: Work) -> None:
+        self._held[work] = None
+        self._pump()
+
     def _pump(self) -> None:
         """Send the work that may be sent: suspects one at a time, before anything else."""
         if not self._is_open or (self._alone is not None and not self._alone.is_ended):
             return
         self._alone = None
-        while self._suspects:
-            work = self._suspects.popleft()
-            if not work.is_ended:
+        while self._suspects and self._alone is None:
+            if not (work := self._suspects.popleft()).is_ended:
                 self._alone = work
-                self._send(work)
-                return
-        held, self._held = self._held, {}
-        for work in held:
-            self._send(work)
+                self._give(work)
+        if self._alone is None:
+            held, self._held = self._held, {}
+            for work in held:
+                self._give(work)
 
-    def _send(self, work: Work) -> None:
+    def _give(self, work: Work) -> None:
         self._undecided[work] = None
-        if isinstance(work, Question):
-            self._send_frame(work.frame)
-        else:
-            self._submitted.add(work)
-            self._send_frame(work.submit)
+        self._send(work.frame)
 
-    def _decided(self, key: JobKey) -> Job | None:
-        """Return the job that the intake has answered. It answers in order, so it is the first one, or nearly."""
+    def _decided(self, kind: type[W], key: int) -> W | None:
+        """Return the work that the intake has answered. It answers in order, so it is the first one, or nearly."""
         for work in self._undecided:
-            if isinstance(work, Job) and work.key == key:
+            if isinstance(work, kind) and work.key == key:
                 del self._undecided[work]
                 return work
         return None
 
     def _leave(self, key: JobKey) -> Job | None:
         """Take a job out of those in flight; None if it has left before."""
-        job = self._in_flight.pop(key, None)
+        if job := self._in_flight.pop(key, None):
+            self._has_run.discard(job)
         self._expect_work(len(self._in_flight))
         return job
-
-    def _settle(self, job: Job) -> None:
-        self._submitted.discard(job)
-        self._has_run.discard(job)
-        self._pump()
 
     def _end(self, work: Work, code: StreamCode, message: str) -> None:
         if isinstance(work, Question):
@@ -243,3 +288,9 @@ class Dispatch:
         else:
             self._leave(work.key)
             work.fail(code, message)
+
+
+def _crime(work: Work, *, is_being_read: bool) -> str:
+    if isinstance(work, Question):
+        return "the engine crashed twice while answering this question"
+    return f"the engine crashed twice while {'reading' if is_being_read else 'running'} this job"

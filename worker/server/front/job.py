@@ -1,8 +1,7 @@
 """One request in flight in the front: its state, its figures, and the events that its client has not taken yet.
 
-It lives on the front's event loop. The engine client feeds it (accept, start, delta, finish, fail, rewind), one
-response drains it (`next_chunk_of`); neither waits for the other. After its end every further message is ignored, so
-exactly one terminal event leaves, whatever the order of messages.
+The engine client feeds it, one response drains it (`next_chunk_of`); neither waits for the other. After its end every
+further message is ignored, so exactly one terminal event leaves, whatever the order of messages.
 
     ARRIVED ──accepted──▶ ACCEPTED ◀──engine died── RUNNING
        │                     │  └───────slot─────────▶ │
@@ -18,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, auto
+from typing import Final
 
 import msgspec
 
@@ -28,17 +28,10 @@ from worker.errors import DeadlineExceeded, WorkerError
 from worker.observe.metrics import Metrics
 from worker.observe.series import FinishReason, Outcome
 from worker.wire.jobs import Finished, JobKey, Logprob, PromptLogprobs, StopReason
-from worker.wire.refusals import Refused
+from worker.wire.messages import Refused
 
-RETRIABLE: dict[StreamCode, bool] = {
-    "CANCELLED": False,
-    "TIMEOUT": True,
-    "VRAM_OOM": False,
-    "INVALID_REQUEST": False,
-    "INFERENCE_FAILED": False,
-    "ENGINE_RESTARTED": True,
-}
-_OUTCOMES: dict[StreamCode, Outcome] = {"CANCELLED": "cancelled", "TIMEOUT": "timeout"}
+RETRIABLE: Final[frozenset[StreamCode]] = frozenset({"TIMEOUT", "ENGINE_RESTARTED"})
+_OUTCOMES: Final[dict[StreamCode, Outcome]] = {"CANCELLED": "cancelled", "TIMEOUT": "timeout"}
 
 _REASONS: dict[StopReason | Outcome, FinishReason] = {
     "EOS": "stop",
@@ -104,8 +97,8 @@ class Job:
         self.key = key
         self.request = request
         self.admission = admission
-        self.submit = request.submit(key)
-        """The frame that gives it to an engine."""
+        self.frame = request.submit(key)
+        """It gives the job to an engine."""
         self.dialect = request.dialect
         self.state = JobState.ARRIVED
         self.outcome: Outcome | None = None
@@ -121,7 +114,6 @@ class Job:
         self.queue_time_s: float | None = None
         """The time from its arrival to its first slot; None before that."""
         self.cached_tokens = 0
-        """The number of the prompt's tokens that were cached when it got its slot."""
         self.n_deaths = 0
         """The number of engines that died while this job was running or being tokenised."""
         self.decided = asyncio.Event()
@@ -139,7 +131,6 @@ class Job:
         """The log-probabilities of sampled tokens that no token event has covered yet."""
         self._events: deque[bytes] = deque()
         self._n_buffered_bytes = 0
-        self.woken = admission.woken
 
     # ── what others ask ──────────────────────────────────────────────────────────────────────────
 
@@ -242,7 +233,13 @@ class Job:
         """One token was drawn; `text` may be shown now, and includes text that was held back of earlier tokens."""
         if self.is_ended:
             return
-        self._count_sampled(sampled_at_s)
+        self.tokens_sampled += 1
+        if self._first_sampled_s is None:
+            self._first_sampled_s = self._metrics_sent_s = sampled_at_s
+            self.admission.metrics.first_token(waited_s=sampled_at_s - self.admission.arrived_s)
+        else:
+            self.admission.metrics.next_token(gap_s=sampled_at_s - self._last_sampled_s)
+        self._last_sampled_s = sampled_at_s
         if logprob is not None:
             self._logprobs.append(logprob)
         if text:
@@ -297,7 +294,7 @@ class Job:
             if self._started_event is None:
                 self._push_started(0)
             self._forget_unsent_tokens()
-            retriable = RETRIABLE[code] if is_retriable is None else is_retriable
+            retriable = code in RETRIABLE if is_retriable is None else is_retriable
             self._push(self.dialect.error(ErrorEvent(code=code, message=message, retriable=retriable)))
         self._end(_OUTCOMES.get(code, "error"))
 
@@ -313,26 +310,13 @@ class Job:
 
     def take_chunk(self) -> bytes:
         """Return all events that are ready, at most MAX_CHUNK_BYTES (or one event); b"" if there is none now."""
-        if not self._events:
-            return b""
-        chunk = [self._events.popleft()]
-        size = len(chunk[0])
-        while self._events and size + len(self._events[0]) <= MAX_CHUNK_BYTES:
-            chunk.append(self._events.popleft())
-            size += len(chunk[-1])
-        self._n_buffered_bytes -= size
-        return b"".join(chunk)
+        chunk = bytearray()
+        while self._events and (not chunk or len(chunk) + len(self._events[0]) <= MAX_CHUNK_BYTES):
+            chunk += self._events.popleft()
+        self._n_buffered_bytes -= len(chunk)
+        return bytes(chunk)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
-
-    def _count_sampled(self, sampled_at_s: float) -> None:
-        self.tokens_sampled += 1
-        if self._first_sampled_s is None:
-            self._first_sampled_s = self._metrics_sent_s = sampled_at_s
-            self.admission.metrics.first_token(waited_s=sampled_at_s - self.admission.arrived_s)
-        else:
-            self.admission.metrics.next_token(gap_s=sampled_at_s - self._last_sampled_s)
-        self._last_sampled_s = sampled_at_s
 
     def _metrics_event(self) -> bytes:
         decode_ms = round(self.decode_time_s * 1000)
@@ -350,7 +334,7 @@ class Job:
             job_id=self.request.job_id,
             model=self.admission.model,
             started_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            seed=self.submit.sampling.drawn_seed,
+            seed=self.frame.sampling.drawn_seed,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=n_cached,
         )
@@ -366,7 +350,7 @@ class Job:
             return
         self._events.append(event)
         self._n_buffered_bytes += len(event)
-        self.woken.set()
+        self.admission.woken.set()
         if self._n_buffered_bytes > MAX_BUFFERED_BYTES:
             self.fail("CANCELLED", f"the client is more than {MAX_BUFFERED_BYTES} bytes behind")
 
@@ -381,7 +365,7 @@ class Job:
             return
         self.outcome = outcome
         self._move(JobState.ENDED)
-        self.woken.set()
+        self.admission.woken.set()
         self._on_end(self)
 
 
@@ -402,6 +386,6 @@ async def next_chunk_of(jobs: Sequence[Job]) -> bytes:
                 break
         if chunk or all(job.is_ended for job in jobs):
             return chunk
-        woken = jobs[0].woken
+        woken = jobs[0].admission.woken
         woken.clear()
         await woken.wait()

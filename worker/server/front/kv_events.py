@@ -1,24 +1,47 @@
-"""The cached blocks of the current engine, in the form of vLLM's KV events: numbered batches for routers.
+"""The cached blocks of the current engine, in the form of vLLM's KV events: numbered batches for routers, on ZeroMQ.
 
-This module owns the batches' form and numbers, and keeps the last ones for subscribers that missed them. It knows
-nothing of sockets (kv_event_sockets.py); the engine has the blocks themselves (engine/kv_blocks.py). It runs on the
-front's event loop.
+PUB publishes batches, ROUTER gives those that a subscriber has missed. The sockets never wait for a subscriber: a slow
+reader misses batches, and sees that by their numbers. All of it runs on the front's event loop; nothing else imports
+zmq, which is an extra. The engine has the blocks themselves (engine/kv_blocks.py).
 
-A batch is `[seconds, [event, …], 0]` in MessagePack; its events are maps with the class's name as `type`. Numbers go on
-when an engine dies: its blocks are cleared, and those of its successor follow.
-Source: vllm/distributed/kv_events.py of vLLM 0.26.
+    PUB     topic │ number │ batch
+    ROUTER  ◀── empty │ first number wanted
+            ──▶ empty │ topic │ number │ batch, for each that is kept, then empty │ empty │ -1 │ empty
+
+Numbers have 8 bytes, big-endian; -1 is signed. They go on when an engine dies: its blocks are cleared, and those of its
+successor follow. A batch is `[seconds, [event, …], 0]` in MessagePack; its events are maps with the class's name as
+`type`. Source: vllm/distributed/kv_events.py of vLLM 0.26.
 """
 
+import asyncio
+import os
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from itertools import islice
-from typing import Literal
+from urllib.parse import urlsplit
 
-import msgspec
+import zmq
+import zmq.asyncio
 
-from worker.wire.blocks import BlockHash, BlocksRemoved, BlocksStored, Medium
+from worker.config.settings import Settings
+from worker.errors import BindFailed
+from worker.observe.log_lines import get_logger
+from worker.server.front.supervision import Fail, ended, supervised
 from worker.wire.encoding import encode_messagepack
-from worker.wire.jobs import TokenId
+from worker.wire.messages import AllBlocksCleared, BlockRemoved, BlockStored
+
+log = get_logger()
+
+_NUMBER_BYTES = 8
+_END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
+
+_TURN = 32
+"""The number of batches of a replay after which the event loop has its turn: they take half a millisecond."""
+
+_LONGEST_REQUEST_BYTES = 256
+"""The longest frame; a connection that sends a longer one is closed."""
 
 MAX_BATCHES = 10_000
 """The number of batches that are kept, and that may wait for a subscriber; vLLM keeps as many."""
@@ -27,44 +50,17 @@ MAX_BYTES = 64 * 1024 * 1024
 """The bytes of all kept batches: a batch about a long prompt has a hundred times those of a usual one."""
 
 
-class _BlocksEvent(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The base of the events. Fields that consumers require are there even if they are null."""
+_RANK = 0
+"""The worker's place among engines of one model (data_parallel_rank)."""
 
-
-class BlockStored(_BlocksEvent, frozen=True, kw_only=True):
-    block_hashes: tuple[BlockHash, ...]
-    parent_block_hash: BlockHash | None
-    token_ids: tuple[TokenId, ...]
-    block_size: int
-    lora_id: None = None
-    medium: Medium
-    lora_name: None = None
-
-
-class BlockRemoved(_BlocksEvent, frozen=True, kw_only=True):
-    block_hashes: tuple[BlockHash, ...]
-    medium: Medium
-
-
-class AllBlocksCleared(_BlocksEvent, frozen=True, kw_only=True):
-    """The blocks of all media are gone."""
-
-
-class EventBatch(msgspec.Struct, frozen=True, array_like=True):
-    seconds: float
-    """The seconds since 1970."""
-    events: tuple[BlockStored | BlockRemoved | AllBlocksCleared, ...]
-    data_parallel_rank: Literal[0] = 0
-
-
-Send = Callable[[int, bytes], None]
-"""Publish a batch under its number. It neither waits nor raises."""
+Events = tuple[BlockStored | BlockRemoved | AllBlocksCleared, ...]
 
 
 class KvEvents:
-    """Makes and keeps batches. `send` publishes; `clock` gives the seconds since 1970."""
+    """Makes and keeps batches. `send` publishes one under its number, and neither waits nor raises; `clock` gives the
+    seconds since 1970."""
 
-    def __init__(self, send: Send, clock: Callable[[], float]) -> None:
+    def __init__(self, send: Callable[[int, bytes], None], clock: Callable[[], float]) -> None:
         self._send = send
         self._clock = clock
         self._kept: deque[bytes] = deque()
@@ -72,21 +68,14 @@ class KvEvents:
         self.n_batches = 0
         """The number of published batches, which is the number of the next one."""
 
-    def changed(self, changes: tuple[BlocksStored | BlocksRemoved, ...]) -> None:
-        self._publish(tuple(map(_event_of, changes)))
-
-    def cleared(self) -> None:
-        """Report that there are no blocks, because there is a new engine or none."""
-        self._publish((AllBlocksCleared(),))
-
     def since(self, number: int) -> list[tuple[int, bytes]]:
         """Return the batches from that number on, as far as they are kept, in order and with their numbers."""
         first = self.n_batches - len(self._kept)
         start = min(max(number, first), self.n_batches)
         return list(enumerate(islice(self._kept, start - first, None), start))
 
-    def _publish(self, events: tuple[BlockStored | BlockRemoved | AllBlocksCleared, ...]) -> None:
-        batch = encode_messagepack(EventBatch(self._clock(), events))
+    def publish(self, events: Events) -> None:
+        batch = encode_messagepack((self._clock(), events, _RANK))
         self._send(self.n_batches, batch)
         self._kept.append(batch)
         self._n_kept_bytes += len(batch)
@@ -95,15 +84,57 @@ class KvEvents:
             self._n_kept_bytes -= len(self._kept.popleft())
 
 
-def _event_of(change: BlocksStored | BlocksRemoved) -> BlockStored | BlockRemoved:
-    match change:
-        case BlocksRemoved(medium, hashes):
-            return BlockRemoved(block_hashes=hashes, medium=medium)
-        case BlocksStored(medium, parent, hashes, tokens):
-            return BlockStored(
-                block_hashes=hashes,
-                parent_block_hash=parent,
-                token_ids=tokens,
-                block_size=len(tokens) // len(hashes),
-                medium=medium,
-            )
+@asynccontextmanager
+async def published(settings: Settings, fail: Fail) -> AsyncIterator[KvEvents]:
+    """Publish KV events at --kv-events for as long as the block lasts. Raises: BindFailed."""
+    assert settings.kv_events is not None
+    endpoint, topic = settings.kv_events, settings.kv_events_topic or ""
+    port = urlsplit(endpoint).port
+    with zmq.Context() as context, context.socket(zmq.PUB) as pub, context.socket(zmq.ROUTER) as router:
+        router.maxmsgsize = _LONGEST_REQUEST_BYTES
+        heard_at = _bind(pub, endpoint)
+        asked_at = _bind(router, f"{endpoint.rpartition(':')[0]}:{port + 1 if port else 0}")
+
+        def send(number: int, batch: bytes) -> None:
+            pub.send_multipart([topic.encode(), _packed(number), batch])
+
+        events = KvEvents(send, time.time)
+        replaying = supervised(_replay(router, topic.encode(), events), fail, "the replay of KV events")
+        log.info("kv_events_listening", endpoint=heard_at, replay_endpoint=asked_at, topic=topic)
+        try:
+            yield events
+        finally:
+            await ended(replaying)
+
+
+def _bind(sock: zmq.Socket[bytes], endpoint: str) -> str:
+    """Bind the socket and return its address. It closes without waiting for readers, and has room for a replay."""
+    sock.linger = 0
+    sock.sndhwm = MAX_BATCHES + 1
+    sock.ipv6 = "[" in endpoint
+    try:
+        sock.bind(endpoint)
+    except zmq.ZMQError as error:
+        reason = os.strerror(error.errno or 0)
+        raise BindFailed(
+            f"Failed to bind --kv-events to {endpoint}: {reason}; choose another address or port"
+        ) from error
+    return sock.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+async def _replay(router: zmq.Socket[bytes], topic: bytes, events: KvEvents) -> None:
+    """Answer requests, one after the other; other frames are not answered. This never returns by itself."""
+    with zmq.asyncio.Socket.from_socket(router) as requests:
+        while True:
+            peer, *request = await requests.recv_multipart()
+            if len(request) != 2 or len(request[1]) != _NUMBER_BYTES:
+                continue
+            for n_sent, (number, batch) in enumerate(events.since(int.from_bytes(request[1], "big"))):
+                if n_sent % _TURN == 0:
+                    await asyncio.sleep(0)
+                router.send_multipart([peer, b"", topic, _packed(number), batch])
+            router.send_multipart([peer, b"", b"", _END, b""])
+
+
+def _packed(number: int) -> bytes:
+    return number.to_bytes(_NUMBER_BYTES, "big")

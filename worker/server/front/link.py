@@ -1,24 +1,24 @@
 """One engine process and the socket to it, for as long as that process lives.
 
 It runs on the front's event loop and never waits for the engine: frames come in through callbacks and leave through the
-transport's buffer, which is bounded because the front bounds the jobs in flight. client.py and dispatch.py have the
-policy: which jobs are sent, and the consequences of a death.
+transport's buffer, which is bounded because the front bounds the jobs in flight.
 """
 
 import asyncio
 import contextlib
+import re
 import signal
 import socket
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping, Sequence
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from worker.config.engine_settings import Configure
 from worker.errors import StartupError
 from worker.observe.log_lines import escape
 from worker.server.front.supervision import failures_to, supervised
-from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
-from worker.wire.messages import Inbound, Outbound
+from worker.wire.encoding import FrameBuffer, encode_frame
+from worker.wire.messages import Inbound, Outbound, outbound_decoder
 
 _CLOSE_TIMEOUT_S = 5.0
 """An engine whose socket is closed exits at once; one that does not is wedged."""
@@ -29,14 +29,14 @@ LAST_WORDS_BYTES = 4096
 class LinkOwner(Protocol):
     """The receiver of an engine's events. The client and the tests' recorder implement it."""
 
-    def on_message(self, generation: int, message: Outbound) -> None: ...
+    def on_message(self, message: Outbound) -> None: ...
 
     def on_line(self, line: str) -> None:
         """A line of the engine's stderr."""
         ...
 
-    def on_exit(self, generation: int, cause: str, last_words: str) -> None:
-        """The process is gone and everything it had sent has been delivered. This is called once."""
+    def on_exit(self, cause: str, last_words: str) -> None:
+        """The process is gone and everything it had sent has been delivered. This is called once, and last."""
         ...
 
     def on_fatal(self, error: StartupError) -> None:
@@ -47,8 +47,7 @@ class LinkOwner(Protocol):
 class EngineLink(asyncio.Protocol):
     """Use `spawn`; afterwards `send`, `kill` and `close`."""
 
-    def __init__(self, generation: int, owner: LinkOwner) -> None:
-        self._generation = generation
+    def __init__(self, owner: LinkOwner) -> None:
         self._owner = owner
         self._buffer = FrameBuffer()
         self._tail = StderrTail()
@@ -62,13 +61,12 @@ class EngineLink(asyncio.Protocol):
     async def spawn(
         cls,
         command: Sequence[str],
-        generation: int,
         owner: LinkOwner,
         environment: Mapping[str, str],
         inherited_fds: Sequence[int] = (),
     ) -> "EngineLink":
         """Start the engine in its own session, so that a terminal's Ctrl-C reaches the front only. Raises: OSError."""
-        link = cls(generation, owner)
+        link = cls(owner)
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as undo:
             undo.callback(ours.close)
@@ -76,7 +74,6 @@ class EngineLink(asyncio.Protocol):
                 link._process = await asyncio.create_subprocess_exec(
                     *command,
                     str(theirs.fileno()),
-                    str(generation),
                     stdin=DEVNULL,
                     stdout=DEVNULL,
                     stderr=PIPE,
@@ -98,7 +95,7 @@ class EngineLink(asyncio.Protocol):
     def send(self, message: Inbound | Configure) -> None:
         """Queue a frame. Once the engine is gone this does nothing, because `on_exit` reports that."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode_frame(self._generation, message))
+            self._transport.write(encode_frame(message))
 
     def kill(self, cause: str) -> None:
         """Send SIGKILL, which also ends a stopped process. `cause` is what on_exit reports."""
@@ -129,15 +126,15 @@ class EngineLink(asyncio.Protocol):
 
     def _deliver(self, data: bytes) -> None:
         """Deliver whole frames, also those before one that cannot be read: they say in whose step this happened."""
-        frames: list[tuple[int, Outbound]] = []
+        messages: list[Outbound] = []
         unreadable: ValueError | None = None
         try:
-            for generation, body in self._buffer.feed(data):
-                frames.append((generation, outbound_decoder.decode(body)))
+            for body in self._buffer.feed(data):
+                messages.append(outbound_decoder.decode(body))
         except ValueError as error:  # msgspec's decoding errors are ValueErrors too
             unreadable = error
-        for generation, message in frames:
-            self._owner.on_message(generation, message)
+        for message in messages:
+            self._owner.on_message(message)
         if unreadable is not None:
             assert self._transport is not None
             self._transport.abort()  # nothing it sends is believed from here on
@@ -158,7 +155,7 @@ class EngineLink(asyncio.Protocol):
                     self._owner.on_line(line)
         code = await process.wait()
         await self._socket_closed.wait()
-        self._owner.on_exit(self._generation, self._kill_cause or _describe(code), self._tail.last_words)
+        self._owner.on_exit(self._kill_cause or _describe(code), self._tail.last_words)
 
 
 def _describe(code: int) -> str:
@@ -177,6 +174,8 @@ class StderrTail:
     one longer than 4 KiB is cut there.
     """
 
+    _LINE: Final = re.compile(rb"[^\n]{1,%d}\n?|\n" % LAST_WORDS_BYTES)
+
     def __init__(self) -> None:
         self._unfinished = b""
         self._tail = b""
@@ -184,19 +183,15 @@ class StderrTail:
     def feed(self, chunk: bytes) -> list[str]:
         """The lines that `chunk` completes."""
         self._tail = (self._tail + chunk)[-LAST_WORDS_BYTES:]
-        *complete, rest = (self._unfinished + chunk).split(b"\n")
-        *overlong, self._unfinished = _cut(rest)
-        return _readable([piece for line in complete for piece in _cut(line)] + overlong)
+        lines = self._LINE.findall(self._unfinished + chunk)
+        self._unfinished = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
+        return _readable(lines)
 
     @property
     def last_words(self) -> str:
         """The last lines, joined with ` | ` for a one-line report; an unfinished line counts."""
         half_a_character = bytes(range(0x80, 0xC0))
         return " | ".join(_readable(self._tail.lstrip(half_a_character).split(b"\n")))
-
-
-def _cut(line: bytes) -> list[bytes]:
-    return [line[at : at + LAST_WORDS_BYTES] for at in range(0, len(line), LAST_WORDS_BYTES)] or [b""]
 
 
 def _readable(lines: list[bytes]) -> list[str]:

@@ -1,14 +1,11 @@
-"""The ready callback announces to the pool manager that this worker serves.
-
-This module owns the POST, the rules of success, and the retries (docs/protocol.md#start-up-and-callback). serve.py
-calls it when the worker is ready and after each restart of the engine, and decides what a failure means. It does not
-know the body, which worker/protocol writes. It runs on the front's event loop.
+"""The ready callback, which announces to the pool manager that this worker serves: the POST, the rules of success, and
+the retries (docs/protocol.md#start-up-and-callback). serve.py has the body, and decides what a failure means.
 """
 
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterable, Callable
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
@@ -53,7 +50,6 @@ async def announce(
     Proxy variables and redirects are ignored. Raises: CallbackFailed at once for a 3xx, a 4xx or an unusable URL,
     and with the last failure when `budget_s` is used up.
     """
-    _check(url)
     # Reading the certificate store takes about 20 ms: not on the loop.
     tls = await asyncio.to_thread(httpx2.create_ssl_context, trust_env=False)
     failure = CallbackFailed(f"no answer from {shown_url(url)} within {budget_s:g} s")
@@ -62,7 +58,14 @@ async def announce(
             asyncio.timeout(budget_s),
             httpx2.AsyncClient(verify=tls, trust_env=False, timeout=None, auth=_bearer(token)) as client,
         ):
-            async for attempt in _attempts():
+            async for attempt in stamina.retry_context(
+                on=_NoSuccessYet,
+                attempts=None,
+                timeout=None,  # the budget also bounds a wait and an attempt under way
+                wait_initial=_FIRST_WAIT_S,
+                wait_max=_LONGEST_WAIT_S,
+                wait_jitter=_JITTER_S,
+            ):
                 with attempt:
                     try:
                         await _post(client, url, body, attempt_timeout_s)
@@ -71,29 +74,6 @@ async def announce(
                         raise
     except TimeoutError:
         raise failure from None
-
-
-def _check(url: str) -> None:
-    """Refuse URLs that the client would refuse only while connecting, after retries or with an error of its own."""
-    try:
-        parsed = httpx2.URL(url)
-    except httpx2.InvalidURL as error:
-        raise CallbackFailed(f"{shown_url(url)!r} is not a URL: {error}") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise CallbackFailed(f"{shown_url(url)!r} is not a URL of the form http://host:port/path")
-    if parsed.port is not None and not 1 <= parsed.port <= 65_535:
-        raise CallbackFailed(f"{shown_url(url)!r} has port {parsed.port}; ports are 1 to 65535")
-
-
-def _attempts() -> AsyncIterable[stamina.Attempt]:
-    return stamina.retry_context(
-        on=_NoSuccessYet,
-        attempts=None,
-        timeout=None,  # the caller's asyncio.timeout also bounds a wait and an attempt under way
-        wait_initial=_FIRST_WAIT_S,
-        wait_max=_LONGEST_WAIT_S,
-        wait_jitter=_JITTER_S,
-    )
 
 
 async def _post(client: httpx2.AsyncClient, url: str, body: bytes, timeout_s: float) -> None:
@@ -105,19 +85,16 @@ async def _post(client: httpx2.AsyncClient, url: str, body: bytes, timeout_s: fl
             status = response.status_code
     except TimeoutError:
         raise _NoSuccessYet(f"no answer from {where} within {timeout_s:g} s") from None
+    except httpx2.InvalidURL as error:
+        raise CallbackFailed(f"{where!r} is not a URL: {error}") from error
     except httpx2.LocalProtocolError:
         # The library's text quotes the header, and with it the token.
         raise CallbackFailed("the API token holds characters that no HTTP header can carry") from None
     except httpx2.TransportError as error:
         raise _NoSuccessYet(f"no answer from {where}: {_root_cause(error)}") from error
-    _judge(status, where)
-
-
-def _judge(status: int, where: str) -> None:
     if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
         return
-    phrase = httpx2.codes.get_reason_phrase(status)
-    answer = f"{status} {phrase} from {where}" if phrase else f"{status} from {where}"
+    answer = f"{status} {httpx2.codes.get_reason_phrase(status)}".strip() + f" from {where}"
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         raise _NoSuccessYet(answer)
     if status < HTTPStatus.BAD_REQUEST:

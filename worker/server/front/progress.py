@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from worker.config.settings import Settings
 from worker.observe.log_lines import get_logger, is_pretty
-from worker.wire.load import HeadFacts, Loaded
+from worker.wire.load import Loaded
 
 log = get_logger()
 
@@ -52,15 +52,9 @@ class LoadProgress:
             self._bar.stop()
 
 
-def _mtp(head: HeadFacts | None) -> str | None:
-    """Return whether the model's next-token head drafts; None if there is none."""
-    if head is None:
-        return None
-    return "on" if head.off_because is None else f"off: {head.off_because}"
-
-
 def report_loaded(facts: Loaded, settings: Settings) -> None:
     """Log the loaded model and its device, and a line for each device on which it takes other memory than planned."""
+    head = facts.drafts.next_token_head
     log.info(
         "model_load_complete",
         model=facts.name,
@@ -75,7 +69,7 @@ def report_loaded(facts: Loaded, settings: Settings) -> None:
         kernels_ours=dict(facts.kernels.ours) or None,
         kernels_stock=dict(facts.kernels.stock) or None,
         kernels_because=facts.kernels.why,
-        mtp=_mtp(facts.drafts.next_token_head),
+        mtp=None if head is None else "on" if head.off_because is None else f"off: {head.off_because}",
         chat_format=facts.model.chat_format.title if facts.model.chat_template else None,
         max_prompt_tokens=min(facts.context_length - 1, settings.max_tokens_in or facts.context_length),
     )

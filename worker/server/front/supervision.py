@@ -2,8 +2,7 @@
 
 A task whose exception is not taken ends in silence: the watchdog would stop, or a dead engine would never be replaced,
 while the worker still reports that it is ready. So a task here has either a block that takes its result (`running`), or
-a `fail` that gets its exception (`supervised`). This runs on the front's event loop and knows nothing of the tasks'
-work.
+a `fail` that gets its exception (`supervised`).
 """
 
 import asyncio

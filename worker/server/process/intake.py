@@ -1,16 +1,17 @@
-"""The intake: what the front sends, read and answered at once, also while a step runs.
+"""The inbox of the engine process: the intake thread fills it, and the step thread takes from it between steps.
 
-Owns the socket's reading end and its thread: it has prompts read, compiles constraints, refuses what does not fit, and
-answers questions about tokens. Jobs and cancels go on to the step thread through the inbox. Knows nothing of slots and
-steps, but for one thing: a step is asked to stop if all its jobs are cancelled, or if it is in the way of a new job.
+The intake reads the socket at once, also while a step runs: it has prompts read, compiles constraints, refuses what
+does not fit, and answers questions about tokens. Jobs and cancels go on through the inbox. It knows nothing of slots
+and steps, but for one thing: a step is asked to stop if all its jobs are cancelled, or if it is in the way of a new
+job. While no job is there, the step thread does what no job waits for.
 """
 
 import queue
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 from worker.config.engine_settings import Configure, inbound_decoder
 from worker.engine.backend import Found, LoadedModel
@@ -18,25 +19,20 @@ from worker.engine.loop import Engine
 from worker.engine.sequence import Queued
 from worker.engine.step import salted
 from worker.server.process.outbox import Outbox, die, leave
-from worker.wire.frames import FrameBuffer
+from worker.wire.encoding import FrameBuffer
 from worker.wire.jobs import Accepted, Cancel, JobKey, Submit, TokenId
 from worker.wire.load import AskResidency
-from worker.wire.messages import Inbound
-from worker.wire.questions import Detokenize, Detokenized, Tokenize, Tokenized, Untokenized
-from worker.wire.refusals import Overflow, Refused, Violation
+from worker.wire.messages import (
+    Inbound,
+    Overflow,
+    Refused,
+    Tokenize,
+    Tokenized,
+    Untokenized,
+    Violation,
+)
 
 _READ_BYTES = 256 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """The process is about to end; whether all that jobs computed is copied out."""
-
-    is_put_away: threading.Event
-
-
-Work = Inbound | Configure | Queued | Found | Leaving
-"""The work that the step thread takes between steps."""
 
 _GLANCE_S = 0.1
 """The longest that a new job is kept from later ones until a step runs. Between two steps there are milliseconds; if it
@@ -46,16 +42,27 @@ FAREWELL_S = 1.5
 """The longest that the process waits for a step to end, and again as long for files to be written; the front waits for
 5 s."""
 
+SETTLED_S = 0.1
+"""The seconds without a job before the last one's cells are copied out, if the copy outlives the engine. It takes
+milliseconds, and a conversation that continues at once does not wait for them."""
+
+
+Work = Configure | Cancel | Queued | Found | threading.Event
+"""The work that the step thread takes between steps. It sets an event when all that jobs computed is copied out."""
+
 
 class Intake:
     """Reads the socket on its own thread. The first frame is Configure, the others are jobs, cancels and questions."""
 
+    _model: LoadedModel
+    _engine: Engine
+    _max_tokens_in: int
+    """All three are there once `serve` was called: the front sends nothing but Configure before."""
+
     def __init__(self, sock: socket.socket, outbox: Outbox) -> None:
         self._sock = sock
         self._outbox = outbox
-        self._model: LoadedModel | None = None
-        self._max_tokens_in = 0
-        self._engine: Engine | None = None
+        self._is_serving = False
         self._cancelled: set[JobKey] = set()
         self._between_steps = threading.Lock()
         """The step thread has it, except while a step runs: who takes it meanwhile finds the engine at rest."""
@@ -63,14 +70,11 @@ class Intake:
         threading.Thread(target=self._read, name="intake", daemon=True).start()
 
     def serve(self, config: Configure, model: LoadedModel, engine: Engine) -> None:
-        """Take jobs from now on. Called before Loaded is sent, because the front submits nothing earlier."""
-        self._max_tokens_in = config.max_tokens_in
-        self._engine = engine
-        self._model = model
-
-    def take_turns(self) -> None:
-        """Called by the step thread, once: the engine is its own from now on, except `while_running`."""
+        """Take jobs from now on, before Loaded is sent. The step thread calls it, and has the engine for itself then,
+        except `while_running`."""
         self._between_steps.acquire()
+        self._max_tokens_in, self._engine, self._model = config.max_tokens_in, engine, model
+        self._is_serving = True
 
     @contextmanager
     def while_running(self) -> Iterator[None]:
@@ -85,24 +89,24 @@ class Intake:
         buffer = FrameBuffer()
         try:
             while data := self._sock.recv(_READ_BYTES):
-                for _, body in buffer.feed(data):
+                for body in buffer.feed(data):
                     self._take(inbound_decoder.decode(body))
         except OSError:
             pass
         except Exception:  # noqa: BLE001 - top of a thread: whatever it is, it ends the process, once, with its story
             die()
-        self._keep_all()
+        if self._is_serving and self._model.flush is not None:
+            self._keep_all(self._model.flush)
         leave("")
 
-    def _keep_all(self) -> None:
+    def _keep_all(self, flush: Callable[[float], None]) -> None:
         """Flush the prefix cache to disk, for at most `FAREWELL_S`."""
-        if self._model is not None and self._model.flush is not None:
-            leaving = Leaving(threading.Event())
-            self.inbox.put(leaving)
-            # No reader is left for the result of a step.
-            self._model.runner.request_abort()
-            leaving.is_put_away.wait(FAREWELL_S)
-            self._model.flush(FAREWELL_S)
+        is_put_away = threading.Event()
+        self.inbox.put(is_put_away)
+        # No reader is left for the result of a step.
+        self._model.runner.request_abort()
+        is_put_away.wait(FAREWELL_S)
+        flush(FAREWELL_S)
 
     def _take(self, message: Inbound | Configure) -> None:
         match message:
@@ -114,35 +118,23 @@ class Intake:
             case Configure():
                 self.inbox.put(message)
             case AskResidency():
-                self._tell_residency()
-            case Tokenize() | Detokenize():
+                # Not between steps: a step may be long, and the device answers from any thread.
+                if self._model.residency is not None:
+                    self._outbox.send(self._model.residency())
+            case Tokenize():
                 self._outbox.send(self._answer(message))
 
-    def _tell_residency(self) -> None:
-        """Answer here and not between steps: a step may be long, and the device answers from any thread."""
-        assert self._model is not None
-        if self._model.residency is not None:
-            self._outbox.send(self._model.residency())
-
-    def _answer(self, question: Tokenize | Detokenize) -> Tokenized | Detokenized | Untokenized:
-        assert self._model is not None
-        prompts, key = self._model.prompts, question.question
-        if isinstance(question, Detokenize):
-            text = prompts.detokenize(question.tokens)
-            if isinstance(text, Violation):
-                return Untokenized(question=key, violations=(text,))
-            return Detokenized(question=key, text=text)
-        read = prompts.read(question.prompt, add_special=question.add_special, parse_special=question.parse_special)
+    def _answer(self, asked: Tokenize) -> Tokenized | Untokenized:
+        prompts, key = self._model.prompts, asked.question
+        read = prompts.read(asked.prompt, add_special=asked.add_special, parse_special=asked.parse_special)
         if isinstance(read, Violation):
             return Untokenized(question=key, violations=(read,))
         text = prompts.detokenize(read.tokens) if read.text is None else read.text
-        if isinstance(text, Violation):
-            return Untokenized(question=key, violations=(text,))
+        assert not isinstance(text, Violation), "these tokens were read"
         return Tokenized(question=key, tokens=tuple(read.tokens), text=text)
 
     def _examine(self, submit: Submit) -> None:
         """Queue a job with its tokens and its constraint, or refuse it with all that is wrong."""
-        assert self._model is not None
         prompt = self._tokens_of(submit)
         constraint = self._model.constrain(submit) if submit.is_constrained else None
         prediction = self._predicted(submit.prediction)
@@ -158,7 +150,6 @@ class Intake:
             self._abort_if_in_the_way(salted(prompt, submit.salt))
 
     def _tokens_of(self, submit: Submit) -> list[TokenId] | Violation:
-        assert self._model is not None
         read = self._model.prompts.read(submit.prompt)
         if isinstance(read, Violation):
             return read
@@ -172,7 +163,6 @@ class Intake:
 
     def _predicted(self, text: str) -> list[TokenId] | Violation:
         """The tokens of a text that an answer will probably repeat; names of special tokens in it are text."""
-        assert self._model is not None
         if not text:
             return []
         read = self._model.prompts.read(text, add_special=False, parse_special=False)
@@ -182,8 +172,6 @@ class Intake:
 
     def _abort_if_in_the_way(self, prompt: list[TokenId]) -> None:
         """Stop the running step where a job that is in the inbox now should not wait for it."""
-        assert self._engine is not None
-        assert self._model is not None
         # The step thread may have taken what is in the inbox just before, and be about to begin a step.
         if self._between_steps.acquire(timeout=_GLANCE_S):
             try:
@@ -194,8 +182,6 @@ class Intake:
 
     def _abort_if_no_job_waits(self, job: JobKey) -> None:
         """Stop the running step when each of its jobs is cancelled; a mistake costs one repeated step (loop.py)."""
-        assert self._engine is not None
-        assert self._model is not None
         running = self._engine.step_jobs
         self._cancelled = (self._cancelled | {job}) & running
         if running and self._cancelled == running:
@@ -212,17 +198,60 @@ def prompt_violation(
         return Violation("prompt", "non_empty", "prompt has no tokens for this model")
     if n_prompt + is_answered > context_length:
         room = " and needs room for one more" if is_answered else ""
-        return Violation(
-            "prompt",
-            f"context_length({context_length})",
-            f"prompt has {n_prompt} tokens{room}; the context is {context_length}",
-            Overflow(n_prompt, context_length),
-        )
-    if max_tokens_in and n_prompt > max_tokens_in:
-        return Violation(
-            "prompt",
-            f"max_tokens_in({max_tokens_in})",
-            f"prompt has {n_prompt} tokens; this worker takes at most {max_tokens_in}",
-            Overflow(n_prompt, max_tokens_in),
-        )
-    return None
+        rule, limit, words = "context_length", context_length, f"{room}; the context is {context_length}"
+    elif max_tokens_in and n_prompt > max_tokens_in:
+        rule, limit, words = "max_tokens_in", max_tokens_in, f"; this worker takes at most {max_tokens_in}"
+    else:
+        return None
+    return Violation("prompt", f"{rule}({limit})", f"prompt has {n_prompt} tokens{words}", Overflow(n_prompt, limit))
+
+
+# ── the step thread ──────────────────────────────────────────────────────────────────────────────
+
+
+def work(inbox: queue.SimpleQueue[Work], engine: Engine, rest: Callable[[], None], *, is_kept: bool) -> NoReturn:
+    """Run steps until the process ends. `rest` is called while no job is there. `is_kept` says that cells of finished
+    jobs outlive it."""
+    while True:
+        if engine.is_idle:
+            if inbox.empty():
+                rest()
+            _rest(inbox, engine, is_kept=is_kept)
+        drain(inbox, engine)
+        engine.step()
+
+
+def _rest(inbox: queue.SimpleQueue[Work], engine: Engine, *, is_kept: bool) -> None:
+    """Wait for work, and do meanwhile what no job waits for."""
+    while inbox.empty() and engine.tidy():
+        pass
+    message = None
+    if is_kept:
+        with suppress(queue.Empty):
+            message = inbox.get(timeout=SETTLED_S)
+        while message is None and inbox.empty() and engine.back_up():
+            pass
+    _apply(message or inbox.get(), engine)
+
+
+def drain(inbox: queue.SimpleQueue[Work], engine: Engine) -> None:
+    """Take all messages that are in the inbox."""
+    while True:
+        try:
+            _apply(inbox.get_nowait(), engine)
+        except queue.Empty:
+            return
+
+
+def _apply(message: Work, engine: Engine) -> None:
+    match message:
+        case Queued():
+            engine.submit(message)
+        case Cancel(job=job):
+            engine.cancel(job)
+        case Found():
+            engine.restore(message)
+        case threading.Event():
+            while engine.back_up():
+                pass
+            message.set()

@@ -1,7 +1,7 @@
 """The engine process: llama.cpp behind one socket. Composition root of runner, intake, loop and outbox.
 
-It has three threads. The main thread loads the model and then runs steps (steps.py); the intake thread (intake.py)
-reads the socket and answers at once; the outbox's writer thread (outbox.py) works only for a front that reads slowly.
+It has three threads. The main thread loads the model and then runs steps; the intake thread (intake.py) reads the
+socket and answers at once; the outbox's writer thread (outbox.py) works only for a front that reads slowly.
 The process lives in its own session, ignores SIGTERM and SIGINT (the front decides), and exits when its socket closes.
 """
 
@@ -18,17 +18,16 @@ from worker.engine.backend import Load, LoadedModel
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.errors import InsufficientMemory, ModelLoadFailed, StartupError
-from worker.server.process.intake import Intake
+from worker.server.process.intake import Intake, drain, work
 from worker.server.process.outbox import Outbox, die, leave
-from worker.server.process.steps import drain, work
 from worker.wire.load import LoadFailed, Progress, Warned
 
 log = logging.getLogger("worker.server.process")
 
 
-def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
+def run_engine(sock: socket.socket, load: Load) -> None:
     """Load, report, and run steps until the socket closes. Returns only when loading failed."""
-    outbox = Outbox(sock, generation)
+    outbox = Outbox(sock)
     logging.getLogger("worker").addHandler(_Warnings(outbox))
     intake = Intake(sock, outbox)
     config = intake.inbox.get()
@@ -52,7 +51,6 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
         warn=log.warning,
         while_running=intake.while_running,
     )
-    intake.take_turns()
     intake.serve(config, model, engine)
     # What is here now stays: the collector would walk all of it every few hundred steps, for milliseconds.
     gc.freeze()
@@ -60,28 +58,27 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
         model.find(intake.inbox.put)
         drain(intake.inbox, engine)
     outbox.send(model.facts)
-    work(intake.inbox, engine, Returns(model.give_back).rest, is_kept=model.find is not None)
+    work(intake.inbox, engine, at_most_every(GIVE_BACK_EVERY_S, model.give_back), is_kept=model.find is not None)
 
 
 GIVE_BACK_EVERY_S = 60.0
-"""The least seconds between two times that freed memory is returned to the system. It takes milliseconds, and a heap
-needs hours to grow."""
+"""The least seconds between two times that freed memory is returned to the system, while no job is there: glibc keeps
+what is freed, and the heap of a busy engine grows for hours. It takes milliseconds."""
 
 
-class Returns:
-    """The return of freed memory to the system, now and then while no job is there: glibc keeps what is freed, and the
-    heap of a busy engine grows for hours."""
+def at_most_every(
+    period_s: float, act: Callable[[], None], clock: Callable[[], float] = time.monotonic
+) -> Callable[[], None]:
+    """Return a function that does `act`, unless it was done within the period."""
+    due_s = clock()
 
-    def __init__(self, give_back: Callable[[], None], *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._give_back = give_back
-        self._clock = clock
-        self._due_s = clock()
+    def act_if_due() -> None:
+        nonlocal due_s
+        if clock() >= due_s:
+            act()
+            due_s = clock() + period_s
 
-    def rest(self) -> None:
-        """Return what was freed, unless that was done just now."""
-        if self._clock() >= self._due_s:
-            self._give_back()
-            self._due_s = self._clock() + GIVE_BACK_EVERY_S
+    return act_if_due
 
 
 class _Warnings(logging.Handler):
@@ -115,12 +112,12 @@ def _load_failed(error: StartupError) -> LoadFailed:
 
 
 def main(load: Load) -> None:
-    """`python -m worker.server.process.main FD GENERATION`; FD is the engine's end of the socketpair."""
+    """`python -m worker.server.process.main FD`; FD is the engine's end of the socketpair."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
     try:
-        run_engine(sock, int(sys.argv[2]), load)
+        run_engine(sock, load)
         leave("")  # the load failed and was reported; nothing may hold the exit up
     except Exception:  # noqa: BLE001 - top of the process: it ends, and the front goes on
         die()

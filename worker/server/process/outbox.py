@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections import deque
 
-from worker.wire.frames import encode_frame
+from worker.wire.encoding import encode_frame
 from worker.wire.messages import Outbound
 
 MAX_OUTSTANDING_BYTES = 16 * 1024 * 1024
@@ -24,16 +24,15 @@ class Outbox:
     A frame goes straight to the socket while that takes it; what it does not take waits for the writer thread.
     """
 
-    def __init__(self, sock: socket.socket, generation: int) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._generation = generation
         self._waiting: deque[bytes] = deque()
         self._n_waiting_bytes = 0
         self._changed = threading.Condition()
         threading.Thread(target=self._write, name="writer", daemon=True).start()
 
     def send(self, message: Outbound) -> None:
-        frame = encode_frame(self._generation, message)
+        frame = encode_frame(message)
         with self._changed:
             if not self._waiting:
                 frame = frame[self._send_now(frame) :]

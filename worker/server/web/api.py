@@ -51,7 +51,7 @@ from worker.server.web.streaming import JobResponse, opened_jobs
 from worker.wire.encoding import encode_json
 from worker.wire.jobs import Prompt
 from worker.wire.load import Loaded
-from worker.wire.questions import Tokenized
+from worker.wire.messages import Tokenized
 
 Asked = TypeVar("Asked")
 Reader = Callable[[bytearray, Terms], Asked]

@@ -11,7 +11,7 @@ from litestar.handlers import HTTPRouteHandler
 from worker import __version__
 from worker.apis.core.bodies import CancelBody, shutdown_body
 from worker.apis.pool.execute import parse_cancel
-from worker.server.front.health import Phase
+from worker.server.front.admission import Phase
 from worker.server.front.state import Front
 from worker.server.web.api import Api, agent_routes, api_routes
 from worker.server.web.bodies import AnyRequest, Bodies

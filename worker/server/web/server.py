@@ -13,7 +13,7 @@ from typing import Any, cast
 import uvicorn
 
 from worker.errors import BindFailed, StartupError
-from worker.server.front.health import Phase
+from worker.server.front.admission import Phase
 from worker.server.front.state import Front
 from worker.server.front.supervision import running, supervised
 from worker.server.web.app import create_app
