@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from litestar.datastructures import Headers
 
 from worker.errors import Forbidden, WorkerError, WrongHost
-from worker.server.web.middleware import ANY_HOST_PATHS, Cors, Site
+from worker.server.web.middleware import ANY_HOST_PATHS, Site
 
 Lines = list[tuple[bytes, bytes]]
 
 ALLOWED = "https://chat.example.org"
 OWN_NAMES = ("box.lab.example.com", "gpu.example.org", "*.pool.example.org")
-SITE = Site(OWN_NAMES, Cors([ALLOWED, "tauri://localhost"]))
-OPEN = Site(["*"], Cors([]))
-BARE = Site([], Cors([]))
+SITE = Site(OWN_NAMES, [ALLOWED, "tauri://localhost"])
+OPEN = Site(["*"], [])
+BARE = Site([], [])
 
 labels = st.text(string.ascii_letters + string.digits + "-_", min_size=1, max_size=12)
 """Parts of a name."""
@@ -166,7 +166,7 @@ class Resolver(asyncio.SelectorEventLoop):
 
 
 def test_the_full_name_of_the_machine_passes_once_it_is_looked_up() -> None:
-    site = Site(["box"], Cors([]))
+    site = Site(["box"], [])
     with asyncio.Runner(loop_factory=Resolver) as runner:
         runner.run(site.add_full_name("unknown"))
         assert refused(asked("box.dept.example.net"), site=site) is WrongHost
@@ -313,7 +313,7 @@ def asking(origin: str) -> Headers:
 
 @given(st.sampled_from(OURS), st.sampled_from([str, str.upper, str.lower]))
 def test_each_of_several_origins_is_allowed_in_its_own_spelling(origin: str, spell: type[str]) -> None:
-    cors, sent = Cors(OURS), spell(origin)
+    cors, sent = Site([], OURS), spell(origin)
     told = cors.headers(asking(sent))
     assert told["access-control-allow-origin"] == sent
     assert told["vary"] == "origin"
@@ -323,13 +323,13 @@ def test_each_of_several_origins_is_allowed_in_its_own_spelling(origin: str, spe
 
 @pytest.mark.parametrize("origin", OTHERS)
 def test_no_other_origin_is_allowed(origin: str) -> None:
-    cors = Cors(OURS)
+    cors = Site([], OURS)
     assert cors.headers(asking(origin)) == {"vary": "origin"}
     assert cors.preflight("OPTIONS", asking(origin)) is None
 
 
 @pytest.mark.parametrize("origin", [*OURS, *OTHERS])
 def test_without_origins_no_header_is_sent(origin: str) -> None:
-    cors = Cors(())
+    cors = Site([], ())
     assert cors.headers(asking(origin)) == {}
     assert cors.preflight("OPTIONS", asking(origin)) is None

@@ -82,9 +82,9 @@ class Middleware:
         self._open_paths = OPEN_PATHS if settings.no_page else OPEN_PATHS | PAGE_PATHS
         self._secrets = Secrets(settings.api_key)
         self._has_access_log = settings.access_log
-        self._cors = Cors(settings.cors_origin)
         advertised = urlsplit(settings.advertise_url or "").hostname or ""
-        self.site = Site([socket.gethostname(), settings.host, advertised, *settings.allowed_host], self._cors)
+        own_names = [socket.gethostname(), settings.host, advertised, *settings.allowed_host]
+        self.site = Site(own_names, settings.cors_origin)
         self._routes = Routes(app)
         metrics.routes(self._routes.offered())
 
@@ -103,7 +103,7 @@ class Middleware:
                 headers = MutableScopeHeaders(message)
                 headers["X-Correlation-ID"] = correlation
                 headers["X-Request-Id"] = own_id or headers.get("X-Request-Id") or correlation
-                for name, value in self._cors.headers(asked).items():
+                for name, value in self.site.headers(asked).items():
                     headers.add(name, value)
             elif message["type"] == "http.response.body" and method != "HEAD":
                 exchange.n_bytes += len(message.get("body", b""))
@@ -112,7 +112,7 @@ class Middleware:
         named = {} if own_id is None else {"request_id": own_id}
         with structlog.contextvars.bound_contextvars(correlation_id=correlation):
             try:
-                if (preflight := self._cors.preflight(scope["method"], asked)) is not None:
+                if (preflight := self.site.preflight(scope["method"], asked)) is not None:
                     await ASGIResponse(status_code=204, headers=preflight)(scope, receive, send_with_ids)
                 elif (refusal := self._refusal(scope, asked)) is not None:
                     await send_refusal(scope, refusal, receive, send_with_ids)
@@ -240,15 +240,28 @@ _EXPOSED = (
 """The headers of an answer that a page may read."""
 
 
-class Cors:
-    """The headers by which a browser learns that a page's origin is allowed.
+class Site:
+    """The worker's own pages, and others. A page of an allowed origin may read answers. Litestar's own CORS is not
+    used: it sends no Vary without an Origin, and answers every OPTIONS that has one.
 
-    Litestar's own CORS is not used: it sends no Vary without an Origin, and answers every OPTIONS that has one.
+    A worker without a token refuses what a browser sends for other pages. Any page can have a browser send requests,
+    and any site can give its own name the address of this machine. So the host of a request must be known to be this
+    worker, and the page that asks must be its own, or be allowed. Forwarded headers count for nothing, because any
+    client can write them.
     """
 
-    def __init__(self, origins: Iterable[str]) -> None:
-        """`origins`: as browsers send them, except for upper and lower case (config/option.py)."""
+    def __init__(self, names: Iterable[str], origins: Iterable[str]) -> None:
+        """`names`: hosts besides addresses and local names; `*.NAME` is every host below NAME, and `*` any. `origins`:
+        as browsers send them, except for upper and lower case (config/option.py)."""
+        self._names = {name.lower().removesuffix(".") for name in names}
+        self._suffixes = (*_LOCAL, *(name.removeprefix("*") for name in self._names if name.startswith("*")))
         self._origins = frozenset(origin.lower() for origin in origins)
+
+    async def add_full_name(self, host: str) -> None:
+        """Add the name that this machine, called `host`, has in its domain. No request waits for the lookup."""
+        with suppress(OSError, UnicodeError):
+            found = await asyncio.get_running_loop().getaddrinfo(host, None, flags=socket.AI_CANONNAME)
+            self._names.add(found[0][3].lower().removesuffix("."))
 
     def headers(self, asked: Headers) -> dict[str, str]:
         """The headers of the answer to this request. Caches must distinguish origins, also those that are not
@@ -275,34 +288,13 @@ class Cors:
         origin = asked.get("origin")
         return origin if origin is not None and origin.lower() in self._origins else None
 
-
-class Site:
-    """The judge of a worker without a token, which refuses what a browser sends for other pages than its own.
-
-    Any page can have a browser send requests, and any site can give its own name the address of this machine. So the
-    host of a request must be known to be this worker, and the page that asks must be the worker's own, or be allowed.
-    Forwarded headers count for nothing, because any client can write them.
-    """
-
-    def __init__(self, names: Iterable[str], cors: Cors) -> None:
-        """`names`: hosts besides addresses and local names; `*.NAME` is every host below NAME, and `*` any."""
-        self._names = {name.lower().removesuffix(".") for name in names}
-        self._suffixes = (*_LOCAL, *(name.removeprefix("*") for name in self._names if name.startswith("*")))
-        self._cors = cors
-
-    async def add_full_name(self, host: str) -> None:
-        """Add the name that this machine, called `host`, has in its domain. No request waits for the lookup."""
-        with suppress(OSError, UnicodeError):
-            found = await asyncio.get_running_loop().getaddrinfo(host, None, flags=socket.AI_CANONNAME)
-            self._names.add(found[0][3].lower().removesuffix("."))
-
     def refusal(self, method: str, path: str, asked: Headers) -> WrongHost | Forbidden | None:
         """The reason to refuse a request, if there is one. Its headers have the host of its target."""
         hosts = asked.getall("host", [])
         wrong = next((host for host in hosts if not self._is_own(host)), None)
         if wrong is not None and path not in ANY_HOST_PATHS:
             return WrongHost(shown(wrong))
-        if self._cors.allowed(asked) is not None or not _is_of_another_page(method, asked, hosts):
+        if self.allowed(asked) is not None or not _is_of_another_page(method, asked, hosts):
             return None
         return Forbidden(" ".join(map(shown, asked.getall("origin", []))) or "not named")
 
