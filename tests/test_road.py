@@ -91,6 +91,8 @@ test_budgets.py limits their lines."""
 BESIDE = frozenset(
     {
         "worker",
+        "worker.apis.messages.blocks",
+        "worker.apis.messages.request",
         "worker.formats.read.plain_calls",
         "worker.formats.read.literals",
         "worker.formats.read.messages",
@@ -118,6 +120,8 @@ BESIDE = frozenset(
         "worker.observe.traces",
         "worker.apis.completions.request",
         "worker.apis.infill.request",
+        "worker.apis.responses.items",
+        "worker.apis.responses.request",
         "worker.apis.infill.tokens",
         "worker.models.plan.buffers",
         "worker.models.plan.memory",
