@@ -16,7 +16,7 @@ import pytest
 from tests.on_cpu import loaded_on_cpu
 from tests.queued import queued
 from tests.random_schemas import Schema, random_schema
-from worker.constraints.constraint import Constraint
+from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
@@ -67,7 +67,9 @@ def constraints(runner: LlamaRunner) -> Constraints:
     return constraints_of(runner.model)
 
 
-def constraint_of(constraints: Constraints, *, json_schema: str | None = None, regex: str | None = None) -> Constraint:
+def constraint_of(
+    constraints: Constraints, *, json_schema: str | None = None, regex: str | None = None
+) -> AnswerConstraint:
     schema = None if json_schema is None else SchemaText(json_schema)
     submit = Submit(
         job=JobKey(0),
@@ -76,7 +78,7 @@ def constraint_of(constraints: Constraints, *, json_schema: str | None = None, r
     )
     constraint = constraints.constrain(submit)
     assert not isinstance(constraint, Violation), constraint.message
-    assert isinstance(constraint, Constraint)
+    assert isinstance(constraint, AnswerConstraint)
     return constraint
 
 
@@ -121,7 +123,7 @@ def test_a_thousand_schemas_are_satisfied(runner: LlamaRunner, constraints: Cons
 # ── what it costs ────────────────────────────────────────────────────────────────────────────────
 
 
-def step_s(runner: LlamaRunner, n_steps: int, constraint: Constraint | None) -> list[float]:
+def step_s(runner: LlamaRunner, n_steps: int, constraint: AnswerConstraint | None) -> list[float]:
     """Seconds of each whole decode step of one greedy answer: decode, draw, go on in the constraint."""
     sampling = SamplingParams(seed=0, temperature=0.0)
     prompt = runner.model.tokenize("Once upon a time")

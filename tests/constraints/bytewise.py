@@ -1,7 +1,8 @@
 """Constraints asked about byte by byte: the tiny model has a token for each, so that any text can be tried."""
 
 from tests.llama.tiny import END
-from worker.constraints.constraint import Constraint
+from worker.constraints.answer import AnswerConstraint
+from worker.constraints.constraint import Mask
 from worker.constraints.jobs import Constraints
 from worker.wire.jobs import JobKey, SamplingParams, SchemaText, Submit, TokenId
 
@@ -17,9 +18,9 @@ def submit(*, grammar: str | None = None, json_schema: str | None = None, regex:
 
 def constrain(
     constraints: Constraints, *, grammar: str | None = None, json_schema: str | None = None, regex: str | None = None
-) -> Constraint:
+) -> AnswerConstraint:
     found = constraints.constrain(submit(grammar=grammar, json_schema=json_schema, regex=regex))
-    assert isinstance(found, Constraint), found
+    assert isinstance(found, AnswerConstraint), found
     return found
 
 
@@ -27,7 +28,7 @@ def byte(value: int) -> TokenId:
     return TokenId(3 + value)
 
 
-def is_text(constraint: Constraint, text: str) -> bool:
+def is_text(constraint: AnswerConstraint, text: str) -> bool:
     """True if the constraint takes the text as a whole; it is closed then."""
     try:
         for value in text.encode():
@@ -35,6 +36,13 @@ def is_text(constraint: Constraint, text: str) -> bool:
             if not constraint.n_allowed([byte(value)]):
                 return False
             constraint.accept(byte(value))
-        return bool(constraint.allowed()[END])
+        return bool(mask_of(constraint)[END])
     finally:
         constraint.close()
+
+
+def mask_of(constraint: AnswerConstraint) -> Mask:
+    """The tokens that it allows; it must be one that masks."""
+    mask = constraint.allowed()
+    assert mask is not None
+    return mask

@@ -18,9 +18,9 @@ from typing import Any, Literal
 import numpy as np
 import psutil
 
-from tests.constraints.bytewise import submit
+from tests.constraints.bytewise import mask_of, submit
 from tests.on_cpu import loaded_on_cpu
-from worker.constraints.constraint import Constraint
+from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
 from worker.llama.library import give_back_memory
 from worker.llama.model import constraints_of
@@ -408,7 +408,7 @@ class Taken:
     """The memory of this process after the constraint is closed, without what the allocator keeps for later."""
 
 
-def _walk(constraint: Constraint, is_end: "np.typing.NDArray[np.bool_]") -> tuple[float, float, str]:
+def _walk(constraint: AnswerConstraint, is_end: "np.typing.NDArray[np.bool_]") -> tuple[float, float, str]:
     """Go on by tokens drawn from those allowed, as a job does."""
     rng, longest_mask_s, longest_forcing_s = random.Random(0), 0.0, 0.0
     for _ in range(N_TOKENS):
@@ -417,7 +417,7 @@ def _walk(constraint: Constraint, is_end: "np.typing.NDArray[np.bool_]") -> tupl
         forced_s = time.thread_time()
         longest_forcing_s = max(longest_forcing_s, forced_s - began_s)
         try:
-            allowed = np.flatnonzero(constraint.allowed() & ~is_end)
+            allowed = np.flatnonzero(mask_of(constraint) & ~is_end)
         except ValueError as error:
             return max(longest_mask_s, time.thread_time() - forced_s), longest_forcing_s, str(error)
         longest_mask_s = max(longest_mask_s, time.thread_time() - forced_s)
@@ -442,7 +442,7 @@ def _take(constraints: Constraints, name: str, is_end: "np.typing.NDArray[np.boo
     if isinstance(answer, Violation):
         assert answer.field == kind, answer
         refusal = answer.message
-    elif isinstance(answer, Constraint):
+    elif isinstance(answer, AnswerConstraint):
         walked = _walk(answer, is_end)
         answer.close()
     give_back_memory()

@@ -14,14 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.apis.asking import TERMS
-from tests.constraints.bytewise import byte, constrain, is_text, submit
+from tests.constraints.bytewise import byte, constrain, is_text, mask_of, submit
 from tests.constraints.made_vocabulary import MadeVocabulary
 from tests.llama.test_vocabularies import load_vocabulary
 from tests.llama.tiny import END, write_tiny
 from tests.on_cpu import loaded_on_cpu
 from tests.vocabularies import VOCABULARIES
 from worker.apis.completions.request import read_completion
-from worker.constraints.constraint import MAX_FORCED_BYTES, Constraint
+from worker.constraints.answer import AnswerConstraint
+from worker.constraints.constraint import MAX_FORCED_BYTES
 from worker.constraints.jobs import Constraints
 from worker.engine.step import Token
 from worker.llama.model import Model, constraints_of
@@ -66,11 +67,11 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
         yield model
 
 
-def allowed_by(constraint: Constraint) -> list[int]:
-    return [int(token) for token in np.flatnonzero(constraint.allowed())]
+def allowed_by(constraint: AnswerConstraint) -> list[int]:
+    return [int(token) for token in np.flatnonzero(mask_of(constraint))]
 
 
-def walk(constraint: Constraint, numbers: list[int], model: Model) -> Iterator[bytes]:
+def walk(constraint: AnswerConstraint, numbers: list[int], model: Model) -> Iterator[bytes]:
     """Go on by tokens that the numbers choose, until only an end may follow; the text at every point."""
     text = b""
     yield text
@@ -99,7 +100,7 @@ def test_an_end_is_allowed_exactly_where_the_text_matches(
     for text in walk(constraint, numbers, bytewise):
         # A character that is not complete becomes one that no regex here takes.
         is_match = re.fullmatch(regex, text.decode(errors="replace")) is not None
-        assert constraint.allowed()[END] == is_match
+        assert mask_of(constraint)[END] == is_match
 
 
 @LAW
@@ -109,7 +110,7 @@ def test_an_answer_under_a_schema_ends_exactly_where_it_is_a_valid_instance(
 ) -> None:
     constraint = constrain(constraints, json_schema=json.dumps(SCHEMA))
     for text in walk(constraint, numbers, bytewise):
-        assert constraint.allowed()[END] == is_valid(text)
+        assert mask_of(constraint)[END] == is_valid(text)
 
 
 def is_valid(text: bytes) -> bool:
@@ -187,9 +188,9 @@ def test_as_many_tokens_are_allowed_in_a_row_as_one_after_the_other(
 @pytest.mark.parametrize("regex", REGEXES)
 def test_a_mask_is_the_callers_own(constraints: Constraints, regex: str) -> None:
     one, two = constrain(constraints, regex=regex), constrain(constraints, regex="[a-z]")
-    mask = one.allowed()
+    mask = mask_of(one)
     kept = mask.copy()
-    two.allowed()
+    mask_of(two)
     assert (mask == kept).all()
 
 
@@ -252,7 +253,7 @@ def test_a_closed_constraint_says_so(constraints: Constraints) -> None:
     constraint.close()
     constraint.close()
     with pytest.raises(ValueError, match="closed"):
-        constraint.allowed()
+        mask_of(constraint)
 
 
 # ── what is forced ───────────────────────────────────────────────────────────────────────────────
@@ -282,7 +283,7 @@ def test_a_constraint_in_error_says_so_and_allows_nothing(constraints: Constrain
     assert not constraint.is_over
     assert constraint.n_allowed([byte(ord("a"))]) == 0
     with pytest.raises(ValueError, match="the constraint"):
-        constraint.allowed()
+        mask_of(constraint)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +326,7 @@ def test_a_run_is_forced_whole_up_to_a_length_and_never_spelled_beyond(
         assert run == []
         assert not constraint.is_over
         with pytest.raises(ValueError, match="too costly"):
-            constraint.allowed()
+            mask_of(constraint)
 
 
 # ── a vocabulary without ends ────────────────────────────────────────────────────────────────────
@@ -334,7 +335,7 @@ def test_a_run_is_forced_whole_up_to_a_length_and_never_spelled_beyond(
 def test_without_an_end_a_text_is_over_where_nothing_may_follow(endless: Model) -> None:
     constraint = constrain(constraints_of(endless), regex="a(a|▁)")
     assert texts_of(constraint.take_forced(9)) == b"a"
-    assert len(constraint.allowed()) == endless.n_vocab
+    assert len(mask_of(constraint)) == endless.n_vocab
     pieces = {endless.piece(TokenId(token)) for token in allowed_by(constraint)}
     assert pieces == {b"a", "▁".encode()}
     constraint.accept(TokenId(allowed_by(constraint)[0]))
@@ -441,7 +442,7 @@ def test_an_answer_over_a_real_vocabulary_ends_exactly_where_it_is_a_valid_insta
     constraint = constrain(real.constraints, json_schema=json.dumps(SCHEMA))
     ends = real.model.ends
     for text in walk(constraint, numbers, real.model):
-        assert set(constraint.allowed()[ends].tolist()) == {is_valid(text)}
+        assert set(mask_of(constraint)[ends].tolist()) == {is_valid(text)}
         if constraint.is_over:
             assert allowed_by(constraint) == ends.tolist()
 
@@ -457,6 +458,6 @@ def test_a_forced_text_that_the_tokenizer_cannot_split_is_forced_byte_by_byte() 
     """If it gets no tokens for the text, the library computes the mask of the place behind it."""
     unsplit = replace(MadeVocabulary().vocabulary(), spell=lambda _: [])
     constraint = Constraints(unsplit, give_back=lambda: None).constrain(submit(regex="<call>[0-9]"))
-    assert isinstance(constraint, Constraint)
+    assert isinstance(constraint, AnswerConstraint)
     assert allowed_by(constraint) == [ord("<")]
     assert bytes(constraint.forced()) == b"<call>"

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.constraints.bytewise import byte, constrain, submit
+from tests.constraints.bytewise import byte, constrain, mask_of, submit
 from tests.constraints.hostile_constraints import HOSTILE, Taken
-from worker.constraints.constraint import LIMITS_OF, Constraint
+from worker.constraints.answer import AnswerConstraint
+from worker.constraints.constraint import LIMITS_OF
 from worker.constraints.jobs import Constraints
 from worker.constraints.trial import MAX_CPU_S
 from worker.server.front.children import engine_environment
@@ -92,10 +93,10 @@ def test_a_job_that_meets_a_limit_takes_no_other_with_it(constraints: Constraint
         _wander(other, 50)
 
 
-def _wander(constraint: Constraint, n_tokens: int) -> None:
+def _wander(constraint: AnswerConstraint, n_tokens: int) -> None:
     rng = np.random.default_rng(0)
     for letter in rng.choice([*b"ab"], n_tokens):
-        assert constraint.allowed()[byte(letter)]
+        assert mask_of(constraint)[byte(letter)]
         constraint.accept(TokenId(byte(letter)))
 
 

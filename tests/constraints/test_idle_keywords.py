@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.constraints.json_texts import Refusal, Texts, texts
-from worker.constraints.schema_gaps import without_idle_keywords
+from worker.constraints.schema_gaps import readable
 
 IDLE: list[dict[str, Any]] = [
     {"uniqueItems": False},
@@ -47,4 +47,4 @@ def test_one_that_says_something_is_refused(keywords: dict[str, Any]) -> None:
 
 def test_a_value_that_looks_like_a_keyword_stays() -> None:
     schema = {"const": {"uniqueItems": False}, "properties": {"propertyNames": {"enum": [{"uniqueItems": False}]}}}
-    assert without_idle_keywords(schema) == schema
+    assert readable(schema) == schema

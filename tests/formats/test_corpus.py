@@ -13,7 +13,7 @@ from tests.formats.test_parse import read
 from tests.formats.trips import loaded
 from tests.formats.writing import FORMATS
 from tests.llama_source import templates
-from worker.formats.grammar.tool_grammar import Controls, Tool, grammar_of_answer
+from worker.formats.grammar.tool_grammar import Controls, EnforcedTool, grammar_of_answer
 from worker.formats.read.parse import Arguments, Call, Message, Reader, message_of
 from worker.formats.read.plain_calls import MAX_HELD
 from worker.formats.tool_format import chat_format
@@ -107,7 +107,7 @@ def test_an_argument_whose_name_has_signs_is_escaped_in_the_grammar() -> None:
     assert form.calls is not None
     key = 'R&D "x"'
     schema = {"type": "object", "properties": {key: {"type": "integer"}}, "required": [key]}
-    tool = Tool(OfferedTool(name="ring", place=0), schema)
+    tool = EnforcedTool(OfferedTool(name="ring", place=0), schema)
     grammar = grammar_of_answer(form.calls, [tool], Controls({}, ()), is_parallel=False)
     assert "R&amp;D &quot;x&quot;" in grammar
     text = K3.replace('"port"', '"R&amp;D &quot;x&quot;"')

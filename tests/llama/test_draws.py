@@ -12,7 +12,7 @@ from msgspec.structs import replace as replaced
 from tests.constraints.bytewise import constrain
 from tests.llama.tiny import write_tiny
 from tests.on_cpu import loaded_on_cpu
-from worker.constraints.constraint import Constraint
+from worker.constraints.answer import AnswerConstraint
 from worker.engine.step import Sampled, Score, Scoring, Slice
 from worker.llama.context import Logits
 from worker.llama.model import Model, constraints_of
@@ -34,7 +34,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 
 @pytest.fixture(scope="module")
-def constraints(wide: Model) -> list[Constraint | None]:
+def constraints(wide: Model) -> list[AnswerConstraint | None]:
     """One for each slot. Draws leave them as they were."""
     make = constraints_of(wide)
     regexes = [None, "[a-f]{3}[0-9]*", None, "[0-9]+", None, None, "(?s:.*)", None]
@@ -77,7 +77,7 @@ asked = st.builds(
 )
 
 
-def made(slot: int, want: Asked, constraint: Constraint | None, n_vocab: int) -> tuple[Slice, Logits]:
+def made(slot: int, want: Asked, constraint: AnswerConstraint | None, n_vocab: int) -> tuple[Slice, Logits]:
     """A slice, and its rows; most of its drafts come true where the rows have one clear best."""
     n_tokens = 4 if want.is_scored else want.n_drafts + 1
     rng = np.random.default_rng(want.sampling.drawn_seed)
@@ -103,7 +103,9 @@ def drawn(draws: Draws, slices: list[Slice], rows: Logits) -> tuple[list[Sampled
 
 @LAW
 @given(wants=st.lists(asked, min_size=1, max_size=8))
-def test_other_slices_change_no_draw(wide: Model, constraints: list[Constraint | None], wants: list[Asked]) -> None:
+def test_other_slices_change_no_draw(
+    wide: Model, constraints: list[AnswerConstraint | None], wants: list[Asked]
+) -> None:
     pairs = [made(slot, want, constraints[slot], wide.n_vocab) for slot, want in enumerate(wants)]
     draws = Draws(wide, ALONE)
     together = drawn(draws, [slice_ for slice_, _ in pairs], np.concatenate([own for _, own in pairs]))
@@ -114,7 +116,7 @@ def test_other_slices_change_no_draw(wide: Model, constraints: list[Constraint |
 
 @LAW
 @given(wants=st.lists(asked, min_size=1, max_size=8))
-def test_threads_change_no_draw(wide: Model, constraints: list[Constraint | None], wants: list[Asked]) -> None:
+def test_threads_change_no_draw(wide: Model, constraints: list[AnswerConstraint | None], wants: list[Asked]) -> None:
     pairs = [made(slot, want, constraints[slot], wide.n_vocab) for slot, want in enumerate(wants)]
     slices, rows = [slice_ for slice_, _ in pairs], np.concatenate([own for _, own in pairs])
     assert drawn(Draws(wide, THREADS), slices, rows) == drawn(Draws(wide, ALONE), slices, rows)

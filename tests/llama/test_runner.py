@@ -14,7 +14,7 @@ from tests.constraints.bytewise import constrain
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
 from tests.llama.tiny import END, write_tiny
 from tests.on_cpu import loaded_on_cpu
-from worker.constraints.constraint import Constraint
+from worker.constraints.answer import AnswerConstraint
 from worker.engine.step import BadBatch, NoRoom, Sampled, Slice, Step, Token
 from worker.llama.batch import batches
 from worker.llama.model import Model, constraints_of
@@ -111,11 +111,11 @@ def test_a_banned_logit_that_is_no_number_fails_a_job_that_asks_for_log_probabil
 # ── constraints and log-probabilities ───────────────────────────────────────────────────────────────
 
 
-def constraint_of(model: Model, regex: str) -> Constraint:
+def constraint_of(model: Model, regex: str) -> AnswerConstraint:
     return constrain(constraints_of(model), regex=regex)
 
 
-def draw(runner: LlamaRunner, prompt: str, constraint: Constraint, n_most: int = 20) -> list[Sampled]:
+def draw(runner: LlamaRunner, prompt: str, constraint: AnswerConstraint, n_most: int = 20) -> list[Sampled]:
     """Greedy, until an end or an error, or nothing may follow; the constraint is closed and the slot empty then."""
     tokens = runner.model.tokenize(prompt)
     step = Step("prefill", (Slice(SlotId(0), 0, tokens, GREEDY, (), constraint),))

@@ -17,7 +17,7 @@ from tests.formats.writing import written
 from tests.llama_source import templates
 from tests.record.rows import Json
 from worker.errors import WorkerError
-from worker.formats.grammar.tool_grammar import Controls, Tool, begins_of, grammar_of_answer, grammar_of_call
+from worker.formats.grammar.tool_grammar import Controls, EnforcedTool, begins_of, grammar_of_answer, grammar_of_call
 from worker.formats.read.parse import Reader, message_of
 from worker.formats.render.template import ChatTemplates, Rendered
 from worker.formats.tool_format import chat_format
@@ -63,7 +63,7 @@ def _prompt(chat: ChatTemplates, kind: Kind) -> str:
 def _grammars(form: ChatFormat) -> Json:
     assert form.calls is not None
     controls = Controls({}, ())
-    tools = [Tool(OfferedTool(name=name, place=0), schema) for name, schema in SCHEMAS.items()]
+    tools = [EnforcedTool(OfferedTool(name=name, place=0), schema) for name, schema in SCHEMAS.items()]
     made: Json = {"begins": begins_of(form.calls, tools, controls)}
     for is_parallel in (False, True):
         for write in (grammar_of_answer, grammar_of_call):

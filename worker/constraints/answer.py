@@ -6,14 +6,13 @@ on the step thread.
 """
 
 from collections.abc import Sequence as Seq
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from worker.constraints.constraint import Constraint, Mask
-from worker.constraints.text_markers import Begin, TextReasoning
+from worker.constraints.constraint import Mask, Matcher
+from worker.constraints.text_markers import TextMarker, TextReasoning
 from worker.constraints.vocabulary import SPECIAL, Tokens
 from worker.engine.channels import CONTENT, Channel, ChannelState, ControlTokens, Transition
 from worker.engine.step import Token
@@ -24,9 +23,9 @@ from worker.wire.jobs import TokenId
 class Calls:
     """The constraint of calls in a free answer."""
 
-    call: Constraint
+    call: Matcher
     """The grammar of calls at its beginning. Each call follows a copy."""
-    begins: tuple[Begin, ...]
+    begins: tuple[TextMarker, ...]
     is_parallel: bool
     """True if other text and other calls may come behind a call."""
     is_anywhere: bool = True
@@ -66,7 +65,7 @@ class AnswerConstraint:
         tokens: Tokens,
         marks: ControlTokens,
         *,
-        whole: Seq[Constraint] = (),
+        whole: Seq[Matcher] = (),
         calls: Calls | None = None,
         unenforced_tools: tuple[int, ...] = (),
         text_markers: TextReasoning | None = None,
@@ -84,8 +83,8 @@ class AnswerConstraint:
         self._n_had = [0] * len(whole)
         """The number of tokens that each has had."""
         self._calls = calls
-        self._begins = [(each, each.encoded(tokens)) for each in calls.begins] if calls is not None else []
-        self._n_tail = max((len(data) - 1 for _, data in self._begins), default=0)
+        self._begins = calls.begins if calls is not None else ()
+        self._n_tail = max((len(begin.data) - 1 for begin in self._begins), default=0)
         self._text_markers = text_markers
         self._budget = budget
         self._openers = [
@@ -93,7 +92,7 @@ class AnswerConstraint:
         ]
         self._is_given_up = False
         """True if calls are not followed any more, because that was too costly."""
-        self._points = [_Point(CONTENT)]
+        self.begin(CONTENT)
 
     def begin(self, state: ChannelState) -> None:
         """Begin in a state. This is called once, before the first token."""
@@ -115,7 +114,7 @@ class AnswerConstraint:
         return point.is_over or (point.current is not None and not _is_free(point))
 
     def allowed(self) -> Mask | None:
-        """bool[n_vocab], as `Constraint.allowed`; None if any token may come. Raises: ValueError as there."""
+        """bool[n_vocab], as `Matcher.allowed`; None if any token may come. Raises: ValueError as there."""
         if not self.is_masking:
             return None
         point = self._points[-1]
@@ -136,17 +135,19 @@ class AnswerConstraint:
         return mask
 
     def settled(self, token: TokenId) -> TokenId:
-        """The token to go on by, where this one was drawn: no whole answer ends inside its reasoning."""
-        point = self._points[-1]
-        if point.is_thinking:
-            return self._settled_in_text(point, token)
-        if _is_free(point):
-            must_go_on = self._is_whole and token in self._tokens.own_ends
-            return point.state.closer if must_go_on and point.state.closer is not None else token
-        return token
+        """The token to go on by, where this one was drawn: no whole answer ends inside its reasoning, nor begins in the
+        token that closes it."""
+        point, is_end = self._points[-1], token in self._tokens.own_ends
+        if not self._is_whole or not _is_free(point):
+            return token
+        if not point.is_thinking or self._text_markers is None:
+            return point.state.closer if is_end and point.state.closer is not None else token
+        rest = self._text_markers.after_end(point.heard + self._tokens.piece(token)) or b""
+        closing = self._text_markers.closing(point.heard) if is_end or rest.strip() else []
+        return TokenId(closing[0]) if closing else token
 
     def forced(self) -> list[int]:
-        """The tokens that must come next, as `Constraint.forced`."""
+        """The tokens that must come next, as `Matcher.forced`."""
         point = self._points[-1]
         if _is_free(point):
             return self._closing(point)
@@ -255,7 +256,7 @@ class AnswerConstraint:
         assert number is not None
         current = self._followed[number]
         for token in tokens:
-            current.accept(TokenId(token))
+            current.accept(token)
         self._n_had[number] += len(tokens)
         point = point._replace(n_followed=point.n_followed + len(tokens))
         if not current.is_over:
@@ -288,16 +289,6 @@ class AnswerConstraint:
         point = self._watched(point, data)
         return point._replace(is_thinking=point.current is None)
 
-    def _settled_in_text(self, point: _Point, token: TokenId) -> TokenId:
-        """The token to go on by in a reasoning: a whole answer does not end there, nor begin in the token that closes
-        it."""
-        assert self._text_markers is not None
-        rest = self._text_markers.after_end(point.heard + self._tokens.piece(token))
-        if not self._is_whole or (token not in self._tokens.own_ends and not (rest or b"").strip()):
-            return token
-        closing = self._text_markers.closing(point.heard)
-        return TokenId(closing[0]) if closing else token
-
     def _watched(self, point: _Point, data: bytes) -> _Point:
         """Look for the beginning of a call at the end of the free text; follow the call if there is one."""
         assert self._calls is not None
@@ -306,36 +297,28 @@ class AnswerConstraint:
         if not self._calls.is_anywhere:
             text = text.lstrip()
         if not self._calls.is_headed or point.state.channel in (Channel.HEADER, Channel.ROLE):
-            found = [
-                (at, begin, at + len(word)) for begin, word in self._begins if (at := self._found(text, word)) >= 0
-            ]
-            for _, begin, end in sorted(found, key=lambda each: each[0]):
-                with suppress(_NoCall):
-                    return self._begun(point, begin.spelled(text[end:], self._tokens))
+            for begin in sorted(self._begins, key=lambda begin: text.find(begin.data)):
+                at = text.find(begin.data)
+                if at == 0 or (at > 0 and self._calls.is_anywhere):
+                    begun = self._begun(point, begin.spelled(text[at + len(begin.data) :]))
+                    if begun is not None:
+                        return begun
         if not self._calls.is_anywhere:
-            can_begin = any(word.startswith(text) for _, word in self._begins)
+            can_begin = any(begin.data.startswith(text) for begin in self._begins)
             return point._replace(tail=text if can_begin else None)
         return point._replace(tail=text[max(0, len(text) - self._n_tail) :])
 
-    def _found(self, text: bytes, word: bytes) -> int:
+    def _begun(self, point: _Point, tokens: list[int]) -> _Point | None:
+        """Follow a call whose first tokens are these; None if they fit no call."""
         assert self._calls is not None
-        return text.find(word) if self._calls.is_anywhere else (0 if text.startswith(word) else -1)
-
-    def _begun(self, point: _Point, tokens: list[int]) -> _Point:
-        """Follow a call whose first tokens are these. Raises: _NoCall."""
-        assert self._calls is not None
-        constraint = self._calls.call.copy()
-        if not tokens or constraint.n_allowed([TokenId(token) for token in tokens]) < len(tokens):
-            constraint.close()
-            raise _NoCall
-        self._followed.append(constraint)
+        matcher = self._calls.call.copy()
+        if not tokens or matcher.n_allowed(tokens) < len(tokens):
+            matcher.close()
+            return None
+        self._followed.append(matcher)
         self._n_had.append(0)
         number = len(self._followed) - 1
         return self._followed_by(point._replace(current=number, n_followed=0, n_made=number + 1, tail=b""), tokens)
-
-
-class _NoCall(Exception):
-    """The text behind a beginning does not fit any call."""
 
 
 def _is_free(point: _Point) -> bool:

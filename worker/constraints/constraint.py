@@ -1,9 +1,7 @@
-"""A constraint on a job's text: a grammar, a JSON schema or a regular expression, compiled by llguidance.
+"""A grammar, a JSON schema or a regular expression, compiled and followed by llguidance.
 
-Owns that library: its tokenizer, its limits, its matchers. A `Constraint` is a matcher of one job's own, which is used
-and closed on the step thread. The library never ends the process: what it cannot compile is Unsupported, what becomes
-too costly is the job's error. No matcher is kept for a second job: copies share one lexer, and with it its growth, its
-limits and its end.
+The library never ends the process: what it cannot compile is Unsupported, what becomes too costly is the job's error.
+No matcher is kept for a second job: copies share one lexer, and with it its growth, its limits and its end.
 """
 
 import json
@@ -18,12 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.constraints.gbnf import BadGrammar, TokenOf, check_lark, is_lark, lark_of
-from worker.constraints.schema_gaps import gap, has_open_names, plain, readable, without_idle_keywords
+from worker.constraints.schema_gaps import gap, has_open_names, plain, readable
 from worker.constraints.trial import survives
 from worker.constraints.vocabulary import Tokens
-from worker.engine.channels import ChannelState
-from worker.engine.step import Token
-from worker.wire.jobs import TokenId
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # in the stubs only
@@ -101,9 +96,8 @@ class Enforceable(NamedTuple):
     """A schema that the library enforces, as far as this shows without compiling it."""
 
     schema: Any
-    """The schema without keywords that say nothing."""
     readable: Any
-    """The same in words that the library understands."""
+    """The schema in words that the library understands."""
     source: str
     """The library's grammar."""
 
@@ -114,7 +108,7 @@ def enforceable(text: str) -> Enforceable:
         schema = json.loads(text)
     except ValueError as error:
         raise Unsupported("it has a number of thousands of digits") from error
-    schema = {} if schema is True else without_idle_keywords(schema)
+    schema = {} if schema is True else schema
     if fault := gap(schema):
         raise Unsupported(fault)
     found, options = readable(schema), json_options(schema)
@@ -171,23 +165,15 @@ def _plain(error: str) -> str:
     return "it has no rule named start" if error.startswith("no start rule") else "it is too large or too complex"
 
 
-class Constraint:
-    """A constraint at one point of one job's text: the engine's Constraint, and the sampler's mask.
-
-    A matcher that has met a limit stays in error: it allows nothing more, which `allowed` reports.
+class Matcher:
+    """A grammar at one point of one text. One that has met a limit stays in error: it allows nothing more, which
+    `allowed` reports.
     """
 
     def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Tokens) -> None:
         self._matcher: llguidance.LLMatcher | None = matcher
         self._vocabulary = vocabulary
         self._is_run_too_long = False
-
-    def begin(self, state: ChannelState) -> None:
-        """Do nothing: it holds in any state."""
-
-    def settled(self, token: TokenId) -> TokenId:
-        """The token to go on by, where this one was drawn."""
-        return token
 
     def allowed(self) -> Mask:
         """bool[n_vocab]: whether the text may go on by a token, or end with it where it is an end of the vocabulary's.
@@ -208,7 +194,7 @@ class Constraint:
         mask[vocabulary.own_ends] = self._open.is_accepting()
         return mask
 
-    def accept(self, token: TokenId) -> None:
+    def accept(self, token: int) -> None:
         """Go on by a token that is allowed."""
         self._open.consume_token(token)
 
@@ -220,42 +206,24 @@ class Constraint:
         self._is_run_too_long = n_bytes > MAX_FORCED_BYTES
         return self._open.compute_ff_tokens() if 0 < n_bytes <= MAX_FORCED_BYTES else []
 
-    def take_forced(self, n_enough: int) -> list[Token]:
-        """Continue by the tokens that must come next, and return them; the search ends at `n_enough`."""
-        run: list[Token] = []
-        while len(run) < n_enough and (tokens := self.forced()) and self._open.consume_tokens(tokens):
-            run += [Token(TokenId(token), self._vocabulary.piece(token)) for token in tokens]
-        return run
-
-    @property
-    def unenforced_tools(self) -> tuple[int, ...]:
-        """None: what cannot be enforced has no constraint of its own."""
-        return ()
-
     @property
     def is_over(self) -> bool:
         """True if nothing but an end may follow."""
         return self._open.is_stopped() and not self._open.is_error()
 
-    def n_allowed(self, tokens: Seq[TokenId]) -> int:
+    def n_allowed(self, tokens: Seq[int]) -> int:
         """Return how many of the tokens, from the first on, may continue the text."""
         return self._open.validate_tokens([*tokens])
 
-    @property
-    def is_masking(self) -> bool:
-        """True if the next token is drawn under a mask."""
-        return True
-
-    def copy(self) -> "Constraint":
+    def copy(self) -> "Matcher":
         """The same text once more, for another call of the same job: copies share a lexer."""
-        return Constraint(self._open.deep_copy(), self._vocabulary)
+        return Matcher(self._open.deep_copy(), self._vocabulary)
 
     def take_back(self, n_tokens: int) -> None:
-        """Undo the last `n` tokens."""
         self._open.rollback(n_tokens)
 
     def close(self) -> None:
-        """Free the matcher. Idempotent."""
+        """Free the library's matcher. Idempotent."""
         self._matcher = None
 
     @property

@@ -4,59 +4,53 @@ The bytes by which such a marker is found, its spelling, and the markers around 
 on the step thread.
 """
 
-from dataclasses import dataclass
-
 from worker.constraints.vocabulary import SPECIAL, Tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """A text that begins a call: control tokens, and texts between them."""
+class TextMarker:
+    """A text of control tokens, and of texts between them."""
 
-    parts: tuple[str | int, ...]
-
-    def encoded(self, tokens: Tokens) -> bytes:
+    def __init__(self, parts: tuple[str | int, ...], tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._parts = [
+            (part, part.encode() if isinstance(part, str) else SPECIAL + tokens.name(part)) for part in parts
+        ]
+        self.data = b"".join(data for _, data in self._parts)
         """The bytes that are looked for. A control token's name stands behind a byte that no text has."""
-        return b"".join(part.encode() if isinstance(part, str) else SPECIAL + tokens.name(part) for part in self.parts)
 
-    def spelled(self, rest: bytes, tokens: Tokens) -> list[int]:
+    def spelled(self, rest: bytes) -> list[int]:
         """The tokens of the text and the bytes behind it; empty if they cannot be spelled."""
         found: list[int] = []
-        for place, part in enumerate(self.parts):
-            if isinstance(part, int):
-                found.append(part)
-                continue
-            data = part.encode() + (rest if place == len(self.parts) - 1 else b"")
-            spelled = tokens.spelled(data)
+        for place, (part, data) in enumerate(self._parts, 1):
+            spelled = (
+                [part] if isinstance(part, int) else self._tokens.spelled(data + rest * (place == len(self._parts)))
+            )
             if not spelled:
                 return []
             found += spelled
         return found
 
-    def rest(self, n_bytes: int, tokens: Tokens) -> list[int]:
-        """The tokens of the marker behind its first bytes, as `encoded` has them."""
+    def rest(self, n_bytes: int) -> list[int]:
+        """The tokens of the marker behind its first bytes."""
         found: list[int] = []
-        for part in self.parts:
-            size = len(part.encode() if isinstance(part, str) else SPECIAL + tokens.name(part))
+        for part, data in self._parts:
             if isinstance(part, int):
                 found += [part] if n_bytes <= 0 else []
-            elif n_bytes < size:
-                found += tokens.spelled(part.encode()[max(0, n_bytes) :])
-            n_bytes -= size
+            elif n_bytes < len(data):
+                found += self._tokens.spelled(data[max(0, n_bytes) :])
+            n_bytes -= len(data)
         return found
 
 
 class TextReasoning:
     """The markers around a reasoning that are text."""
 
-    def __init__(self, begin: Begin, end: Begin, tokens: Tokens, *, is_ended_by_call: bool) -> None:
+    def __init__(self, begin: TextMarker, end: TextMarker, *, is_ended_by_call: bool) -> None:
         """No white space ends `end`: what is forced stops where the reasoning does."""
         self.is_ended_by_call = is_ended_by_call
-        self._tokens = tokens
         self._closing = end
-        self._begin, self._whole_end = begin.encoded(tokens).strip(), end.encoded(tokens)
-        self._end = self._whole_end.strip()
-        self._n_heard = max(len(self._begin), len(self._whole_end))
+        self._begin, self._end = begin.data.strip(), end.data.strip()
+        self._n_heard = max(len(self._begin), len(end.data))
 
     def after_begin(self, text: bytes) -> bytes | None:
         """The text behind the marker that begins the reasoning; None if it is not there."""
@@ -74,10 +68,9 @@ class TextReasoning:
 
     def closing(self, heard: bytes) -> list[int]:
         """The tokens that close the reasoning, without what the text has of them already."""
-        n_space = len(self._whole_end) - len(self._end)
+        whole = self._closing.data
+        n_space = len(whole) - len(self._end)
         n_had = next(
-            n
-            for n in range(len(self._whole_end) - 1, -1, -1)
-            if heard.endswith(self._whole_end[n_space if n > n_space else 0 : n])
+            n for n in range(len(whole) - 1, -1, -1) if heard.endswith(whole[n_space if n > n_space else 0 : n])
         )
-        return self._closing.rest(n_had, self._tokens)
+        return self._closing.rest(n_had)

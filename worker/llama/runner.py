@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from msgspec import structs
 
-from worker.constraints.jobs import AnyConstraint
+from worker.constraints.answer import AnswerConstraint
 from worker.engine.backend import Meanwhile, do_nothing
 from worker.engine.sampling.row import Estimate, Logits, numpy_estimate, scaled
 from worker.engine.sampling.sample import GREEDY_BELOW, log_probabilities, sample
@@ -239,8 +239,8 @@ def _score(slice_: Slice, scoring: Scoring, rows: Seq[Logits]) -> str | None:
     return None
 
 
-def _constraint_of(slice_: Slice) -> AnyConstraint | None:
-    assert slice_.constraint is None or isinstance(slice_.constraint, AnyConstraint), (
+def _constraint_of(slice_: Slice) -> AnswerConstraint | None:
+    assert slice_.constraint is None or isinstance(slice_.constraint, AnswerConstraint), (
         "constraints/jobs.py makes them all"
     )
     return slice_.constraint

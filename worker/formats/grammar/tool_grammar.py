@@ -87,7 +87,7 @@ class Controls:
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class EnforcedTool:
     """An offered tool, and the schema of its arguments that its calls are held to."""
 
     offered: OfferedTool
@@ -101,7 +101,7 @@ class Tool:
 
 
 def grammar_of_answer(
-    form: CallFormat, tools: Seq[Tool], controls: Controls, *, is_parallel: bool, otherwise: str | None = None
+    form: CallFormat, tools: Seq[EnforcedTool], controls: Controls, *, is_parallel: bool, otherwise: str | None = None
 ) -> str:
     """The grammar of an answer that is calls and nothing else, or what `otherwise` says, which is the right side of a
     rule. Reasoning is not part of it. Raises: Inexpressible.
@@ -114,7 +114,7 @@ def grammar_of_answer(
     return writer.grammar(_joined(writer.often(controls.thoughts), f"({answer})") if has_heads else answer)
 
 
-def grammar_of_call(form: CallFormat, tools: Seq[Tool], controls: Controls, *, is_parallel: bool) -> str:
+def grammar_of_call(form: CallFormat, tools: Seq[EnforcedTool], controls: Controls, *, is_parallel: bool) -> str:
     """The grammar of one call from one of its `begins_of` on, or of all calls in their section. Raises:
     Inexpressible."""
     writer = _GrammarWriter(form, controls)
@@ -127,7 +127,7 @@ def grammar_of_head(controls: Controls) -> str:
     return writer.grammar(_joined(writer.often(controls.thoughts), writer.marker(controls.final)))
 
 
-def begins_of(form: CallFormat, tools: Seq[Tool], controls: Controls) -> tuple[str, ...]:
+def begins_of(form: CallFormat, tools: Seq[EnforcedTool], controls: Controls) -> tuple[str, ...]:
     """The texts with which a call begins, each as short as a call differs from other text.
 
     If calls have no marker, they begin with the name of an offered tool in its place.
@@ -216,7 +216,7 @@ class _GrammarWriter:
         """A marker that may be missing, or be repeated a few times."""
         return f"({self.marker(text)}){{0,{_MAX_THOUGHTS}}}"
 
-    def calls(self, tools: Seq[Tool], *, is_parallel: bool) -> str:
+    def calls(self, tools: Seq[EnforcedTool], *, is_parallel: bool) -> str:
         """All calls of an answer, in their section."""
         form = self._form
         call_end, is_last = self._controls.before_end(form.call_end)
@@ -231,7 +231,7 @@ class _GrammarWriter:
             first = _joined(first, f"({_joined(self.marker(between), one)})*")
         return _joined(self.marker(form.section_begin.lstrip()), first, "" if is_last else self.marker(section_end))
 
-    def begun_calls(self, tools: Seq[Tool], *, is_parallel: bool) -> str:
+    def begun_calls(self, tools: Seq[EnforcedTool], *, is_parallel: bool) -> str:
         """One call in each of the ways in which it may begin, or all calls in their section."""
         self._is_begun = True
         form = self._form
@@ -241,14 +241,14 @@ class _GrammarWriter:
             ways.append(self.calls(tools, is_parallel=is_parallel))
         return f"({' | '.join(ways)})"
 
-    def _one(self, tools: Seq[Tool], begin: str, call_end: str) -> str:
+    def _one(self, tools: Seq[EnforcedTool], begin: str, call_end: str) -> str:
         bodies = [self.rule("tool", self._body(tool)) for tool in tools]
         if self._form.form == "harmony":
             # The header has the name, and the token behind the call ends the answer.
             begin = call_end = ""
         return self.rule("call", _joined(self.marker(begin), f"({' | '.join(bodies)})", self.marker(call_end)))
 
-    def _body(self, tool: Tool) -> str:
+    def _body(self, tool: EnforcedTool) -> str:
         """A call between its markers."""
         if tool.name in self._form.reserved:
             raise Inexpressible(_RESERVED)
@@ -266,7 +266,7 @@ class _GrammarWriter:
             case _:
                 assert_never(self._form.form)
 
-    def _arguments(self, tool: Tool) -> str:
+    def _arguments(self, tool: EnforcedTool) -> str:
         """The arguments of a call, in the form's notation."""
         form = self._form
         if tool.offered.grammar is not None:
@@ -279,7 +279,7 @@ class _GrammarWriter:
             return self._parameters(tool)
         return self.rule("arguments", f"%json {json.dumps(tool.schema)}")
 
-    def _only_text(self, tool: Tool, text: str) -> str:
+    def _only_text(self, tool: EnforcedTool, text: str) -> str:
         """The arguments of a tool whose only argument is a text."""
         (name,) = tool.schema["properties"]
         form, quote, in_json = self._form, self.marker(GEMMA_QUOTE), False
@@ -298,7 +298,7 @@ class _GrammarWriter:
         self._rules |= rules
         return _joined(begin, start, end)
 
-    def _object(self, tool: Tool) -> str:
+    def _object(self, tool: EnforcedTool) -> str:
         form, arguments = self._form, self._arguments(tool)
         name = json.dumps(tool.name, ensure_ascii=False)
         if not form.name_key:
@@ -316,7 +316,7 @@ class _GrammarWriter:
             return literal(text)
         return _joined(*(literal(part) if part != " " else '" "?' for part in re.split("(?<=[:,])( )", text) if part))
 
-    def _name(self, tool: Tool) -> str:
+    def _name(self, tool: EnforcedTool) -> str:
         form = self._form
         return _joined(
             *((_ID, self.marker(form.id_end)) if form.id_end else ()),
@@ -326,7 +326,7 @@ class _GrammarWriter:
             self.marker(form.name_end),
         )
 
-    def _harmony(self, tool: Tool) -> str:
+    def _harmony(self, tool: EnforcedTool) -> str:
         """A message to a tool, whose recipient stands in the header, or in the role before it."""
         recipient = literal(_recipient(self._form, tool.name))
         channel, role = self.marker("<|channel|>"), self.marker("<|start|>assistant")
@@ -338,14 +338,14 @@ class _GrammarWriter:
         in_role = _joined(f"({role})?", recipient, channel, literal("commentary"))
         return _joined(f"({in_header} | {in_role})", after)
 
-    def _message(self, tool: Tool) -> str:
+    def _message(self, tool: EnforcedTool) -> str:
         """A message to a tool in Muse's form: its body has the name again."""
         form = self._form
         header = _joined(literal(_recipient(form, tool.name)), self.marker("<|message|>"))
         begin, end = form.section_begin + form.call_begin, form.call_end + form.section_end
         return _joined(header, self.marker(begin + tool.name + form.name_end), self._arguments(tool), self.marker(end))
 
-    def _python(self, tool: Tool) -> str:
+    def _python(self, tool: EnforcedTool) -> str:
         """A call with keyword arguments, whose values are JSON: readers of Python know its words."""
         arguments = self._members(tool.schema, "=", ", ", lambda part: self._json(part, tool.schema))
         return _joined(literal(f"{tool.name}("), arguments, literal(")"))
@@ -388,7 +388,7 @@ class _GrammarWriter:
                 return self._json(schema, root)
         raise Inexpressible(_NOT_IN_THIS_FORM)
 
-    def _parameters(self, tool: Tool) -> str:
+    def _parameters(self, tool: EnforcedTool) -> str:
         """Arguments between markers, in their order."""
         properties, required = members_of(tool.schema)
         if self._form.form == "nested" and not all(map(_ELEMENT.fullmatch, properties)):
