@@ -4,7 +4,7 @@ Responses and Messages share this: where a part begins and ends.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 from worker.apis.core.answers import Allowance, ReadChoice
@@ -58,10 +58,12 @@ class PartsChoice(ReadChoice, Generic[PartT]):
     filler: Opening | None = None
     """The only part of an answer without any begins with this."""
 
-    def __init__(self, reading: Reading, *, is_stream: bool) -> None:
+    def __init__(self, reading: Reading, new: Callable[[int, Opening], PartT], *, is_stream: bool) -> None:
+        """`new` makes a part of its index and the delta that it begins with."""
         super().__init__(0, Allowance(), reading, is_stream=is_stream)
         self.keeps_text = True
         self.parts: list[PartT] = []
+        self._new = new
         self._open: PartT | None = None
         self._blank = ""
         """The white space at the beginning of a text that has nothing else yet. Anthropic's clients send texts back,
@@ -94,7 +96,7 @@ class PartsChoice(ReadChoice, Generic[PartT]):
 
     def _begin(self, opening: Opening) -> Iterator[Event]:
         yield from self.close()
-        self._open = self._part(len(self.parts), opening)
+        self._open = self._new(len(self.parts), opening)
         self.parts.append(self._open)
         yield from self._open.begun()
 
@@ -116,10 +118,6 @@ class PartsChoice(ReadChoice, Generic[PartT]):
         if self.filler is not None and not self.parts:
             yield from self._begin(self.filler)
         yield from self.close("incomplete" if is_torn or self.finish_reason == "length" else "completed")
-
-    @abstractmethod
-    def _part(self, index: int, opening: Opening) -> PartT:
-        """A new part, and the delta that it begins with."""
 
     @abstractmethod
     def _last(self) -> Iterator[Event]: ...

@@ -6,6 +6,7 @@ message_delta  message_stop                                                     
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -142,9 +143,8 @@ def _object(arguments: str) -> dict[str, Any]:
 
 class MessageAnswer(PartsChoice[Block]):
     def __init__(self, heading: Heading, reading: Reading, *, shows_thinking: bool, is_stream: bool) -> None:
-        super().__init__(reading, is_stream=is_stream)
+        super().__init__(reading, partial(Block, shows_thinking=shows_thinking), is_stream=is_stream)
         self._heading = heading
-        self._shows_thinking = shows_thinking
 
     def sign_of_life(self) -> bytes:
         return PING
@@ -184,9 +184,6 @@ class MessageAnswer(PartsChoice[Block]):
 
     def _begun(self) -> bytes:
         return self._bytes("message_start", {"message": self.made()})
-
-    def _part(self, index: int, opening: Opening) -> Block:
-        return Block(index, opening, shows_thinking=self._shows_thinking)
 
     def _last(self) -> Iterator[Event]:
         stop_reason, stop_sequence = self._stop

@@ -80,7 +80,13 @@ class ItemPart(Part):
         self._is_encoded = is_encoded
         self._tool = use.named(opening.name) if isinstance(opening, CallBegun) else None
         self._argument = TextArgument() if self._tool is not None and self._tool.kind == "custom" else None
-        self._form = self._form_of(opening)
+        match opening:
+            case Content():
+                self._form = _MESSAGE
+            case Thought():
+                self._form = _SUMMARY if in_summary else _REASONING
+            case CallBegun():
+                self._form = _CALL if self._argument is None else _CUSTOM_CALL
         self.id = f"{self._form.id_prefix}_{secrets.token_hex(16)}"
         self._at = {"item_id": self.id, "output_index": index} | ({self._form.place: 0} if self._form.part else {})
         self._further = {"logprobs": ()} if self._form is _MESSAGE else {}
@@ -129,15 +135,6 @@ class ItemPart(Part):
             id=self.id, call_id=call.id, name=name, arguments=self.text, status=self.status, namespace=namespace
         )
 
-    def _form_of(self, opening: Opening) -> _Form:
-        match opening:
-            case Content():
-                return _MESSAGE
-            case Thought():
-                return _SUMMARY if self._in_summary else _REASONING
-            case CallBegun():
-                return _CALL if self._argument is None else _CUSTOM_CALL
-
     def _delta(self, text: str) -> Iterator[Event]:
         yield f"response.{self._form.text}.delta", {**self._at, "delta": text, **self._further}
 
@@ -149,9 +146,9 @@ class ResponseAnswer(PartsChoice[ItemPart]):
         self, resource: ResponseResource, reading: Reading, *, in_summary: bool, is_encoded: bool, is_stream: bool
     ) -> None:
         """`in_summary` and `is_encoded`: see ItemPart."""
-        super().__init__(reading, is_stream=is_stream)
+        new = partial(ItemPart, use=reading.use, in_summary=in_summary, is_encoded=is_encoded)
+        super().__init__(reading, new, is_stream=is_stream)
         self._resource = resource
-        self._part_of = partial(ItemPart, use=reading.use, in_summary=in_summary, is_encoded=is_encoded)
         self._n_events = 0
 
     def sign_of_life(self) -> bytes:
@@ -180,9 +177,6 @@ class ResponseAnswer(PartsChoice[ItemPart]):
             output_tokens_details=OutputTokensDetails(reasoning_tokens=self.finished.n_reasoning),
             total_tokens=self.n_prompt + self.n_drawn,
         )
-
-    def _part(self, index: int, opening: Opening) -> ItemPart:
-        return self._part_of(index, opening)
 
     def _begun(self) -> bytes:
         return self.sign_of_life()

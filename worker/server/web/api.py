@@ -218,13 +218,7 @@ def _model_routes(api: Api) -> list[HTTPRouteHandler]:
 
 
 def _generating(
-    api: Api,
-    path: str,
-    read: Reader[Request],
-    payloads: MediaPlaces,
-    *,
-    prefix: str,
-    operation: str = "chat",
+    api: Api, path: str, read: Reader[Request], payloads: MediaPlaces, *, prefix: str, operation: str = "chat"
 ) -> HTTPRouteHandler:
     """A route whose requests have one prompt. Its answers are complete, or a stream; their ids begin with `prefix`."""
 
