@@ -15,11 +15,8 @@ OTHER_OPEN_FILES = 64
 
 
 def affordable_connections(n_open_files: int) -> int:
-    """The number of connections that the process can hold, at most the protocol's limit.
-
-    libuv drops a connection silently if there is no descriptor for it. `n_open_files` is the process's limit; a number
-    below 0 means no limit.
-    """
+    """The number of connections for which the process has descriptors, at most the protocol's limit: libuv drops others
+    silently. `n_open_files` is the process's limit; a number below 0 means no limit."""
     if n_open_files < 0:
         return MAX_CONNECTIONS
     return max(RESERVED_CONNECTIONS + 1, min(MAX_CONNECTIONS, n_open_files - OTHER_OPEN_FILES))
@@ -43,16 +40,12 @@ _CLOSED_IN_ORDER = (ConnectionState.SILENT, ConnectionState.SENDING, ConnectionS
 
 
 class Member(Protocol):
-    """A connection; connection.py and the tests implement it."""
+    """A connection; connection.py and the tests implement it. It has no address if it ended before that was read.
+    `drop` closes it at once, and `leave` follows later."""
 
     @property
-    def address(self) -> str | None:
-        """The client's address; None if the connection ended before the address was read."""
-        ...
-
-    def drop(self) -> None:
-        """Close at once. `leave` follows later."""
-        ...
+    def address(self) -> str | None: ...
+    def drop(self) -> None: ...
 
 
 class ConnectionLimits(ServerState):

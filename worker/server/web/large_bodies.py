@@ -102,9 +102,8 @@ class LargeBodies:
             self._latest.pop(bound, None)
             yield payloads.kept
         except TimeoutError:
-            raise WorkerBusy(
-                "the body arrived too slowly while other requests waited; try again later", RETRY_AFTER_S
-            ) from None
+            text = "the body arrived too slowly while other requests waited; try again later"
+            raise WorkerBusy(text, RETRY_AFTER_S) from None
         finally:
             self._latest.pop(bound, None)
             self._memory.give_back(n_taken)

@@ -110,10 +110,8 @@ async def served(front: Front, sock: socket.socket) -> AsyncIterator[None]:
 
 
 def allow_open_files(n_files: int = WANTED_OPEN_FILES) -> None:
-    """Raise the soft limit as far as the hard limit allows; a lower limit only means fewer connections.
-
-    Raises: StartupError if the limit is too low to start.
-    """
+    """Raise the soft limit as far as the hard limit allows; a lower limit only means fewer connections. Raises:
+    StartupError if it is too low to start."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     goal = n_files if hard == resource.RLIM_INFINITY else min(n_files, hard)
     if soft != resource.RLIM_INFINITY and soft < goal:
