@@ -4,11 +4,10 @@ No rule is in this module: worker/apis has the shapes, and jobs take the same pa
 nothing but the client and, for tokens of a text, the engine.
 """
 
-import functools
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from typing import TypeVar
 
@@ -73,7 +72,7 @@ class Api:
             raise WorkerLoading("the model is still loading", LOADING_RETRY_S)
         return self.front.facts
 
-    @functools.cached_property
+    @cached_property
     def model_name(self) -> str:
         return self.front.settings.served_name(self.facts.name)
 
