@@ -36,6 +36,7 @@ _UNIT = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]|\w+|\s|([^\w\s])\1*")
 """The units that are compared: whole markers, words, single spaces and runs of a sign. Two different markers have
 nothing in common, although they may begin or end alike."""
 _MARKER = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
+_LAST_MARKER = re.compile(rf"(?:{_MARKER.pattern})\Z")
 _FIRST_MARKER = re.compile(rf"(?:{_MARKER.pattern})\s*(?=<)")
 _QUALIFIER = re.compile(r"(?<![\w.])[a-zA-Z]\w*\.$")
 _INDEX = re.compile(r"\d+")
@@ -205,20 +206,16 @@ class _Turns:
         return (own.rpartition(self.reasoning.end)[2] if self.reasoning else own).lstrip()
 
     def without_end(self, text: str) -> str:
-        """The text, which is from the end of a turn, without what ends the turn."""
-        for end in (*self._ends, self._shared_end.strip(), self._shared_in(text)):
+        """The text, which is from the end of a turn, without what ends the turn: a token that ends answers, the end
+        that a reply's turn has, too, or the first marker that other turns have and no call."""
+        others, call = self._tail + self.prompt, self.written(self.call.partition(str(_NUMBER))[0])
+        shared = (found[0] for found in _MARKER.finditer(text) if found[0] in others and found[0] not in call)
+        for end in (*self._ends, self._shared_end.strip(), next(shared, "")):
             text = text.partition(end)[0] if end else text
         return text.rstrip()
 
-    def _shared_in(self, text: str) -> str:
-        """The first marker in the text that other turns have, too, and no call; empty if there is none."""
-        others, call = self._tail + self.prompt, self.written(self.call.partition(str(_NUMBER))[0])
-        shared = (found[0] for found in _MARKER.finditer(text) if found[0] in others and found[0] not in call)
-        return next(shared, "")
-
     @cached_property
     def _shared_end(self) -> str:
-        """The end of a call's turn that a reply's turn has, too."""
         units, last = _units(self.call), ""
         while units and (unit := units.pop()) + last in self._tail:
             last = unit + last
@@ -256,14 +253,8 @@ class _Turns:
         if self.reasoning:
             begin = begin.replace(self.reasoning.begin, "")
         end = _MARKER.match(after.lstrip())
-        if (
-            not begin.strip()
-            or end is None
-            or end[0] in self._ends
-            or end[0] in self.call.removeprefix(self._beginning)
-        ):
-            return begin.strip(), ""
-        return begin.strip(), end[0]
+        is_ended = end and end[0] not in self._ends and end[0] not in self.call.removeprefix(self._beginning)
+        return begin.strip(), end[0] if end and is_ended and begin.strip() else ""
 
 
 def _says(content: Json, *calls: Json) -> Message:
@@ -289,21 +280,20 @@ def _reads(form: ChatFormat, turns: _Turns) -> bool:
 
 def _calls_of(turns: _Turns) -> CallFormat | None:
     """The format of calls. None if the notation is unknown, or if a marker depends on the call."""
-    text = turns.two_calls
+    text, alone = turns.two_calls, _found_in(turns.call, _NAME, _ID)
     first, second = _found_in(text, _NAME, _ID), _found_in(text, _OTHER, _OTHER_ID)
-    alone = _found_in(turns.call, _NAME, _ID)
     if alone is None:
         return None
     if first is None or second is None:
         before, last = turns.written(turns.call[: alone.start]), turns.without_end(turns.call[alone.end :])
         calls = replace(alone.notation, call_begin=before, call_end=last)
-    elif (notation := _indexed(first.notation, second.notation)) is not None:
+    elif (notation := _indexed(first.notation, second.notation)) is None:
+        return None
+    else:
         gap = text[first.end : second.start].replace(_OTHER_ID, _ID)
         calls = _around(notation, turns.written(text[: first.start]), gap, turns.without_end(text[second.end :]))
         if turns.without_end(calls.between) != calls.between.rstrip():
             calls = replace(calls, between="")  # the turn ends after each call
-    else:
-        return None
     calls = _divided(calls)
     texts = [value for value in msgspec.structs.astuple(calls) if isinstance(value, str)]
     is_odd = any(_SAMPLE in text or len(text) > _MAX_MARKER_CHARS for text in texts)
@@ -411,10 +401,9 @@ def _named_in(text: str, name: str, call_id: str) -> _FormatFound | None:
     for start, end, value in _values_in(text, text.find(name)):
         if value == _ARGUMENTS:
             place = text.rfind(name, 0, start)
-            between = text[place + len(name) : start]
-            id_begin, has_id, name_end = between.partition(call_id)
-            notation = CallFormat(form="named", name_end=name_end if has_id else between)
-            return _FormatFound(replace(notation, id_begin=id_begin) if has_id else notation, place, end)
+            id_begin, has_id, name_end = text[place + len(name) : start].rpartition(call_id)
+            notation = CallFormat(form="named", name_end=name_end, id_begin=id_begin if has_id else "")
+            return _FormatFound(notation, place, end)
     return None
 
 
@@ -432,12 +421,18 @@ def _tagged_in(text: str, name: str) -> _FormatFound | None:
         quote = before_text[-1:]
         is_python = begin == "(" and quote in ("'", '"') and gap == f"{quote}, " and text.startswith(")", end)
         return _FormatFound(CallFormat(form="python"), place, end + 1) if is_python else None
-    marks = _marks_in(before_text, before_number)
+    values: ValueForm = "schema"
+    parameter_name_end, mark_end = before_text, ""
+    for kind, of_text, of_number in _VALUE_MARKS:
+        mark_begin, _, rest = before_text.rpartition(of_text)
+        if rest and before_number == f"{mark_begin}{of_number}{rest}":
+            values, parameter_name_end, mark_end = kind, mark_begin, rest
+            break
     parameter_end = _common_prefix(gap, text[end:])
     parameter_begin = gap[len(parameter_end) :]
-    if marks is None or not begin.endswith(parameter_begin) or not parameter_end:
+    is_marked = bool(mark_end) or before_text == before_number
+    if not is_marked or not begin.endswith(parameter_begin) or not parameter_end:
         return None
-    values, parameter_name_end, mark_end = marks
     notation = CallFormat(
         form="tagged",
         name_end=begin.removesuffix(parameter_begin),
@@ -448,17 +443,6 @@ def _tagged_in(text: str, name: str) -> _FormatFound | None:
         mark_end=mark_end,
     )
     return _FormatFound(notation, place, end + len(parameter_end))
-
-
-def _marks_in(before_text: str, before_number: str) -> tuple[ValueForm, str, str] | None:
-    """The way to know an argument's type, and the texts around the mark of it, if there is one."""
-    if before_text == before_number:
-        return "schema", before_text, ""
-    for values, of_text, of_number in _VALUE_MARKS:
-        begin, _, end = before_text.rpartition(of_text)
-        if end and before_number == f"{begin}{of_number}{end}":
-            return values, begin, end
-    return None
 
 
 def _units(text: str) -> list[str]:
@@ -472,15 +456,14 @@ def _common_prefix(one: str, other: str) -> str:
 
 def _common_suffix(one: str, other: str) -> str:
     """The units that both texts end with."""
-    return "".join(reversed(_common(_units(one)[::-1], _units(other)[::-1])))
+    return "".join(_common(_units(one)[::-1], _units(other)[::-1])[::-1])
 
 
 def _common(units: list[str], others: list[str]) -> list[str]:
-    """The units that two lists begin with."""
     return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(units, others, strict=False))]
 
 
 def _last_marker(text: str) -> str:
     """The marker that the text ends with; empty if it ends with something else."""
-    found = list(_MARKER.finditer(text.rstrip()))
-    return found[-1][0] if found and found[-1].end() == len(text.rstrip()) else ""
+    found = _LAST_MARKER.search(text.rstrip())
+    return found[0] if found else ""

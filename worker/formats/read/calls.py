@@ -5,6 +5,7 @@ nothing is consumed.
 """
 
 import re
+from contextlib import suppress
 from typing import Final
 
 from worker.formats.read.deltas import Deltas
@@ -16,6 +17,7 @@ from worker.wire.chat_format import CallFormat
 _NAME: Final = re.compile(r"(?=.*\w)[\w.:/@$-]+")
 _MAX_NAME: Final = 256
 _WORD: Final = re.compile(r"[\w.:/-]*")
+_ARGUMENTS_BEGIN: Final = {"python": "(", "gemma": "{"}
 _ARGUMENT_KEYS: Final = ("arguments", "parameters")
 
 
@@ -41,33 +43,21 @@ class CallReader:
 
     def _stops_of_names(self) -> tuple[str, ...]:
         """Return the tokens that may end a name."""
-        form = self.form
-        stops = [form.id_begin, *self._name_end[:1]]
-        match form.form:
-            case "tagged" | "nested":
-                stops += [*self._parameter_begin[:1], *self.end[:1]]
-            case "python":
-                stops = ["("]
-            case "gemma":
-                stops = ["{"]
-            case _ if not self._name_end:
-                stops.append("{")
-            case _:
-                stops += self.end[:1]
-        return tuple(filter(None, stops))
+        form, more = self.form, self.end[:1]
+        if form.form in _ARGUMENTS_BEGIN:
+            return (_ARGUMENTS_BEGIN[form.form],)
+        if form.form in ("tagged", "nested"):
+            more = self._parameter_begin[:1] + more
+        elif not self._name_end:
+            more = ("{",)
+        return tuple(filter(None, (form.id_begin, *self._name_end[:1], *more)))
 
     def read(self, k: int) -> Steps[None]:
         """Read the call whose beginning is at offset k."""
         _, after = yield from self._begun(k)
-        match self.form.form:
-            case "object":
-                yield from self._object(after)
-            case "named":
-                yield from self._named(after)
-            case "python":
-                yield from self._python(after)
-            case "gemma":
-                yield from self._gemma(after)
+        forms = {"object": self._object, "named": self._named, "python": self._python, "gemma": self._gemma}
+        if self.form.form in forms:
+            yield from forms[self.form.form](after)
         yield from self._finish()
 
     def _begun(self, k: int) -> Steps[tuple[tuple[str, ...], int]]:
@@ -88,42 +78,34 @@ class CallReader:
 
     def _object(self, k: int) -> Steps[None]:
         """Read a JSON object with the name and the arguments as members."""
-        k = yield from self._scan.after_space(k)
-        if (yield from self._scan.char_at(k)) != "{":
+        scan, form = self._scan, self.form
+        k = yield from scan.after_space(k)
+        if (yield from scan.char_at(k)) != "{":
             raise NotACallError
-        yield from self._members(k + 1)
-
-    def _members(self, k: int) -> Steps[None]:
         name: str | None = None
         held: str | None = None
-        while True:
-            key, k = yield from self._key(k)
-            if key is None:
-                break
-            is_name = key == self.form.name_key or (key == "name" and self.form.name_key != "")
-            if not self.form.name_key and name is None:
-                name, is_name = key, False
-            elif not is_name and key != self.form.arguments_key and key not in _ARGUMENT_KEYS:
-                k = yield from self._scan.after_value(k)
-                continue
-            if is_name:
-                end = yield from self._scan.after_value(k)
-                value = loaded(self._scan.ahead(k, end))
-                if not isinstance(value, str):
-                    raise NotACallError
-                if self.is_bare and value not in self._deltas.tools:
-                    raise NotACallError
-                name, k = value, end
-                continue
-            if name is not None and (yield from self._scan.char_at(k)) == "{":
-                self._scan.take(k)
+        key, k = yield from self._key(k + 1)
+        while key is not None:
+            is_name = key == form.name_key or (key == "name" and form.name_key != "")
+            if not form.name_key and name is None:
+                name, is_name, key = key, False, form.arguments_key
+            is_arguments = not is_name and (key == form.arguments_key or key in _ARGUMENT_KEYS)
+            if is_arguments and name is not None and (yield from scan.char_at(k)) == "{":
+                scan.take(k)
                 self._deltas.begin(name)
                 yield from self.json()
                 self._deltas.end()
                 yield from self._rest_of_object()
                 return
-            end = yield from self._scan.after_value(k)
-            held, k = _object_text(self._scan.ahead(k, end)), end
+            end = yield from scan.after_value(k)
+            if is_name:
+                value = loaded(scan.ahead(k, end))
+                if not isinstance(value, str) or (self.is_bare and value not in self._deltas.tools):
+                    raise NotACallError
+                name = value
+            elif is_arguments:
+                held = _object_text(scan.ahead(k, end))
+            key, k = yield from self._key(end)
         if name is None or (held is None and self.is_bare):
             raise NotACallError
         self._give(name, held or "{}", k)
@@ -149,20 +131,15 @@ class CallReader:
 
     def _rest_of_object(self) -> Steps[None]:
         """Skip the members after the arguments, and the object's end."""
-        k = 0
-        try:
-            while True:
-                key, k = yield from self._key(k)
-                if key is None:
-                    self._scan.take(k)
-                    return
-                k = yield from self._scan.after_value(k)
-        except NotACallError:
-            return
+        with suppress(NotACallError):
+            key, k = yield from self._key(0)
+            while key is not None:
+                key, k = yield from self._key((yield from self._scan.after_value(k)))
+            self._scan.take(k)
 
     def json(self) -> Steps[None]:
         """Give out the JSON object that begins here, exactly to its end."""
-        scan, brackets = self._scan, Brackets()
+        scan, brackets, is_broken = self._scan, Brackets(), False
         try:
             while not brackets.is_closed_in(scan.text, scan.at):
                 self._deltas.argue(scan.take(scan.n_ahead if scan.is_final else brackets.at - scan.at))
@@ -170,24 +147,24 @@ class CallReader:
                     return
                 yield
         except NotACallError:
-            self._deltas.argue(scan.take(brackets.at - scan.at))
+            is_broken = True
+        self._deltas.argue(scan.take(brackets.at - scan.at))
+        if is_broken:
             # The rest of arguments that are no JSON, up to the call's end.
             yield from MarkerSearch(self.end[:1]).up_to(scan, self._deltas.argue)
-        else:
-            self._deltas.argue(scan.take(brackets.at - scan.at))
 
     def _named(self, k: int) -> Steps[None]:
         """Read a name and a JSON object."""
         name, own_id, k = yield from self._name(k)
         k = yield from self._scan.after_space(k)
-        char = yield from self._scan.char_at(k)
-        if char != "{":
+        has_arguments = (yield from self._scan.char_at(k)) == "{"
+        if not has_arguments:
             end = (yield from self._scan.after_token(k, self.end[0])) if self.end else -1
             if end < 0 or name not in self._deltas.tools:
                 raise NotACallError
         self._scan.take(k)
         self._deltas.begin(name, own_id)
-        if char == "{":
+        if has_arguments:
             yield from self.json()
         else:
             self._deltas.argue("{}")

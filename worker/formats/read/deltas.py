@@ -105,8 +105,8 @@ class Deltas:
     def say(self, text: str) -> None:
         """Add content. White space at its end waits for more, because a call may follow."""
         if self.opening:
-            n_given = _n_common(text, self.opening)
-            text, self.opening = text[n_given:], self.opening[n_given:]
+            while text and text[0] == self.opening[:1]:
+                text, self.opening = text[1:], self.opening[1:]
         if not self.tools:
             self._add_content(text)
             return
@@ -177,8 +177,3 @@ class Deltas:
         if self._space and not self.n_calls:
             self._add_content(self._space)
         self._space = ""
-
-
-def _n_common(a: str, b: str) -> int:
-    """Return the number of characters at the beginning of two texts that are equal."""
-    return next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))

@@ -12,7 +12,7 @@ import ast
 import json
 import re
 import warnings
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from worker.formats.read.scan import MAX_ELEMENTS, NotACallError, Scan, Steps
 from worker.formats.read.values import PYTHON_WORDS, is_value, loaded, quoted
@@ -32,22 +32,18 @@ _MAX_WORD: Final = 400
 
 def python_json(text: str) -> str | None:
     """Return the JSON text of a value in Python's notation, or None if the text is none."""
-    scan = Scan(text + "\n", is_final=True)
+
+    def whole(scan: Scan) -> Steps[str | None]:
+        value, end = yield from literal(scan, 0, "python")
+        return value if (yield from gap(scan, end)) == scan.n_ahead else None
+
     try:
-        next(_whole(scan))
+        next(whole(Scan(text + "\n", is_final=True)))
     except StopIteration as done:
-        return str(done.value)
+        return cast(str | None, done.value)
     except NotACallError:
         pass
     return None
-
-
-def _whole(scan: Scan) -> Steps[str]:
-    """Read a value, and nothing behind it."""
-    value, end = yield from literal(scan, 0, "python")
-    if (yield from gap(scan, end)) < scan.n_ahead:
-        raise NotACallError
-    return value
 
 
 def gap(scan: Scan, k: int, notation: Notation = "python") -> Steps[int]:
@@ -74,7 +70,8 @@ def literal(
         return text, end
     char = yield from scan.char_at(k)
     if char in "[(" and char:
-        return (yield from _sequence(scan, k + 1, notation, "]" if char == "[" else ")", depth))
+        values, has_comma, k = yield from _items(scan, k + 1, notation, "]" if char == "[" else ")", depth)
+        return (f"[{', '.join(values)}]" if char == "[" or has_comma or not values else values[0]), k
     if char == "{":
         return (yield from mapping(scan, k, notation, depth))
     return (yield from _word(scan, k, notation))
@@ -82,41 +79,40 @@ def literal(
 
 def mapping(scan: Scan, k: int, notation: Notation, depth: int = 0) -> Steps[tuple[str, int]]:
     """Read an object whose opening brace is at offset k."""
-    members: list[str] = []
-    k += 1
+    members, _, k = yield from _items(scan, k + 1, notation, "}", depth)
+    return "{" + ", ".join(members) + "}", k
+
+
+def _items(scan: Scan, k: int, notation: Notation, end: str, depth: int) -> Steps[tuple[list[str], bool, int]]:
+    """Read the values, or an object's members, up to the end. Return them, whether a comma is among them, and the
+    offset after the end."""
+    items: list[str] = []
+    has_comma = False
     while True:
         k = yield from gap(scan, k, notation)
         char = yield from scan.char_at(k)
-        if members and char == ",":
-            k = yield from gap(scan, k + 1, notation)
+        if items and char == ",":
+            has_comma, k = True, (yield from gap(scan, k + 1, notation))
             char = yield from scan.char_at(k)
-        elif members and char != "}":
-            raise NotACallError
-        if char == "}":
-            return "{" + ", ".join(members) + "}", k + 1
-        key, k = yield from (_key(scan, k) if notation == "gemma" else literal(scan, k, notation, depth=depth + 1))
-        k = yield from gap(scan, k, notation)
-        if (yield from scan.char_at(k)) != ":" or key[0] in "[{":
-            raise NotACallError
-        value, k = yield from literal(scan, k + 1, notation, depth=depth + 1)
-        members.append((key if key[0] == '"' else quoted(json.dumps(loaded(key)))) + ": " + value)
-
-
-def _sequence(scan: Scan, k: int, notation: Notation, end: str, depth: int) -> Steps[tuple[str, int]]:
-    values: list[str] = []
-    is_list = end == "]"
-    while True:
-        k = yield from gap(scan, k, notation)
-        char = yield from scan.char_at(k)
-        if values and char == ",":
-            is_list, k = True, (yield from gap(scan, k + 1, notation))
-            char = yield from scan.char_at(k)
-        elif values and char != end:
+        elif items and char != end:
             raise NotACallError
         if char == end:
-            return f"[{', '.join(values)}]" if is_list or not values else values[0], k + 1
-        value, k = yield from literal(scan, k, notation, depth=depth + 1)
-        values.append(value)
+            return items, has_comma, k + 1
+        if end != "}":
+            item, k = yield from literal(scan, k, notation, depth=depth + 1)
+        else:
+            item, k = yield from _member(scan, k, notation, depth + 1)
+        items.append(item)
+
+
+def _member(scan: Scan, k: int, notation: Notation, depth: int) -> Steps[tuple[str, int]]:
+    key, k = yield from (_key(scan, k) if notation == "gemma" else literal(scan, k, notation, depth=depth))
+    k = yield from gap(scan, k, notation)
+    if (yield from scan.char_at(k)) != ":" or key[0] in "[{":
+        raise NotACallError
+    value, k = yield from literal(scan, k + 1, notation, depth=depth)
+    key = key if key[0] == '"' else quoted(json.dumps(loaded(key)))
+    return f"{key}: {value}", k
 
 
 def _key(scan: Scan, k: int) -> Steps[tuple[str, int]]:

@@ -89,19 +89,16 @@ class PlainCallReader:
 
     def _bounded(self, steps: Steps[int]) -> Steps[int]:
         """Run steps that hold back text, as long as it is not longer than a call."""
-        end: int | None = None
-        while end is None:
+        while True:
             try:
                 next(steps)
             except StopIteration as stop:
-                end = int(stop.value)
-            else:
-                if self._scan.n_ahead > MAX_HELD:
-                    raise NotACallError
-                yield
-        if end > MAX_HELD:
-            raise NotACallError
-        return end
+                if stop.value > MAX_HELD:
+                    raise NotACallError from None
+                return int(stop.value)
+            if self._scan.n_ahead > MAX_HELD:
+                raise NotACallError
+            yield
 
 
 def call_of(value: object, tools: Mapping[str, object]) -> tuple[str, str] | None:

@@ -3,6 +3,7 @@
 A value ends at its own end marker, or where another shows that it is left out.
 """
 
+from contextlib import suppress
 from typing import Final
 
 from worker.formats.read.calls import CallReader, word
@@ -24,6 +25,7 @@ from worker.formats.read.values import (
 )
 from worker.wire.chat_format import CallFormat
 
+_EMPTY: Final = {"string": '""', "object": "{}", "array": "[]"}
 _MAX_GLANCE: Final = 16
 """The number of a value's characters that show whether it can be JSON."""
 
@@ -218,24 +220,25 @@ class TaggedReader(CallReader):
             k = again
 
     def _element(self, key: str, schema: object, root: object, depth: int = 0) -> Steps[None]:
-        """Give out the value of an element, up to its end."""
-        mark = self.form.parameter_begin
+        """Give out the value of an element of MiniMax M3's notation, up to its end. JSON may have any marker in its
+        texts."""
+        scan = self._scan
         stop = Tag(f"{self.form.parameter_end}{key}{self.form.parameter_name_end}")
         types = types_of(schema, root)
-        opening = yield from self._scan.after_token(0, mark)
-        closing = yield from self._scan.after_token(0, self.form.parameter_end)
-        empty = "" if "string" in types else "{}" if "object" in types else "[]" if "array" in types else ""
-        if empty and closing >= 0 and (end := (yield from self._scan.after_token(0, stop))) >= 0:
-            self._scan.take(end)
-            self._deltas.argue(empty)
+        is_begun = (yield from scan.after_token(0, self.form.parameter_begin)) >= 0
+        is_ended = (yield from scan.after_token(0, self.form.parameter_end)) >= 0
+        empty = next((text for kind, text in _EMPTY.items() if kind in types), "")
+        k, end = 0, -1
+        if types != STRING and (yield from scan.char_at(0)) in {'"', "{", "["}:
+            with suppress(NotACallError):
+                k = yield from scan.after_value(0)
+        if k or (empty and is_ended):
+            end = yield from scan.after_token(k, stop)
+        if end >= 0:
+            self._deltas.argue(json_of(scan.take(k), types) if k else empty)
+            scan.take(end - k)
             return
-        if types != STRING and (k := (yield from self._json_end())) >= 0:
-            end = yield from self._scan.after_token(k, stop)
-            if end >= 0:
-                self._deltas.argue(json_of(self._scan.take(k), types))
-                self._scan.take(end - k)
-                return
-        if types == STRING or opening < 0 or closing >= 0 or depth > MAX_ELEMENTS or self._is_closed:
+        if types == STRING or not is_begun or is_ended or depth > MAX_ELEMENTS or self._is_closed:
             yield from self._text(types, stop, root, is_plain=True)
             return
         is_list, n_given = "array" in types, 0
@@ -247,20 +250,8 @@ class TaggedReader(CallReader):
             inner = items(schema, root) if is_list else member(schema, root, name)
             yield from self._element(name, inner, root, depth + 1)
             n_given += 1
-        if not n_given:
-            self._deltas.argue("null")
-        else:
-            self._deltas.argue("]" if is_list else "}")
-        self._scan.take((yield from self._scan.after_present(0, (stop,))))
-
-    def _json_end(self) -> Steps[int]:
-        """Return the offset after the JSON text that begins here, or -1. A text in it may have any marker."""
-        if (yield from self._scan.char_at(0)) not in {'"', "{", "["}:
-            return -1
-        try:
-            return (yield from self._scan.after_value(0))
-        except NotACallError:
-            return -1
+        self._deltas.argue("null" if not n_given else "]" if is_list else "}")
+        scan.take((yield from scan.after_present(0, (stop,))))
 
 
 def _json_of(text: str, types: frozenset[str]) -> str:

@@ -187,23 +187,20 @@ def _with_content(message: Message, forms: Forms) -> Message:
 
 def _with_arguments(message: Message, forms: Forms) -> Message:
     calls = message.get("tool_calls")
-    return (
-        {**message, "tool_calls": [_call_in_form(call, forms) for call in calls]}
-        if isinstance(calls, list)
-        else message
-    )
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_call_in_form(call, forms) for call in calls]}
 
 
 def _call_in_form(call: Json, forms: Forms) -> Json:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict):
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
         return call
-    arguments = function.get("arguments")
+    arguments = _arguments_of(call)
     if isinstance(arguments, str) and not forms.takes_argument_text:
         arguments = object_of(arguments)
     elif isinstance(arguments, dict) and not forms.takes_argument_object:
         arguments = json.dumps(arguments, ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}} if arguments is not None else call
+    return call if arguments is None else {**call, "function": {**function_of(call), "arguments": arguments}}
 
 
 class _CallIds:
@@ -213,8 +210,8 @@ class _CallIds:
     def __init__(self, kind: Ids) -> None:
         self._kind = kind
         self._n_calls = 0
-        self._waiting: dict[tuple[str, Json], deque[tuple[int, str]]] = {}
-        self._answered: set[int] = set()
+        self._waiting: dict[tuple[str, str], deque[list[str]]] = {}
+        """The ids of calls by each way to find them. A result takes the id out of its list."""
 
     def put_into(self, message: Message) -> Message:
         """The message with such ids."""
@@ -225,31 +222,21 @@ class _CallIds:
 
     def _call(self, call: dict[str, Json]) -> Json:
         sent, name = call.get("id"), function_of(call).get("name")
-        known = self._known(sent, name)
-        for key in (("id", str(sent)), ("name", str(name)), ("any", None)):
-            self._waiting.setdefault(key, deque()).append((self._n_calls, known))
+        known = [self._known(sent, name)]
+        for key in (("id", str(sent)), ("name", str(name)), ("any", "")):
+            self._waiting.setdefault(key, deque()).append(known)
         self._n_calls += 1
-        return {**call, "id": known}
+        return {**call, "id": known[0]}
 
     def _id_of_result(self, result: Message) -> str:
-        """The id of the call that the result answers. A result without an id answers the first call of its name, else
-        the first call."""
         sent, name = result.get("tool_call_id"), result.get("name")
-        if sent:
-            found = self._next("id", str(sent))
-        else:
-            found = (self._next("name", str(name)) if name else None) or self._next("any")
-        return found or self._known(sent, name or "unknown")
-
-    def _next(self, by: str, value: Json = None) -> str | None:
-        """The id of the first call found in this way that has no result yet. The call then has one."""
-        waiting = self._waiting.get((by, value), deque())
-        while waiting:
-            n, known = waiting.popleft()
-            if n not in self._answered:
-                self._answered.add(n)
-                return known
-        return None
+        ways = [("id", str(sent))] if sent else [*([("name", str(name))] if name else []), ("any", "")]
+        for way in ways:
+            waiting = self._waiting.get(way, deque())
+            while waiting:
+                if known := waiting.popleft():
+                    return known.pop()
+        return self._known(sent, name or "unknown")
 
     def _known(self, sent: Json, name: Json) -> str:
         if self._kind == "named":
@@ -272,40 +259,40 @@ def _with_calls(messages: list[Message], forms: Forms) -> list[Message]:
     waiting = list(messages)
     while waiting:
         message = waiting.pop(0)
-        calls = calls_of(message)
+        calls, has_text = calls_of(message), bool(_joined(message.get("content")).strip())
         if not calls:
             made.append(message)
-        elif _go_as_text(message, calls, forms):
+        elif (
+            not forms.takes_calls
+            or (len(calls) > 1 and forms.several_calls == "text")
+            or (has_text and forms.text_with_calls == "text")
+            or (not forms.takes_argument_text and any(isinstance(_arguments_of(call), str) for call in calls))
+        ):
             made.append(_in_text(message, calls))
-        elif forms.text_with_calls == "split" and _joined(message.get("content")).strip():
-            made += [_without(message, "tool_calls"), *_alone({**message, "content": None}, calls, waiting, forms)]
         else:
+            if has_text and forms.text_with_calls == "split":
+                made.append(_without(message, "tool_calls"))
+                message = {**message, "content": None}
             made += _alone(message, calls, waiting, forms)
     return made
 
 
-def _go_as_text(message: Message, calls: list[dict[str, Json]], forms: Forms) -> bool:
-    if not forms.takes_calls or (len(calls) > 1 and forms.several_calls == "text"):
-        return True
-    if forms.text_with_calls == "text" and _joined(message.get("content")).strip():
-        return True
-    return not forms.takes_argument_text and any(isinstance(function_of(call).get("arguments"), str) for call in calls)
+def _arguments_of(call: dict[str, Json]) -> Json:
+    return function_of(call).get("arguments")
 
 
 def _in_text(message: Message, calls: list[dict[str, Json]]) -> Message:
     """The message with its calls as text, in the form of Hermes and Qwen models."""
-    said = _joined(message.get("content"))
-    written = [f"<tool_call>\n{_dumped(function_of(call))}\n</tool_call>" for call in calls]
-    return {**_without(message, "tool_calls"), "content": "\n".join([*([said] if said.strip() else []), *written])}
-
-
-def _dumped(function: dict[str, Json]) -> str:
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        arguments = object_of(arguments or "{}")
-    text = json.dumps({"name": function.get("name"), "arguments": arguments}, ensure_ascii=False)
-    # This is the same JSON, but no template mistakes it for the end of reasoning.
-    return _SLASH.sub(r"<\/", text)
+    written = [said] if (said := _joined(message.get("content"))).strip() else []
+    for call in calls:
+        arguments = _arguments_of(call)
+        if isinstance(arguments, str):
+            arguments = object_of(arguments or "{}")
+        text = json.dumps({"name": function_of(call).get("name"), "arguments": arguments}, ensure_ascii=False)
+        # This is the same JSON, but no template mistakes it for the end of reasoning.
+        text = _SLASH.sub(r"<\/", text)
+        written.append(f"<tool_call>\n{text}\n</tool_call>")
+    return {**_without(message, "tool_calls"), "content": "\n".join(written)}
 
 
 def _alone(message: Message, calls: list[dict[str, Json]], waiting: list[Message], forms: Forms) -> Iterator[Message]:
@@ -329,7 +316,7 @@ def _without(message: Message, *keys: str) -> Message:
 
 
 def _with_results(messages: list[Message], forms: Forms) -> list[Message]:
-    """The messages; results that the template does not support become a user's text."""
+    """The messages; results that the template does not support become one user's text, in the form of Qwen's."""
     if forms.takes_results and forms.takes_stray_results:
         return messages
     asked: set[str] = set()
@@ -341,14 +328,9 @@ def _with_results(messages: list[Message], forms: Forms) -> list[Message]:
     made: list[Message] = []
     for are_texts, run in groupby(zip(messages, is_text, strict=True), key=itemgetter(1)):
         ran = [message for message, _ in run]
-        made += [_as_response(ran)] if are_texts else ran
+        written = (f"<tool_response>\n{_joined(message.get('content'))}\n</tool_response>" for message in ran)
+        made += [{"role": "user", "content": "\n".join(written)}] if are_texts else ran
     return made
-
-
-def _as_response(results: list[Message]) -> Message:
-    """The results as one user's message, in the form of Qwen's templates."""
-    written = [f"<tool_response>\n{_joined(message.get('content'))}\n</tool_response>" for message in results]
-    return {"role": "user", "content": "\n".join(written)}
 
 
 def _with_systems(messages: list[Message], forms: Forms) -> list[Message]:

@@ -93,20 +93,19 @@ class Tracers:
         return None
 
     def _message(self, message: Message, turn: _TracedTurn) -> Message:
-        made = dict(message)
-        content = message.get("content")
+        made, content = dict(message), message.get("content")
         if isinstance(content, str):
             made["content"] = self._text(content, turn.said, is_thought=turn.role == "assistant")
         elif isinstance(content, list):
-            made["content"] = [self._part(part, turn.said) for part in content]
+            made["content"] = [
+                {**part, "text": self._text(str(part["text"]), turn.said)}
+                if isinstance(part, dict) and isinstance(part.get("text"), str)
+                else part
+                for part in content
+            ]
         if calls := calls_of(message):
             made["tool_calls"] = [{**call, "function": self._called(function_of(call), turn.called)} for call in calls]
         return made
-
-    def _part(self, part: Json, into: list[str]) -> Json:
-        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-            return part
-        return {**part, "text": self._text(str(part["text"]), into)}
 
     def _called(self, function: dict[str, Json], into: list[str]) -> Json:
         name, arguments = function.get("name"), function.get("arguments")
