@@ -13,9 +13,8 @@ import pytest
 from tests.formats.writing import FORMATS
 from tests.random_schemas import Schema, random_schema
 from worker.constraints.jobs import Constraints
-from worker.engine.channels import ControlTokens
+from worker.engine.channels import ControlTokens, marks_among
 from worker.engine.config import EngineConfig
-from worker.engine.dividers import marks_among
 from worker.engine.loop import Engine
 from worker.engine.sequence import Queued
 from worker.formats.read.parse import Message, Reader, message_of

@@ -77,9 +77,6 @@ class ToyModel:
         return [self.logprob(self.score(tokens[:i], tokens[i]), n_top) for i in range(1, len(tokens))]
 
 
-# ── a request alone ──────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`text` is all that was drawn, cut at the stop. It does not say how much of it is shown before a failure."""
@@ -140,9 +137,6 @@ def first_stop(text: str, stops: Seq[str]) -> tuple[int, str] | None:
             if text[:end].endswith(stop):
                 return end - len(stop), stop
     return None
-
-
-# ── the backend ──────────────────────────────────────────────────────────────────────────────────
 
 
 def _look_away(_step: Step) -> None:

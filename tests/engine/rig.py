@@ -143,8 +143,6 @@ class Rig:
         """The number of tokens in retained slots."""
         return sum(len(each.tokens) for each in self.engine.prefix_cache.retained.values())
 
-    # ── doing ────────────────────────────────────────────────────────────────────────────────────
-
     def submit(self, request: Request) -> JobKey:
         if self.mirror is not None:
             # Events tell a block's hash, which has the salt, and its tokens, which have none (test_salt.py).
@@ -207,8 +205,6 @@ class Rig:
 
     def outcome(self, job: JobKey) -> Outcome:
         return alone(self.model, self.requests[job], self.context_length)
-
-    # ── the laws on messages ─────────────────────────────────────────────────────────────────
 
     def _hear(self, frame: Outbound) -> None:
         self.frames.append(frame)
@@ -275,8 +271,6 @@ class Rig:
         prefilling = [one for one in self.engine.scheduler.running.values() if one.state is State.PREFILL]
         return sum(ceil(one.n_to_compute / self.runner.chunk) + 1 for one in prefilling)
 
-    # ── the laws at the moment a step runs ───────────────────────────────────────────────────────
-
     def _at_run(self, step: Step) -> None:
         running = self.engine.scheduler.running
         jobs = tuple(running[slice_.slot].job for slice_ in step.slices)
@@ -311,8 +305,6 @@ class Rig:
                 self.without_room.update(jobs)
         self.next_misfortune = None
         self._prefill_due = {job: due + 2 for job, due in self._prefill_due.items()}
-
-    # ── the laws between steps ───────────────────────────────────────────────────────────────────
 
     def check(self) -> None:
         scheduler = self.engine.scheduler

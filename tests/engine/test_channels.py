@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.text_reference import first_stop
-from worker.engine.channels import NO_CONTROL_TOKENS, Channel, ChannelState, ChannelText, Transition
-from worker.engine.dividers import FAMILIES, marks_among
+from worker.engine.channels import (
+    FAMILIES,
+    NO_CONTROL_TOKENS,
+    Channel,
+    ChannelState,
+    ChannelText,
+    Transition,
+    marks_among,
+)
 from worker.engine.text import TextStream
 from worker.wire.jobs import MarkUse, TokenId
 

@@ -116,8 +116,6 @@ class Run:
         return self.ended_s[job] - self.asked[job].at_s
 
 
-# ── a small job beside long ones ─────────────────────────────────────────────────────────────────
-
 LONG, SMALL = Asked(60, 300), Asked(24, 32)
 SETUPS = {
     "5 long ones in 6 slots": (5, Setup()),
@@ -164,8 +162,6 @@ def test_small_jobs_without_end_do_not_keep_a_long_one_waiting() -> None:
     assert max(run.n_pauses.values()) <= MAX_PAUSES
 
 
-# ── an adversary ──
-
 SQUEEZED = {
     "slots are full": Setup(),
     "cells are full": Setup(n_cells=1_000, n_kept=4_000),
@@ -202,8 +198,6 @@ def test_pauses_that_main_memory_has_no_room_for_are_bounded() -> None:
     assert max(run.n_pauses.values()) <= MAX_PAUSES
     assert max(run.ended_s.values()) <= 2 * max(first_come.ended_s.values())
 
-
-# ── random traces ────────────────────────────────────────────────────────────────────────────────
 
 LENGTHS = st.integers(1, 12) | st.integers(1, 90)
 JOBS = st.builds(

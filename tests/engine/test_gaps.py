@@ -162,8 +162,6 @@ def test_a_large_models_prompts_are_not_read_in_crumbs(n_streams: int) -> None:
     assert min(sizes) * VERY_LARGE.row_s > VERY_LARGE.step_s
 
 
-# ── steps that did not happen ────────────────────────────────────────────────────────────────────
-
 WITHOUT_DEPTH = Machine(30e-3, 4e-3, 0.0)
 """A step takes the same wherever it lies, so that more decode steps between two prefill steps change nothing."""
 

@@ -26,8 +26,6 @@ LAW = settings(max_examples=40, stateful_step_count=20, report_multiple_bugs=Fal
 ONE, TWO = SlotId(0), SlotId(1)
 A = list(numbered(100, 50))
 
-# ── hashes ───────────────────────────────────────────────────────────────────────────────────────
-
 
 def test_a_hash_is_that_of_the_parent_and_the_tokens_as_the_docs_say() -> None:
     parent, expected = bytes(8), []
@@ -46,9 +44,6 @@ def test_another_process_gives_the_same_hashes() -> None:
     assert block_hashes(None, ids(range(40))) == [10562688794949993614, 10623002194260461768], (
         "nor does another release"
     )
-
-
-# ── the KV memory ────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_block_is_reported_when_its_last_token_is_computed() -> None:
@@ -84,9 +79,6 @@ def test_another_sequence_in_the_slot_has_the_blocks_that_it_shares_already() ->
     assert removed == gone("GPU", tuple(rest[::-1]))
 
 
-# ── the copies ───────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("n_common", [1, 15, 16, 17, 31, 32, 40, 48, 49])
 def test_splitting_an_edge_reports_nothing_but_the_new_branch(n_common: int) -> None:
     journal, mirror, memory = BlockJournal(), Mirror(), Memory()
@@ -111,8 +103,6 @@ def test_evicting_reports_what_no_other_branch_has() -> None:
     mirror.hear(journal.take([]))
     assert mirror.blocks("CPU") == blocks_of(branch) | blocks_of(numbered(300, 30))
 
-
-# ── the engine ───────────────────────────────────────────────────────────────────────────────────
 
 LONG = Request(tuple(range(5, 45)), 40)
 OTHERS = (Request((*range(5, 35), *range(50, 60)), 8), Request(tuple(range(30, 60)), 30), LONG)
@@ -150,9 +140,6 @@ def test_with_fixed_steps_answers_are_no_blocks() -> None:
 def test_a_memory_that_cannot_be_cut_has_no_blocks() -> None:
     mirror = run_all(Rig(reports_blocks=True, context_length=80, prefix_cache_bytes=10**6, can_share=False))
     assert not mirror.blocks("GPU") | mirror.blocks("CPU")
-
-
-# ── the law ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @st.composite

@@ -103,9 +103,6 @@ def test_a_job_that_waits_for_cells_starts_as_soon_as_they_are_free() -> None:
     rig.check_stories()
 
 
-# ── ends ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_job_that_fills_the_context_says_so() -> None:
     rig = rig_with(request(0, n_prompt=90, max_tokens=11), request(1, n_prompt=90, max_tokens=10))
     rig.run_until_idle()
@@ -150,9 +147,6 @@ def test_a_token_whose_logits_are_not_numbers_costs_its_own_job_alone() -> None:
     assert {end.code for end in failed} == {"INFERENCE_FAILED"}
 
 
-# ── cancels ──────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_cancelling_an_unknown_or_finished_job_changes_nothing() -> None:
     rig = rig_with(request(0, max_tokens=1))
     rig.run_until_idle()
@@ -161,9 +155,6 @@ def test_cancelling_an_unknown_or_finished_job_changes_nothing() -> None:
     rig.engine.cancel(JobKey(99))
     rig.step()
     assert len(rig.frames) == n_frames
-
-
-# ── steps that fail ──────────────────────────────────────────────────────────────────────────────
 
 
 def test_one_poisoned_prompt_fails_alone_and_the_others_do_not_notice() -> None:
@@ -211,9 +202,6 @@ def test_a_library_without_room_fails_a_job_only_when_it_is_alone() -> None:
     rig.run_until_idle()
 
 
-# ── pressure ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_jobs_that_outgrow_the_cells_are_paused_and_lose_nothing() -> None:
     """Each fits alone; together they need five times the cells."""
     rig = Rig(n_cells=100, context_length=100)
@@ -250,8 +238,6 @@ def test_what_a_paused_job_had_computed_is_not_computed_again_while_there_is_roo
     n_needed = 3 * (20 + 60 - 1)
     assert n_computed[1] <= n_needed + n_victims * (MIN_KEPT + 1) < n_computed[0]
 
-
-# ── prefixes ─────────────────────────────────────────────────────────────────────────────────────
 
 COMMON = tuple(range(10, 58))
 
@@ -405,8 +391,6 @@ def test_deterministic_prefixes_end_at_a_chunks_edge() -> None:
     assert list(rig.n_cached.values()) == [0, 32, 32, 32]
 
 
-# ── drafts ───────────────────────────────────────────────────────────────────────────────────────
-
 CHEAP_ROWS = ((1, 1.0), (32, 1.1))
 
 
@@ -488,9 +472,6 @@ def test_an_abort_asked_for_between_steps_touches_no_step() -> None:
     rig.runner.request_abort()
     rig.step()
     assert len(rig.stories[0].texts) == 2
-
-
-# ── frames ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_frames_of_two_jobs_in_order() -> None:

@@ -18,9 +18,6 @@ def pieces(memory: Memory) -> list[Tokens]:
 A, B, C = (numbered(family, 10) for family in (100, 200, 300))
 
 
-# ── what is found ────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     ("tokens", "n_matched"),
     [
@@ -54,9 +51,6 @@ def test_cells_that_do_not_begin_where_the_match_ends_are_the_callers_mistake() 
         index.insert(longer, 0, memory.save(longer, 0))
 
 
-# ── what is given out ────────────────────────────────────────────────────────────────────────────
-
-
 def test_taking_more_than_is_matched_is_the_callers_mistake() -> None:
     index = index_of(Memory(), A)
     with pytest.raises(AssertionError):
@@ -81,9 +75,6 @@ def test_parts_outlive_the_split_of_their_edge() -> None:
     remember(index, memory, (*A[:5], TokenId(77)))
     assert [part.n_tokens for part in parts] == [10]
     assert [part.n_tokens for part in index.take(A, 10)] == [5, 5]
-
-
-# ── what is evicted first ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_of_equal_size_the_longest_unused_goes() -> None:

@@ -94,9 +94,6 @@ def slots(step: Step) -> list[SlotId]:
     return [slice_.slot for slice_ in step.slices]
 
 
-# ── admission ────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_admission_takes_the_queues_head_and_the_lowest_free_slot() -> None:
     scheduler = scheduler_of(*(waiting(job) for job in range(3)), n_slots=2)
     assert jobs(admit(scheduler)) == [0, 1]
@@ -162,9 +159,6 @@ def test_a_removed_sequence_is_done_and_unknown() -> None:
     assert scheduler.is_idle
 
 
-# ── pausing ──────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_the_newest_is_paused_and_waits_before_all_that_are_younger() -> None:
     scheduler = scheduler_of(*(waiting(job) for job in range(5)), n_slots=3)
     admit(scheduler)
@@ -190,9 +184,6 @@ def test_a_paused_sequence_computes_its_prompt_and_its_own_tokens_again_and_draw
     assert slice_ is not None
     assert (slice_.start, list(slice_.tokens)) == (0, paused.prompt + generated)
     assert slice_.sampling is not None
-
-
-# ── steps ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_step_counts_the_tokens_of_all_its_slices() -> None:
@@ -278,8 +269,6 @@ def test_fixed_steps_are_one_prompts_chunk_whatever_else_there_is_to_do() -> Non
     assert sorted(step.n_tokens for step in steps) == [3, 3, 4, 8, 8]
     assert all(len(step.slices) == 1 for step in steps)
 
-
-# ── laws ─────────────────────────────────────────────────────────────────────────────────────────
 
 PROMPT_LENGTHS = st.integers(1, 6) | st.integers(1, 90)
 Lengths = tuple[int, int]

@@ -24,9 +24,6 @@ any_bytes = st.one_of(st.binary(max_size=24), awkward_bytes, st.text(max_size=8)
 overlapping_stops = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
 
 
-# ── laws ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.long
 @LAW
 @given(any_bytes, any_cuts)
@@ -102,8 +99,6 @@ def test_the_chunking_changes_neither_the_text_nor_the_stop(
     assert one.matched == other.matched
 
 
-# ── vectors of the protocol notes ────────────────────────────────────────────────────────────────
-
 VECTORS = [
     pytest.param([b"Hello, world!"], ["Hello, world!"], id="TV-251"),
     pytest.param(["Hello 👋".encode()], ["Hello 👋"], id="TV-252"),
@@ -125,9 +120,6 @@ def test_utf8_vectors(pieces: list[bytes], shown: list[str]) -> None:
     stream = TextStream([])
     assert pushes(stream, pieces) == shown
     assert stream.flush() == ""
-
-
-# ── examples that name the rules ─────────────────────────────────────────────────────────────────
 
 
 def test_held_text_that_was_no_stop_comes_with_the_flush() -> None:

@@ -57,8 +57,6 @@ def check_against_the_reference(pieces: Sequence[bytes], stops: Sequence[str]) -
     assert stream.matched == (found[1] if found else None)
 
 
-# ── what to push, and what to stop at ────────────────────────────────────────────────────────────
-
 any_cuts = st.lists(st.integers(0, 200), max_size=8)
 
 

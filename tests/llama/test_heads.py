@@ -164,7 +164,7 @@ def test_a_head_says_the_same_of_a_text_in_one_part_and_in_several(
         pair.head.kv.trim(FIRST, 0)
         for position, token in enumerate(text[:-1]):
             pair.model.decode([slice_of(0, position, [token])])
-        pair.hidden.begin(FIRST, 1)
+        pair.hidden.firsts[FIRST] = 1
         for begin, end in zip((1, *cuts), (*cuts, len(text)), strict=True):
             pair.head.decode([slice_of(0, begin - 1, text[begin:end])])
         return pair.head.rows().copy()
@@ -217,7 +217,7 @@ class Lucky:
         assert self.served is not None
         prompt = self.served.engine.scheduler.running[slice_.slot].prompt
         [text] = [text for text in self.texts if text[: len(prompt)] == prompt] or [[]]
-        position = self._hidden.first(slice_.slot) + slice_.start + len(slice_.tokens)
+        position = self._hidden.firsts[slice_.slot] + slice_.start + len(slice_.tokens)
         is_lucky = position < len(text) and position % 5
         token = text[position] if is_lucky else drawn.token
         return replace(drawn, token=token, logprob=Logprob(TopToken("", token, 0.0), ()))

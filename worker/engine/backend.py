@@ -1,9 +1,9 @@
 """The interface between the engine and a backend: steps go in, drawn tokens come out; and what loading one gives.
 
-This module owns the `Runner` and `Kv` protocols; step.py has the steps. It knows nothing of frames' bytes, llama.cpp or
-numpy. There are two backends: llama/runner.py and the tests' readable fake.
+step.py has the steps. There are two backends: llama/runner.py with llama/kv.py, and the tests' readable fake.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Checkpoint(Protocol):
 
 
 class Kv(Protocol):
-    """The slots' memory of computed tokens. llama/kv.py and the tests' readable fake implement it."""
+    """The slots' memory of computed tokens."""
 
     def trim(self, slot: SlotId, n_keep: int) -> None:
         """Free the slot's cells from position n_keep on; 0 empties it. Other slots keep cells that they share."""
@@ -55,14 +55,12 @@ class Kv(Protocol):
 
     @property
     def can_share(self) -> bool:
-        """Return True if the first cells of a slot can be another's too. If not, `share`, `save` and `load` are
-        refused."""
+        """True if the first cells of a slot can be another's too. If not, `share`, `save` and `load` are refused."""
 
     @property
     def has_state(self) -> bool:
-        """Return True if a slot has a recurrent state beside its cells, or instead. Then `trim` empties a slot or keeps
-        all of it but `max_undone` tokens, and a slot can begin only where there is a checkpoint.
-        """
+        """True if a slot has a recurrent state beside its cells, or instead. Then `trim` empties a slot or keeps all of
+        it but `max_undone` tokens, and a slot can begin only where there is a checkpoint."""
 
     @property
     def max_undone(self) -> int:
@@ -104,15 +102,14 @@ Meanwhile = Callable[[], None]
 
 
 def do_nothing() -> None:
-    """Do nothing while a step runs."""
+    """The `Meanwhile` of a step that nothing waits for."""
 
 
 class Runner(Protocol):
-    """Runs steps. llama/runner.py and the tests' readable fake implement it."""
+    """Runs steps, which fill its memory."""
 
     @property
-    def kv(self) -> Kv:
-        """The memory that the steps fill."""
+    def kv(self) -> Kv: ...
 
     @property
     def n_threads(self) -> int:
@@ -175,8 +172,7 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class Prompts(Protocol):
-    """Turns prompts into tokens and back, on the intake thread. llama/tokenizer.py and the tests' readable fake
-    implement it."""
+    """Turns prompts into tokens and back, on the intake thread (llama/tokenizer.py)."""
 
     def read(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> Read | Violation:
         """Return the tokens of a prompt of any length, or why it has none. The flags are those of Tokenize."""
@@ -188,16 +184,16 @@ class Prompts(Protocol):
 class HiddenRows:
     """The positions [begin, end) of each slot that have a hidden row, the last layer's output, at most MAX_HIDDEN_ROWS.
     The model's next-token head reads a token and the row of the token before it. Its cells of a slot begin with a token
-    of the text, whose position is `first`."""
+    of the text, whose position is in `firsts`."""
 
     def __init__(self) -> None:
-        self._spans: dict[SlotId, range] = {}
-        self._firsts: dict[SlotId, int] = {}
+        self._spans: defaultdict[SlotId, range] = defaultdict(lambda: range(0))
+        self.firsts: defaultdict[SlotId, int] = defaultdict(int)
 
     def add(self, slot: SlotId, end: int, n_rows: int) -> None:
         """Count the rows of the positions before `end`, which were computed now. Those of later positions are of other
         tokens; those of earlier ones stay if none is missing between."""
-        begin, span = end - n_rows, self._span(slot)
+        begin, span = end - n_rows, self._spans[slot]
         start = span.start if span.start <= begin <= span.stop else begin
         self._spans[slot] = range(max(start, end - MAX_HIDDEN_ROWS), end)
 
@@ -206,24 +202,14 @@ class HiddenRows:
         self._spans.pop(slot, None)
 
     def has(self, slot: SlotId, position: int) -> bool:
-        return position in self._span(slot)
+        return position in self._spans[slot]
 
     def kept(self, slot: SlotId, n_tokens: int) -> range:
         """Drop the rows from position n_tokens on, which are of wrong drafts. Return the positions that have a row."""
-        span = self._span(slot)
+        span = self._spans[slot]
         end = min(span.stop, n_tokens)
         self._spans[slot] = range(min(span.start, end), end)
         return self._spans[slot]
-
-    def begin(self, slot: SlotId, first: int) -> None:
-        """Let the head's cells of a slot begin with the token at position `first`."""
-        self._firsts[slot] = first
-
-    def first(self, slot: SlotId) -> int:
-        return self._firsts.get(slot, 0)
-
-    def _span(self, slot: SlotId) -> range:
-        return self._spans.get(slot, range(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,16 +227,14 @@ class LoadedDraft:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A loaded model: its runner, prompts, constraints, and the facts to report."""
+    """A loaded model, and the facts to report."""
 
     runner: Runner
     prompts: Prompts
     constrain: Callable[[Submit], Constraint | Violation | None]
-    """It returns a fresh constraint for a job that asks for one, or why there is none. The intake thread calls it for
-    such jobs."""
+    """It returns a fresh constraint for a job that asks for one, or why there is none, on the intake thread."""
     facts: Loaded
     marks: ControlTokens = NO_CONTROL_TOKENS
-    """The vocabulary's control tokens."""
     give_back: Callable[[], None] = lambda: None
     """It returns freed memory to the system. It is called while no job is there."""
     widest_step: int = 0
@@ -265,8 +249,8 @@ class LoadedModel:
     residency: Callable[[], Residency] | None = None
     """It reports where the model is now, from any thread; None on a CPU, whose memory a model cannot leave."""
     find: Callable[[Callable[[Found], None]], None] | None = None
-    """It is called once. It reports what earlier engines have saved, on a thread of its own, and waits a moment for
-    that. None: nothing outlives this engine."""
+    """It is called once, reports what earlier engines have saved, on a thread of its own, and waits a moment for that.
+    None: nothing outlives this engine."""
     flush: Callable[[float], None] | None = None
     """It waits at most so many seconds until everything that is to outlive the worker is written, from any thread.
     None: nothing outlives it."""

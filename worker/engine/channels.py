@@ -1,13 +1,10 @@
 """Drawn tokens become a text in channels: some tokens divide reasoning from content.
 
-This module owns the state after each token (`ChannelState`), and the channel of each piece of text (`ChannelText`). It
-knows no templates and no families (dividers.py), nor how text may be shown (text.py). Pure; runs on the step thread.
-
-    <|channel|> analysis <|message|> The user greets. <|end|> <|start|> assistant <|channel|> final <|message|> Hello!
-    └ header ──────────┘             └ reasoning ───┘         └ role ─────────────────────┘             └ content ───┘
+<|channel|> analysis <|message|> The user greets. <|end|> <|start|> assistant <|channel|> final <|message|> Hello!
+└ header ──────────┘             └ reasoning ───┘         └ role ─────────────────────┘             └ content ───┘
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -46,6 +43,35 @@ class Transition(Enum):
     STAY = auto()
     """Nothing. In a header it is a part of that."""
 
+
+FAMILIES: tuple[Mapping[str, Transition], ...] = (
+    {  # gpt-oss (harmony)
+        "<|channel|>": Transition.NAME,
+        "<|message|>": Transition.BODY,
+        "<|start|>": Transition.SPEAK,
+        **dict.fromkeys(("<|end|>", "<|call|>", "<|return|>"), Transition.ANSWER),
+        "<|constrain|>": Transition.STAY,
+    },
+    {  # Muse
+        "<|message|>": Transition.BODY,
+        "<|eom|>": Transition.ANSWER,
+        "<|start|>": Transition.SPEAK,
+        "<|eot|>": Transition.ANSWER,
+    },
+    {"[THINK]": Transition.THINK, "[/THINK]": Transition.ANSWER},  # Magistral, Ministral 3
+    {"<|channel>": Transition.NAME_LINE, "<channel|>": Transition.ANSWER},  # Gemma 4
+    {  # Command R7B, Command A
+        "<|START_THINKING|>": Transition.THINK,
+        **dict.fromkeys(("<|END_THINKING|>", "<|START_RESPONSE|>", "<|START_TEXT|>"), Transition.ANSWER),
+    },
+    {"<think>": Transition.THINK, "</think>": Transition.ANSWER},
+    {"<seed:think>": Transition.THINK, "</seed:think>": Transition.ANSWER},
+    {"<mm:think>": Transition.THINK, "</mm:think>": Transition.ANSWER},
+    {"<|begin_of_thought|>": Transition.THINK, "<|end_of_thought|>": Transition.ANSWER},
+)
+"""The tokens that divide an answer, by their names. A family counts if the vocabulary has its first two as control
+tokens or as words of its own; names that are spelled by several tokens, or by ordinary ones, are text, and are shown.
+"""
 
 _N_COMPARED: Final = 64
 """The number of a prompt's last tokens in which a marker is looked for."""
@@ -179,6 +205,40 @@ def _body_of(place: ChannelState, closer: TokenId | None) -> ChannelState:
 NO_CONTROL_TOKENS: Final = ControlTokens({}, {})
 
 
+def marks_among(
+    controls: Mapping[str, TokenId],
+    words: Mapping[str, TokenId] | None = None,
+    pair: tuple[str, str] | None = None,
+    calls: Collection[str] = (),
+    enders: Collection[str] = (),
+) -> ControlTokens:
+    """Make the marks of a vocabulary. `controls` are its control tokens by their names, `words` the texts that have
+    a token of their own by definition. `pair` are the markers around the reasoning, if they are known. `calls` are
+    the markers of calls, `enders` those with which a call ends the reasoning.
+    """
+    tokens = {**(words or {}), **controls}
+    families = [*FAMILIES, *([{pair[0]: Transition.THINK, pair[1]: Transition.ANSWER}] if pair is not None else [])]
+    turns: dict[TokenId, Transition] = {}
+    closers: dict[TokenId, TokenId] = {}
+    for family in families:
+        if all(name in tokens for name in list(family)[:2]):
+            made = {tokens[name]: turn for name, turn in family.items() if name in tokens}
+            closer = next(token for token, turn in made.items() if turn is Transition.ANSWER)
+            closers = {token: closer for token, turn in made.items() if turn is not Transition.ANSWER} | closers
+            turns = made | turns
+    return ControlTokens(
+        {token: name for name, token in controls.items()},
+        turns,
+        closers,
+        frozenset(token for name, token in controls.items() if any(name in marker for marker in calls)),
+        frozenset(
+            tokens[max(names, key=len)]
+            for marker in enders
+            if (names := [name for name in tokens if name.strip() and marker.strip().startswith(name)])
+        ),
+    )
+
+
 class ChannelText:
     """A job's text, divided into channels if that is wanted. No stop is looked for in the reasoning of a divided text.
     A stop never spans two channels: text that is held back as a possible stop belongs to the channel that it was
@@ -211,10 +271,10 @@ class ChannelText:
         self._opening = marks.text_markers[0] if self._place.is_opened and marks.text_markers is not None else ""
         """The marker with which the prompt has opened a reasoning: who reads the text has not seen the prompt. No stop
         is looked for in it."""
-        is_quiet, is_thought = is_split and not stops_anywhere, place.is_opened or self._is_reasoning(place)
-        self._quiet = ThoughtfulStream(stops, marks.text_markers, is_thought=is_thought) if is_quiet else None
-        """The stream, if no stop is looked for in the reasoning."""
-        self._stream = self._quiet or TextStream(stops)
+        self._stream = TextStream(stops)
+        if is_split and not stops_anywhere:
+            is_thought = place.is_opened or self._is_reasoning(place)
+            self._stream = ThoughtfulStream(stops, marks.text_markers, is_thought=is_thought)
         self._due = b""
         """Text that belongs before the next token's."""
         self._n_head = 0
@@ -245,7 +305,7 @@ class ChannelText:
         if is_begun:
             # What was held back is reasoning, and all of a text is of one channel.
             self._due = self._names.get(token, "").encode() or piece
-            return self._stream.part()
+            return self._stream.flush()
         if turn is not None:
             return self._turned(before, token, turn)
         if before.channel in _HEADS:
@@ -297,14 +357,12 @@ class ChannelText:
             text = harmony.mention(*before.head, is_ended=turn is Transition.BODY)
             self.is_reasoning = True
             self._hush(ChannelState(Channel.REASONING))
-        text = self._stream.push(text.encode()) + self._stream.part()
+        text = self._stream.push(text.encode()) + self._stream.flush()
         self._hush(after)
         return text + self._stream.push(head.encode())
 
     def _hush(self, place: ChannelState) -> None:
-        """Look for stops where the text is the answer's."""
-        if self._quiet is not None:
-            self._quiet.hush(is_quiet=self._is_reasoning(place))
+        self._stream.hush(is_quiet=self._is_reasoning(place))
 
     def _is_shown(self, place: ChannelState) -> bool:
         return place.channel is Channel.CONTENT or (place.channel is Channel.CALL and self._reads_calls)

@@ -3,7 +3,6 @@
 A later prompt can begin at a checkpoint only, so they lie where prompts are likely to part: at the end of the first
 message, which is often a system prompt that others have as well; at the end of the last one, behind which a template
 may write something else the next time; shortly before a prompt parts from an earlier one; and at multiples of a stride.
-Without messages one lies shortly before the prompt's end. Pure: positions only.
 """
 
 from collections.abc import Collection
@@ -16,14 +15,11 @@ from worker.wire.jobs import TokenId
 MIN_APART = 32
 """The least number of tokens between two checkpoints, and before the first: another one costs a step of its own, and a
 copy of the state, so computing that many tokens again costs no more."""
-
 NEAR = 64
 """A checkpoint lies at the end of a message if there is one among this many tokens before its place."""
-
 GRAIN = 8
 """Otherwise it lies at a multiple of this number of tokens where prompts part: of three with one beginning two often
 have a word more in common."""
-
 LAST = 3
 """It lies this many tokens before the end of a prompt without messages: a longer prompt may cut the last word into
 other tokens."""

@@ -1,8 +1,4 @@
-"""A journal of the cached blocks of 16 tokens: changes in the KV memory and among the copies, for routers.
-
-This module owns the blocks' hashes, and the count of the slots that hold a block. It knows nothing of cells, bytes and
-evictions: the prefix index reports what it keeps, and the engine reports after each step what its slots hold. It runs
-on the step thread, and only if blocks are reported at all.
+"""A journal of the cached blocks of 16 tokens, for routers: changes in the KV memory and among the copies.
 
 A block stands for its tokens, all before them and the prompt's salt (step.py), so that sequences with the same prefix
 have the same blocks. Tokens after the last whole block are not reported.
@@ -11,8 +7,8 @@ have the same blocks. Tokens after the last whole block are not reported.
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import chain
 from struct import Struct
 
 from worker.engine.step import salt_of
@@ -44,14 +40,6 @@ def block_hashes(parent: BlockHash | None, tokens: Seq[TokenId]) -> list[BlockHa
     return hashes
 
 
-@dataclass(slots=True)
-class _Chain:
-    """The blocks that a slot holds of its sequence's tokens."""
-
-    tokens: list[TokenId]
-    blocks: list[BlockHash] = field(default_factory=list)
-
-
 class BlockJournal:
     """Collects changes. Replaying everything that `take` has returned gives the current blocks: in each medium no block
     twice, and none without its parent.
@@ -59,7 +47,8 @@ class BlockJournal:
 
     def __init__(self) -> None:
         self._changes: list[BlockStored | BlockRemoved] = []
-        self._chains: dict[SlotId, _Chain] = {}
+        self._chains: dict[SlotId, tuple[list[TokenId], list[BlockHash]]] = {}
+        """A slot's sequence's tokens, and the blocks that it holds of these."""
         self._n_holders: Counter[BlockHash] = Counter()
         """The number of slots that hold a block, for all blocks that a slot holds."""
 
@@ -77,44 +66,37 @@ class BlockJournal:
         before, self._chains = self._chains, {}
         released: list[BlockHash] = []
         for slot, tokens, n_tokens in held:
-            chain = before.get(slot)
-            if chain is None or chain.tokens is not tokens:
-                chain = _Chain(tokens)
-            else:
+            known, blocks = before.get(slot, (None, []))
+            if known is tokens:
                 del before[slot]
+            else:
+                blocks = []
             n_blocks = n_tokens // BLOCK_TOKENS
-            released += chain.blocks[n_blocks:]
-            del chain.blocks[n_blocks:]
-            self._grow(chain, n_blocks)
-            self._chains[slot] = chain
-        for chain in before.values():
-            released += chain.blocks
+            released += blocks[n_blocks:]
+            del blocks[n_blocks:]
+            if len(blocks) < n_blocks:
+                self._grow(blocks, tokens[len(blocks) * BLOCK_TOKENS : n_blocks * BLOCK_TOKENS])
+            self._chains[slot] = tokens, blocks
         # Blocks are released only now, because a block that went from one slot to another was never gone.
-        self._release(released)
-        changes, self._changes = tuple(self._changes), []
-        return changes
-
-    def _grow(self, chain: _Chain, n_blocks: int) -> None:
-        """Add the chain's blocks up to n_blocks. A slot that holds a block holds those before it, so the blocks that no
-        slot has held are the last.
-        """
-        start = len(chain.blocks)
-        if start == n_blocks:
-            return
-        parent = chain.blocks[-1] if chain.blocks else None
-        tokens = chain.tokens[start * BLOCK_TOKENS : n_blocks * BLOCK_TOKENS]
-        more = block_hashes(parent, tokens)
-        chain.blocks += more
-        n_known = sum(block in self._n_holders for block in more)
-        self._n_holders.update(more)
-        self._store("GPU", more[n_known - 1] if n_known else parent, more[n_known:], tokens[n_known * BLOCK_TOKENS :])
-
-    def _release(self, blocks: Seq[BlockHash]) -> None:
-        self._n_holders.subtract(blocks)
-        gone = [block for block in dict.fromkeys(blocks) if not self._n_holders[block]]
+        released += chain.from_iterable(blocks for _, blocks in before.values())
+        self._n_holders.subtract(released)
+        gone = [block for block in dict.fromkeys(released) if not self._n_holders[block]]
         for block in gone:
             del self._n_holders[block]
         self._remove("GPU", gone)
+        changes, self._changes = tuple(self._changes), []
+        return changes
+
+    def _grow(self, blocks: list[BlockHash], tokens: Seq[TokenId]) -> None:
+        """Add the blocks of the next tokens. A slot that holds a block holds those before it, so the blocks that no
+        slot has held are the last.
+        """
+        parent = blocks[-1] if blocks else None
+        more = block_hashes(parent, tokens)
+        blocks += more
+        n_known = sum(block in self._n_holders for block in more)
+        self._n_holders.update(more)
+        self._store("GPU", more[n_known - 1] if n_known else parent, more[n_known:], tokens[n_known * BLOCK_TOKENS :])
 
     def _store(self, medium: Medium, parent: BlockHash | None, blocks: Seq[BlockHash], tokens: Seq[TokenId]) -> None:
         if blocks:

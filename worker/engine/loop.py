@@ -1,8 +1,6 @@
-"""The engine runs one step after the other: it admits, chooses, runs, applies and reports. `Engine.step` is the
-program.
+"""The engine runs one step after the other: it admits, chooses, runs, applies and reports (`Engine.step`).
 
-This runs on the step thread and is pure: the runner and the way out are passed in. Every accepted job leaves exactly
-once: finished, failed or cancelled.
+The runner and the way out are passed in. Every accepted job leaves exactly once: finished, failed or cancelled.
 """
 
 from collections.abc import Callable, Iterable
@@ -176,7 +174,12 @@ class Engine:
         for sequence in begun:
             if sequence.max_tokens:
                 self._go_on(sequence, ())
-        self._report_found()
+        n_left = MAX_REPORTED
+        for sequence in running:
+            if sequence.state is State.REPORT:
+                n_left -= self._reports.score(sequence, n_left)
+                if not sequence.has_unreported:
+                    sequence.move(State.PREFILL)
         if self._reports.next.started or self._reports.next.prompt_logprobs:
             self._close(None)
 
@@ -193,15 +196,6 @@ class Engine:
                 self._pause(sequence)
                 self._reports.next.n_preempted += sequence.is_begun
             self.scheduler.admit(self._n_spare_cells, n_shared)
-
-    def _report_found(self) -> None:
-        """Report log-probabilities that sequences have found with cached prefixes, at most MAX_REPORTED in a step."""
-        n_left = MAX_REPORTED
-        for sequence in self.scheduler.running.values():
-            if sequence.state is State.REPORT:
-                n_left -= self._reports.score(sequence, n_left)
-                if not sequence.has_unreported:
-                    sequence.move(State.PREFILL)
 
     def _choose(self) -> Step | None:
         """Return the next step, with drafts if they pay. Sequences are paused until it has room."""

@@ -1,11 +1,8 @@
-"""The prefill budget: how many tokens of prompts a step takes.
+"""The prefill budget: how many tokens of prompts a step takes, and how much a prompt may lose to new jobs.
 
-- While other jobs generate, a step takes as many as the gap between two of their tokens has room for.
-- While no job generates, a prompt that is alone is read in steps as wide as they can be, and a new job stops a step
-  that delays it. If steps cannot be stopped, they are short enough for a new job to wait.
-
-This module owns the sizes of prefill steps, and how much a prompt may lose to new jobs. It knows neither the jobs nor
-the clock: callers report how long steps took. It is pure and runs on the step thread.
+While other jobs generate, a step takes as many as the gap between two of their tokens has room for. While none does, a
+prompt that is alone is read in steps as wide as they can be, and a new job stops a step that delays it. If steps cannot
+be stopped, they are short enough for a new job to wait.
 """
 
 from collections import deque
@@ -17,23 +14,17 @@ from worker.limits import MAX_DRAFTS
 
 MIN_CHUNK = 16
 """The least number of tokens in a step, if there are as many. Otherwise a large model would read prompts in crumbs."""
-
 WIDENING = 4
 """The number of chunks in a prefill step while no job generates, if it cannot be stopped: a new job waits for it. If
 several prompts wait, others are read along with the first for as many targets."""
-
 GRAIN = 8
 """The number of tokens by which steps grow and shrink; slices end at multiples of it."""
-
 TILE = 64
-"""The number of tokens in a tile of llama.cpp's attention, which it may use from one tile on. A few tokens more cost as
-much as half a tile: after 600 cells a token of a step of 56 takes 8.2 ms, of 64 6.9, of 72 7.6, of 96 7.1 and of 128
-6.6."""
-
+"""The number of tokens in a tile of llama.cpp's attention. A few tokens more cost as much as half a tile: after 600
+cells a token of a step of 56 takes 8.2 ms, of 64 6.9, of 72 7.6, of 96 7.1 and of 128 6.6."""
 MAX_GROWTH = 1.5
 """A step is at most this many times as large as one that has run lately, or one grain larger: the cost of a much larger
 step is unknown until it has run."""
-
 MAX_GAP = 1.3
 """The number of ITL targets that a prefill and a decode step take together; this is the gap between two tokens of a
 stream while prompts are read. Single steps take a tenth longer than earlier ones of their kind, and gaps should stay
@@ -121,7 +112,7 @@ class PrefillBudget:
         return max(max(least_gap_s, wanted_s) - self._decode_s, MIN_DECODES * self._decode_s)
 
     def most_lost(self, n_computed: int, n_lost: int) -> int:
-        """Return how many tokens a prompt may lose with the next step, after it has computed and lost this many."""
+        """Return how many tokens a prompt that has computed and lost this many may lose with the next step."""
         return max(0, self.widest + int(EARNED_SHARE * n_computed) - n_lost)
 
     def expected_s(self, n_tokens: int, depth: float) -> float:

@@ -1,21 +1,7 @@
 """Prefix reuse: running sequences share KV cells, and the cells of ended ones are kept for later prompts.
 
-This module owns the choice of a source and of the cells to keep. It knows neither steps nor events. It runs on the step
-thread. A cache has five verbs: match, fill, keep, evict, tidy.
-
-The KV memory holds running sequences; a prefix that two of them have in common is stored once. Cells that an ended or
-paused sequence leaves stay in the KV memory at first, in a retained slot, where later sequences find them without a
-copy.
-
-- `PrefixCache` copies them out into the prefix index, because attention looks at every cell in use, dead ones too.
-  Copies are made after a step's report, a part at a time, and not while a job waits for its first token. The last
-  sequence's cells may stay, but only while nothing runs.
-- `GpuCache` lets them stay in retained slots. Running sequences may take these, the longest unused first. A copy to
-  main memory is thousands of small blocking reads there, and all jobs would wait for it. Prompts, which lie in one
-  piece, are copied out, but only while nothing runs.
-- `StateCache` (state_cache.py) is for models with recurrent state, where a sequence can begin at checkpoints only.
-
-If another sequence is computing the prefix of a sequence right now, this one follows it until it is computed.
+Cells that an ended or paused sequence leaves stay in the KV memory at first, in a retained slot, where later sequences
+find them without a copy. If another sequence is computing the prefix of a sequence right now, this one follows it.
 
 The log-probabilities of prompts (scores) go along with the cells: a sequence takes over those of its cached prefix, and
 leaves them to others, even if it wants none. A sequence that wants scores reuses only cells that have them. The row of
@@ -38,6 +24,8 @@ from worker.limits import MAX_DRAFTS
 from worker.wire.jobs import SlotId, TokenId
 
 T = TypeVar("T")
+Source = tuple[T, list[TokenId], int, int]
+"""What holds cells, its tokens, how many of these are computed, and how many have scores."""
 
 MAX_TOKENS_TO_WAIT_FOR = 256
 """A sequence waits if another one is computing at least this many tokens of its prefix, or a chunk if that is less."""
@@ -71,7 +59,10 @@ class Retained:
 
 
 class PrefixCache:
-    """The cells that can be reused. `index` has the copies in main memory."""
+    """The cells that can be reused. Those of retained slots are copied out into the prefix index, because attention
+    looks at every cell in use, dead ones too. Copies are made after a step's report, a part at a time, and not while a
+    job waits for its first token. The last sequence's cells may stay, but only while nothing runs.
+    """
 
     def __init__(self, kv: Kv, config: EngineConfig, index: PrefixIndex) -> None:
         self._kv = kv
@@ -107,10 +98,7 @@ class PrefixCache:
         computing more of it."""
         if sequence.is_following:
             return False
-        retained = [
-            (each, each.tokens, _n_usable(sequence, len(each.tokens), len(each.scores)))
-            for each in self.retained.values()
-        ]
+        retained = [(each, each.tokens, len(each.tokens), len(each.scores)) for each in self.retained.values()]
         source, n_shared = self._longest(sequence, [*self._held_by_others(sequence, running), *retained])
         n_copied = self._n_copied(sequence)
         if self._waits(sequence, *self._coming(sequence, running), max(n_shared, n_copied)):
@@ -206,12 +194,13 @@ class PrefixCache:
         for each in self.retained.values():
             yield each.slot, each.tokens, len(each.tokens)
 
-    def _longest(self, sequence: Sequence, sources: Iterable[tuple[T, list[TokenId], int]]) -> tuple[T | None, int]:
-        """Return the source that has most of the sequence's prefix. `sources` are (source, its tokens, how many of
-        these count).
+    def _longest(self, sequence: Sequence, sources: Iterable[Source[T]]) -> tuple[T | None, int]:
+        """Return the source that has most of the sequence's prefix, and how much. If the sequence wants scores, only
+        tokens with one count, and the last of them need not be computed.
         """
         best: tuple[T | None, int] = (None, 0)
-        for who, tokens, n_most in sources if self._kv.can_share else ():
+        for who, tokens, n_computed, n_scored in sources if self._kv.can_share else ():
+            n_most = min(n_computed + 1, n_scored) if sequence.is_scoring else n_computed
             if n_most > best[1]:
                 n_equal = self._cut(min(n_common(sequence.tokens, tokens), n_most), sequence)
                 if n_equal > best[1]:
@@ -239,24 +228,17 @@ class PrefixCache:
         n_found = n_tokens - 1 if sequence.is_scoring else n_tokens
         return min(n_found, len(sequence.tokens) - 1) // self._grain * self._grain
 
-    def _held_by_others(
-        self, sequence: Sequence, running: Iterable[Sequence]
-    ) -> list[tuple[Sequence | Retained, list[TokenId], int]]:
-        """Return the tokens that other running sequences have computed, in the form of `_longest`."""
-        return [
-            (one, one.tokens, _n_usable(sequence, self._n_worth(one), len(one.scores)))
-            for one in running
-            if one is not sequence
-        ]
+    def _held_by_others(self, sequence: Sequence, running: Iterable[Sequence]) -> list[Source[Sequence | Retained]]:
+        others = (one for one in running if one is not sequence)
+        return [(one, one.tokens, self._n_worth(one), len(one.scores)) for one in others]
 
     def _coming(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence | None, int]:
         """Return the sequence that is computing most of this one's prefix, and how much; (None, 0) if none is."""
-        coming = [
-            (one, one.tokens, _n_usable(sequence, len(one.tokens), len(one.prompt if one.is_scoring else one.scores)))
-            for one in running
-            if one.state is State.PREFILL
-        ]
-        return self._longest(sequence, coming)
+        coming = (one for one in running if one.state is State.PREFILL)
+        return self._longest(
+            sequence,
+            ((one, one.tokens, len(one.tokens), len(one.prompt if one.is_scoring else one.scores)) for one in coming),
+        )
 
     def _n_copied(self, sequence: Sequence) -> int:
         """Return how many of its first tokens the index has, if they are worth a copy; otherwise 0."""
@@ -309,7 +291,10 @@ class PrefixCache:
 
 
 class GpuCache(PrefixCache):
-    """The cells of ended sequences stay in retained slots, as long as running sequences have room beside them."""
+    """The cells of ended sequences stay in retained slots. Running sequences may take these, the longest unused first.
+    A copy to main memory is thousands of small blocking reads there, and all jobs would wait for it. Prompts, which lie
+    in one piece, are copied out, but only while nothing runs.
+    """
 
     def __init__(self, kv: Kv, config: EngineConfig, index: PrefixIndex) -> None:
         super().__init__(kv, config, index)
@@ -341,10 +326,3 @@ class GpuCache(PrefixCache):
 
     def _n_whole(self, sequence: Sequence) -> int:
         return len(sequence.prompt)
-
-
-def _n_usable(sequence: Sequence, n_computed: int, n_scored: int) -> int:
-    """Return how many of another sequence's tokens count for this one. If it wants scores, these are the tokens with
-    one, and the last of them need not be computed.
-    """
-    return min(n_computed + 1, n_scored) if sequence.is_scoring else n_computed

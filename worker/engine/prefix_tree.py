@@ -1,15 +1,11 @@
 """The prefix index: a radix tree over the tokens of finished jobs whose nodes own saved cells, and scores with them.
 
-This module owns the tree, its limit in bytes and the choice of the leaf to evict when there is no room. It knows
-neither slots, jobs nor the contents of cells and scores, and has no clock: time is the number of operations so far. It
-runs on the engine's step thread.
-
     edges:  [ You are helpful. )──[ Add 2 and 2. 4 )──[ And 3? 7 )
                                 └─[ Translate "cat". )
 
-Every node has cells, so the root is none. A child's first token is its key among its siblings. Evicting leaves a
-parent with one child as it is: cells can be split, not joined. A node may have the scores of its first tokens too, if
-its parent has all of its own; they go with the node. The salt of a prompt (step.py) is part of the first node's key.
+Every node has cells, so the root is none. Evicting leaves a parent with one child as it is: cells can be split, not
+joined. A node may have the scores of its first tokens too, if its parent has all of its own. The salt of a prompt
+(step.py) is part of the first node's key. There is no clock: time is the number of operations so far.
 """
 
 from array import array
@@ -37,7 +33,7 @@ SCORE_BYTES = 48
 @dataclass(slots=True, eq=False)
 class Node:
     key: bytes
-    """Its place among its siblings."""
+    """Its place among its siblings: its first token, and the salt of the first node."""
     edge: bytes
     saved: Saved
     parent: "Node | None"
@@ -61,11 +57,7 @@ class Node:
 
 
 class PrefixIndex:
-    """Saved cells by token prefix, at most `limit_bytes` of them. A look-up costs the same in any size.
-
-    The parts that `take` returns may be used for any time: evicting drops the index's reference only, and a part is
-    freed with its last reference. `journal` gets the blocks that come and go.
-    """
+    """Saved cells by token prefix, at most `limit_bytes` of them. `journal` gets the blocks that come and go."""
 
     def __init__(self, limit_bytes: int, journal: BlockJournal | None = None) -> None:
         self.limit_bytes = limit_bytes
@@ -85,7 +77,7 @@ class PrefixIndex:
 
     def take(self, tokens: Seq[TokenId], n_tokens: int) -> list[Saved]:
         """Return the parts that hold the first n_tokens ≤ match(tokens), in order, and mark them as used. The last part
-        may hold more."""
+        may hold more. They may be used for any time: a part is freed with its last reference."""
         path, n_matched = self._walk(tokens[:n_tokens])
         assert n_matched == n_tokens, "more than match() found"
         self._mark(path)
@@ -113,10 +105,17 @@ class PrefixIndex:
         if not self._cut_at(path, n_known, saved.n_bytes):
             return
         self._mark(path)
-        node = self._attach(tokens[n_known:], saved, path[-1] if path else None)
+        parent = path[-1] if path else None
+        if parent is not None:
+            self._leaves.pop(parent, None)
+        node = Node(_key(tokens[n_known:]), _packed(tokens[n_known:]), saved, parent, self._now)
+        self._siblings(node)[node.key] = node
+        self._leaves[node] = None
+        self.n_tokens += saved.n_tokens
+        self.n_bytes += saved.n_bytes
         if self._journal is not None:
-            parent = next((above.blocks[-1] for above in reversed(path) if above.blocks), None)
-            node.blocks = self._journal.store_copies(parent, tokens[n_known // BLOCK_TOKENS * BLOCK_TOKENS :])
+            before = next((above.blocks[-1] for above in reversed(path) if above.blocks), None)
+            node.blocks = self._journal.store_copies(before, tokens[n_known // BLOCK_TOKENS * BLOCK_TOKENS :])
         self._shrink()
 
     def restore(self, found: Found) -> int:
@@ -130,12 +129,7 @@ class PrefixIndex:
         return n_kept
 
     def add_scores(self, tokens: Seq[TokenId], scores: Seq[Score]) -> None:
-        """Keep the scores of the first of `tokens` with their cells, as far as these are kept, and mark the path as
-        used.
-
-        Other leaves are evicted to make room. If the scores do not fit even with their own path alone, they are dropped
-        and nothing changes.
-        """
+        """Keep the scores of the first of `tokens` with their cells, as far as these are kept, as `insert` does."""
         path, n_matched = self._walk(tokens[: len(scores)])
         ends = list(accumulate(node.saved.n_tokens for node in path))
         more = [
@@ -204,33 +198,21 @@ class PrefixIndex:
         upper.children[node.key] = node
         return upper
 
-    def _attach(self, tokens: Seq[TokenId], saved: Saved, parent: Node | None) -> Node:
-        if parent is not None:
-            self._leaves.pop(parent, None)
-        node = Node(_key(tokens), _packed(tokens), saved, parent, self._now)
-        self._siblings(node)[node.key] = node
-        self._leaves[node] = None
-        self.n_tokens += saved.n_tokens
-        self.n_bytes += saved.n_bytes
-        return node
-
     def _shrink(self) -> None:
         """Evict leaves until the limit holds: of the longest unused the one with the greatest age × bytes. The one that
         was used last goes last, because its age is 0."""
         while self.n_bytes > self.limit_bytes:
             oldest = islice(self._leaves, N_LOOKED_AT)
-            self._evict(max(oldest, key=lambda leaf: (self._now - leaf.last_used) * leaf.n_bytes))
-
-    def _evict(self, leaf: Node) -> None:
-        del self._leaves[leaf]
-        del self._siblings(leaf)[leaf.key]
-        self.n_tokens -= leaf.saved.n_tokens
-        self.n_bytes -= leaf.n_bytes
-        if self._journal is not None:
-            self._journal.remove_copies(leaf.blocks)
-        if leaf.parent is not None and not leaf.parent.children:
-            self._leaves[leaf.parent] = None
-            self._leaves.move_to_end(leaf.parent, last=False)
+            leaf = max(oldest, key=lambda leaf: (self._now - leaf.last_used) * leaf.n_bytes)
+            del self._leaves[leaf]
+            del self._siblings(leaf)[leaf.key]
+            self.n_tokens -= leaf.saved.n_tokens
+            self.n_bytes -= leaf.n_bytes
+            if self._journal is not None:
+                self._journal.remove_copies(leaf.blocks)
+            if leaf.parent is not None and not leaf.parent.children:
+                self._leaves[leaf.parent] = None
+                self._leaves.move_to_end(leaf.parent, last=False)
 
     def _siblings(self, node: Node) -> dict[bytes, Node]:
         return self._children if node.parent is None else node.parent.children

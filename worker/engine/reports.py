@@ -1,7 +1,4 @@
-"""The engine's reports: what happens is collected in one frame a step, and frames are sent to the front in order.
-
-This module owns the frames and the moment when they are sent. It runs on the step thread.
-"""
+"""The engine's reports: what happens is collected in one frame a step, and frames are sent to the front in order."""
 
 from collections.abc import Callable
 

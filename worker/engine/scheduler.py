@@ -1,16 +1,13 @@
 """The scheduler gives waiting sequences slots and cells, and chooses one Step at a time.
 
-It knows neither the runner nor the text nor the clock: callers report how many cells are free and how long steps took,
-so every decision can be replayed.
+It has no clock: callers report how many cells are free and how long steps took, so every decision can be replayed.
 
-Admission. The head of the queue gets the lowest free slot once its tokens have room, and no sequence passes it. Cells
-for its answer are not reserved: when the cells run out, a sequence is paused and goes back to the queue. The policy
-decides which is the head, which is paused, and which is preempted for a head with less service.
+The head of the queue gets the lowest free slot once its tokens have room, and no sequence passes it. Cells for its
+answer are not reserved: when the cells run out, a sequence is paused and goes back to the queue.
 
 A step is either prefill or decode, because decode steps of one shape reuse the compute graph. If both kinds have work,
-they alternate: a long prompt delays the other jobs by one chunk per token. While no job generates, a prefill step is
-wide; otherwise its size follows from the times of the last ones (prefill_budget.py). Of several prompts the shortest
-rest goes first, but at most PASSES times before the oldest; parts of the next prompts fill the rest of the step.
+they alternate: a long prompt delays the other jobs by one chunk per token. Of several prompts the shortest rest goes
+first, but at most PASSES times before the oldest; parts of the next prompts fill the rest of the step.
 """
 
 from bisect import insort
@@ -67,26 +64,24 @@ class Scheduler:
         """The sequences that have a slot, in the order of their admission."""
         self._prefill_budget = PrefillBudget(config, can_abort=can_abort)
         self._policy = policy_of(config, can_keep=can_keep)
-        self._jobs: dict[JobKey, Sequence] = {}
         self._last_kind: StepKind = "decode"
         self._n_passes = 0
 
     @property
     def is_idle(self) -> bool:
-        return not self._jobs
+        return not self.waiting and not self.running
 
     @property
     def is_generating(self) -> bool:
         return any(sequence.state is State.DECODE for sequence in self.running.values())
 
     def find(self, job: JobKey) -> Sequence | None:
-        return self._jobs.get(job)
+        return next((one for one in (*self.waiting, *self.running.values()) if one.job == job), None)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that fits the context: n_most ≤ n_cells, or it could never finish."""
         assert sequence.n_most <= self.n_cells
-        assert sequence.job not in self._jobs
-        self._jobs[sequence.job] = sequence
+        assert self.find(sequence.job) is None
         insort(self.waiting, sequence, key=self._policy.rank)
 
     def admit(self, n_free_cells: int, n_shared: Callable[[Sequence], int]) -> None:
@@ -100,8 +95,15 @@ class Scheduler:
             n_needed = self._policy.cells_to_reserve(sequence)
             if self.running and n_needed > n_spare and n_needed - n_shared(sequence) > n_spare:
                 break
-            self._give_slot(sequence)
             n_spare -= n_needed
+            self.waiting.remove(sequence)
+            for other in self.waiting:
+                other.n_passed += other.job < sequence.job
+            self.waiting.sort(key=self._policy.rank)
+            sequence.slot = heappop(self.free_slots)
+            sequence.n_turn = sequence.n_passed = 0
+            sequence.move(State.FOLLOW)
+            self.running[sequence.slot] = sequence
 
     def choose_preemptions(self, n_free_cells: int, n_shared: Callable[[Sequence], int]) -> list[Sequence]:
         """The running sequences to pause so that the head of the queue has a slot and room; none if it waits on.
@@ -127,20 +129,9 @@ class Scheduler:
         """Return how many of the free cells are not reserved."""
         return n_free_cells - sum(self._policy.cells_to_reserve(one) for one in self.running.values())
 
-    def _give_slot(self, sequence: Sequence) -> None:
-        self.waiting.remove(sequence)
-        for other in self.waiting:
-            other.n_passed += other.job < sequence.job
-        self.waiting.sort(key=self._policy.rank)
-        sequence.slot = heappop(self.free_slots)
-        sequence.n_turn = sequence.n_passed = 0
-        sequence.move(State.FOLLOW)
-        self.running[sequence.slot] = sequence
-
     def remove(self, sequence: Sequence) -> None:
         """End a sequence wherever it is; its slot is free at once."""
         sequence.move(State.DONE)
-        del self._jobs[sequence.job]
         if sequence.slot is None:
             self.waiting.remove(sequence)
         else:
@@ -173,7 +164,10 @@ class Scheduler:
             # The shortest rest is first, unless the oldest has been passed too often.
             is_oldest_first = self._n_passes == PASSES
             prefilling.sort(key=lambda one: one.job if is_oldest_first else one.n_to_compute)
-            size = self._size_beside(prefilling) if decoding else self._size_alone(prefilling)
+            depth = max(one.n_computed for one in prefilling)
+            n_whole = sum(one.n_turn + one.n_to_compute for one in prefilling)
+            beside = self._prefill_budget.size_beside
+            size = beside(n_whole, depth) if decoding else self._size_alone(prefilling, depth)
             return Step("prefill", self._prefill(prefilling, size))
         return Step("decode", self._decode(decoding)) if decoding else None
 
@@ -212,15 +206,11 @@ class Scheduler:
             slices.append(slice_)
         return tuple(slices)
 
-    def _size_beside(self, prefilling: Seq[Sequence]) -> int:
-        n_whole = sum(one.n_turn + one.n_to_compute for one in prefilling)
-        return self._prefill_budget.size_beside(n_whole, _deepest(prefilling))
-
-    def _size_alone(self, in_order: Seq[Sequence]) -> int:
+    def _size_alone(self, in_order: Seq[Sequence], depth: int) -> int:
         """Return the size of a step while no job generates. If it can be stopped for a new job, the first prompt has as
         much of it as it may lose. Others are read to their end in the same step if all fit within a few targets.
         """
-        budget, first, depth = self._prefill_budget, in_order[0], _deepest(in_order)
+        budget, first = self._prefill_budget, in_order[0]
         if not budget.can_abort:
             return budget.widest
         size = max(budget.size_within(1, depth), min(first.n_to_compute, self._most_lost(first)))
@@ -277,10 +267,6 @@ class Scheduler:
         """
         has_room = self.free_slots and not self.waiting and n_tokens + DECODE_MARGIN <= self._n_spare(n_free_cells)
         return bool(has_room) and n_tokens < min(self.running[each.slot].n_to_compute for each in step.slices)
-
-
-def _deepest(prefilling: Seq[Sequence]) -> int:
-    return max(sequence.n_computed for sequence in prefilling)
 
 
 class FirstCome:

@@ -1,11 +1,9 @@
 """A job in flight inside the engine: its tokens, its place, and the only legal moves between states.
 
-Owned by the step thread. Knows nothing of the decode call or the clock, and of other sequences only the one it follows.
-
-    WAITING ──slot──▶ FOLLOW ──prefix settled──▶ (REPORT ──▶) PREFILL ──all computed──▶ DECODE
-     │   ▲               │                         │             │                        │
-     │   └── paused ─────┴─────────────────────────┴─────────────┴────────────────────────┤
-     └─────────────────────────────── end ────────────────────────────────────────────────┴──▶ DONE
+WAITING ──slot──▶ FOLLOW ──prefix settled──▶ (REPORT ──▶) PREFILL ──all computed──▶ DECODE
+ │   ▲               │                         │             │                        │
+ │   └── paused ─────┴─────────────────────────┴─────────────┴────────────────────────┤
+ └─────────────────────────────── end ────────────────────────────────────────────────┴──▶ DONE
 """
 
 from collections import deque
@@ -88,8 +86,8 @@ class Sequence:
     n_computed: int = 0
     """The number of cells that this sequence holds: positions [0, n_computed) of `tokens`."""
     scores: list[Score] = field(default_factory=list)
-    """The known scores of its first tokens, by position, kept even if only other jobs may want them. The very first
-    token has none. If scores are wanted, the token after the last computed one has one, too. After a pause or a failed
+    """The known scores of its first tokens, by position; the very first has none. They are kept even if only other jobs
+    may want them. If scores are wanted, the token after the last computed one has one, too. After a pause or a failed
     step more scores than cells may be known; these cells are computed again unless all scores are known."""
     n_reported: int = 1
     """The position of the next token of the prompt whose log-probability is to be reported."""
@@ -102,7 +100,6 @@ class Sequence:
     n_lost: int = 0
     """The estimated number of its tokens that were computed in steps that were stopped."""
     n_pauses: int = 0
-    """The number of times that it was paused."""
     n_passed: int = 0
     """The number of younger sequences that got a slot while it waited for one."""
     leader: Self | None = None
@@ -136,7 +133,6 @@ class Sequence:
 
     @property
     def n_cells_left(self) -> int:
-        """The number of cells that it may need beyond those it has."""
         return self.n_most - self.n_computed
 
     @property
@@ -189,7 +185,6 @@ class Sequence:
             self.scores = list(scores[:n_scores])
 
     def append(self, token: TokenId) -> None:
-        """Add a token that was drawn or forced."""
         self.generated.append(token)
         self.tokens.append(token)
 
@@ -220,11 +215,9 @@ class Sequence:
     def stop_reason(self, *, is_end: bool, is_stop_token: bool, is_over: bool) -> StopReason | None:
         """Return why the sequence ends after the token just appended, or None. If the last allowed token completes a
         stop string, the reason is the stop."""
-        if is_end:
-            return "EOS"
-        if is_stop_token or self.text.matched is not None:
+        if not is_end and (is_stop_token or self.text.matched is not None):
             return "STOP_SEQUENCE"
-        if is_over:
+        if is_end or is_over:
             return "EOS"
         return "MAX_TOKENS" if self.is_out_of_tokens else None
 
@@ -272,15 +265,6 @@ class Sequence:
         assert self.slot is not None
         if not draws:
             return Slice(self.slot, self.n_computed, tokens)
-        forced = self.forced[0] if self.forced else None
-        return Slice(
-            self.slot,
-            self.n_computed,
-            tokens,
-            self.sampling,
-            self.generated,
-            self.constraint,
-            n_drafts,
-            forced,
-            watches_names=self.watches_names,
-        )
+        forced, watches = self.forced[0] if self.forced else None, self.watches_names
+        its_own = self.sampling, self.generated, self.constraint
+        return Slice(self.slot, self.n_computed, tokens, *its_own, n_drafts, forced, watches_names=watches)

@@ -1,10 +1,9 @@
 """Prefix reuse where a sequence has recurrent state: it can begin at a checkpoint only, and so nowhere else is shared.
 
-At a checkpoint the cells that the index lacks are copied out, and the state with them; and once more when a sequence
-loses its slot. The end of a sequence is reported before its copy is made. There are no retained slots beside those of
-jobs, because each would have a state of its own: what a sequence leaves stays in its slot until it is copied. The cells
-before a checkpoint are shared where another slot has them; the state comes from the index. A slot that has computed
-just the beginning of a sequence, and no more, gives it cells and state without any copy.
+At a checkpoint, and when a sequence loses its slot, the cells that the index lacks are copied out, and the state with
+them. What a sequence leaves stays in its own slot until it is copied: another slot would need a state. The cells before
+a checkpoint are shared where another slot has them; the state comes from the index. A slot that has computed just the
+beginning of a sequence, and no more, gives it cells and state without any copy.
 
 A sequence that follows another waits for a checkpoint; the leader gets one shortly before the two prompts part. One
 that wants log-probabilities of its prompt computes all of it.
@@ -75,7 +74,10 @@ class StateCache(PrefixCache):
                 self._kv.load(sequence.slot, parts, n_copied, checkpoint)
                 sequence.begin_at(n_copied, ())
         if self.is_keeping:
-            sequence.stops = self._stops.of(sequence, self._n_alike(sequence, running))
+            # Its first tokens that the index or another sequence has as well, computed or not.
+            alike = [n_common(sequence.tokens, one.tokens) for one in running if one is not sequence]
+            n_alike = self._cut(max([self.index.match(sequence.tokens), *alike]), sequence)
+            sequence.stops = self._stops.of(sequence, n_alike)
         return True
 
     def keep(self, sequence: Sequence) -> None:
@@ -149,24 +151,18 @@ class StateCache(PrefixCache):
             return None, 0
         n_copied = 0 if checkpoint is None else checkpoint.n_tokens
         others = [one for one in running if one is not sequence]
-        source, n_whole = self._longest_of([one for one in others if self._is_beginning(one, sequence)], sequence)
+        sources = [(one.slot, one.tokens, self._n_worth(one), 0) for one in others]
+        whole = [source for one, source in zip(others, sources, strict=True) if self._is_beginning(one, sequence)]
+        source, n_whole = self._longest(sequence, whole)
         if n_whole > n_copied:
             return source, n_whole
-        source, n_shared = self._longest_of(others, sequence)
+        source, n_shared = self._longest(sequence, sources)
         return (source, n_copied) if n_shared >= n_copied > 0 else (None, 0)
-
-    def _longest_of(self, others: list[Sequence], sequence: Sequence) -> tuple[SlotId | None, int]:
-        return self._longest(sequence, [(one.slot, one.tokens, self._n_worth(one)) for one in others])
 
     def _is_beginning(self, one: Sequence, sequence: Sequence) -> bool:
         """Return True if the sequence can begin with all that another has computed."""
         n = one.n_computed
         return n == self._n_worth(one) == self._cut(n, sequence) and one.tokens[:n] == sequence.tokens[:n]
-
-    def _n_alike(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
-        """Return how many of its first tokens the index or another sequence has as well, computed or not."""
-        n_alike = [n_common(sequence.tokens, one.tokens) for one in running if one is not sequence]
-        return self._cut(max([self.index.match(sequence.tokens), *n_alike]), sequence)
 
     def _coming(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence | None, int]:
         """Return the sequence that will come to the last checkpoint in this one's prefix, and where that is. It gets

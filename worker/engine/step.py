@@ -1,7 +1,4 @@
-"""A step and its parts: what a sequence wants computed, and what was drawn.
-
-This module has the words that the engine and a backend share. It knows neither frames' bytes nor llama.cpp nor numpy.
-"""
+"""A step and its parts, as the engine and a backend know them: what a sequence wants computed, and what was drawn."""
 
 from collections.abc import Sequence as Seq
 from typing import NewType, Protocol
@@ -23,7 +20,7 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class Constraint(Protocol):
-    """A grammar at one point of one job's text. Its owner closes it. The runner knows what else it can do."""
+    """A grammar at one point of one job's text. The runner knows what else it can do."""
 
     def begin(self, state: ChannelState) -> None:
         """Begin the text in a state. This is called once, before the first token."""

@@ -42,14 +42,11 @@ class TextStream:
             return ""
         return self._looked_at(self._decode(piece)) if self._stops else self._decode(piece)
 
-    def part(self) -> str:
-        """Return the held text, at a place that no stop spans; the text goes on after it. An unfinished code point is
-        dropped."""
-        return self.flush()
+    def hush(self, *, is_quiet: bool) -> None:
+        """Say whether the text from here on is a reasoning."""
 
     def flush(self) -> str:
-        """Return the held text at the end of generation. An unfinished code point is dropped, and nothing may be
-        pushed afterwards."""
+        """Return the held text, at its end or at a place that no stop spans. An unfinished code point is dropped."""
         self._decoder.reset()
         self._is_unfinished = False
         held, self._held = self._held, ""
@@ -93,7 +90,6 @@ class ThoughtfulStream(TextStream):
         self._skips_space = False
 
     def hush(self, *, is_quiet: bool) -> None:
-        """Say whether the text from here on is a reasoning."""
         self._skips_space = self._skips_space or (self._is_quiet and not is_quiet)
         self._is_quiet = is_quiet
 

@@ -106,7 +106,7 @@ class HeadContext(Context):
         indexes = super().decode(slices, meanwhile)
         counts = [slice_.n_rows for slice_ in slices]
         for slice_, rows in _rows_of(self.handle, slices, counts, self._hidden.length):
-            last = self._hidden.first(slice_.slot) + slice_.start + len(slice_.tokens) - 1
+            last = self._hidden.firsts[slice_.slot] + slice_.start + len(slice_.tokens) - 1
             self._drafted[slice_.slot] = last, rows[-1].copy()
         return indexes
 
@@ -114,7 +114,7 @@ class HeadContext(Context):
         capi.llama_batch_ext_clear(self._tokens)
         indexes: list[int] = []
         for slice_ in slices:
-            first, n_silent = self._hidden.first(slice_.slot), len(slice_.tokens) - slice_.n_rows
+            first, n_silent = self._hidden.firsts[slice_.slot], len(slice_.tokens) - slice_.n_rows
             for i, token in enumerate(slice_.tokens):
                 position = slice_.start + i
                 index = capi.llama_batch_ext_add_token(self._tokens, slice_.slot, token)

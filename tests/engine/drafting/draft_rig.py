@@ -116,7 +116,7 @@ class DraftRig:
             return
         for slice_ in step.slices:
             tokens = self.engine.scheduler.running[slice_.slot].tokens
-            first = self.hidden.first(slice_.slot) + slice_.start
+            first = self.hidden.firsts[slice_.slot] + slice_.start
             for position in range(first, min(first + len(slice_.tokens), len(tokens))):
                 assert slice_.tokens[position - first] == tokens[position]
                 assert self.hidden.has(slice_.slot, position - 1)

@@ -40,9 +40,6 @@ PROPOSALS = st.builds(proposal, st.lists(st.booleans(), max_size=40), st.integer
 TRUSTED = [True] * 500
 
 
-# ── what drafts have been worth ──────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.long
 @LAW
 @given(st.lists(st.booleans(), max_size=60), MATCHES)
@@ -94,9 +91,6 @@ def test_the_rate_comes_near_the_share_of_right_drafts(share: float) -> None:
         acceptance.saw(draft_of(1, 16), [RIGHT if chance.random() < share else WRONG])
         seen.append(acceptance.rate(16))
     assert sum(seen) / len(seen) == pytest.approx(share, abs=0.03)
-
-
-# ── the plan of a step ───────────────────────────────────────────────────────────────────────────
 
 
 @LAW

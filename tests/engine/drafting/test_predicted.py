@@ -115,9 +115,6 @@ def test_without_costs_of_rows_there_are_no_drafts() -> None:
     rig.check_story(JobKey(0))
 
 
-# ── the place in the text ────────────────────────────────────────────────────────────────────────
-
-
 def followed(text: list[TokenId], answer: list[TokenId], n_most: int = 8) -> list[int]:
     """The number of draft tokens that the answer accepts, before each of the answer's tokens."""
     told: list[TokenId] = []

@@ -82,9 +82,6 @@ def expected_uniform(seed: int, position: int, lane: int) -> float:
     return (int(words[lane]) >> 11) / 2**53
 
 
-# ── what changes scores ──────────────────────────────────────────────────────────────────────────
-
-
 def biased(scores: Scores, sampling: SamplingParams, n_generated: int, ends: Iterable[int]) -> Scores:
     scores = dict(scores)
     for name, bias in sampling.logit_bias.items():
@@ -138,9 +135,6 @@ def dry_penalty(length: int, sampling: SamplingParams) -> float:
     except OverflowError:
         return 1e100
     return min(penalty, 1e100)
-
-
-# ── what removes tokens ──────────────────────────────────────────────────────────────────────────
 
 
 def by_score(scores: Scores) -> list[int]:

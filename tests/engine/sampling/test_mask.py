@@ -43,9 +43,6 @@ def expected_given(case: Case, allowed: Mask, borders: Borders) -> Probs:
         return expected_candidates(left, replace(sampling, min_tokens=0), generated, ENDS.tolist(), borders)
 
 
-# ── all settings at once ─────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.long
 @LAW
 @given(masked_cases())
@@ -116,9 +113,6 @@ def drawn_or_none(logits: Row, sampling: SamplingParams, generated: list[int], a
         return None
 
 
-# ── the distribution ─────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("tokens", [{3}, {0, 7}, {1, 2, 3, 4, 5}, set(range(11))])
 def test_without_cuts_the_probabilities_are_the_models_own_renormalised_over_what_is_allowed(tokens: set[int]) -> None:
     logits = np.random.default_rng(3).normal(size=12).astype(np.float32)
@@ -154,8 +148,6 @@ def test_many_draws_have_the_references_distribution_over_what_is_allowed(sampli
 def renormalised(weights: dict[int, float]) -> dict[int, float]:
     return {token: weight / sum(weights.values()) for token, weight in weights.items()}
 
-
-# ── each setting sees only what is allowed ───────────────────────────────────────────────────────
 
 LOGITS = row(*np.log([0.5, 0.2, 0.12, 0.08, 0.06, 0.04]))
 """The logits of six tokens. The mask below leaves the last four, in the ratios 6 : 4 : 3 : 2."""
@@ -194,9 +186,6 @@ def test_each_setting_sees_the_allowed_tokens_alone(
     sampling: SamplingParams, generated: tuple[int, ...], kept: list[int]
 ) -> None:
     assert left(sampling, generated) == kept
-
-
-# ── greedy, min_tokens, nothing left ─────────────────────────────────────────────────────────────
 
 
 def test_greedy_takes_the_most_probable_token_that_is_allowed_and_of_equals_the_lowest() -> None:

@@ -18,9 +18,6 @@ few_letters = st.lists(st.integers(0, 2), max_size=40)
 repeating = st.builds(lambda word, times, end: word * times + end, few_letters, st.integers(1, 4), few_letters)
 
 
-# ── repetition, frequency and presence ────────────────────────────────────────────────────────────
-
-
 def test_the_penalty_divides_positive_and_multiplies_negative_logits() -> None:
     scores = np.log(probs_of(row(0.0, 2.0, -2.0), SamplingParams(seed=0, repetition_penalty=2.0), [1, 2]))
     assert (scores - scores[1]).tolist() == pytest.approx([1.0, 0.0, -4.0])
@@ -62,9 +59,6 @@ def test_repeat_last_n_is_the_window_of_every_penalty(last_n: int, times: int) -
     assert log_ratio(row(0.0, 0.0, 0.0), frequent, generated) == pytest.approx(-0.5 * times)
     repeated = SamplingParams(seed=0, repetition_penalty=2.0, repeat_last_n=last_n)
     assert log_ratio(row(1.0, 0.0, 0.0), repeated, generated) == pytest.approx(0.5 if times else 1.0)
-
-
-# ── DRY ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_dry_penalises_what_would_carry_on_a_repetition() -> None:

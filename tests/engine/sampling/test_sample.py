@@ -54,9 +54,6 @@ def cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], SamplingParams, list[in
     return logits, draw(samplings), generated
 
 
-# ── laws ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.long
 @LAW
 @given(cases())
@@ -116,16 +113,10 @@ def test_a_token_drawn_is_a_candidate_of_positive_probability(
     assert probs[ids == sample(*case)] > 0
 
 
-# ── the distribution ─────────────────────────────────────────────────────────────────────────────
-
-
 def test_the_draw_walks_the_candidates_from_the_most_probable_down() -> None:
     logits = row(0.0, math.log(3.0))
     for seed in range(200):
         assert sample(logits, replace(PLAIN, seed=seed), ()) == (1 if uniform(seed, 0) < 0.75 else 0)
-
-
-# ── one step at a time ───────────────────────────────────────────────────────────────────────────
 
 
 def test_off_values_leave_the_softmax_of_the_logits() -> None:
@@ -180,9 +171,6 @@ def test_what_remains_is_renormalised() -> None:
 
 def test_a_temperature_of_one_millionth_is_not_greedy() -> None:
     assert probs_of(row(1.0, 1.0), SamplingParams(seed=0, temperature=1e-6)) == [0.5, 0.5]
-
-
-# ── edges ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_negative_zero_ties_with_zero() -> None:

@@ -56,9 +56,6 @@ def cases(draw: st.DrawFn) -> Case:
     return row(*logits), sampling, generated
 
 
-# ── all fields at once ───────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.long
 @LAW
 @given(cases())
@@ -91,9 +88,6 @@ def test_candidates_are_never_banned_and_probabilities_sum_to_one(case: Case) ->
     assert not {int(token) for token, bias in sampling.logit_bias.items() if bias == -100} & set(ids.tolist())
     assert not (sampling.ignore_eos and {0, 2} & set(ids.tolist()))
     assert not (len(generated) < sampling.min_tokens and {0, 2, *sampling.stop_token_ids} & set(ids.tolist()))
-
-
-# ── truncations ──────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(("n_sigma", "kept"), [(0.5, [0]), (2.0, [0, 1]), (3.0, [0, 1, 2, 3])])
@@ -156,9 +150,6 @@ def test_xtc_may_leave_a_token_of_next_to_no_probability() -> None:
     everything = SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.0)
     assert ids_of(row(900.0, 0.0, 1.0), everything) == [1]
     assert sample(row(900.0, 0.0, 1.0), everything, ()) == 1
-
-
-# ── wide rows ────────────────────────────────────────────────────────────────────────────────────
 
 
 @settings(max_examples=25)

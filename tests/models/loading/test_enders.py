@@ -3,8 +3,7 @@
 import pytest
 
 from tests.formats.writing import FORMATS
-from worker.engine.channels import CONTENT, Channel
-from worker.engine.dividers import marks_among
+from worker.engine.channels import CONTENT, Channel, marks_among
 from worker.models.loading.load import enders_of
 from worker.wire.jobs import TokenId
 

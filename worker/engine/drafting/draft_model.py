@@ -1,14 +1,12 @@
 """Drafts of the most likely next tokens, by a small model that reads along or the model's own next-token head (MTP).
 
-This module owns the draft model's computed cells of each slot, and how often its drafts were right. Its cells follow a
-job lazily: before it drafts it computes the tokens that it lacks, and after a rejection or a pause it drops cells that
-are not the job's text. Any of them may be dropped at any time; no answer depends on them.
+Its cells of a slot follow a job lazily: before it drafts it computes the tokens that it lacks, and after a rejection
+or a pause it drops cells that are not the job's text. Any of them may be dropped: no answer depends on them.
 
 A draft model with recurrent state computes drafts in a spare slot, which begins with the cells and the state of the
-job's own; a state cannot be cut, so a job's own slot has only tokens of the job.
-
-A head reads a token with the model's hidden row of the one before it. So it sees no token before the first that has a
-row, and computes what it drafted itself again once the model's rows are there.
+job's own; a state cannot be cut, so a job's own slot has only tokens of the job. A head reads a token with the model's
+hidden row of the one before it. So it sees no token before the first that has a row, and computes what it drafted
+itself again once the model's rows are there.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -93,6 +91,12 @@ class _Followed:
     """The number of these that are known to be the sequence's."""
     first: int = 0
     """The number of the sequence's first tokens that it does not see; positions count from there."""
+    n_asked: int = 0
+    """The largest number of tokens of the draft that is being made, `drafted` so far."""
+    drafted: list[TokenId] = field(default_factory=list)
+    drafts_in: SlotId = field(init=False)
+    """The slot in which it is made: the sequence's, or a spare one with these cells."""
+    cells: list[TokenId] = field(init=False)
 
     @property
     def n_lacking(self) -> int:
@@ -101,43 +105,30 @@ class _Followed:
         return len(self.sequence.tokens) - self.first - self.n_agreed
 
     def agree(self) -> bool:
-        """Compare the held tokens with the sequence's, from where they last agreed. Return True if any of them is
-        wrong."""
+        """Compare the held tokens with the sequence's. Return True if any of them is wrong."""
         tokens, held, first = self.sequence.tokens, self.held, self.first
         n_most = min(len(held), len(tokens) - first - 1)
         while self.n_agreed < n_most and held[self.n_agreed] == tokens[first + self.n_agreed]:
             self.n_agreed += 1
         return len(held) > self.n_agreed
 
-
-@dataclass(slots=True, eq=False)
-class _Growing:
-    """A draft that is being made."""
-
-    followed: _Followed
-    n_most: int
-    slot: SlotId
-    """The sequence's, or a spare one."""
-    held: list[TokenId]
-    """The tokens whose cells this slot has."""
-    tokens: list[TokenId] = field(default_factory=list)
+    def begin_draft(self, n_most: int) -> None:
+        self.n_asked, self.drafted, self.drafts_in, self.cells = n_most, [], self.slot, self.held
 
     def next_slice(self) -> Slice:
-        """Return the tokens to compute before the next token of the draft can be drawn."""
-        lacking = self.followed.sequence.tokens[self.followed.first + len(self.held) :]
-        return Slice(self.slot, len(self.held), self.tokens[-1:] or lacking, _GREEDY)
+        lacking = self.sequence.tokens[self.first + len(self.cells) :]
+        return Slice(self.drafts_in, len(self.cells), self.drafted[-1:] or lacking, _GREEDY)
 
     def take(self, drawn: Sampled, min_probability: float) -> bool:
-        """Append a token if it is likely enough. Return True if another one may follow."""
+        """Add a token to the draft if it is likely enough. Return True if another one may follow."""
         if drawn.error is not None or drawn.logprob is None or exp(drawn.logprob.token.logprob) < min_probability:
             return False
-        self.tokens.append(drawn.token)
-        return not drawn.is_end and len(self.tokens) < self.n_most
+        self.drafted.append(drawn.token)
+        return not drawn.is_end and len(self.drafted) < self.n_asked
 
 
 class DraftModel:
     """Its `propose` is a `DraftSource` (drafts.py) whose drafts take time: they are made only where they should pay.
-
     `draft` has a slot for each slot of jobs, and as many spare ones behind them if it has recurrent state. `n_most` is
     the largest number of draft tokens for a job in a step. If the draft model fails, `warn` gets the reason, once, and
     the jobs go on without it.
@@ -191,19 +182,19 @@ class DraftModel:
         return self._make(able[:n_made], depth, found) if n_made else 0.0
 
     def _make(self, followed: Seq[_Followed], depth: int, found: Proposals) -> float:
-        drafts = [_Growing(each, each.sequence.n_draftable(depth), each.slot, each.held) for each in followed]
+        for each in followed:
+            each.begin_draft(each.sequence.n_draftable(depth))
         began_s = self._clock()
-        self._grow(drafts)
+        self._grow(followed)
         made_s = self._clock() - began_s
-        for each in drafts:
-            sequence, worth = each.followed.sequence, each.followed.worth
-            sequence.account.pay(made_s / len(drafts))
-            draft = sequence.permitted(Draft(tuple(each.tokens), n_asked=each.n_most))
-            found[each.followed.slot].append(Proposal(sequence.account, worth, draft))
-        if self._draft.hidden is not None:
-            for one in followed:
+        for each in followed:
+            sequence = each.sequence
+            sequence.account.pay(made_s / len(followed))
+            draft = sequence.permitted(Draft(tuple(each.drafted), n_asked=each.n_asked))
+            found[each.slot].append(Proposal(sequence.account, each.worth, draft))
+            if self._draft.hidden is not None:
                 # Cells of draft tokens were computed from the head's own rows.
-                self._forget(one, min(len(one.held), len(one.sequence.tokens) - one.first))
+                self._forget(each, min(len(each.held), len(sequence.tokens) - each.first))
         return made_s
 
     def _follow(self, sequence: Sequence) -> _Followed:
@@ -225,7 +216,7 @@ class DraftModel:
             if is_new or not has_rows or rows.start >= followed.first + len(followed.held):
                 followed.first = rows.start + 1 if has_rows else n_tokens
                 self._forget(followed, 0)
-                self._draft.hidden.begin(followed.slot, followed.first)
+                self._draft.hidden.firsts[followed.slot] = followed.first
         return followed
 
     def _forget(self, followed: _Followed, n_keep: int) -> None:
@@ -255,10 +246,10 @@ class DraftModel:
                     each.n_agreed += len(tokens)
                 return
 
-    def _grow(self, growing: list[_Growing]) -> None:
+    def _grow(self, growing: Seq[_Followed]) -> None:
         """Make all drafts longer by a token each, in one batch for each token, until none may go on."""
-        n_tokens = sum(each.followed.n_lacking + each.n_most - 1 for each in growing)
-        if not self._has_room(n_tokens, {each.followed.slot for each in growing}):
+        n_tokens = sum(each.n_lacking + each.n_asked - 1 for each in growing)
+        if not self._has_room(n_tokens, {each.slot for each in growing}):
             return
         while growing:
             step = Step("decode", tuple(each.next_slice() for each in growing))
@@ -266,23 +257,22 @@ class DraftModel:
             sampled = self._runner.run(step)
             self._costs.took(step.n_tokens, self._clock() - began_s)
             for each, slice_ in zip(growing, step.slices, strict=True):
-                each.held += slice_.tokens
+                each.cells += slice_.tokens
             all_grown = growing
             pairs = zip(growing, sampled, strict=True)
             growing = [each for each, drawn in pairs if each.take(drawn, self._draft.min_probability)]
             if self._has_state:
                 self._change_slots(all_grown, growing)
 
-    def _change_slots(self, grown: list[_Growing], growing: list[_Growing]) -> None:
+    def _change_slots(self, grown: Seq[_Followed], growing: Seq[_Followed]) -> None:
         """Go on in the spare slots with those that still grow, and empty those of the others."""
         kv = self._runner.kv
         for each in grown:
-            own = each.followed.slot
-            if each not in growing and each.slot != own:
-                kv.trim(each.slot, 0)
-            if each in growing and each.slot == own:
-                each.slot, each.held = SlotId(own + self._n_slots), list(each.held)
-                kv.share(own, each.slot, len(each.held))
+            if each not in growing and each.drafts_in != each.slot:
+                kv.trim(each.drafts_in, 0)
+            if each in growing and each.drafts_in == each.slot:
+                each.drafts_in, each.cells = SlotId(each.slot + self._n_slots), list(each.held)
+                kv.share(each.slot, each.drafts_in, len(each.cells))
 
     def _has_room(self, n_tokens: int, kept: Collection[SlotId]) -> bool:
         """Return True if n_tokens cells are free, after dropping cells of slots that are not in `kept` if need be:

@@ -23,12 +23,9 @@ LOOKING_SHARE = 0.01
 """The share of the steps' time that may go into looking for drafts that do not pay. On a CPU the look never takes as
 long; on a GPU the lookups of 16 jobs take 0.25 ms of a step of 7."""
 MAX_RESTING = 16
-"""The largest number of steps in a row without a look: one look that was delayed by something else must not end all
-drafts."""
-
+"""The most steps in a row without a look: one look that something else delayed must not end all drafts."""
 N_READ = 256
-"""The number of tokens of finished jobs that are indexed for other jobs after a step, at about a microsecond each. A
-step generates fewer."""
+"""The number of tokens of finished jobs that are indexed after a step, at about a microsecond each."""
 
 _UNJUDGED = Acceptance()
 
@@ -102,8 +99,7 @@ class Drafts:
             pass
 
     def catch_up(self, running: Running, n_most: int) -> None:
-        """Index at most n_most tokens of prompts and answers while a device computes, so that the next look is short.
-        After a long prompt it would take milliseconds."""
+        """Index at most n_most tokens while a device computes: after a long prompt a look would take milliseconds."""
         for sequence in running.values():
             for lookup in sequence.lookups:
                 n_most -= lookup.catch_up(n_most)
@@ -146,8 +142,7 @@ class Drafts:
 
     def judge(self, step: Step, sampled: Seq[Sampled], running: Running, seconds: float) -> tuple[int, int]:
         """Learn from a step that ran, before its draws are applied. Return the number of draft tokens that it computed,
-        and how many of these were drawn. Each sequence counts its own, too.
-        """
+        and how many of these were drawn."""
         if step.kind != "decode" or not self._is_on:
             return 0, 0
         self._speculation.took(step.n_tokens, seconds, has_drafts=any(each.n_drafts for each in step.slices))

@@ -15,9 +15,7 @@ from worker.wire.jobs import TokenId
 
 NGRAM_SIZES = (4, 2, 1)
 """The numbers of last tokens to look for, in this order: long n-grams find the right place, short ones find it soon
-after an edit. The acceptance of short matches is learned separately (`Acceptance`), so that it does not spoil the long
-ones.
-"""
+after an edit."""
 EARLIER_SIZES = (8, 4, 2)
 """The same for earlier answers."""
 
@@ -31,8 +29,7 @@ after names are too long; with more than any match has had, drafts after an edit
 MAX_PREDICTED = 32_768
 """The most tokens of a prediction that are used. Its index takes up to 800 bytes for each."""
 N_INDEXED = 512
-"""The most tokens of a prediction that are indexed before a step, at about two microseconds each: other jobs wait
-meanwhile."""
+"""The most tokens of a prediction that are indexed before a step, at about two microseconds each: other jobs wait."""
 BELIEVED = 8
 """The number of matching tokens that the start of a prediction is credited with."""
 
@@ -229,7 +226,12 @@ class History:
         """
         while self._unread and n_most > 0:
             places = self._unread.popleft()
-            self._index(places[:n_most])
+            begin = max(0, places.start - EARLIER_SIZES[0])
+            tokens = self._ring[begin : places[:n_most].stop].tolist()
+            for place in places[:n_most]:
+                for size in EARLIER_SIZES:
+                    if size <= place - begin:
+                        self._places[self._slot(tokens[place - begin - size : place - begin])] = place
             if rest := places[n_most:]:
                 self._unread.appendleft(rest)
             n_most -= len(places)
@@ -250,15 +252,6 @@ class History:
         if _END in draft:
             del draft[draft.index(_END) :]
         return Draft(tuple(map(TokenId, draft)), n_matched)
-
-    def _index(self, places: range) -> None:
-        begin = max(0, places.start - EARLIER_SIZES[0])
-        tokens = self._ring[begin : places.stop].tolist()
-        for place in places:
-            end = place - begin
-            for size in EARLIER_SIZES:
-                if size <= end:
-                    self._places[self._slot(tokens[end - size : end])] = place
 
     def _slot(self, ngram: Seq[int]) -> int:
         """Return the index of the n-gram in the table. Tuples of numbers have the same hash in every process."""

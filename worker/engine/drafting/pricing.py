@@ -19,10 +19,8 @@ from worker.wire.jobs import TokenId
 
 N_CLASSES = 5
 """The number of classes of matches: up to 1, 2-3, 4-7, 8-15 and more tokens. A long match is right far more often."""
-HALF_LIFE = 16
-"""The number of draws after which an observation counts half. Values from 8 to 64 make no difference on edits, quotes
-and lists."""
-_DECAY = 0.5 ** (1 / HALF_LIFE)
+_DECAY = 0.5 ** (1 / 16)
+"""After 16 draws an observation counts half. Values from 8 to 64 make no difference on edits, quotes and lists."""
 
 MIN_GAIN = 1.03
 """A step takes drafts if it is expected to be at least this many times as fast; measured costs are no more precise than
@@ -58,7 +56,7 @@ class Account:
     """The seconds that drafting has cost one job, by the cost model. `Speculation.plan` keeps it."""
 
     lost_s: float = 0.0
-    """The lost seconds, less those that are forgiven. The next plan forgets any gain beyond that."""
+    """Less those that are forgiven. The next plan forgets any gain beyond that."""
     token_s: float = 0.0
     """The seconds of a token in the last plan without drafts."""
     has_paid: bool = False
@@ -92,9 +90,7 @@ class Acceptance:
         return self._right[i] / (self._right[i] + self._wrong[i])
 
     def saw(self, draft: Draft, drawn: Seq[TokenId]) -> None:
-        """Learn from a step, given the whole draft, taken or not, and the drawn tokens. Tokens after a wrong one teach
-        nothing.
-        """
+        """Learn from the drawn tokens of a step. Draft tokens after a wrong one teach nothing."""
         for n_matched, (expected, token) in enumerate(zip(draft.tokens, drawn, strict=False), draft.n_matched):
             i = _class(n_matched)
             self._right[i] = self._right[i] * _DECAY + (expected == token)
@@ -150,10 +146,8 @@ class StepCosts:
         return len(self._seconds)
 
     def took(self, n_rows: int, seconds: float) -> None:
-        """Learn from a decode step's time. The time beyond its measured cost is attributed to its rows.
-
-        Attention over a long context costs every row the same, and was not measured at warm-up. If something else took
-        the time, drafts are shorter than would pay.
+        """Learn from a decode step's time. The time beyond its measured cost is attributed to its rows: attention over
+        a long context costs every row the same, and was not measured at warm-up.
         """
         if n_rows <= self.widest:
             self._surplus_s.append((seconds - self._seconds[n_rows - 1]) / n_rows)
@@ -227,8 +221,6 @@ class Speculation:
     def plan(self, proposals: Seq[Proposal], made_s: float = 0.0) -> list[int]:
         """Return how many of its draft tokens each sequence of the step takes, in order, and put their cost on its
         account. `made_s` are the seconds that it took to make the drafts; they are on the accounts already.
-
-        The caller gives every sequence of the step, and updates each `Account` and `Acceptance` with the draws.
         """
         if not 0 < len(proposals) <= self.costs.widest:
             return [0] * len(proposals)
@@ -275,8 +267,7 @@ class Speculation:
         return account.lost_s <= self._most_lost_s / 2
 
     def gained(self, proposals: Seq[Proposal]) -> float:
-        """Return the gain of a step by these proposals, one for each sequence: the sum of the logarithms of their
-        speeds."""
+        """Return the gain of a step by these proposals, one for each sequence (`_most_gained`)."""
         return self._most_gained(len(proposals), (gain for _, gain in self._best(proposals)))[1]
 
     def worth_making(
@@ -377,7 +368,7 @@ class EvenSpeculation(Speculation):
 
     def _planned(self, proposals: Seq[Proposal], made_s: float) -> list[int]:
         n_rows, counts = len(proposals), [0] * len(proposals)
-        takers, n_each = self._best_takers(proposals, made_s)
+        _, takers, n_each = self._best_takers(proposals, made_s)
         self._is_mixed = 0 < len(takers) < n_rows
         for i in takers:
             counts[i] = n_each
@@ -388,13 +379,12 @@ class EvenSpeculation(Speculation):
         """Return those with drafts last, because only the last ones can lose tokens again."""
         return tuple(sorted(slices, key=lambda slice_: (slice_.n_drafts, len(slice_.tokens))))
 
-    def _best_takers(self, proposals: Seq[Proposal], made_s: float) -> tuple[list[int], int]:
-        """Return the indexes of the sequences with drafts, and the number of tokens of each draft, that make the step
-        fastest; ([], 0) if that is not fast enough.
-        """
+    def _best_takers(self, proposals: Seq[Proposal], made_s: float) -> tuple[float, list[int], int]:
+        """Return the gain of the fastest step, the indexes of its sequences with drafts, and the number of tokens of
+        each draft; no sequences if that is not fast enough."""
         n_rows, plain_s = len(proposals), self.costs.of(len(proposals)) + made_s
         gained = [list(accumulate(islice(proposal.gains(), self._n_each))) for proposal in proposals]
-        best: tuple[float, list[int], int] = (n_rows * log(MIN_GAIN), [], 0)
+        best = (n_rows * log(MIN_GAIN), list[int](), 0)
         for n_each in range(1, self._n_each + 1):
             able = [i for i in range(n_rows) if len(gained[i]) >= n_each]
             able.sort(key=lambda i: -gained[i][n_each - 1])
@@ -409,7 +399,7 @@ class EvenSpeculation(Speculation):
                     continue
                 net = sum(gained[i][n_each - 1] for i in takers) - n_rows * log(1 + surplus_s / plain_s)
                 best = max(best, (net, takers, n_each))
-        return best[1:]
+        return best
 
     def _surplus_s(self, n_rows: int, n_takers: int, n_each: int) -> float:
         """Return the seconds that a step takes longer if n_takers of its sequences have n_each draft tokens."""

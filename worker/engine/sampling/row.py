@@ -1,8 +1,7 @@
 """A row of logits as a request sees it: biased, banned, divided by the temperature, penalised.
 
 Only a few tokens are touched by more than the temperature. They are kept apart with their scores, so that the row
-itself can stay float32 and untouched. Owns that split, the row's weight, and the penalties on tokens that the job has
-generated: repetition, frequency, presence, DRY, in that order. Knows nothing of what is cut or drawn.
+itself can stay float32 and untouched.
 """
 
 from collections import Counter
@@ -118,11 +117,6 @@ class Row:
         raise NoToken("cannot sample: logit_bias, ignore_eos and min_tokens together ban every possible token")
 
 
-def has_only_bans(sampling: SamplingParams, n_generated: int) -> bool:
-    """Return whether no score but a banned token's is changed."""
-    return not sampling.logit_bias and (n_generated == 0 or not are_on(sampling))
-
-
 def row_of(
     logits: Logits,
     sampling: SamplingParams,
@@ -136,11 +130,10 @@ def row_of(
 
     `ends`: the vocabulary's end-of-generation ids. `temperature`: positive; it is used in place of the request's.
     """
-    bans = banned(sampling, len(generated), ends)
-    if has_only_bans(sampling, len(generated)):
+    bans, tokens = banned(sampling, len(generated), ends), window(sampling, generated)
+    if not tokens and not sampling.logit_bias:
         touched = np.unique(bans) if bans.size else NO_IDS
         return Row(logits, temperature, touched, np.full(touched.size, -np.inf), estimate)
-    tokens = window(sampling, generated)
     counts = Counter(tokens)
     biased = np.fromiter(map(int, sampling.logit_bias), dtype=np.intp)
     touched = np.unique(np.concatenate([biased, bans, np.fromiter(counts, dtype=np.intp)]))
@@ -171,20 +164,15 @@ _MAX_DRY = 1e100
 a token hopeless and not impossible."""
 
 
-def are_on(sampling: SamplingParams) -> bool:
-    """Return whether any penalty looks at any token."""
+def window(sampling: SamplingParams, generated: Seq[int]) -> Seq[int]:
+    """The generated tokens that the penalties look at; none when every penalty is off."""
     is_off = (
         sampling.repetition_penalty == 1.0
         and sampling.frequency_penalty == 0.0
         and sampling.presence_penalty == 0.0
         and sampling.dry_multiplier == 0.0
     )
-    return not is_off and sampling.repeat_last_n != 0
-
-
-def window(sampling: SamplingParams, generated: Seq[int]) -> Seq[int]:
-    """The generated tokens that the penalties look at; none when every penalty is off."""
-    if not are_on(sampling):
+    if is_off or sampling.repeat_last_n == 0:
         return ()
     return generated if sampling.repeat_last_n < 0 else generated[-sampling.repeat_last_n :]
 

@@ -1,10 +1,9 @@
-"""The way from a row of logits to a token: the request's settings in their order, and the draw; and log-probabilities.
+"""The way from a row of logits to a token: the request's settings in their order, and the draw; log-probabilities.
 
-Owns that order: bias, bans, temperature and penalties (row.py), top_n_sigma and top_k (shortlist.py), typical_p, top_p,
-min_p, xtc, the draw. Owns the plain way to the last five, too, which sorts all tokens, and takes the cheap one
-(unsorted.py) wherever it gives the same answer. Knows nothing of slots, steps or llama.cpp: a row, its parameters and
-the job's own tokens come in, a token goes out. Scores are float64, so that neither a temperature of 1e-6 nor a penalty
-of 1e-6 can overflow a float32 logit.
+The order: bias, bans, temperature and penalties (row.py), top_n_sigma and top_k (shortlist.py), typical_p, top_p,
+min_p, xtc, the draw. The plain way to the last five, which sorts all tokens, is here, too; the cheap one (unsorted.py)
+is taken wherever it gives the same answer. Scores are float64, so that neither a temperature of 1e-6 nor a penalty of
+1e-6 can overflow a float32 logit.
 """
 
 from collections.abc import Iterator
@@ -26,9 +25,9 @@ from worker.engine.sampling.row import (
     Reals,
     Row,
     banned,
-    has_only_bans,
     numpy_estimate,
     row_of,
+    window,
 )
 from worker.engine.sampling.shortlist import Shortlist, covering, highest_first, settled, whole
 from worker.engine.sampling.unsorted import Undecided, drawn
@@ -107,7 +106,7 @@ def _most_likely(logits: Logits, sampling: SamplingParams, generated: Seq[int], 
     """The token of the highest score after the penalties; numpy's argmax takes the lowest id of equals, and a NaN
     before all others.
     """
-    if has_only_bans(sampling, len(generated)):
+    if not sampling.logit_bias and not window(sampling, generated):
         best = int(logits.argmax())
         if isfinite(logits[best]) and best not in banned(sampling, len(generated), ends).tolist():
             return best

@@ -1,8 +1,7 @@
-"""The shortlist: the tokens of a row that can matter, cut from the vocabulary without sorting it.
+"""The shortlist: the tokens of a row that can matter, cut from the vocabulary before any float64 work and any sort.
 
-Owns the cuts before any float64 work: enough of the most probable tokens to hold a wanted share of the probability, or
-a wanted number of them; and top_n_sigma, which is a cut itself. A cut may keep too many tokens, never too few. The
-*bulk* of a row is its logits without those of the touched tokens (row.py), which are few and weighed apart.
+A cut may keep too many tokens, never too few. The *bulk* of a row is its logits without those of the touched tokens
+(row.py), which are few and weighed apart.
 """
 
 import math
@@ -98,7 +97,15 @@ def whole(row: Row, sampling: SamplingParams) -> Shortlist:
     Raises: ValueError when there is no distribution.
     """
     if sampling.top_n_sigma > 0.0:
-        shortlist = _of(row, *_above_sigma(row, sampling.top_n_sigma))
+        # Tang et al. 2024, "Top-nσ: Not All Logits Are You Need"; on scores after temperature and penalties.
+        scores = row.all_scores()
+        highest = float(scores.max())
+        row.check(highest)
+        possible = scores[scores > -np.inf]
+        possible -= possible.mean()
+        deviation = math.sqrt(np.square(possible, out=possible).mean())
+        ids = (scores >= highest - sampling.top_n_sigma * deviation).nonzero()[0]
+        shortlist = _of(row, ids, scores[ids])
     elif sampling.top_k:
         bulk = row.bulk()
         row.check(float(np.maximum(bulk.max(), row.scores.max(initial=-np.inf))))
@@ -223,18 +230,3 @@ def _lowest_needed(row: Row, bulk: Logits, min_p: float) -> float:
     below_highest = row.temperature * max(-math.log(min_p) - lead, 0.0)
     cut = highest - below_highest - _F32_ROUNDING * (abs(highest) + below_highest)
     return float(np.float32(max(cut, _MIN_LOGIT)))
-
-
-def _above_sigma(row: Row, n_sigma: float) -> tuple[Ids, Reals]:
-    """The tokens with score >= highest - n_sigma * (population) standard deviation of all possible tokens' scores.
-
-    Source: Tang et al. 2024, "Top-nσ: Not All Logits Are You Need"; on scores after temperature and penalties.
-    """
-    scores = row.all_scores()
-    highest = float(scores.max())
-    row.check(highest)
-    possible = scores[scores > -np.inf]
-    possible -= possible.mean()
-    deviation = math.sqrt(np.square(possible, out=possible).mean())
-    ids = (scores >= highest - n_sigma * deviation).nonzero()[0]
-    return ids, scores[ids]

@@ -15,8 +15,7 @@ import msgspec
 
 from worker.config.engine_settings import Configure
 from worker.engine.backend import LoadedModel
-from worker.engine.channels import ControlTokens
-from worker.engine.dividers import marks_among
+from worker.engine.channels import ControlTokens, marks_among
 from worker.engine.prefill_budget import widest_step_of
 from worker.errors import ModelLoadFailed
 from worker.formats.render.escapes import ControlNames, Json
