@@ -137,12 +137,11 @@ def run(argv: Sequence[str]) -> int:
     try:
         code = _invoke(argv)
         print(end="", flush=True)
-    except BrokenPipeError:
-        # The reader of a pipe left early (`| head`). Python flushes once more at exit, which must not complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _BROKEN_PIPE
     except OSError as error:
+        # Python flushes once more at exit, which must not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # the reader of a pipe left early (`| head`)
+            return _BROKEN_PIPE
         return _fail(f"{error.filename or 'standard output'}: {error.strerror or error}", 1)
     return code
 

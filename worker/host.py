@@ -35,11 +35,9 @@ def cpu_quota(root: Path = ROOT) -> int:
 
 def available_memory_bytes(root: Path = ROOT) -> int:
     """Memory this process can still take without swapping or being killed; page cache counts as free."""
+    v1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     rooms = [_cgroup_room(at, "memory.max", "memory.current", "inactive_file") for at in _cgroups(root, "")]
-    rooms += [
-        _cgroup_room(at, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        for at in _cgroups(root, "memory")
-    ]
+    rooms += [_cgroup_room(at, *v1) for at in _cgroups(root, "memory")]
     return min([_system_room(root), *(room for room in rooms if room is not None)])
 
 
@@ -110,11 +108,8 @@ def _macos_room(program: Path) -> int | None:
 
 def _field(path: Path, name: str) -> int | None:
     """The number after `name` at the beginning of a line."""
-    for line in _text(path).splitlines():
-        words = line.split()
-        if len(words) > 1 and words[0] == name:
-            return _integer(words[1])
-    return None
+    found = re.search(rf"^{re.escape(name)}\s+(\d+)", _text(path), re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def _integer(text: str) -> int | None:

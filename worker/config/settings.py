@@ -1,8 +1,7 @@
 """Every option of `serve`: those of the engine (engine_settings.py), and those of the network and of the process.
 
 The flags, the environment variables (`LLORCH_` + the name in upper case) and the config file's keys all come from the
-two tables of rows, so that none can be forgotten (combinations.py: which values go together). Used once, before
-anything else runs; frozen afterwards.
+two tables of rows, so that none can be forgotten.
 """
 
 import platform
