@@ -4,7 +4,6 @@ import io
 import logging
 import os
 from datetime import datetime, timedelta
-from typing import get_args
 
 import msgspec
 import pytest
@@ -23,16 +22,6 @@ from worker.observe import log_lines as logs
 from worker.observe.redaction import MASK
 
 # ── the form ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_events_are_the_words_of_the_protocol() -> None:
-    assert get_args(logs.LogEvent) == (
-        "startup", "listening", "kv_events_listening", "model_load_start", "model_load_progress",
-        "model_load_complete", "memory_off_plan", "amx_left_out", "prefix_cache_off", "drafts_off",
-        "prefix_cache_restored", "prefix_cache_dropped", "ready", "callback_sent", "execute_start", "execute_end",
-        "refused", "access", "engine", "engine_restarted", "residency_changed", "parity_differs", "threads_changed",
-        "no_effect", "log_lines_dropped", "error", "shutdown",
-    )  # fmt: skip
 
 
 def test_a_json_line_begins_with_time_level_event_and_worker() -> None:
