@@ -90,6 +90,9 @@ test_budgets.py limits their lines."""
 
 BESIDE = frozenset(
     {
+        "worker.apis.messages.answer",
+        "worker.apis.responses.resource",
+        "worker.constraints.answer",
         "worker",
         "worker.apis.messages.blocks",
         "worker.apis.messages.request",
@@ -102,7 +105,6 @@ BESIDE = frozenset(
         "worker.config.engine_settings",
         "worker.config.option",
         "worker.config.settings",
-        "worker.constraints.jobs",
         "worker.engine.backend",
         "worker.engine.config",
         "worker.engine.drafting.draft_model",
