@@ -1,6 +1,7 @@
 """`python -m tools.bench kernels`: llama-bench of this build beside stock llama.cpp's, by file type and number of rows.
 
-scripts/bench_peers.sh builds the programs. Loads llama.cpp in this process, for its quantiser. Never downloads.
+Owns the measured pairs, their order, and the file from which a run that was stopped goes on. Refuses to know how the
+programs are built (scripts/bench_peers.sh). Loads llama.cpp in this process, for its quantiser. Never downloads.
 """
 
 import subprocess
@@ -15,6 +16,7 @@ from parity.llama.quantise import FILE_TYPES, quantise
 from parity.provenance import now_rfc3339, this_machine
 from tools import CHECKOUT
 from tools.bench.measures import check
+from tools.bench.peaks import peaks
 from tools.bench.sides import Rate
 from tools.markdown import Cells, table
 from worker.commands.places import present, where
@@ -44,6 +46,9 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     compiler: str
     cpu: str
     created: str
+    file_bytes: int
+    read_bytes_per_s: float
+    """The rate at which these threads read as many bytes again and again; 0 if it could not be measured."""
     ours: Rates
     stock: Rates
 
@@ -53,6 +58,11 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
     def ratio(self, n_rows: int) -> float:
         return median(self.ours[n_rows]) / median(self.stock[n_rows])
+
+    @property
+    def share(self) -> float:
+        """The part of the memory's rate at which one row reads the file."""
+        return median(self.ours[1]) * self.file_bytes / self.read_bytes_per_s if self.read_bytes_per_s else 0.0
 
     @property
     def missed(self) -> Iterator[str]:
@@ -109,12 +119,16 @@ def kernels(
                 continue
             click.echo(f"==> {file_type}, {n_threads} threads", err=True)
             mine, theirs = _in_turns((ours, stock), path, n_threads, rounds)
+            n_bytes = path.stat().st_size
+            peak = peaks(n_threads, n_bytes)
             found[key] = Pair(
                 file_type=file_type,
                 n_threads=n_threads,
                 compiler=compiler,
                 cpu=machine.cpu,
                 created=now_rfc3339(),
+                file_bytes=n_bytes,
+                read_bytes_per_s=peak.read_bytes_per_s if peak else 0.0,
                 ours=mine,
                 stock=theirs,
             )
@@ -176,11 +190,12 @@ def write(pairs: Iterable[Pair], folder: Path) -> None:
 
 def cells(pairs: Sequence[Pair]) -> tuple[Cells, Sequence[Cells]]:
     """Columns and rows: ours and stock's tokens/s with their ratio, for each number of rows."""
-    columns = ("type", "threads", *(f">{n_rows} rows" if n_rows > 1 else ">1 row" for n_rows in ROWS))
+    columns = ("type", "threads", *(f">{n_rows} rows" if n_rows > 1 else ">1 row" for n_rows in ROWS), ">1 row reads")
     rows = [
         (
             *(pair.file_type, str(pair.n_threads)),
             *(f"{_rate(pair.ours, n)} / {_rate(pair.stock, n)} = {pair.ratio(n):.2f}" for n in ROWS),
+            f"{pair.share:.0%} of {pair.read_bytes_per_s / 1e9:.1f} GB/s" if pair.share else "",
         )
         for pair in pairs
     ]

@@ -53,7 +53,7 @@ def test_rates_that_hold_are_written_with_where_they_were_measured(
     bench = Bench(tmp_path, 0.98)
     assert bench.run("--type", "Q4_K_M") == 0
     (pair,) = read(tmp_path).values()
-    assert (pair.file_type, pair.n_threads, pair.compiler) == ("Q4_K_M", 1, "a compiler")
+    assert (pair.file_type, pair.n_threads, pair.compiler, pair.file_bytes) == ("Q4_K_M", 1, "a compiler", 1000)
     assert {n_rows: pair.ratio(n_rows) for n_rows in ROWS} == pytest.approx(dict.fromkeys(ROWS, 0.98))
     assert pair.ours[8] == [pytest.approx(78.4)] * 2
     page = (tmp_path / "kernels.md").read_text()
@@ -93,7 +93,7 @@ def test_a_program_that_fails_ends_the_run_with_its_name(tmp_path: Path, capsys:
     assert not read(tmp_path)
 
 
-def test_the_middle_of_the_rounds_counts() -> None:
+def test_the_middle_of_the_rounds_counts_and_the_share_is_of_a_row() -> None:
     rates = {n_rows: [1.0, 100.0, 10.0] for n_rows in ROWS}
     pair = Pair(
         file_type="Q4_0",
@@ -101,11 +101,15 @@ def test_the_middle_of_the_rounds_counts() -> None:
         compiler="c",
         cpu="p",
         created="2026-11-28T00:00:00Z",
+        file_bytes=10**9,
+        read_bytes_per_s=20e9,
         ours=rates,
         stock={n_rows: [10.0] for n_rows in ROWS},
     )
     assert pair.ratio(1) == 1
+    assert pair.share == pytest.approx(0.5)
     assert list(pair.missed) == []
     columns, rows = cells([pair])
-    assert len(columns) == len(rows[0]) == len(ROWS) + 2
+    assert len(columns) == len(rows[0]) == len(ROWS) + 3
+    assert rows[0][-1] == "50% of 20.0 GB/s"
     assert rows[-1][0] == "p; c; 2026-11-28"
