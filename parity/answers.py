@@ -1,9 +1,7 @@
 """The first difference of two served answers, and the check that a seed drew the served tokens.
 
-Owns the draw of docs/sampling.md from what a stream reports: a request with `top_k` N_DRAWN can draw only the first of
-the reported tokens, so that their log-probabilities, the temperature and the seed give the token. The N_TOP - N_DRAWN
-after them are the runners-up. Refuses to know how a worker is asked (client/) and how much
-difference is allowed. Pure.
+A request with `top_k` N_DRAWN can draw only the first of the reported tokens, so that their log-probabilities, the
+temperature and the seed give the token. Pure.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,7 +1,7 @@
 """The allowed differences of the two sides: bounds.toml, or the user's own file, as checked values with their reasons.
 
 Every leaf of the file is a table with `at_most` or `at_least` and a `reason`; its key is the path to it, joined by `.`.
-A user's file replaces the values it names and may name no others. Refuses to know what is measured.
+A user's file replaces the values it names and may name no others.
 """
 
 import importlib.resources

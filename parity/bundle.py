@@ -1,15 +1,10 @@
 """Proof bundles: `<root>/<type>/<run_id>/`, written whole or not at all, never written twice, checked by `verify`.
 
-Owns: the layout that all types share, the headers of generated files, the manifest of digests, what a parity run's
-report becomes in it, and the traces of a person or a machine that no bundle may carry. Refuses to know: what a run
-measured, and the environment (LLORCH_PROOF_DIR and LLORCH_RUN_ID reach it as arguments).
 The layout is that of llama-orch's proof bundles (PB-1001 to PB-1012).
 """
 
-import getpass
 import hashlib
 import os
-import platform
 import re
 import secrets
 import shutil
@@ -336,48 +331,26 @@ TRANSCRIPT = "transcript.ndjson"
 _IN_A_URL = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 """A URL as in a proxy's address. In texts such URLs are examples."""
 
-_FORMS = {
-    "a bearer token": r"\bbearer\s+[A-Za-z0-9._~+/=-]{16,}",
-    "a Hugging Face token": r"\bhf_[A-Za-z0-9]{16,}",
-    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
-}
 
+def check_clean(files: Mapping[str, bytes]) -> None:
+    """Look for folders of this machine and secrets of the environment in the names and texts of files. In a transcript
+    only secrets are looked for: a model may write `/tmp`, and that says nothing of this machine.
 
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """`what` is all that an error says: it never repeats what it found."""
-
-    what: str
-    pattern: re.Pattern[str]
-    is_secret: bool = False
-
-
-def check_clean(files: Mapping[str, bytes], traces: Sequence[Trace] | None = None) -> None:
-    """Look for `traces`, by default this machine's, in the names and texts of files. Images are not searched. In a
-    transcript only secrets are looked for: a model may write `/tmp`, and that says nothing of this machine.
-
-    Raises: WorkerError with the file, the line and what kind of trace it is.
+    Raises: WorkerError with the file, the line and what kind of trace it is, never the trace.
     """
-    traces = _this_machines() if traces is None else traces
+    hidden, folders = list(_secrets(environment())), list(_folders())
     for name, data in files.items():
-        if name.endswith(".png"):
-            continue
-        is_transcript = name.endswith(TRANSCRIPT)
+        traces = hidden if name.endswith(TRANSCRIPT) else [*hidden, *folders]
         for n, line in enumerate([name, *data.decode(errors="replace").splitlines()]):
-            for trace in traces:
-                if (trace.is_secret or not is_transcript) and trace.pattern.search(line):
+            for what, pattern in traces:
+                if pattern.search(line):
                     raise WorkerError(
-                        f"the proof bundle would hold {trace.what}, in {name}{f' line {n}' if n else ''}: "
+                        f"the proof bundle would hold {what}, in {name}{f' line {n}' if n else ''}: "
                         "nothing was written; name files relative to the working directory"
                     )
 
 
-def _this_machines() -> tuple[Trace, ...]:
-    """The traces of the user who runs this."""
-    return (*_folders(), *_names(), *_secrets(environment()))
-
-
-def _folders() -> Iterator[Trace]:
+def _folders() -> Iterator[tuple[str, re.Pattern[str]]]:
     places: dict[str, Callable[[], Path]] = {
         "the home directory": Path.home,
         "the working directory": Path.cwd,
@@ -389,33 +362,11 @@ def _folders() -> Iterator[Trace]:
         except (OSError, RuntimeError):  # no home, or a working directory that is gone
             continue
         for folder in {str(place), str(place.resolve())} - {"/"}:
-            yield Trace(what, re.compile(rf"(?<![\w.-]){re.escape(folder)}(?![\w.-])"))
+            yield what, re.compile(rf"(?<![\w.-]){re.escape(folder)}(?![\w.-])")
 
 
-def _names() -> Iterator[Trace]:
-    yield from _name("the host's name", platform.node())
-    try:
-        yield from _name("the user's name", getpass.getuser())
-    except (OSError, KeyError):  # a container without an entry for its user
-        return
-
-
-def _name(what: str, name: str) -> Iterator[Trace]:
-    """A name like `max` stands in any text: it counts in paths and addresses only. One like `max-laptop` always."""
-    if not name:
-        return
-    word = re.escape(name)
-    if not name.isalpha():
-        yield Trace(what, re.compile(rf"(?<![\w-]){word}(?![\w-])"))
-    else:
-        yield Trace(what, re.compile(rf"(?<=[/\\@~]){word}(?![\w-])|(?<![\w.-]){word}(?=@|:\d)"))
-
-
-def _secrets(environ: Mapping[str, str]) -> Iterator[Trace]:
+def _secrets(environ: Mapping[str, str]) -> Iterator[tuple[str, re.Pattern[str]]]:
     for name, value in environ.items():
-        secrets = [value] if _SECRET_NAME.search(name) else _IN_A_URL.findall(value)
-        for secret in secrets:
+        for secret in [value] if _SECRET_NAME.search(name) else _IN_A_URL.findall(value):
             if len(secret) >= _SHORTEST_SECRET:
-                yield Trace(f"a secret of {name}", re.compile(re.escape(secret)), is_secret=True)
-    for what, form in _FORMS.items():
-        yield Trace(what, re.compile(form, re.IGNORECASE), is_secret=True)
+                yield f"a secret of {name}", re.compile(re.escape(secret))

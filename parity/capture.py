@@ -1,7 +1,6 @@
 """Every point of the network as llama.cpp computes it: one text, one decode, the tensors of its graph.
 
-Owns which tensor of the llama graph is which point, and their way into the layout of points.py. Refuses to know what
-they are compared with. The library's names of tensors are facts of its pinned version; tests/parity holds them.
+The library's names of tensors are facts of its pinned version; tests/parity holds them.
 """
 
 import worker.llama  # isort: skip  # noqa: F401 - before numpy, which brings a C++ library that some builds die of
@@ -11,9 +10,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from parity.llama.kv_state import KvState
 from parity.llama.scoring import Scorer, Setup
-from parity.llama.tensor_capture import TensorCapture
+from parity.llama.tensor_capture import KvState, TensorCapture
 from parity.naming import to_checkpoint_order
 from parity.points import Activations, Name, Point
 from worker.llama.model import Model

@@ -1,9 +1,7 @@
 """The judged model and all numbers of the reference, gathered once before the levels run.
 
 Two ways to a case: from a checkpoint, which PyTorch computes now, or from a file of reference logits, which needs
-neither. A part that is missing is None. Owns the choice of tokens, the intermediate files in the work folder, and
-the making of a model's checkpoint and logits file. Refuses to know the levels, and where a checkpoint lies
-(references.py).
+neither. A part that is missing is None.
 """
 
 import worker.llama  # isort: skip  # noqa: F401 - before numpy, which brings a C++ library that some builds die of
@@ -25,9 +23,8 @@ from parity.llama.quantise import quantise
 from parity.logits_file import LogitsFile, Provenance, write_logits_file
 from parity.naming import not_comparable
 from parity.provenance import now_rfc3339, versions
-from parity.references import CHECKPOINT, LOGITS, checkpoint_digest, is_made_from, made_from
+from parity.references import CHECKPOINT, LOGITS, Subject, checkpoint_digest, is_made_from, made_from
 from parity.report import ReferenceUsed
-from parity.subject import Subject
 from worker.errors import UsageError
 from worker.host import sha256_of
 

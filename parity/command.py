@@ -1,7 +1,5 @@
-"""`llorch-worker parity reference|run|matrix|show|verify|bounds`: is the model, as it is run, the reference?
+"""`llorch-worker parity reference|run|show|verify|bounds`: is the model, as it is run, the reference?
 
-Owns: options, what they name (the model, the reference, the report's circumstances), what is printed, exit codes, where
-references are kept unless --output says otherwise. Refuses to know: how anything is compared.
 Runs in a short-lived process of its own, which may load llama.cpp and PyTorch. Never downloads a GGUF.
 """
 
@@ -19,20 +17,18 @@ import rich_click as click
 from click.core import ParameterSource
 
 import worker.llama  # noqa: F401 - before numpy, which brings a C++ library that some builds of llama.cpp die of
-from parity import bundle, matrix, plot
+from parity import bundle
 from parity.bounds import Bounds, built_in
 from parity.bundle import REPORT_TEXT, proof_of, verify
 from parity.case import Case, compared, from_checkpoint, from_logits_file, make_checkpoint, make_logits
-from parity.choice import choose
 from parity.levels.serving import SEEDS, Record
 from parity.markdown import facts
 from parity.outside import Outside
 from parity.provenance import new_run_id, now_rfc3339, this_machine, versions
-from parity.references import CHECKPOINT, LOGITS, Chosen, catalogued, folder_for, found, given, remember
-from parity.report import LEVELS, BoundsUsed, Level, ModelFile, Report, from_json, not_run, report_of
+from parity.references import CHECKPOINT, LOGITS, Chosen, Subject, catalogued, folder_for, found, given, remember
+from parity.report import LEVELS, BoundsUsed, Level, ModelFile, ReferenceUsed, Report, from_json, report_of
 from parity.run import Run
 from parity.servers import opened
-from parity.subject import Subject
 from worker.argv import HELP_FLAGS
 from worker.cli import read_settings, setting_options
 from worker.commands.places import present, where
@@ -40,7 +36,7 @@ from worker.commands.tables import print_table
 from worker.config.option import TOKEN, SettingOption
 from worker.config.settings import Settings
 from worker.errors import UsageError, WorkerError
-from worker.host import available_memory_bytes, cpu_quota
+from worker.host import cpu_quota
 from worker.models.downloads.catalog import load_catalog
 from worker.server.front.certificate import REPORT_FILE
 from worker.wire.load import Numerics
@@ -225,116 +221,34 @@ def run(
     if url is not None:
         with _outside(url, token, judging, asked) as outside:
             levels = list(outside.levels(chosen, _say))
-            report = judging.report_from_outside(outside, levels, asked.threads)
+            report = judging.report(
+                levels,
+                model=outside.model,
+                reference=outside.used,
+                parameters=outside.parameters,
+                n_threads=asked.threads,
+            )
         _write(report, judging.proof_dir, names, **_evidence(outside.transcript))
         return
     with asked.subject() as subject:
         run = Run(judging.case(subject, tokens), bounds, settings)
         levels = list(run.levels(chosen, _say))
         parameters = {**compared(run.case), "levels": ", ".join(chosen)}
-        report = judging.report(run.case, levels, parameters, run.numerics)
+        info = subject.info
+        report = judging.report(
+            levels,
+            model=ModelFile(info.path.name, subject.sha256, info.file_bytes, info.quant_kind, info.architecture),
+            reference=run.case.used,
+            parameters=parameters,
+            n_threads=subject.n_threads,
+            numerics=run.numerics,
+        )
     _write(report, judging.proof_dir, names, **_evidence(run.transcript))
 
 
 _FILE_OPTIONS = ("model", "models_dir", "catalog")
 _LOADING_OPTIONS = setting_options("Device and memory", also=(*_FILE_OPTIONS, "deterministic"))
 run.params.extend(_LOADING_OPTIONS)
-
-
-@parity.command("matrix")
-@click.option(
-    "--type",
-    "file_types",
-    type=click.Choice(matrix.FILE_TYPES),
-    multiple=True,
-    metavar="TYPE",
-    help=f"Measure only this file type; may be repeated. One of {', '.join(matrix.FILE_TYPES)}.",
-)
-@click.option(
-    "--cache",
-    "caches",
-    type=click.Choice(tuple(matrix.CACHES)),
-    multiple=True,
-    metavar="TYPE",
-    default=("auto", "q8_0", "q4_0"),
-    show_default="auto, q8_0 and q4_0",
-    help=f"Measure only this cache type; may be repeated. One of {', '.join(matrix.CACHES)}.",
-)
-@click.option(
-    "--memory-mb",
-    type=click.IntRange(1),
-    show_default="the free memory",
-    metavar="N",
-    help="Choose among those that take at most N MiB for weights, KV cache and computing.",
-)
-@click.option(
-    "--plot",
-    "picture",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Draw quality against memory to FILE: .svg, .png or .pdf.",
-)
-@_judging_options
-@_of_the_text
-@click.pass_context
-def quantisation_matrix(
-    ctx: click.Context,
-    /,
-    file_types: tuple[str, ...],
-    caches: tuple[str, ...],
-    *,
-    memory_mb: int | None,
-    picture: Path | None,
-    tokens: int,
-    work_dir: Path | None,
-    **options: Any,
-) -> None:
-    """Quantise a model to each type, measure it with each cache type, and choose under a limit of memory.
-
-    The choice is the closest to the reference within the limit; of those that are equally close, the fastest.
-    Memory is what serve plans with the same flags. A proof bundle is written. Measure on an idle machine.
-    """
-    settings = read_settings(ctx, default_model=lambda catalog: load_catalog(catalog).default.name)
-    if picture is not None:
-        plot.check(picture)
-    judging = _judging(options)
-    bounds = Bounds.load(judging.bounds_file)
-    asked = Asked.of(settings, tokens, work_dir)
-    limit_bytes = memory_mb * 2**20 if memory_mb else available_memory_bytes()
-    with asked.subject() as subject:
-        case = judging.case(subject, tokens)
-        level, made = matrix.run(
-            case,
-            settings,
-            bounds,
-            say=_say,
-            n_tokens=tokens,
-            limit_bytes=limit_bytes,
-            file_types=file_types or matrix.FILE_TYPES,
-            caches=caches,
-        )
-        report = judging.report(case, [*(not_run(name, "not asked for") for name in LEVELS), level], compared(case))
-        chosen = choose(made, limit_bytes)
-        if picture is not None and made:
-            plot.plot(made, chosen, limit_bytes, picture, subject.info.name or subject.info.path.name)
-    for table in level.tables:
-        print_table(list(table.columns), table.rows)
-        click.echo(table.note)
-    if chosen is not None:
-        click.echo(f"{chosen.file_type}, cache {chosen.cache}")
-    _write(report, judging.proof_dir, [matrix.NAME])
-    if chosen is None:
-        smallest = min(each.memory_bytes for each in made)
-        raise ParityFailed(
-            f"no combination fits in {limit_bytes // 2**20} MiB; the smallest needs {-(-smallest // 2**20)} MiB: lower "
-            "--ctx-size or --parallel"
-        )
-
-
-_TRIED_OUT = ("cache_type_k", "cache_type_v")
-quantisation_matrix.params.extend(
-    setting_options("Device and memory", also=(*_FILE_OPTIONS, "parallel"), but=_TRIED_OUT)
-)
 
 
 @parity.command("show")
@@ -457,32 +371,25 @@ class Judging:
         if self.run_id:
             bundle.run_folder(self.proof_dir, "parity", self.run_id)
 
-    def report_from_outside(self, outside: Outside, levels: Sequence[Level], n_threads: int) -> Report:
-        return report_of(
-            run_id=self.run_id or new_run_id(),
-            created=now_rfc3339(),
-            model=outside.model,
-            reference=outside.used,
-            bounds=_bounds_used(self.bounds_file),
-            parameters=outside.parameters,
-            versions=versions(),
-            machine=this_machine(n_threads),
-            levels=levels,
-        )
-
     def report(
-        self, case: Case, levels: Sequence[Level], parameters: dict[str, str], numerics: Numerics | None = None
+        self,
+        levels: Sequence[Level],
+        *,
+        model: ModelFile,
+        reference: ReferenceUsed,
+        parameters: dict[str, str],
+        n_threads: int,
+        numerics: Numerics | None = None,
     ) -> Report:
-        info = case.subject.info
         return report_of(
-            run_id=self.run_id or new_run_id(case.subject.sha256),
+            run_id=self.run_id or new_run_id(reference.sha256),
             created=now_rfc3339(),
-            model=ModelFile(info.path.name, case.subject.sha256, info.file_bytes, info.quant_kind, info.architecture),
-            reference=case.used,
+            model=model,
+            reference=reference,
             bounds=_bounds_used(self.bounds_file),
             parameters=parameters,
             versions=versions(),
-            machine=this_machine(case.subject.n_threads),
+            machine=this_machine(n_threads),
             levels=levels,
             numerics=numerics,
         )

@@ -1,6 +1,6 @@
 """The text that is compared: a long one, hard strings for tokenizers, and prompts. All written for this project.
 
-Owns the data files in corpus/ and how bytes that are no UTF-8 are read by both sides. Knows no tokenizer. Pure.
+Pure.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Numbers with the interval they are known within: means, shares and quantiles over positions of a text.
+"""Numbers with the interval they are known within: means and shares over positions of a text.
 
 Positions of one window resemble each other more than those of another, so the window is the unit of chance: intervals
 come from how windows differ, and from single positions only where there is one window. Intervals are of 95 %. Pure.
@@ -7,7 +7,6 @@ come from how windows differ, and from single positions only where there is one 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,36 +66,11 @@ def share(groups: Groups) -> Estimate:
     return Estimate(p, max(0.0, min(p, centre - reach)), min(1.0, max(p, centre + reach)))
 
 
-def quantile(groups: Groups, q: float) -> Estimate:
-    """The value that the share `q` of all values does not exceed.
-
-    The interval ends at values that lie as far from it in rank as the share below it is uncertain; where that passes
-    the last value, at the last value. Source: Woodruff 1952, "Confidence Intervals for Medians and Other Position
-    Measures".
-    """
-    values = np.concatenate(groups)
-    if not values.size or not np.isfinite(values).all():
-        return NOT_FINITE
-    value = float(np.quantile(values, q))
-    below = [(group <= value).astype(np.float64) for group in groups]
-    of_positions = math.sqrt(q * (1 - q) / len(values))
-    reach = _t(len(groups)) * max(_standard_error(below, q) if len(groups) > 1 else 0.0, of_positions)
-    return Estimate(
-        value,
-        _ranked(values, q - reach, "lower"),
-        _ranked(values, q + reach, "higher"),
-    )
-
-
 def exp(estimate: Estimate) -> Estimate:
     """e to the estimate: a mean of logarithms as a geometric mean."""
     with np.errstate(over="ignore"):
         value, low, high = np.exp((estimate.value, estimate.low, estimate.high)).tolist()
     return Estimate(value, low, high)
-
-
-def _ranked(values: NDArray[np.float64], q: float, side: Literal["lower", "higher"]) -> float:
-    return float(np.quantile(values, min(max(q, 0.0), 1.0), method=side))
 
 
 def _standard_error(groups: Groups, centre: float) -> float:

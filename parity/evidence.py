@@ -2,8 +2,7 @@
 
 This is the seam between making a reference and comparing with it. There are two sources of rows: FullLogits here (all
 of every row in a float32 file for each window, mapped rather than read, made in the same run) and logits_file.py (one
-file that needs neither torch nor the checkpoint). Owns the choice of positions if only a few can be compared. Refuses
-to know how the rows are computed.
+file that needs neither torch nor the checkpoint).
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,7 @@
 """The F32 copy of a GGUF: its metadata and tokenizer, with the weights of the reference.
 
-Both sides compute with the same numbers on it, so that what is left between them is the computation alone. Owns the
-reading and rewriting of a GGUF through the gguf package, one tensor in memory at a time; the check of a file is
-worker/models/facts/info.py's, and what a tensor is called is naming.py's. Refuses files that are split.
+Both sides compute with the same numbers on it, so that what is left between them is the computation alone. Refuses
+files that are split.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,6 @@
 """The protocol's sampling written plainly: a whole row in float64, sorted, in the order of docs/sampling.md.
 
-What worker/sampling does without sorting is held against this. Owns the protocol's own fields (temperature, top_p,
-top_k, repetition_penalty, min_p, seed) and looks at no other. Pure.
+What worker/sampling does without sorting is held against this. Pure.
 """
 
 from collections.abc import Sequence

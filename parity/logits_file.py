@@ -1,8 +1,7 @@
 """The reference's logits as a .safetensors file, so that later runs need neither torch nor the checkpoint.
 
 Some positions of the long windows are kept in full (evidence.spread); of every other one the logarithm of the sum of
-all exponentials, the highest logits, and the logit of the token that follows. Owns the format and its checks: a digest
-over all of it stands in the metadata. Knows nothing of who computed the rows.
+all exponentials, the highest logits, and the logit of the token that follows.
 """
 
 import hashlib

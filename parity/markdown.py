@@ -1,7 +1,7 @@
 """A report as Markdown for a person: the verdict first, then a line per level, then each level's numbers.
 
-Owns: order, wording, escaping, the form of numbers. Pure: the same report gives the same text. Whatever stands in a
-cell, also a token's piece or a model's answer, stays text in that cell.
+Pure: the same report gives the same text. Whatever stands in a cell, also a token's piece or a model's answer, stays
+text in that cell.
 """
 
 import re

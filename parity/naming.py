@@ -1,6 +1,5 @@
 """The names of the tensors of a llama GGUF in a checkpoint, and the order of their rows.
 
-Owns the two conventions in which such files differ; the names are the gguf package's. Knows no values and no files.
 Only the llama architecture: others rename, merge and rescale tensors in ways of their own.
 
 llama.cpp rotates neighbouring rows (2i, 2i + 1) of a head of Q and K, transformers rows i and i + head_dim / 2. So the

@@ -1,7 +1,5 @@
 """Eight jobs that load the worker during a judged job: streams of different lengths that start, end, are cancelled or
 abandoned.
-
-Owns the neighbours' threads and the end of each of their jobs. Refuses to know the judged job.
 """
 
 import threading

@@ -1,8 +1,6 @@
 """A running server judged from outside: the levels of a parity run that an HTTP client can ask for, on any device.
 
-Owns: which level asks what, what is left out and why, and what the model's own file says of conversations and ends.
-Refuses to know: a server's routes (servers.py), how numbers come about (compare.py, levels/). The reference is a file
-of logits; neither PyTorch nor the served file is needed.
+The reference is a file of logits; neither PyTorch nor the served file is needed.
 """
 
 import worker.llama  # noqa: F401, I001 - before numpy, which brings another C++ library
@@ -24,9 +22,9 @@ from parity.evidence import Greedy, keys_of
 from parity.levels import generation, logits, serving, tokenizer
 from parity.logits_file import LogitsFile
 from parity.report import LEVELS, Check, Level, ModelFile, ReferenceUsed, judged, not_run
-from parity.servers import N_TOP, Message, OurWorker, Server
+from parity.servers import N_TOP, Message, Server
 from parity.setups import evaluated, opened
-from parity.subject import Subject
+from parity.references import Subject
 from worker.formats.render.escapes import ControlNames
 from worker.formats.render.sandbox import BrokenTemplate
 from worker.formats.render.template import ChatTemplates, Rendered
@@ -237,9 +235,6 @@ class Outside:
         )
 
     def _serving(self) -> Level:
-        if not isinstance(self.server, OurWorker):
-            software = self.server.facts.software
-            return not_run("serving", f"cannot be judged: {software} has no /execute, which reports seeds and rows")
         expected = serving.Expected(ends=self.own.ends)
         level, self.transcript = serving.run(self.server.worker, self.prompts, expected, self.bounds)
         return level

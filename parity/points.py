@@ -1,6 +1,6 @@
 """The places in the network at which both sides are looked at, and the one order in which they are computed.
 
-Owns their names, their numbers in the checkpoint list, and the layout of their arrays. Pure: no torch, no llama.cpp.
+Pure: no torch, no llama.cpp.
 """
 
 from dataclasses import dataclass

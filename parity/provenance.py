@@ -1,7 +1,6 @@
 """The origin of a result: versions, machine, code revision, and the run id made from them.
 
-Knows nothing of levels. Names no person, host or folder. Reads installed metadata, so that asking for torch's version
-does not load it.
+Names no person, host or folder. Reads installed metadata, so that asking for torch's version does not load it.
 """
 
 import os
@@ -67,9 +66,9 @@ def now_rfc3339() -> str:
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def new_run_id(model_sha256: str | None = None) -> str:
-    """`YYYYMMDD-HHMMSS-<8 hex>`: UTC, and of the code's revision, else of the model's digest, else by chance."""
-    origin = code_revision() or model_sha256 or secrets.token_hex(4)
+def new_run_id(sha256: str | None = None) -> str:
+    """`YYYYMMDD-HHMMSS-<8 hex>`: UTC, and of the code's revision, else of `sha256`, else by chance."""
+    origin = code_revision() or sha256 or secrets.token_hex(4)
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{origin[:8]}"
 
 

@@ -1,22 +1,21 @@
 """Reference checkpoints: where one lies, what it was made from, and which one belongs to a model.
 
-Owns what may be written for a checkpoint (a folder, or a repository of the hub, fetched into the hub client's own
-cache), the note in one that was made from a GGUF, and the folder that `parity reference` keeps for each model. Weights
-that can hold code (pickles) and code are never fetched. Refuses to know what is computed from a checkpoint.
+Weights that can hold code (pickles) and code are never fetched.
 """
 
 import hashlib
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from parity.subject import Subject
 from worker.errors import DownloadFailed, UsageError, WorkerError
 from worker.host import sha256_of
 from worker.models.downloads.hub import SourceFailed, snapshot
+from worker.models.facts.info import ModelInfo, read_info
 
 CHECKPOINT: Final = "checkpoint"
 LOGITS: Final = "logits.safetensors"
@@ -28,6 +27,28 @@ _ORIGIN: Final = "llorch-parity.json"
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _HUB_ID = re.compile(rf"(?:hf:)?(?P<repo>{_WORD}/{_WORD})(?:@(?P<revision>[A-Za-z0-9_][A-Za-z0-9._/-]*))?")
 _FILES = ("*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The GGUF that is judged, and with what means."""
+
+    info: ModelInfo
+    sha256: str
+    n_threads: int
+    work: Path
+    """A folder for intermediate files, the caller's to remove."""
+
+    @classmethod
+    def of(cls, path: Path, *, n_threads: int, work: Path) -> "Subject":
+        """Reads the whole file for its digest. Raises: BadModelFile; UsageError for a model in several files."""
+        info = read_info(path)
+        if len(info.part_paths) > 1:
+            raise UsageError(
+                f"{path} is one of {len(info.part_paths)} files: merge them with llama-gguf-split --merge, then judge"
+                " the one file"
+            )
+        return cls(info=info, sha256=sha256_of(path), n_threads=n_threads, work=work)
 
 
 class Origin(msgspec.Struct, frozen=True):

@@ -1,9 +1,7 @@
 """The results of a parity run, as values and as report.json: written once, read back strictly, judged again by its
 numbers.
 
-Owns: the parts of a level (checks against bounds, tables for people, series to draw), the parts of a report, the
-condition for a pass, the JSON. Refuses to know: how levels run (run.py), the look of a report (markdown.py), its folder
-(bundle.py). worker/server/front/certificate.py reads a few of its keys in the front. Pure.
+Pure.
 """
 
 import math
@@ -60,24 +58,6 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
-    """Numbers to draw: `values` over `labels`, or a histogram of `values` where there are no labels.
-
-    They are in report.json alone; nothing here draws.
-    """
-
-    name: str
-    """Lower case, words joined by `-`."""
-    title: str
-    values: tuple[float, ...]
-    labels: tuple[str, ...] = ()
-    unit: str = ""
-    is_log: bool = True
-    line: str = ""
-    """Series of the same `name` and another `line` belong into one picture."""
-
-
-@dataclass(frozen=True, slots=True)
 class Level:
     """One level's outcome. `seconds` and `budget_seconds` are wall time of this machine; a budget is no bound."""
 
@@ -87,7 +67,6 @@ class Level:
     """One line: what was found, or why nothing was."""
     checks: tuple[Check, ...] = ()
     tables: tuple[Table, ...] = ()
-    series: tuple[Series, ...] = ()
     seconds: float = 0.0
     budget_seconds: float = 0.0
 
@@ -98,20 +77,18 @@ def judged(
     checks: Sequence[Check],
     *,
     tables: Iterable[Table] = (),
-    series: Iterable[Series] = (),
 ) -> Level:
     """A level that ran: it passes when every check holds and there is at least one. `summary` when it passes;
     otherwise the first broken check is the summary."""
     broken = next((check for check in checks if not check.holds), None)
     if not checks:
-        return Level(name, "fail", "nothing was compared", tables=tuple(tables), series=tuple(series))
+        return Level(name, "fail", "nothing was compared", tables=tuple(tables))
     return Level(
         name,
         "fail" if broken else "pass",
         says(broken) if broken else summary,
         tuple(checks),
         tuple(tables),
-        tuple(series),
     )
 
 
@@ -177,7 +154,7 @@ class Report:
     versions: Mapping[str, str]
     machine: Machine
     levels: tuple[Level, ...]
-    """The levels in the order of LEVELS, then `matrix` if it was requested."""
+    """The levels in the order of LEVELS, then others of earlier versions."""
     numerics: Numerics | None = None
     """The numerics of the model; None if no level computed with it, and in older reports."""
 
@@ -274,13 +251,22 @@ def from_json(data: bytes) -> Report:
 
     Raises: ValueError for anything that `to_json` does not write: also unknown and missing keys, and other formats.
     """
-    found = msgspec.json.decode(data)
+    found = _without_series(msgspec.json.decode(data))
     report = msgspec.convert(_with_numbers(found), Report)
     if report.format != REPORT_FORMAT:
         raise ValueError(f"its format is {report.format[:64]!r}; this version reads {REPORT_FORMAT!r}")
     if _plain(report) != {"numerics": None, **found}:
         raise ValueError("it has unknown keys, or lacks keys of a report")
     return report
+
+
+def _without_series(found: Any) -> Any:
+    """Reports of earlier versions had numbers to draw with each level."""
+    levels = found.get("levels") if isinstance(found, dict) else None
+    for level in levels if isinstance(levels, list) else ():
+        if isinstance(level, dict):
+            level.pop("series", None)
+    return found
 
 
 def json_document(value: object) -> bytes:

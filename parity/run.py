@@ -1,9 +1,4 @@
-"""One parity run: every level in its order on one case, timed.
-
-Owns: which level gets what, what computes the model file (what `serve` would choose with the same settings), and the
-budgets. Refuses to know: how anything is compared (levels/), where the reference comes from (case.py), what becomes of
-the outcome (bundle.py).
-"""
+"""One parity run: every level in its order on one case, timed."""
 
 import worker.llama  # noqa: F401, I001 - before numpy, which brings another C++ library
 import time
@@ -117,8 +112,7 @@ class Run:
             return generation.run(self.case.reference, self.bounds, file=file, f32_copy=f32_copy, piece=piece)
 
     def _sampling(self) -> Level:
-        with self._candidates() as (file, f32_copy):
-            return sampling.run(self.case.reference, self.bounds, file=file, f32_copy=f32_copy)
+        return sampling.run(self.case.reference, self.bounds)
 
     def _serving(self) -> Level:
         subject = self.case.subject

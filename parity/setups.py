@@ -1,8 +1,4 @@
-"""The set-ups of llama.cpp that everything is measured with, and one model file's rows under any of them.
-
-Owns the opening of a model for its rows, also exactly as `serve` would with the same flags, and the folder where these
-lie. Knows nothing of what they are compared with.
-"""
+"""The set-ups of llama.cpp that everything is measured with, and one model file's rows under any of them."""
 
 import worker.llama  # noqa: F401, I001 - before numpy, which brings another C++ library
 from collections.abc import Iterator, Sequence

@@ -81,7 +81,7 @@ def test_it_knows_what_a_model_knows(entry: CatalogEntry, path: Path) -> None:
 def test_every_level_passes_against_the_files_own_weights(report: Path) -> None:
     levels = {level["name"]: level["verdict"] for level in json.loads(report.read_bytes())["levels"]}
     not_run = {"weights", "checkpoints"}
-    assert {name for name, verdict in levels.items() if verdict == "pass"} == levels.keys() - not_run - {"matrix"}
+    assert {name for name, verdict in levels.items() if verdict == "pass"} == levels.keys() - not_run
 
 
 def test_a_model_for_code_fills_a_gap() -> None:

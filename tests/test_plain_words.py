@@ -29,7 +29,7 @@ Write
 VERBS = frozenset(_VERBS.split())
 """The verbs that an option's help may begin with. Add another verb here when a help text needs it."""
 
-SAYS_MEGABYTES = {"worker.models.downloads.fetch", "parity.matrix"}
+SAYS_MEGABYTES = {"worker.models.downloads.fetch"}
 """Sizes of files on disks and servers, which count in millions there."""
 
 

@@ -1,10 +1,6 @@
 """Level `checkpoints`: every point of every layer of the F32 copy against the reference; what becomes of the logits.
 
-Both sides have the same weights and the same tokens, so that what differs is the computation. Owns the measures of a
-point and what cannot be measured (a point that one side lacks, another shape, values that are no numbers), which bound
-holds for which point, and what counts as a near-tie: where two of the reference's logits are no further apart than
-twice the error that a logit may have, either order is right. capture.py looks into the graph. Knows nothing of how the
-reference is made.
+Both sides have the same weights and the same tokens, so that what differs is the computation.
 """
 
 import worker.llama  # isort: skip  # noqa: F401 - before numpy, which brings a C++ library that some builds die of
@@ -21,7 +17,7 @@ from parity.capture import capture
 from parity.llama.scoring import Scorer, Setup
 from parity.naming import not_comparable
 from parity.points import CHECKPOINT, NAMES, Activations, Name, Point
-from parity.report import Check, Level, Series, Table, judged, not_run
+from parity.report import Check, Level, Table, judged, not_run
 from parity.setups import opened
 from worker.engine.sampling.sample import softmax
 from worker.llama.model import Model
@@ -36,9 +32,6 @@ position. Over 24 tokens K of layer 0 is within 6e-6 of the reference, over 32 w
 
 N_RUNS = 3
 """The number of runs of the greedy continuation (checkpoint 12)."""
-
-LINES: tuple[Name, ...] = ("attn_norm", "k_rope", "scores", "attn_out", "ffn_out", "block")
-"""Points drawn over the layers."""
 
 Values = NDArray[np.floating]
 
@@ -149,7 +142,6 @@ def judge(computed: Computed, reference: Expected, bounds: Bounds) -> Level:
         f" at {worst.point}; {N_RUNS} runs of {len(reference.continuation)} tokens as the reference's",
         checks,
         tables=[_table(apart)],
-        series=_series(apart),
     )
 
 
@@ -362,16 +354,3 @@ def _table(apart: Sequence[Deviation]) -> Table:
         tuple(rows),
         note="Errors are shares of the reference's root mean square at the point; the last column is absolute.",
     )
-
-
-def _series(apart: Sequence[Deviation]) -> Iterator[Series]:
-    for name in LINES:
-        of_name = [each for each in apart if each.point.name == name and np.isfinite(each.relative)]
-        yield Series(
-            "error-per-layer",
-            "Largest error over RMS of the reference, by layer",
-            tuple(each.relative for each in of_name),
-            tuple(str(each.point.layer) for each in of_name),
-            unit="max |Δ| / RMS",
-            line=name,
-        )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from parity.bounds import Bounds
 from parity.compare import Positions, Summary, second_half, side_by_side, summarise
 from parity.evidence import Candidate, Judged, Kind, ReferenceLogits
-from parity.report import Check, Level, Series, judged
+from parity.report import Check, Level, judged
 
 _ORDER: tuple[Kind, ...] = ("short", "long")
 
@@ -56,7 +56,6 @@ def run(reference: ReferenceLogits, bounds: Bounds, *, file: Candidate, f32_copy
         _says(summaries, has_f32_copy=f32_copy is not None),
         checks,
         tables=[side_by_side("Logits against the reference", {**summaries, "its second halves": halves}, _NOTE)],
-        series=[_histogram(file, served)],
     )
 
 
@@ -108,7 +107,7 @@ def of_file(summary: Summary, file: Judged, bounds: Bounds) -> Iterator[Check]:
 
     ratio = summary.perplexity_ratio
     yield check("mean KL", summary.kl_mean.value, "kl_mean", summary.kl_mean.text())
-    yield check("99 % of KL", summary.kl_p99.value, "kl_p99", summary.kl_p99.text())
+    yield check("99 % of KL", summary.kl_p99, "kl_p99")
     yield check("same most probable token", summary.top1.value, "top1", summary.top1.text(".4f"))
     yield check("overlap of the five most probable", summary.top5.value, "top5", summary.top5.text(".4f"))
     yield check("|ln| of the ratio of perplexities", summary.perplexity_distance, "perplexity", ratio.text(".5f"))
@@ -123,9 +122,3 @@ def _says(summaries: dict[str, Summary], *, has_f32_copy: bool) -> str:
     if not has_f32_copy:
         said.append("the F32 copy was left out, which needs the reference checkpoint")
     return "; ".join(said)
-
-
-def _histogram(file: Candidate, served: _Measured) -> Series:
-    kl = np.concatenate([window.kl for window in served.positions])
-    values = tuple(kl[np.isfinite(kl)].tolist())
-    return Series("kl-histogram", f"KL divergence per position, {file.name}", values, unit="nats")

@@ -1,7 +1,6 @@
 """Level `sampling`: the probabilities after the sampling steps, and the tokens drawn from them, against the formula.
 
-On the reference's own rows the worker's sampler must give the formula's candidates, probabilities and tokens. On a
-candidate's rows at the same positions it shows what the error of the logits does to the distribution.
+On the reference's own rows the worker's sampler must give the formula's candidates, probabilities and tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from parity import formula
 from parity.bounds import Bounds
-from parity.evidence import Candidate, ReferenceLogits
+from parity.evidence import ReferenceLogits
 from parity.report import Check, Level, Table, judged
 from worker.engine.sampling.sample import candidates, sample, uniform
 from worker.wire.jobs import SamplingParams
@@ -80,33 +79,19 @@ class _AgainstFormula:
     n_other_draws: int
 
 
-def run(
-    reference: ReferenceLogits,
-    bounds: Bounds,
-    *,
-    file: Candidate | None = None,
-    f32_copy: Candidate | None = None,
-    sampler: Sampler = WORKER,
-) -> Level:
-    """`f32_copy`: an F32 GGUF of the reference's weights; its distributions are judged, those of `file` are shown."""
+def run(reference: ReferenceLogits, bounds: Bounds, *, sampler: Sampler = WORKER) -> Level:
+    """Judge the sampler on the reference's own rows."""
     cases = [_row_case(reference, number, *full) for number, full in enumerate(reference.full_rows())]
     if not cases:
         return judged("sampling", "", ())
     found = {
         name: [_against_formula(case, name, settings, sampler) for case in cases] for name, settings in GRID.items()
     }
-    distances = {
-        candidate.name: _distances(reference, cases, candidate, sampler)
-        for candidate in (f32_copy, file)
-        if candidate is not None
-    }
     checks = list(_checks([one for ones in found.values() for one in ones], bounds))
-    if f32_copy is not None:
-        checks.append(_of_f32_copy(f32_copy, distances[f32_copy.name], bounds))
     n_drawn = len(GRID) * len(cases) * N_SEEDS
     worst = max(one.error for ones in found.values() for one in ones)
     said = f"{len(GRID)} settings on {len(cases)} rows: |Δp| ≤ {worst:.1g}, {n_drawn} tokens drawn as the formula does"
-    return judged("sampling", said, checks, tables=[_table(found, distances)])
+    return judged("sampling", said, checks, tables=[_table(found)])
 
 
 def _row_case(reference: ReferenceLogits, number: int, window: int, position: int, row: Row) -> _RowCase:
@@ -154,68 +139,18 @@ def _checks(found: list[_AgainstFormula], bounds: Bounds) -> Iterator[Check]:
     yield check("draws of another token than the formula", draws, "draws", is_count=True)
 
 
-# ── a candidate's own rows ───────────────────────────────────────────────────────────────────────
-
-
-def _distances(
-    reference: ReferenceLogits, cases: Sequence[_RowCase], candidate: Candidate, sampler: Sampler
-) -> dict[str, list[float]]:
-    """Setting → total variation distance (half the sum of |Δp|) at each case; 1 where there is no distribution."""
-    rows = _own_rows(reference, cases, candidate)
-    return {
-        name: [_distance(case, row, settings, sampler) for case, row in zip(cases, rows, strict=True)]
-        for name, settings in GRID.items()
-    }
-
-
-def _own_rows(reference: ReferenceLogits, cases: Sequence[_RowCase], candidate: Candidate) -> list[Row]:
-    """The candidate's rows of the cases; each window is computed once, as far as it is needed."""
-    rows: dict[tuple[int, int], Row] = {}
-    for window in {case.window for case in cases}:
-        positions = [case.position for case in cases if case.window == window]
-        logits = candidate.logits(reference.windows[window].tokens[: max(positions) + 1])
-        rows |= {(window, position): logits[position].copy() for position in positions}
-    return [rows[case.window, case.position] for case in cases]
-
-
-def _distance(case: _RowCase, row: Row, settings: SamplingParams, sampler: Sampler) -> float:
-    if not np.isfinite(row).all():
-        return 1.0
-    own = _dense(sampler.candidates(row, settings, case.generated), len(row))
-    expected = _dense(formula.candidates(case.row, settings, case.generated), len(row))
-    return 0.5 * float(np.abs(own - expected).sum())
-
-
-def _is_smooth(settings: SamplingParams) -> bool:
-    """True if a small error of a logit causes only a small error of a probability. A cut drops or keeps a whole
-    token."""
-    return settings.temperature > 0.0 and settings.top_p == 1.0 and not settings.top_k and settings.min_p == 0.0
-
-
-def _of_f32_copy(f32_copy: Candidate, distances: dict[str, list[float]], bounds: Bounds) -> Check:
-    smooth = {name: max(values) for name, values in distances.items() if _is_smooth(GRID[name])}
-    worst = max(smooth, key=lambda name: smooth[name])
-    what = f"{f32_copy.name}: largest total variation distance without cuts"
-    allowances = f32_copy.allowances("sampling", "distance")
-    return bounds.check(what, smooth[worst], "sampling.twin.distance", note=worst, allowances=allowances)
-
-
-def _table(found: dict[str, list[_AgainstFormula]], distances: dict[str, dict[str, list[float]]]) -> Table:
+def _table(found: dict[str, list[_AgainstFormula]]) -> Table:
     rows = tuple(
         (
             name,
             f"{np.median([one.n_candidates for one in ones]):.0f}",
             f"{max(one.error for one in ones):.1e}",
             str(sum(one.n_other_draws for one in ones)),
-            *(f"{np.mean(of[name]):.1e} (≤ {max(of[name]):.1e})" for of in distances.values()),
         )
         for name, ones in found.items()
     )
-    columns = ("settings", ">candidates", ">largest |Δp|", ">other draws", *(f">{name}" for name in distances))
+    columns = ("settings", ">candidates", ">largest |Δp|", ">other draws")
     return Table("Sampling against the formula, on the reference's rows", columns, rows, _NOTE)
 
 
-_NOTE = (
-    "Candidates: the median over rows. Under a model's name: total variation distance between the distribution on its "
-    "own row and the formula's on the reference's, mean and largest; where tokens are cut, one at the edge moves whole."
-)
+_NOTE = "Candidates: the median over rows."

@@ -1,8 +1,4 @@
-"""Level `serving`: the same prompts through a running worker over HTTP, alone and under load of eight jobs.
-
-Owns what is asked, in its order, what is demanded of the answers, and the transcript. Refuses to know how a worker is
-started or spoken to (client/), how a seed draws (answers.py), and how the tokens to be expected were made.
-"""
+"""Level `serving`: the same prompts through a running worker over HTTP, alone and under load of eight jobs."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,9 +1,5 @@
 """Level `tokenizer`: the ids of llama.cpp and of the reference tokenizer for every hard text.
 
-Owns what counts as a difference and where it begins. Refuses to know either tokenizer and where the texts come from:
-it is handed functions, ids and texts. llama.cpp gets the bytes, the reference got `corpus.decode` of them; neither puts
-a BOS before them.
-
 Some texts are special cases. Some bytes are in no token of a vocabulary, and the tokenizers omit them at different
 moments: the reference before it merges, so that their neighbours may become one token, llama.cpp after. A text with
 surrogates cannot be given to a reference at all, nor can one that is not UTF-8 where llama.cpp spells its bytes one by
@@ -89,7 +85,6 @@ def run(
         tables=(
             _differences(compared, piece),
             _sections(compared, n_without_reference=len(found) - len(compared)),
-            _round_trips(found, piece, joined),
         ),
     )
 
@@ -167,26 +162,3 @@ def _sections(compared: Sequence[_Tokenised], *, n_without_reference: int) -> Ta
     rows = tuple((section, str(n), str(ids[section]), str(differing[section])) for section, n in texts.items())
     note = f"{n_without_reference} more no reference can be given as llama.cpp reads them: tokenised only."
     return Table("Hard texts", ("section", ">texts", ">ids", ">differ"), rows, note if n_without_reference else "")
-
-
-def _round_trips(found: Sequence[_Tokenised], piece: Piece, joined: Joined) -> Table:
-    """The texts of llama.cpp's ids, joined again; they are not judged."""
-    outcomes: dict[str, list[str]] = {
-        "the text again": [],
-        "the text without its control tokens": [],
-        "not the text: bytes outside the vocabulary": [],
-        "not the text": [],
-    }
-    for one in found:
-        outcomes[_round_trip(one, piece, joined)].append(one.text.name)
-    rows = tuple((outcome, str(len(names)), names[0] if names else "") for outcome, names in outcomes.items())
-    return Table("The pieces of all ids, joined", ("they are", ">texts", "the first"), rows)
-
-
-def _round_trip(found: _Tokenised, piece: Piece, joined: Joined) -> str:
-    expected = decode(found.text.data).encode() if has_reference(found.text.data) else found.text.data
-    if joined(found.ids) == expected:
-        return "the text again"
-    if any(piece(token) == b"" for token in found.ids):
-        return "the text without its control tokens"
-    return "not the text" if found.is_in_vocabulary else "not the text: bytes outside the vocabulary"

@@ -1,7 +1,6 @@
 """Level `weights`: every tensor of the GGUF, de-quantised, against the reference's.
 
-Owns the two errors of a tensor and which tensors must be there. Refuses to know names and row orders (naming.py) and
-the format (f32_copy.py). Some rows are in memory at a time, and one tensor of the reference.
+Some rows are in memory at a time, and one tensor of the reference.
 
 Two errors, because each finds what the other hides: RMS(Δ) / RMS(reference) of a tensor sees noise and rows in another
 order; the largest |Δ| over the largest weight of its block sees one wrong number among millions. A quantised format
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from parity.bounds import Bounds
 from parity.f32_copy import Tensors, open_gguf, row_blocks, shape_of
 from parity.naming import EMBEDDING, NO_COUNTERPART, OUTPUT, Naming, not_comparable
-from parity.report import Check, Level, Series, Table, judged, not_run
+from parity.report import Check, Level, Table, judged, not_run
 from worker.models.facts.info import read_info
 
 NAME = "weights"
@@ -147,7 +146,6 @@ def _level(
         summary + (", the reference was made from this file" if made_from_this_file else ""),
         checks if errors else present,
         tables=(_by_kind(kinds), _worst(worst_first)),
-        series=(_series(errors),),
     )
 
 
@@ -198,16 +196,6 @@ def _worst(worst_first: Sequence[TensorError]) -> Table:
     columns = ("tensor", "type", ">relative error", ">largest |Δ|", ">of a block", "where")
     left_out = len(worst_first) - len(rows)
     return Table("Weights, worst first", columns, tuple(rows), f"{left_out} more." if left_out else "")
-
-
-def _series(errors: Sequence[TensorError]) -> Series:
-    return Series(
-        "weight-error",
-        "Relative error of the weights by tensor",
-        tuple(error.relative for error in errors),
-        tuple(error.name for error in errors),
-        unit="RMS(Δ) / RMS(reference)",
-    )
 
 
 def _pooled(errors: Sequence[TensorError]) -> float:

@@ -1,6 +1,6 @@
 """A GGUF rewritten in another file type by the library's own quantiser.
 
-Owns the call and the names of file types. Knows nothing of what the copies are for. Any thread, one call at a time.
+Any thread, one call at a time.
 """
 
 import os

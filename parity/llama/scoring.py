@@ -1,8 +1,7 @@
-"""The calls of parity to a model: logits of every position of a text, greedy continuations, and the KV memory after
-them.
+"""The calls of parity to a model: logits of every position of a text, greedy continuations, and the KV memory.
 
-Owns a llama_context of its own, of one sequence. Not on the serving path: context.py reads the last row of a slot,
-this reads all rows, with any cache type and attention. One thread at a time.
+Not on the serving path: context.py reads the last row of a slot, this reads all rows, with any cache type and
+attention. One thread at a time.
 """
 
 import ctypes
@@ -15,8 +14,7 @@ import numpy as np
 from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
-from parity.llama.kv_state import KvState, parse_kv_state
-from parity.llama.tensor_capture import TensorCapture
+from parity.llama.tensor_capture import KvState, TensorCapture, parse_kv_state
 from worker.engine.step import Slice
 from worker.errors import ModelLoadFailed
 from worker.llama.batch import Batch

@@ -1,7 +1,7 @@
-"""The named tensors of a compute graph, copied as they are computed.
+"""The named tensors of a compute graph, copied as they are computed; and the KV memory of a sequence as numbers.
 
-Owns the evaluation callback, ggml's tensor layout, and the way from its strides to numpy arrays. Parity only: every
-tensor asked for ends a piece of the graph, so that decoding is slow. The callback runs on the thread that decodes.
+Parity only: every tensor asked for ends a piece of the graph, so that decoding is slow. The callback runs on the thread
+that decodes.
 """
 
 import ctypes
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from worker.llama.library import library_function
 from worker.llama.repack import TensorHead
+from worker.server.saved.copies import Block, parse_seq_state
 
 F32, F16, BF16 = 0, 1, 30
 """ggml_type (ggml.h)."""
@@ -111,3 +112,33 @@ class TensorCapture:
         data = np.empty(int(self._n_bytes(tensor)), np.uint8)
         self._get(tensor, data.ctypes.data, 0, data.size)
         return Copy(int(layout.type), tuple(layout.ne), tuple(layout.nb), data)
+
+
+# ── KV memory ────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class KvState:
+    """The KV memory of one sequence. `k[layer]` and `v[layer]` are float32[n_cells, features], their numbers as they
+    are stored."""
+
+    positions: tuple[int, ...]
+    """The positions of the cells, in the order of the cells."""
+    k: tuple[Float32s, ...]
+    v: tuple[Float32s, ...]
+
+
+def parse_kv_state(data: bytes) -> KvState:
+    """Raises: ValueError for what is not the state of one sequence in an ordinary memory of f32, f16 or bf16."""
+    [state] = parse_seq_state(np.frombuffer(data, np.uint8)).caches
+    k, v = (tuple(_numbers(block) for block in blocks) for blocks in (state.k, state.v))
+    return KvState(tuple(state.positions.tolist()), k, v)
+
+
+def _numbers(block: Block) -> Float32s:
+    if block.ggml_type not in ITEM_BYTES:
+        raise ValueError(f"KV memory of ggml type {block.ggml_type} cannot be read; f32, f16 and bf16 can")
+    items: NDArray[np.unsignedinteger] = block.items.reshape(-1).view(f"<u{ITEM_BYTES[block.ggml_type]}")
+    n_rows, n_cells, _ = block.items.shape
+    numbers = widened(items, block.ggml_type).reshape(n_rows, n_cells, -1)
+    return np.ascontiguousarray(numbers.transpose(1, 0, 2)).reshape(n_cells, -1)

@@ -1,6 +1,6 @@
 """Inputs and outputs of PyTorch's modules of a llama model, stored under the points of points.py.
 
-Owns which module shows which point. One run of one text per Recorder; its hooks are gone when it is closed.
+One run of one text per Recorder; its hooks are gone when it is closed.
 """
 
 from types import TracebackType

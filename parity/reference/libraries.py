@@ -1,6 +1,6 @@
 """The libraries of this room: there, or refused in one line; and quiet.
 
-The other modules of the room import torch and transformers from here. Owns the message for their absence.
+The other modules of the room import torch and transformers from here.
 """
 
 from collections.abc import Iterator

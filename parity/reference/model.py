@@ -1,7 +1,7 @@
 """A checkpoint as transformers runs it, in float64: logits, every point of the network, greedy continuations.
 
-Owns the model and its tokenizer. For the llama family nothing is computed below float64 (exact.py); other architectures
-run as transformers has them. Refuses to know llama.cpp, files of its own, and what is compared. One thread calls it.
+For the llama family nothing is computed below float64 (exact.py); other architectures run as transformers has them. One
+thread calls it.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parity.points import Activations
-from parity.reference.exact import attention_name, made_exact
+from parity.reference.exact import attention_name, layerwise, made_exact
 from parity.reference.hooks import Recorder
-from parity.reference.layerwise import layerwise
 from parity.reference.libraries import UNREADABLE, failure, quiet, torch, transformers
 from parity.reference.tensors import CheckpointTensors
 from worker.errors import UsageError

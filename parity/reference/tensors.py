@@ -1,7 +1,7 @@
 """The tensors of a SafeTensors checkpoint by their names, one at a time, in one file or in shards.
 
 Reads the files itself, through memory maps: the safetensors library gives NumPy no bfloat16, and a comparison of
-weights should not need PyTorch. Knows nothing of what the tensors mean, but that a tied output is the embedding.
+weights should not need PyTorch.
 """
 
 from collections.abc import Mapping

@@ -12,8 +12,8 @@ from parity.f32_copy import write_f32_copy
 from parity.reference.checkpoint import dequantise
 from parity.reference.model import Reference
 from parity.reference.tensors import CheckpointTensors
+from parity.references import Subject
 from parity.report import ReferenceUsed
-from parity.subject import Subject
 from tests.shared_files import made_once, shared_folder
 
 

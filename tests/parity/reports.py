@@ -12,7 +12,6 @@ from parity.report import (
     ModelFile,
     ReferenceUsed,
     Report,
-    Series,
     Table,
     judged,
     not_run,
@@ -30,13 +29,9 @@ BROKEN = Check("blk.3 k_rope, relative error", 0.25, "at most", 1e-4, "float32 a
 NOT_A_NUMBER = Check("logits, largest error", float("nan"), "at most", 1e-4, "measured")
 
 
-def series_of(name: str = "error-per-layer", line: str = "") -> Series:
-    return Series(name, "Error per layer", (1e-6, 2e-6, 4e-6), ("0", "1", "2"), "max |Δ| / RMS", line=line)
-
-
 def level(name: str, *checks: Check) -> Level:
     table = Table("Worst texts", ("text", ">ids"), ((ANYTHING, "12"), ("", "0")), note="worst first")
-    found = judged(name, "everything agrees", checks or (HOLDS,), tables=[table], series=[series_of()])
+    found = judged(name, "everything agrees", checks or (HOLDS,), tables=[table])
     return replace(found, seconds=1.25, budget_seconds=60.0)
 
 

@@ -1,8 +1,6 @@
 """A bundle is whole or absent, is never written twice, and says nothing about who made it."""
 
-import getpass
 import json
-import platform
 import re
 import tempfile
 from collections import UserList
@@ -18,11 +16,9 @@ from parity.bundle import (
     MANIFEST,
     BundleType,
     Proof,
-    Trace,
     check_clean,
     document,
     lines,
-    markdown,
     proof_of,
     run_folder,
     write,
@@ -189,9 +185,6 @@ def places() -> Iterator[tuple[str, str]]:
     yield "home directory", f"loaded {Path.home()}/models/x.gguf"
     yield "working directory", f'{{"path":"{Path.cwd()}"}}'
     yield "temporary directory", f"'{tempfile.gettempdir()}/x'"
-    yield "host's name", f"http://{platform.node()}:8080/"
-    yield "user's name|host's name", f"{getpass.getuser()}@{platform.node()}"
-    yield "user's name|working directory|home directory", f"/home/{getpass.getuser()}/x"
 
 
 @pytest.mark.parametrize(("what", "text"), list(places()))
@@ -207,20 +200,6 @@ def test_a_trace_of_this_machine_anywhere_prevents_the_bundle(
     assert text not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "authorization: Bearer abcdefghijklmnop0123",
-        "hf_abcdefghijklmnopqrst",
-        "-----BEGIN RSA PRIVATE KEY-----",
-    ],
-)
-def test_what_looks_like_a_secret_prevents_the_bundle(text: str) -> None:
-    with pytest.raises(WorkerError, match="line 2") as raised:
-        check_clean({"x.md": markdown(text).replace(b"\n\n", b"\n")})
-    assert text not in str(raised.value)
-
-
 def test_a_secret_of_the_environment_prevents_the_bundle_and_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLORCH_API_TOKEN", "correct-horse-battery")
     monkeypatch.setenv("HTTPS_PROXY", "http://someone:pa55word@proxy.example:3128")
@@ -233,31 +212,10 @@ def test_a_secret_of_the_environment_prevents_the_bundle_and_is_not_repeated(mon
         check_clean({"x.md": b"pa55word"})
 
 
-def test_a_trace_in_a_file_s_name_is_found() -> None:
-    with pytest.raises(WorkerError, match="a word, in pairs/secretive"):
-        check_clean({"pairs/secretive": b""}, [Trace("a word", re.compile("secretive"))])
-
-
-@pytest.mark.parametrize(("user", "host"), [("max", "box"), ("root", "localhost")])
-@pytest.mark.parametrize("text", ["max |Δ| of root mean square, out of the box: 3", "localhost, max. 4 / root"])
-def test_a_name_that_is_a_word_may_stand_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, user: str, host: str, text: str
-) -> None:
-    monkeypatch.setattr(getpass, "getuser", lambda: user)
-    monkeypatch.setattr(platform, "node", lambda: host)
-    check_clean({"x.md": text.encode()})
-
-
-@pytest.mark.parametrize(
-    "text", ["/home/max/x", "max@laptop-7", "on laptop-7 it ran", "http://laptop-7:8080", "~max/x"]
-)
-def test_a_name_in_a_path_or_an_address_and_a_name_that_is_no_word_are_found(
-    monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.setattr(getpass, "getuser", lambda: "max")
-    monkeypatch.setattr(platform, "node", lambda: "laptop-7")
-    with pytest.raises(WorkerError, match=r"name, in x\.md"):
-        check_clean({"x.md": text.encode()})
+def test_a_trace_in_a_file_s_name_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLORCH_API_TOKEN", "correct-horse-battery")
+    with pytest.raises(WorkerError, match="a secret of LLORCH_API_TOKEN, in pairs/correct-horse-battery"):
+        check_clean({"pairs/correct-horse-battery": b""})
 
 
 def test_what_a_report_is_made_of_has_no_trace() -> None:

@@ -67,7 +67,6 @@ def test_the_f32_copy_is_the_reference_at_every_checkpoint(f32_copy: Path, expec
     level = judged(f32_copy, expected, bounds)
     assert level.verdict == "pass", level.summary
     assert level.summary.startswith(f"{len(layer_points(N_LAYERS))} points over {N_TOKENS} tokens")
-    assert all(len(series.values) == N_LAYERS for series in level.series)
 
 
 def captured(path: Path, tokens: list[int], setup: Setup | None = None) -> Activations:

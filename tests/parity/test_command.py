@@ -175,11 +175,6 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["run", "--url", "http://127.0.0.1:9", "--cache-type-k", "q8_0"], (2, "--cache-type-k configures loading")),
         (["run", "--run-id", "../../x", "--reference", str(GOLDEN)], (2, "run id")),
         (["run", "--reference", str(GOLDEN), "--catalog", "nowhere.toml"], (2, "nowhere.toml")),
-        (["matrix"], (2, "make one with `llorch-worker parity reference`")),
-        (["matrix", "--plot", "plot.txt"], (2, "must end in .svg, .png or .pdf")),
-        (["matrix", "--type", "Q3_K"], (2, "Q3_K")),
-        (["matrix", "--cache-type-k", "q8_0"], (2, "--cache-type-k")),
-        (["matrix", "--memory-mb", "0"], (2, "--memory-mb")),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(

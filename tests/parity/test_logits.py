@@ -37,8 +37,6 @@ def test_an_exact_f32_copy_and_a_near_file_pass(reference: FullLogits, bounds: B
         ">served, long windows",
         ">its second halves",
     )
-    (series,) = level.series
-    assert (series.name, len(series.values)) == ("kl-histogram", 48)
     assert "left out" not in level.summary
 
 

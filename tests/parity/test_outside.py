@@ -22,21 +22,19 @@ from parity.levels.serving import SEEDS
 from parity.llama.scoring import Scorer
 from parity.logits_file import LogitsFile, write_logits_file
 from parity.outside import CONVERSATIONS, Outside
+from parity.references import Subject
 from parity.report import Level, Report, from_json
 from parity.servers import opened
 from parity.setups import as_served
 from parity.setups import opened as opened_file
-from parity.subject import Subject
 from tests.loopback import LoopbackServer, QuietHandler
 from tests.parity.golden_logits import GOLDEN
-from tests.parity.llama_server import LlamaServerStandIn, Rows
 from tests.parity.made_logits import PROVENANCE, made_reference
 from tests.parity.relay import Event, Relay
 from tests.worker_process import WorkerProcess
 from worker.cli import run
 from worker.errors import UsageError, WorkerError
 from worker.server.front.certificate import read_certificate
-from worker.wire.jobs import TokenId
 
 pytestmark = [pytest.mark.model, pytest.mark.process]
 
@@ -279,48 +277,6 @@ def test_nonsense_for_an_answer_fails_the_level_with_one_line(
 # ── llama-server ─────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture(scope="module")
-def rows_and_pieces(shallow_model: Path, shallow_logits: Path) -> tuple[Rows, list[bytes], int]:
-    """The model's logits after every prefix of the reference's windows, its tokens' bytes, and one of them."""
-    rows: dict[tuple[int, ...], NDArray[np.float32]] = {}
-    with opened_file(shallow_model) as model, Scorer(model, as_served(), n_ctx=128, n_threads=1) as scorer:
-        for window in LogitsFile.open(shallow_logits).windows:
-            for at, row in enumerate(scorer.logits(window.tokens), start=1):
-                rows[window.tokens[:at]] = row
-        return rows, [model.piece(TokenId(token)) for token in range(model.n_vocab)], model.tokenize("a")[0]
-
-
-def test_a_llama_server_is_judged_by_rows_that_are_asked_for_one_by_one(
-    shallow: Shallow, rows_and_pieces: tuple[Rows, list[bytes], int]
-) -> None:
-    """The text has characters of several tokens, of which llama-server reports the last alone."""
-    text = LogitsFile.open(shallow.logits).windows[0].tokens
-    rows, pieces, letter = rows_and_pieces
-    assert any("\ufffd" in pieces[token].decode(errors="replace") for token in text)
-    with LlamaServerStandIn(rows, pieces, letter) as server:
-        found = shallow.judge(server.url, "logits", "generation", "serving", "weights")
-    assert {name: level.verdict for name, level in found.items()} == {
-        "logits": "pass",
-        "generation": "pass",
-        "serving": "not run",
-        "weights": "not run",
-    }
-    perplexity = found["logits"].checks[-1]
-    assert perplexity.name == "the served file: |ln| of the ratio of perplexities"
-    assert perplexity.value < 1e-12
-    assert found["serving"].summary.startswith("cannot be judged: llama-server b7-stand-in has no /execute")
-
-
-def test_a_llama_server_on_other_weights_fails(
-    shallow: Shallow, rows_and_pieces: tuple[Rows, list[bytes], int]
-) -> None:
-    rows, pieces, letter = rows_and_pieces
-    random = np.random.default_rng(11)
-    off = {prompt: row + random.normal(0.0, 2.0, len(row)).astype(np.float32) for prompt, row in rows.items()}
-    with LlamaServerStandIn(off, pieces, letter) as server:
-        assert shallow.judge(server.url, "logits")["logits"].verdict == "fail"
-
-
 # ── who is asked ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -359,7 +315,7 @@ def stranger() -> Iterator[str]:
 def test_a_server_of_another_kind_is_one_line(stranger: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["parity", "run", "--url", stranger, "--reference", str(GOLDEN)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "is neither a llorch-worker nor a llama-server" in line
+    assert "is not a llorch-worker" in line
 
 
 @pytest.mark.parametrize(

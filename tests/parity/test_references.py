@@ -15,6 +15,7 @@ import pytest
 from parity.references import (
     CHECKPOINT,
     Chosen,
+    Subject,
     checkpoint_folder,
     folder_for,
     found,
@@ -22,7 +23,6 @@ from parity.references import (
     remember,
     write_origin,
 )
-from parity.subject import Subject
 from tests.gguf_files import tiny_model
 from tests.hub_stand_in import COMMIT, HubStandIn, Refusal
 from tests.parity.tiny_llama import write_tiny_llama

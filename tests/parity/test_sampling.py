@@ -1,6 +1,6 @@
 """The level `sampling` passes the worker's sampler and fails one that does otherwise in any step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from parity.levels import sampling
 from parity.levels.sampling import GRID, Distribution, Sampler
 from parity.logits_file import LogitsFile, write_logits_file
 from parity.report import Level
-from tests.parity.made_logits import PROVENANCE, Rows, candidate, made_reference, noisy
+from tests.parity.made_logits import PROVENANCE, Rows, made_reference
 from worker.engine.sampling.sample import candidates, sample, uniform
 from worker.wire.jobs import SamplingParams
 
@@ -47,16 +47,6 @@ def test_the_level_runs_from_a_logits_file(reference: FullLogits, bounds: Bounds
     write_logits_file(path, reference, (), PROVENANCE)
     whole, brief = sampling.run(reference, bounds), sampling.run(LogitsFile.open(path), bounds)
     assert brief.checks == whole.checks
-
-
-def test_distances_are_those_of_the_candidates_own_rows(reference: FullLogits, bounds: Bounds) -> None:
-    f32_copy, file = candidate(noisy(1e-5), name="F32 copy"), candidate(noisy(0.1), name="served")
-    level = sampling.run(reference, bounds, file=file, f32_copy=f32_copy)
-    assert level.verdict == "pass"
-    assert level.tables[0].columns[-2:] == (">F32 copy", ">served")
-    distance = level.checks[-1]
-    assert 0.0 < distance.value < 1e-4
-    assert "total variation distance" in distance.name
 
 
 # ── negative controls ────────────────────────────────────────────────────────────────────────────
@@ -130,14 +120,6 @@ def test_draws_that_do_not_follow_seed_and_position_fail(
 ) -> None:
     level = sampling.run(reference, bounds, sampler=Sampler(candidates, wrong))
     assert list(broken(level)) == ["draws of another token than the formula"]
-
-
-@pytest.mark.parametrize("change", [noisy(0.05), lambda rows: rows * np.float32(np.nan)])
-def test_a_f32_copy_whose_logits_are_off_fails(
-    reference: FullLogits, bounds: Bounds, change: Callable[[Rows], Rows]
-) -> None:
-    level = sampling.run(reference, bounds, f32_copy=candidate(change, name="F32 copy"))
-    assert list(broken(level)) == ["F32 copy: largest total variation distance without cuts"]
 
 
 def test_a_reference_without_rows_in_full_is_no_comparison(tmp_path: Path, bounds: Bounds) -> None:

@@ -5,9 +5,8 @@ import struct
 import numpy as np
 import pytest
 
-from parity.llama.kv_state import KvState, parse_kv_state
 from parity.llama.scoring import Scorer, Setup
-from parity.llama.tensor_capture import TensorCapture
+from parity.llama.tensor_capture import KvState, TensorCapture, parse_kv_state
 from tests.llama.conftest import Loaded
 from worker.llama.model import Model
 

@@ -80,7 +80,7 @@ def huge(path: Path) -> None:
 
 
 def test_a_report_of_other_files_only_is_no_certificate(tmp_path: Path) -> None:
-    """`parity matrix` makes such a report."""
+    """Earlier versions made such reports of files in other types."""
     others = [*(not_run(name, "not asked for") for name in LEVELS), level("matrix")]
     assert report(others).verdict == "pass"
     with pytest.raises(CertificateRefused, match="nothing of the model file itself"):
