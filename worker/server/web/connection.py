@@ -150,14 +150,10 @@ class RequestParser(HttpRequestParser):
                 if not self._is_offer:
                     return
                 rest = rest[offer.args[0] :]
-                head = self._head_without_offer()
+                line = b"%b %b HTTP/%b" % (self.get_method(), self._listener.url, self.get_http_version().encode())
+                headers = [b"%b: %b" % header for header in self._listener.headers if header[0].lower() != b"upgrade"]
                 self._begin()  # the parser may be in the state of a closed connection
-                super().feed_data(head)
-
-    def _head_without_offer(self) -> bytes:
-        line = b"%b %b HTTP/%b" % (self.get_method(), self._listener.url, self.get_http_version().encode())
-        headers = [b"%b: %b" % header for header in self._listener.headers if header[0].lower() != b"upgrade"]
-        return b"\r\n".join([line, *headers, b"", b""])
+                super().feed_data(b"\r\n".join([line, *headers, b"", b""]))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Trailing spaces are not part of the value (RFC 9110, 5.5); the parser has removed leading ones.
@@ -245,13 +241,19 @@ class BoundedConnection(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override] # uvicorn's never asks for it to stay open
         """The client sends no more. Returns True to keep the transport open while a whole request has no answer yet.
 
-        A FIN says only that. The client may still read, as `nc -N` does, or it may be gone, and then no answer reaches
-        it. Only a write shows the difference: a client that is gone answers it with a reset.
+        A FIN says only that. The client may still read, as `nc -N` does, or it may be gone, and then its job would stay
+        in the queue. Only a write shows the difference: a client that is gone answers it with a reset.
         """
         self._has_client_finished = True
         if self._state is not RequestState.SERVED:
             return False
-        self._provoke_reset()
+        # Bytes that have no effect in HTTP: an interim answer before the headers, later a chunk size's first digit. If
+        # requests are pipelined, the progress of the answer before them is unknown.
+        if self.cycle.response_started and not self.pipeline:
+            if self.cycle.chunked_encoding:
+                self.transport.write(b"0")
+        elif self.cycle.scope["http_version"] == "1.1" and not self.pipeline:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._look = self.loop.call_later(_FIRST_LOOK_S, self._look_for_reset, 2 * _FIRST_LOOK_S)
         return True
 
@@ -411,23 +413,6 @@ class BoundedConnection(HttpToolsProtocol):
         finally:
             self._note(Event.RELEASED, at=0)
             self._review()
-
-    # ── half-closed ──────────────────────────────────────────────────────────────────────────────
-
-    def _provoke_reset(self) -> None:
-        """Send bytes that have no effect in HTTP: an interim answer before the headers, later a chunk size's first
-        digit.
-
-        Without them the job of a client that left would stay in the queue until its first event. If requests are
-        pipelined, the progress of the answer before them is unknown, so the worker waits for the next event.
-        """
-        if self.pipeline:
-            return
-        if self.cycle.response_started:
-            if self.cycle.chunked_encoding:
-                self.transport.write(b"0")
-        elif self.cycle.scope["http_version"] == "1.1":
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _look_for_reset(self, next_s: float) -> None:
         """End after a reset, or look again later: the transport no longer reads and does not notice a reset itself."""
