@@ -54,8 +54,6 @@ def words(tmp_path: Path) -> Path:
     )
 
 
-# ── lines ────────────────────────────────────────────────────────────────────────────────────────
-
 BAD = [
     *("", "nonsense", "[]", "null", '{"messages": 1', "[" * 100_000, "\ufffd"),
     *({"template": 1}, {"template": "{% for"}, {"template": "x"}, {"template": None}, {"tools": 1}),
@@ -94,9 +92,6 @@ def test_a_model_that_is_not_here_is_one_error_for_all_lines(capsysbinary: Captu
     assert capsysbinary.readouterr().err.count(b"\n") == 1
 
 
-# ── render ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_conversation_becomes_the_prompt_of_its_template(capsysbinary: Capture) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"at": "Nîmes"}'}}
     said = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -132,9 +127,6 @@ def test_a_model_without_a_template_needs_one_in_the_line(tmp_path: Path, capsys
     none, given = answers("render", *lines, flags=flags, capture=capsysbinary)
     assert "no chat template" in none["error"]
     assert given == {"prompt": "<s>Hi</s>"}
-
-
-# ── parse ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("end", range(CALL.index("at"), CALL.index("}}")))

@@ -387,8 +387,6 @@ HOSTILE: dict[str, tuple[Kind, str]] = {
 }
 """The constraint's name → the field, and its text."""
 
-# ── what they take ───────────────────────────────────────────────────────────────────────────────
-
 N_TOKENS = 100
 
 

@@ -80,9 +80,6 @@ some_cuts = st.lists(st.integers(0, 200), max_size=6)
 free_texts = st.text('ab<tool_call\n{}" é', max_size=20).filter(lambda text: "<tool_call>" not in text)
 
 
-# ── sleeping ─────────────────────────────────────────────────────────────────────────────────────
-
-
 @LAW
 @given(before=free_texts, cuts=some_cuts)
 def test_nothing_is_masked_before_a_call_begins_however_the_text_is_cut(before: str, cuts: list[int]) -> None:
@@ -198,8 +195,6 @@ def test_a_call_may_end_the_reasoning(is_required: bool) -> None:
     go_on(found, [*SPELLED.spell(b"Hm. "), SPELLED.words["<tool_call>"]])
     assert SPELLED.shown(each.id for each in found.take_forced(99)).startswith(b'\n{"name": "get"')
 
-
-# ── the reasoning ────────────────────────────────────────────────────────────────────────────────
 
 THINK, CLOSE = SPELLED.words["<think>"], SPELLED.words["</think>"]
 

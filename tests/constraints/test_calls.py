@@ -269,8 +269,6 @@ def test_over_a_real_vocabulary_an_answer_of_required_calls_reads_as_calls(
     check(message, tools, text)
 
 
-# ── tools whose argument is a text ───────────────────────────────────────────────────────────────
-
 PATCH = """start: begin_patch hunk+ end_patch
 begin_patch: "*** Begin Patch" LF
 end_patch: "*** End Patch" LF?
@@ -345,9 +343,6 @@ REGEXES = ("a+b?", "[^x]{1,3}", "(ab|c.)*", r"[\"\\\\]+", r"\d\.\w?", "x|[a-c\\n
 def test_a_json_string_carries_exactly_the_texts_of_a_regular_expression(regex: str, text: str) -> None:
     tool = OfferedTool(name="say", place=0, is_text=True, grammar=f"start: /{regex}/")
     assert is_call(CALLING["hermes"], tool, text) == (re.fullmatch(regex, text) is not None)
-
-
-# ── refusals ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,6 @@ def texts_of(run: list[Token]) -> bytes:
     return b"".join(each.piece for each in run)
 
 
-# ── what is allowed ──────────────────────────────────────────────────────────────────────────────
-
-
 @LAW
 @given(regex=st.sampled_from(REGEXES), numbers=choices)
 def test_an_end_is_allowed_exactly_where_the_text_matches(
@@ -194,9 +191,6 @@ def test_a_mask_is_the_callers_own(constraints: Constraints, regex: str) -> None
     assert (mask == kept).all()
 
 
-# ── going back, copies, and what is kept ─────────────────────────────────────────────────────────
-
-
 @LAW
 @given(regex=st.sampled_from(REGEXES), numbers=choices, further=st.lists(st.integers(0, 2**31), min_size=1, max_size=6))
 def test_what_is_taken_back_was_never_said(
@@ -254,9 +248,6 @@ def test_a_closed_constraint_says_so(constraints: Constraints) -> None:
     constraint.close()
     with pytest.raises(ValueError, match="closed"):
         mask_of(constraint)
-
-
-# ── what is forced ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_forced_runs_stop_where_there_is_a_choice(constraints: Constraints) -> None:
@@ -329,9 +320,6 @@ def test_a_run_is_forced_whole_up_to_a_length_and_never_spelled_beyond(
             mask_of(constraint)
 
 
-# ── a vocabulary without ends ────────────────────────────────────────────────────────────────────
-
-
 def test_without_an_end_a_text_is_over_where_nothing_may_follow(endless: Model) -> None:
     constraint = constrain(constraints_of(endless), regex="a(a|▁)")
     assert texts_of(constraint.take_forced(9)) == b"a"
@@ -341,9 +329,6 @@ def test_without_an_end_a_text_is_over_where_nothing_may_follow(endless: Model) 
     constraint.accept(TokenId(allowed_by(constraint)[0]))
     assert constraint.is_over
     assert allowed_by(constraint) == []
-
-
-# ── real vocabularies ────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,6 @@ def lark(text: str) -> str:
     return lark_of(text, token_of)
 
 
-# ── what is refused ──────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("name", MISTAKEN)
 def test_a_mistake_is_refused_with_its_place_and_without_the_text(name: str) -> None:
     text, message = MISTAKEN[name]
@@ -106,9 +103,6 @@ def test_any_text_is_read_or_refused(pieces: list[str]) -> None:
     text = "root ::= " + "".join(pieces)
     with contextlib.suppress(BadGrammar):
         assert re.search(r"^start: ", lark(text), re.MULTILINE)
-
-
-# ── what is read ─────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -171,9 +165,6 @@ def test_of_two_rules_with_one_name_the_later_counts() -> None:
 def test_a_large_grammar_of_little_work_grows_no_more_than_it_is_said_to() -> None:
     for text in (f'root ::= "{"a" * 60_000}"', f"root ::= [{'a' * 60_000}]", "root ::= a\na ::= " + "a " * 30_000):
         assert len(lark(text)) < 17 * len(text)
-
-
-# ── Lark ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_lark_is_what_begins_with_its_options() -> None:

@@ -49,9 +49,6 @@ def check_walks(vocabulary: Vocabulary, gbnf: str, seeds: range, n_tokens: int =
             check_walk(sampler, matcher_of(vocabulary, gbnf), n_tokens, random.Random(seed))
 
 
-# ── grammars that llama.cpp brings ───────────────────────────────────────────────────────────────
-
-
 class Case(NamedTuple):
     """One `test_grammar(…)` of test-grammar-integration.cpp."""
 
@@ -121,8 +118,6 @@ def test_llama_cpps_own_grammars_allow_the_same_characters_everywhere(vocabulary
         n_compared += 1
     assert n_compared > 140
 
-
-# ── any grammar ──────────────────────────────────────────────────────────────────────────────────
 
 TERMINALS = ['"a"', '"ab"', "[ab]", "[^a]", r"[^a-c\n]", ".", '"é"', "[^é]", "[ぁ-ゟ]", r'"\x0a\u3001"']
 TIMES = ["", "", "", "*", "+", "?", "{2}", "{1,3}", "{0,2}", "{2,}", "{0}"]

@@ -367,9 +367,6 @@ KNOWN = {
 """The patterns of the texts of which LOOSE has one each."""
 
 
-# ── enforced ─────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("row", ENFORCED)
 def test_a_schema_lets_its_texts_through_and_no_others(row: str) -> None:
     schema, good, bad = ENFORCED[row]
@@ -414,9 +411,6 @@ def test_a_name_has_one_spelling_where_others_are_free() -> None:
     assert not enforced(schema).have(r'{"a": 1, "\u0061": "x"}')
     assert not enforced(record(patternProperties={"^a": integer()})).have(r'{"\u0061": "x"}')
     assert enforced(record()).have(r'{"\u0061": "x"}')
-
-
-# ── refused ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("row", REFUSED)
@@ -579,9 +573,6 @@ def test_a_check_takes_no_longer_for_a_hostile_schema(schema: Any) -> None:
         return time.process_time() - began_s
 
     assert min(check_s() for _ in range(3)) < 1
-
-
-# ── narrower and looser ──────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("row", NARROW)

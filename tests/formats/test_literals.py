@@ -65,8 +65,6 @@ def test_an_argument_may_be_in_pythons_notation_unless_it_may_be_a_text(
     assert json.loads(message.calls[0].arguments) == {"x": value}
 
 
-# ── the language of ast.literal_eval ─────────────────────────────────────────────────────────────
-
 PREFIXES = st.sampled_from(["", "r", "R", "u", "U", "b", "rb", "Br"])
 QUOTES = st.sampled_from(["'", '"', "'''", '"""'])
 ESCAPES = [

@@ -24,9 +24,6 @@ def render(source: str, values: Mapping[str, object] | None = None, *, max_chars
     return Sandbox(source, lambda: datetime(2026, 1, 2)).render(values or {}, fuel=FUEL, max_chars=max_chars)
 
 
-# ── as transformers does ─────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     ("source", "text"),
     [
@@ -157,9 +154,6 @@ def values_of(kind: Kind) -> dict[str, Any]:
     """The values that transformers passes to a template."""
     given = {"messages": kind.messages, "tools": kind.tools, "documents": None, "add_generation_prompt": kind.is_open}
     return {**TOKENS, **given, **(kind.variables or {})}
-
-
-# ── harm ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_failure_names_only_its_kind_and_line() -> None:

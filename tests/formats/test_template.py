@@ -81,8 +81,6 @@ def says(content: object, role: str = "user") -> Message:
     return {"role": role, "content": content}
 
 
-# ── text and control tokens ──────────────────────────────────────────────────────────────────────
-
 PIECES = st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "<s>", "<", "|>", "im_end", "\n", " "])
 TEXTS = st.lists(st.one_of(PIECES, st.text(max_size=5)), max_size=6).map("".join)
 
@@ -132,9 +130,6 @@ def test_a_template_that_looks_into_the_text_finds_what_is_there() -> None:
     assert text(source, says("<think>hm</think>yes")) == "yes"
     source = "{% for m in messages %}{{ 'less:' if '<' in m.content }}{{ m.content }}{% endfor %}<|im_end|>"
     assert text(source, says("a < b")) == "less:a < b<|im_end|>"
-
-
-# ── forms ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_developer_becomes_the_system_if_the_template_supports_no_developer() -> None:
@@ -334,9 +329,6 @@ def test_a_message_without_text_or_with_calls_cannot_be_continued(last: Message)
     found = refusal(CHATML, USER, last, add_generation_prompt=False, continue_final_message=True)
     assert (found.field, found.constraint) == ("messages", "chat_template")
     assert found.message.startswith("messages[1]: the final message")
-
-
-# ── the variables of a template ──────────────────────────────────────────────────────────────────────
 
 
 def test_a_template_gets_the_variables_that_it_reads_and_no_others() -> None:

@@ -31,9 +31,6 @@ def sources() -> list[tuple[str, str]]:
     return [*found, ("the default model", default_template())]
 
 
-# ── llama.cpp's templates ────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.model
 @pytest.mark.parametrize("path", templates(), ids=lambda path: path.stem)
 def test_what_a_template_writes_is_read_as_what_it_was_given(path: Path) -> None:
@@ -64,8 +61,6 @@ def test_the_family_and_the_origin_do_not_depend_on_the_vocabulary(path: Path) -
         titles = {chat_format(chat.for_tools, ends).title for ends in (frozenset[str](), ENDS, frozenset({"</s>"}))}
         assert len(titles) == 1, titles
 
-
-# ── templates of no known family ─────────────────────────────────────────────────────────────────
 
 USER_TURN, ASSISTANT_TURN, TURN_END = "<|turn|>user\n", "<|turn|>assistant\n", "<|stop|>"
 TEMPLATE = (
@@ -236,8 +231,6 @@ def test_an_object_inside_an_object_is_text_around_the_name_and_the_arguments() 
         call_end="}}</call>",
     )
 
-
-# ── templates that say nothing, and such that mean harm ──────────────────────────────────────────
 
 SILENT = [
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}",

@@ -178,9 +178,6 @@ def schema_of(value: object) -> dict[str, object]:
     return schema
 
 
-# ── hard texts ───────────────────────────────────────────────────────────────────────────────────
-
-
 def markers(form: ChatFormat) -> tuple[str, ...]:
     """Return the markers of a notation, without the white space around them."""
     calls = form.calls

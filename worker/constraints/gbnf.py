@@ -190,7 +190,6 @@ class _GbnfReader:
         return self._skip(end.end(), lines=True)
 
     def _take(self, levels: list[_Level], item: re.Match[str]) -> None:
-        """Add one item to the innermost level."""
         level, place = levels[-1], item.start()
         match item.lastgroup:
             case "literal":
@@ -262,7 +261,6 @@ class _GbnfReader:
         level.is_repeated = True
 
     def _times(self, item: re.Match[str]) -> str:
-        """The name as Lark writes it."""
         if item[0] in "*+?":
             return item[0]
         if item["high"] and not item["comma"]:

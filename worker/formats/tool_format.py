@@ -157,7 +157,6 @@ def _completed(found: ChatFormat, known: ChatFormat, *, has_several: bool) -> Ch
 
 
 def _name_of(calls: CallFormat) -> str:
-    """The name of a format that is of no known family."""
     begin = f"{calls.section_begin}{calls.call_begin}"
     if calls.form == "object" and begin.strip() == "<tool_call>":
         return HERMES.name
@@ -450,12 +449,10 @@ def _units(text: str) -> list[str]:
 
 
 def _common_prefix(one: str, other: str) -> str:
-    """The units that both texts begin with."""
     return "".join(_common(_units(one), _units(other)))
 
 
 def _common_suffix(one: str, other: str) -> str:
-    """The units that both texts end with."""
     return "".join(_common(_units(one)[::-1], _units(other)[::-1])[::-1])
 
 

@@ -29,8 +29,6 @@ MessageReason = Literal["stop", "length", "tool_calls"]
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 """The names of the reasoning that clients know, DeepSeek's and OpenRouter's."""
 
-# ── shapes ───────────────────────────────────────────────────────────────────────────────────────
-
 
 class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
     """A token, and the natural logarithm of its probability under the softmax of the raw logits."""
@@ -103,9 +101,6 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
-
-
-# ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
 
 class ChatAnswer(ReadChoice):

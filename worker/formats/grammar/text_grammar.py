@@ -198,7 +198,6 @@ def _escape(part: str, flags: str) -> str:
 
 
 def _character(character: str, flags: str) -> str:
-    """One character as a JSON string has it."""
     if "i" in flags and character.lower() != character.upper():
         return _set(f"[{re.escape(character)}]", flags)
     return json.dumps(json.dumps(character, ensure_ascii=False)[1:-1], ensure_ascii=False)

@@ -163,7 +163,6 @@ def _recipient(form: CallFormat, name: str) -> str:
 
 
 def _shortened(form: CallFormat) -> list[str]:
-    """The beginnings of a call without what models leave out."""
     return [form.call_begin.removeprefix(each).lstrip() for each in form.skippable if form.call_begin.startswith(each)]
 
 
@@ -249,7 +248,6 @@ class _GrammarWriter:
         return self.rule("call", _joined(self.marker(begin), f"({' | '.join(bodies)})", self.marker(call_end)))
 
     def _body(self, tool: EnforcedTool) -> str:
-        """A call between its markers."""
         if tool.name in self._form.reserved:
             raise Inexpressible(_RESERVED)
         match self._form.form:
@@ -267,7 +265,6 @@ class _GrammarWriter:
                 assert_never(self._form.form)
 
     def _arguments(self, tool: EnforcedTool) -> str:
-        """The arguments of a call, in the form's notation."""
         form = self._form
         if tool.offered.grammar is not None:
             return self._only_text(tool, tool.offered.grammar)
@@ -280,7 +277,6 @@ class _GrammarWriter:
         return self.rule("arguments", f"%json {json.dumps(tool.schema)}")
 
     def _only_text(self, tool: EnforcedTool, text: str) -> str:
-        """The arguments of a tool whose only argument is a text."""
         (name,) = tool.schema["properties"]
         form, quote, in_json = self._form, self.marker(GEMMA_QUOTE), False
         if form.form == "python":
@@ -389,7 +385,6 @@ class _GrammarWriter:
         raise Inexpressible(_NOT_IN_THIS_FORM)
 
     def _parameters(self, tool: EnforcedTool) -> str:
-        """Arguments between markers, in their order."""
         properties, required = members_of(tool.schema)
         if self._form.form == "nested" and not all(map(_ELEMENT.fullmatch, properties)):
             raise Inexpressible(_NOT_IN_THIS_FORM)
@@ -477,7 +472,6 @@ def _one_of(rules: Seq[str]) -> str:
 
 
 def _repeated(item: str, schema: Schema) -> str:
-    """Items of a list with commas between them."""
     least, most = schema.get("minItems", 0), schema.get("maxItems")
     if most == 0:
         return ""

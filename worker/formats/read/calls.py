@@ -42,7 +42,6 @@ class CallReader:
         self._name_stops = self._stops_of_names()
 
     def _stops_of_names(self) -> tuple[str, ...]:
-        """Return the tokens that may end a name."""
         form, more = self.form, self.end[:1]
         if form.form in _ARGUMENTS_BEGIN:
             return (_ARGUMENTS_BEGIN[form.form],)
@@ -73,11 +72,9 @@ class CallReader:
         return False
 
     def _finish(self) -> Steps[None]:
-        """Read the end marker of a call, if it is there."""
         self._scan.take((yield from self._scan.after_present(0, self._loose_end)))
 
     def _object(self, k: int) -> Steps[None]:
-        """Read a JSON object with the name and the arguments as members."""
         scan, form = self._scan, self.form
         k = yield from scan.after_space(k)
         if (yield from scan.char_at(k)) != "{":
@@ -154,7 +151,6 @@ class CallReader:
             yield from MarkerSearch(self.end[:1]).up_to(scan, self._deltas.argue)
 
     def _named(self, k: int) -> Steps[None]:
-        """Read a name and a JSON object."""
         name, own_id, k = yield from self._name(k)
         k = yield from self._scan.after_space(k)
         has_arguments = (yield from self._scan.char_at(k)) == "{"

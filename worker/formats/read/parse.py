@@ -266,7 +266,6 @@ class Reader:
         return False
 
     def _call_or_text(self, marker: str) -> Steps[None]:
-        """Read the calls that a marker begins."""
         self._held = "call"
         if (yield from self._read_calls()):
             return
@@ -288,7 +287,6 @@ class Reader:
         self._deltas.say(scan.take(1))  # the marker may begin at the next character
 
     def _read_calls(self) -> Steps[bool]:
-        """Read the section or the call that begins here. Return False if there is none."""
         calls, k = self._calls, 0
         if calls.section:
             k = yield from self._scan.after_tokens(0, calls.section)
@@ -305,7 +303,6 @@ class Reader:
         return True
 
     def _rest_of_section(self) -> Steps[None]:
-        """Read the other calls of a section, and its end."""
         scan, section_end = self._scan, self._calls.section_end
         with suppress(NotACallError):
             while True:

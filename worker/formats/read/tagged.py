@@ -68,7 +68,6 @@ class TaggedReader(CallReader):
         return rest.rstrip().endswith(self._parameter_end) or any(end in rest for end in self._call_ends)
 
     def _next_parameter(self) -> Steps[str | None]:
-        """Read the next argument's name; None if there is no more."""
         scan = self._scan
         while True:
             k = yield from scan.after_tokens(0, self._parameter_begin)
@@ -96,7 +95,6 @@ class TaggedReader(CallReader):
         return word(key, self.form.parameter_begin), (yield from self._scan.after_present(end, stops))
 
     def _value(self, schema: object, root: object) -> Steps[None]:
-        """Give out the value that begins here, up to its true end."""
         types = types_of(schema, root)
         if self.form.values != "schema":
             types = yield from self._marked_types(types)
@@ -195,7 +193,6 @@ class TaggedReader(CallReader):
         return end
 
     def _is_offered(self, k: int) -> Steps[bool]:
-        """Return True if a call of an offered tool begins at offset k."""
         try:
             _, k = yield from self._begun(k)
             name, _, _ = yield from self._name(k)

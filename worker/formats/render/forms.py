@@ -369,7 +369,6 @@ def _is_empty_reply(message: Message) -> bool:
 
 
 def _merged(messages: list[Message], is_one: Callable[[Message], bool]) -> list[Message]:
-    """The messages; adjacent messages of this kind become one."""
     made: list[Message] = []
     for is_kind, run in groupby(messages, is_one):
         ran = list(run)

@@ -147,7 +147,6 @@ class _Float:
 
 
 def _adapted_value(value: object) -> object:
-    """A copy of the JSON value, because the template may change it."""
     if isinstance(value, float):
         return _Float(value) if value.is_integer() or "e" in repr(value) else value
     if isinstance(value, list):

@@ -287,7 +287,6 @@ class ChatTemplates:
 
 
 def _renumbered(error: str, n_added: int) -> str:
-    """The error with the number of the message in the request, which has `n_added` fewer before it."""
     return _NUMBER.sub(lambda found: f"messages[{max(0, int(found[1]) - n_added)}]", error, count=1)
 
 
