@@ -115,7 +115,7 @@ _judging_options = _options(
         help="Write the proof bundle to DIR/parity/RUN_ID.",
     ),
     click.option(
-        "--run-id", envvar="LLORCH_RUN_ID", metavar="ID", help="Name the run. [default: date, time and revision]"
+        "--run-id", envvar="LLORCH_RUN_ID", metavar="ID", help="Name the run. [default: date, time and a digest]"
     ),
 )
 

@@ -28,8 +28,8 @@ class Positions:
     """A candidate's rows against the reference's, one entry per position: arrays of one length, float64 unless said.
 
     Where the reference row is known by its highest entries only, `kl` is over these and the rest as one (a lower
-    bound), `cosine` is over these, and errors are over these. If a candidate reports log-probabilities of some tokens,
-    the same holds of those that both sides know, and errors and cosines are of log-probabilities.
+    bound), and errors are over these. If a candidate reports log-probabilities of some tokens,
+    the same holds of those that both sides know, and errors are of log-probabilities.
     """
 
     kl: NDArray[np.float64]
@@ -37,7 +37,6 @@ class Positions:
     max_error: NDArray[np.float64]
     """Largest |candidate - reference| of a logit."""
     mean_error: NDArray[np.float64]
-    cosine: NDArray[np.float64]
     top1: NDArray[np.bool_]
     """True if both rows have the same highest token."""
     top5: NDArray[np.float64]
@@ -80,7 +79,6 @@ class _Position(NamedTuple):
     kl: float
     max_error: float
     mean_error: float
-    cosine: float
     top1: bool
     top5: float
     margin: float
@@ -92,7 +90,7 @@ class _Position(NamedTuple):
 def compare_full(reference: NDArray[np.floating], candidate: NDArray[np.float32], targets: Sequence[int]) -> Positions:
     """`candidate` [n, n_vocab] against `reference` of the same shape; `targets[i]` follows position i, where any does.
 
-    A candidate's row with a NaN or an infinity has infinite errors, KL and NLL, a NaN for its cosine, and agrees in
+    A candidate's row with a NaN or an infinity has infinite errors, KL and NLL, and agrees in
     nothing. Arithmetic is float64; rounding leaves some 1e-14 of a KL.
     Raises: ValueError for other shapes, and for a reference that is not finite.
     """
@@ -105,7 +103,7 @@ def compare_full(reference: NDArray[np.floating], candidate: NDArray[np.float32]
 def compare_partial(reference: Sequence[KnownRow], candidate: NDArray[np.float32], targets: Sequence[int]) -> Positions:
     """Compare like `compare_full`, with only the highest logits of each row of the reference.
 
-    KL treats the unknown tokens as one and is never above the full KL. Errors and cosine cover the known tokens. The
+    KL treats the unknown tokens as one and is never above the full KL. Errors cover the known tokens. The
     other fields are exact.
     """
     if len(reference) != len(candidate):
@@ -196,7 +194,6 @@ def _of_full(reference: NDArray[np.floating], candidate: NDArray[np.float32], ta
     return _Position(
         max(kl, 0.0),
         *_errors(difference),
-        _cosine(reference.astype(np.float64), candidate.astype(np.float64)),
         *_agreement(tops, candidate),
         margin,
         found.nll(target),
@@ -206,7 +203,7 @@ def _of_full(reference: NDArray[np.floating], candidate: NDArray[np.float32], ta
 
 
 def _of_known(reference: KnownRow, candidate: NDArray[np.float32], target: int | None) -> _Position:
-    """KL of the known tokens and the rest as one, errors and cosine of the known tokens; the other numbers exact."""
+    """KL of the known tokens and the rest as one, errors of the known tokens; the other numbers exact."""
     known = reference.logits.astype(np.float64)
     margin = float(known[0] - known[1])
     reference_nll = math.nan if target is None else reference.logsumexp - reference.next_logit
@@ -217,7 +214,6 @@ def _of_known(reference: KnownRow, candidate: NDArray[np.float32], target: int |
     return _Position(
         max(_known_kl(known - reference.logsumexp, reference.ids, found), 0.0),
         *_errors(known - own),
-        _cosine(known, own),
         *_agreement(reference.ids[:N_TOP], candidate),
         margin,
         found.nll(target),
@@ -251,7 +247,6 @@ def _of_reported(reference: KnownRow, reported: ReportedRow, target: int | None)
     return _Position(
         max(_reported_kl(theirs, own, _sum_of(alone), limit), 0.0),
         *(_errors(theirs - own) if shared else (math.inf, math.inf)),
-        _cosine(theirs, own),
         tops[0] == reference.ids[0],
         len(set(tops).intersection(reference.ids[:N_TOP].tolist())) / len(reference.ids[:N_TOP]),
         float(reference.logits[0]) - float(reference.logits[1]),
@@ -288,13 +283,6 @@ def _errors(difference: Reals) -> tuple[float, float]:
     return float(difference.max()), float(difference.mean())
 
 
-def _cosine(one: Reals, other: Reals) -> float:
-    norms = math.sqrt(_dot(one, one) * _dot(other, other))
-    if not norms:
-        return float(np.array_equal(one, other))
-    return min(1.0, _dot(one, other) / norms)
-
-
 def _agreement(tops: NDArray[np.integer], candidate: NDArray[np.float32]) -> tuple[bool, float]:
     own = highest_first(candidate, N_TOP)
     return bool(own[0] == tops[0]), len(set(own.tolist()).intersection(tops.tolist())) / len(tops)
@@ -303,7 +291,7 @@ def _agreement(tops: NDArray[np.integer], candidate: NDArray[np.float32]) -> tup
 def _broken(margin: float, reference_nll: float, *, is_full: bool) -> _Position:
     """A candidate's row with a NaN or an infinity: no bound holds of it, and it agrees in nothing."""
     nll = math.nan if math.isnan(reference_nll) else math.inf
-    return _Position(math.inf, math.inf, math.inf, math.nan, False, 0.0, margin, nll, reference_nll, is_full)
+    return _Position(math.inf, math.inf, math.inf, False, 0.0, margin, nll, reference_nll, is_full)
 
 
 # ── a whole text ─────────────────────────────────────────────────────────────────────────────────
@@ -324,8 +312,6 @@ class Summary:
     """The number of these positions with a candidate's logit that is NaN or infinite."""
     max_error: float
     mean_error: float
-    cosine_min: float
-    cosine_mean: float
     kl_mean: Estimate
     kl_median: float
     kl_p90: float
@@ -353,8 +339,6 @@ class Summary:
             ("not finite", str(self.n_broken)),
             ("largest error of a logit", f"{self.max_error:.3g}"),
             ("mean error of a logit", f"{self.mean_error:.3g}"),
-            ("least cosine", f"{self.cosine_min:.9f}"),
-            ("mean cosine", f"{self.cosine_mean:.9f}"),
             ("KL mean", self.kl_mean.text()),
             ("KL median", f"{self.kl_median:.3g}"),
             ("KL 90 %", f"{self.kl_p90:.3g}"),
@@ -377,7 +361,6 @@ def summarise(windows: Sequence[Positions]) -> Summary:
     all_kl = np.concatenate(kl)
     quantiles = np.quantile(all_kl, (0.5, 0.9, 0.99, 0.999)) if np.isfinite(all_kl).all() else np.full(4, math.nan)
     errors = np.concatenate([window.max_error for window in windows])
-    cosines = np.concatenate([window.cosine for window in windows])
     predicting = [~np.isnan(window.reference_nll) for window in windows]
     nll = [window.nll[has_next] for window, has_next in zip(windows, predicting, strict=True)]
     reference_nll = [window.reference_nll[has_next] for window, has_next in zip(windows, predicting, strict=True)]
@@ -388,8 +371,6 @@ def summarise(windows: Sequence[Positions]) -> Summary:
         n_broken=int(np.count_nonzero(np.isinf(errors))),
         max_error=float(errors.max()),
         mean_error=float(np.concatenate([window.mean_error for window in windows]).mean()),
-        cosine_min=float(cosines.min()),
-        cosine_mean=float(cosines.mean()),
         kl_mean=estimates.mean(kl),
         kl_median=float(quantiles[0]),
         kl_p90=float(quantiles[1]),

@@ -247,7 +247,7 @@ class Outside:
 _NOTE = (
     f"A server reports the {N_TOP} most probable tokens of a row and the next one. The most probable tokens and "
     "perplexity are exact. KL divergence, in nats, reference before server, is a lower bound: all tokens that "
-    "are not known on both sides count as one or two. Errors and cosines are of log-probabilities."
+    "are not known on both sides count as one or two. Errors are of log-probabilities."
 )
 
 

@@ -1,4 +1,4 @@
-"""The origin of a result: versions, machine, code revision, and the run id made from them.
+"""The origin of a result: versions, machine, and the run id made from them.
 
 Names no person, host or folder. Reads installed metadata, so that asking for torch's version does not load it.
 """
@@ -6,8 +6,6 @@ Names no person, host or folder. Reads installed metadata, so that asking for to
 import os
 import platform
 import secrets
-import shutil
-import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -20,8 +18,6 @@ from worker.models.upstream.numbers import PINNED_VERSION
 GENERATED_BY = f"llorch-worker {worker.__version__}"
 
 _PACKAGES = ("torch", "transformers", "numpy")
-_NOT_INSTALLED = "not installed"
-_GIT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,31 +63,16 @@ def now_rfc3339() -> str:
 
 
 def new_run_id(sha256: str | None = None) -> str:
-    """`YYYYMMDD-HHMMSS-<8 hex>`: UTC, and of the code's revision, else of `sha256`, else by chance."""
-    origin = code_revision() or sha256 or secrets.token_hex(4)
+    """`YYYYMMDD-HHMMSS-<8 hex>`: UTC, and of `sha256`, else by chance."""
+    origin = sha256 or secrets.token_hex(4)
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{origin[:8]}"
-
-
-def code_revision() -> str | None:
-    """The git commit of the checkout this package lies in; None for an installed one."""
-    checkout = Path(worker.__file__).parent.parent
-    git = shutil.which("git")
-    # Only its own checkout: an installed package may lie somewhere inside a stranger's.
-    if git is None or not (checkout / ".git").exists():
-        return None
-    command = [git, "-C", str(checkout), "rev-parse", "HEAD"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() if found.returncode == 0 else None
 
 
 def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return _NOT_INSTALLED
+        return "not installed"
 
 
 def _cpu_model() -> str | None:

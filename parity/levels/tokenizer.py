@@ -6,7 +6,6 @@ surrogates cannot be given to a reference at all, nor can one that is not UTF-8 
 one (SentencePiece) instead of replacing them; these are only tokenised.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -82,10 +81,7 @@ def run(
         NAME,
         f"{sum(one.differs_at is None for one in compared)} of {len(compared)} texts are the same ids, {n_ids} in all",
         checks if compared else (),
-        tables=(
-            _differences(compared, piece),
-            _sections(compared, n_without_reference=len(found) - len(compared)),
-        ),
+        tables=(_differences(compared, piece),),
     )
 
 
@@ -148,17 +144,3 @@ def _differences(compared: Sequence[_Tokenised], piece: Piece) -> Table:
     left_out = len(differing) - len(rows)
     columns = ("text", ">token", "llama.cpp", "reference")
     return Table("Where ids begin to differ", columns, rows, f"{left_out} more." if left_out else "")
-
-
-def _sections(compared: Sequence[_Tokenised], *, n_without_reference: int) -> Table:
-    texts: Counter[str] = Counter()
-    ids: Counter[str] = Counter()
-    differing: Counter[str] = Counter()
-    for one in compared:
-        section = one.text.name.partition(".")[0]
-        texts[section] += 1
-        ids[section] += len(one.reference_ids)
-        differing[section] += one.differs_at is not None
-    rows = tuple((section, str(n), str(ids[section]), str(differing[section])) for section, n in texts.items())
-    note = f"{n_without_reference} more no reference can be given as llama.cpp reads them: tokenised only."
-    return Table("Hard texts", ("section", ">texts", ">ids", ">differ"), rows, note if n_without_reference else "")

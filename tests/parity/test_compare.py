@@ -149,7 +149,6 @@ def test_equal_rows_differ_by_nothing(pair: tuple[Rows, Rows]) -> None:
     found = compare_full(reference, reference, [])
     assert not found.kl.any()
     assert not found.max_error.any()
-    assert found.cosine == pytest.approx(1.0)
     assert found.top1.all()
     assert (found.top5 == 1.0).all()
 
@@ -180,7 +179,6 @@ def test_a_candidate_that_is_not_finite_holds_no_bound(value: float, is_full: bo
         else compare_partial(known(reference, targets, 5), candidate, targets)
     )
     assert (found.kl[1], found.max_error[1], found.mean_error[1], found.nll[1]) == (math.inf,) * 4
-    assert math.isnan(found.cosine[1])
     assert (found.top1.tolist(), found.top5.tolist()) == ([True, False, True], [1.0, 0.0, 1.0])
     summary = summarise([found])
     assert summary.n_broken == 1
@@ -189,7 +187,6 @@ def test_a_candidate_that_is_not_finite_holds_no_bound(value: float, is_full: bo
         summary.kl_median,
         summary.kl_p99,
         summary.perplexity_ratio.value,
-        summary.cosine_min,
     )
     assert all(math.isnan(number) for number in of_all)
     assert summary.kl_max == summary.max_error == math.inf

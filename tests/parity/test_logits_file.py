@@ -66,7 +66,7 @@ def test_any_reference_gives_the_same_answers_from_its_file(
 
 
 def agrees(exact: Positions, brief: Positions) -> None:
-    """Exact but for KL, errors and cosine of the positions that are not known in full."""
+    """Exact but for KL and errors of the positions that are not known in full."""
     for name in ("top1", "top5", "margin"):
         np.testing.assert_array_equal(getattr(brief, name), getattr(exact, name))
     for name in ("nll", "reference_nll"):

@@ -83,7 +83,6 @@ def test_the_first_of_several_differences_is_named_and_all_are_counted(bounds: B
     assert level.checks[0].value == 2
     assert "one.end" in level.summary
     assert [row[0] for row in level.tables[0].rows] == ["one.end", "two.empty"]
-    assert level.tables[1].rows == (("one", "2", "3", "1"), ("two", "1", "1", "1"))
 
 
 def test_a_difference_at_a_byte_that_the_vocabulary_lacks_is_distinguished(bounds: Bounds) -> None:
@@ -98,7 +97,6 @@ def test_a_text_with_a_surrogate_is_not_compared(bounds: Bounds) -> None:
     level = judge([*TEXTS, surrogate], [*SAME, [1, 2, 3]], bounds)
     assert level.verdict == "pass"
     assert level.summary.startswith("3 of 3 texts")
-    assert level.tables[1].note.startswith("1 more no reference can be given")
     assert judge([surrogate], [[]], bounds).verdict == "fail"
 
 

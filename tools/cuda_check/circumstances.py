@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from parity.provenance import code_revision, now_rfc3339, this_machine, versions
+from parity.provenance import now_rfc3339, this_machine, versions
 from tools.cuda_check.report import Gpu, Machine, Report
 from worker.host import available_memory_bytes, cpu_quota
 
@@ -22,7 +22,7 @@ def new_report(device: str, *, is_small: bool, wheel: Path | None = None) -> Rep
     return Report(
         device=device,
         created=now_rfc3339(),
-        commit=code_revision() or "",
+        commit=_said("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD").strip(),
         wheel=hashlib.sha256(wheel.read_bytes()).hexdigest() if wheel else "",
         is_small=is_small,
         machine=Machine(
