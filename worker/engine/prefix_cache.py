@@ -25,7 +25,7 @@ from worker.wire.jobs import SlotId, TokenId
 
 T = TypeVar("T")
 Source = tuple[T, list[TokenId], int, int]
-"""What holds cells, its tokens, how many of these are computed, and how many have scores."""
+"""A holder of cells, its tokens, the number of these that are computed, and of those that have scores."""
 
 MAX_TOKENS_TO_WAIT_FOR = 256
 """A sequence waits if another one is computing at least this many tokens of its prefix, or a chunk if that is less."""
