@@ -16,9 +16,7 @@ from worker.wire.load import RowCosts
 class EngineConfig:
     n_slots: int
     n_cells: int
-    """The number of KV cells that all jobs share."""
     context_length: int
-    """The number of tokens that one job may use, at most n_cells."""
     chunk: int
     """The number of tokens of a prefill step at first while other jobs generate."""
     widest_step: int = 0
@@ -30,7 +28,6 @@ class EngineConfig:
     is_deterministic: bool = False
     """True if prompts and cached prefixes are cut at multiples of the chunk whatever else runs, without drafts."""
     prefix_cache_bytes: int = 0
-    """The largest number of bytes of ended sequences' cells in host memory."""
     retained_slots: tuple[SlotId, ...] = ()
     """If there are none, ended sequences' cells are copied out at once."""
     max_dead_cells: int = 0

@@ -1,5 +1,4 @@
-"""Values as JSON or MessagePack, frames on the socketpair between the two processes, and descriptions of the fields of
-structs. Any thread may call these.
+"""Values as JSON or MessagePack, frames on the socketpair, and descriptions of the fields of structs, for any thread.
 
 The `encode` of msgspec 0.22 reads a null pointer if its buffer cannot grow, and the process ends. `encode_into` raises
 MemoryError.

@@ -1,7 +1,4 @@
-"""The frames of a job, from its submission to its end, and the types of their fields.
-
-front  ── Submit, Cancel ──▶  engine  ── Accepted or Refused, StepBegun, StepDone ──▶  front
-"""
+"""The frames of a job, from its submission to its end, and the types of their fields."""
 
 import struct
 from typing import Annotated, Literal, NewType

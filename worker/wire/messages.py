@@ -1,10 +1,5 @@
-"""All messages between the two processes but those of jobs (jobs.py) and of the load (load.py): refusals, questions
-about tokens, cached blocks; and their unions.
-
-front  ── Tokenize ──▶  engine  ── Tokenized or Untokenized ──▶  front
-
-They are the frames on the socketpair (msgspec structs, tagged, array-like). The first frame is a dataclass
-(config/engine_settings.py). This room knows nothing of HTTP, llama.cpp or numpy.
+"""The frames that are neither of a job (jobs.py) nor of the load (load.py): refusals, questions about tokens, cached
+blocks; and the unions of all. The first frame to an engine is a dataclass (config/engine_settings.py).
 """
 
 from typing import Literal, NewType

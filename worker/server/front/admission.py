@@ -1,8 +1,5 @@
-"""The jobs of the front: which are admitted, in which order others are refused, how all leave, and what is written of
-each in the log, the counters and the spans.
-
-It runs on the front's event loop and never waits for the engine (docs/protocol.md#life-of-a-job). state.py has what
-else becomes of a worker.
+"""The jobs of the front (docs/protocol.md#life-of-a-job): how they are admitted and refused, how all leave, and what is
+written of each in the log, the counters and the spans. It never waits for the engine.
 """
 
 import asyncio

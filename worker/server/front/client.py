@@ -1,8 +1,5 @@
 """The front's handle on the current engine: it starts engines, sorts their frames, and survives their death or silence
-(docs/protocol.md#life-of-a-job).
-
-It runs on the front's event loop. dispatch.py decides what becomes of the jobs of an engine that died. `Observer` gets
-what the rest of the front needs.
+(docs/protocol.md#life-of-a-job). dispatch.py decides what becomes of the jobs of an engine that died.
 
     LOADING ──Loaded──▶ RUNNING ──death──▶ RESTARTING ──Loaded──▶ RUNNING
        └──death, LoadFailed──▶ FAILED ◀──fifth death in ten minutes──┘

@@ -2,8 +2,8 @@
 (docs/protocol.md#life-of-a-job).
 
 Work is a job (job.py), or a question about tokens, which the intake thread answers while steps run: it takes no slot
-and no place in the queue. All of it lives on the front's event loop. Nothing here knows processes, sockets or time.
-Every job leaves exactly once: finished, failed, refused or released; a question is answered, failed or dropped.
+and no place in the queue. Every job leaves exactly once: finished, failed, refused or released; a question is answered,
+failed or dropped.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """One engine process and the socket to it, for as long as that process lives.
 
-It runs on the front's event loop and never waits for the engine: frames come in through callbacks and leave through the
-transport's buffer, which is bounded because the front bounds the jobs in flight.
+It never waits for the engine: frames come in through callbacks and leave through the transport's buffer, which is
+bounded because the front bounds the jobs in flight.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """The front: one worker's state from its start to its end (docs/protocol.md#http); admission.py has its jobs.
 
-It runs on the front's event loop and never waits for the engine: health and refusals come from cached state.
-server/web turns its methods into HTTP, serve.py starts and ends it.
+It never waits for the engine: health and refusals come from cached state.
 """
 
 import asyncio

@@ -1,9 +1,8 @@
 """The inbox of the engine process: the intake thread fills it, and the step thread takes from it between steps.
 
 The intake reads the socket at once, also while a step runs: it has prompts read, compiles constraints, refuses what
-does not fit, and answers questions about tokens. Jobs and cancels go on through the inbox. It knows nothing of slots
-and steps, but for one thing: a step is asked to stop if all its jobs are cancelled, or if it is in the way of a new
-job. While no job is there, the step thread does what no job waits for.
+does not fit, and answers questions about tokens. It asks a step to stop if all its jobs are cancelled, or if it is in
+the way of a new job.
 """
 
 import queue

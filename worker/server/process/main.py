@@ -1,4 +1,4 @@
-"""The engine process: llama.cpp behind one socket. Composition root of runner, intake, loop and outbox.
+"""The engine process: llama.cpp behind one socket.
 
 It has three threads. The main thread loads the model and then runs steps; the intake thread (intake.py) reads the
 socket and answers at once; the outbox's writer thread (outbox.py) works only for a front that reads slowly.
