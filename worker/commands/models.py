@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from worker.argv import HELP_FLAGS
 from worker.commands.places import not_here, where
 from worker.commands.tables import print_table
 from worker.errors import BadModelFile, ModelNotFound
@@ -22,7 +23,7 @@ from worker.models.downloads.catalog import Catalog, CatalogEntry, load_catalog,
 from worker.models.downloads.fetch import OnBytes, fetch
 
 
-@click.group("models")
+@click.group("models", context_settings={"help_option_names": HELP_FLAGS})
 def models() -> None:
     """List, download, find and check models.
 
