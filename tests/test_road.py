@@ -94,7 +94,6 @@ BESIDE = frozenset(
         "worker.apis.responses.resource",
         "worker.constraints.answer",
         "worker",
-        "worker.apis.messages.blocks",
         "worker.apis.messages.request",
         "worker.formats.read.plain_calls",
         "worker.formats.read.literals",

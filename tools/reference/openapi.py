@@ -31,13 +31,11 @@ from worker.apis.infill.tokens import (
     TokensBody,
 )
 from worker.apis.messages.answer import AnswerMessage, TokenCount
-from worker.apis.messages.blocks import Block, GivenMessage
 from worker.apis.messages.errors import MessagesErrorBody
-from worker.apis.messages.request import MessagesRequest, MessageTool
+from worker.apis.messages.request import Block, GivenMessage, MessagesRequest, MessageTool
 from worker.apis.pool.execute import CancelRequest, ExecuteRequest
 from worker.apis.responses.items import InputItem
-from worker.apis.responses.offered import ResponseTool
-from worker.apis.responses.request import ResponsesRequest
+from worker.apis.responses.request import ResponsesRequest, ResponseTool
 from worker.apis.responses.resource import InputTokens, ResponseResource
 from worker.wire.encoding import bounds_of, doc
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from worker.apis.chat.request import PAYLOADS as CHAT
 from worker.apis.core.payloads import MAX_TOKENS, MIN_PAYLOAD_BYTES, MediaPlaces, Payloads
-from worker.apis.messages.blocks import PAYLOADS as MESSAGES
+from worker.apis.messages.request import BLOCK_PAYLOADS as MESSAGES
 from worker.apis.responses.items import PAYLOADS as RESPONSES
 
 NO_LIMIT = 2**40

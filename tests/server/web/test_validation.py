@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from tests.apis.pool import test_execute as test_request
-from tests.apis.pool import test_own_fields, test_own_rules, test_rules
+from tests.apis.pool import test_own_rules, test_rules
 from tests.apis.pool.vectors import R0, body_of, without
 from tests.server.web.wire import JSON, events_in
 from tests.worker_process import Stream, WorkerProcess, check_order
@@ -123,7 +123,6 @@ def test_a_large_body_is_held_to_the_same_rules(client: httpx2.Client) -> None:
     ("field", "literal"),
     [
         *rows_of(test_request.test_wrong_type_is_422_and_names_the_field),
-        *rows_of(test_own_fields.test_wrong_type_is_422_and_names_the_field),
     ],
 )
 def test_a_wrong_type_is_422(client: httpx2.Client, field: str, literal: str) -> None:

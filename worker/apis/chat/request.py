@@ -1,6 +1,6 @@
 """The body of `POST /v1/chat/completions`: a conversation, tools and fields.
 
-Owns: the route's own fields, and the kinds of tools: functions are offered, others are left out and named. Pure.
+Functions are offered; other kinds of tools are left out and named.
 """
 
 from collections.abc import Sequence
@@ -40,8 +40,6 @@ PAYLOADS = MediaPlaces(frozenset(f".messages[].content[].{name}" for name in _ME
 _EFFORT = "reasoning_effort"
 _BUDGETS = ("thinking_token_budget", "thinking_budget_tokens")
 """vLLM's name and llama-server's."""
-
-# ── requests ─────────────────────────────────────────────────────────────────────────────────────
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,9 +184,6 @@ def _check_contradictions(problems: Problems, request: ChatRequest) -> None:
         problems.add("top_logprobs", "needs(logprobs)", "needs logprobs to be true")
     if request.prompt_logprobs is not None:
         problems.add("prompt_logprobs", "unsupported", "is supported by /v1/completions only; remove it")
-
-
-# ── tools ────────────────────────────────────────────────────────────────────────────────────────
 
 
 class _Named(msgspec.Struct, frozen=True, kw_only=True):

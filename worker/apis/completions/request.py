@@ -1,7 +1,4 @@
-"""`POST /v1/completions`: a request becomes prompts and its fields, jobs become texts or chunks.
-
-Owns: the route's own fields and shapes, the legacy form of log-probabilities, and vLLM's form of a prompt's. Pure.
-"""
+"""`POST /v1/completions`: a request becomes prompts and its fields, jobs become texts or chunks."""
 
 import codecs
 from collections.abc import Iterator, Sequence
@@ -38,8 +35,6 @@ MAX_CHOICES = 128
 """The most choices of all prompts together."""
 
 PlainPrompt = str | tuple[TokenId, ...]
-
-# ── requests ─────────────────────────────────────────────────────────────────────────────────────
 
 
 class CompletionRequest(GeneratingRequest, frozen=True, kw_only=True):
@@ -192,9 +187,6 @@ def _check_suffix(problems: Problems, request: CompletionRequest, prompts: Seque
         limit = terms.max_text_chars
         text = f"must be at most {limit} characters (got {len(request.suffix)})"
         problems.add("suffix", f"length(..={limit})", text)
-
-
-# ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,4 @@
-"""The constraint on an answer, in the spellings of OpenAI, vLLM and llama-server.
-
-Owns: the fields that carry a constraint, and the constraint of `/execute` that each of them becomes. Pure.
-"""
+"""The constraint on an answer, in the spellings of OpenAI, vLLM and llama-server."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -130,9 +127,6 @@ def _asks_for_nothing(place: str, value: object) -> bool:
     return value is None or is_text or (value is False and place == "structured_outputs.json_object")
 
 
-# ── each spelling ────────────────────────────────────────────────────────────────────────────────
-
-
 def _text(problems: Problems, place: str, value: str) -> str:  # noqa: ARG001 - a Read
     return value
 
@@ -160,10 +154,6 @@ def _json(problems: Problems, place: str, value: dict[str, Any] | str) -> Schema
     if fault:
         problems.add(place, "json_schema", fault)
     return schema
-
-
-def _any_object(problems: Problems, place: str, value: bool) -> SchemaText:  # noqa: ARG001, FBT001 - a Read
-    return _schema(problems, place, _ANY_OBJECT)
 
 
 def _choice(problems: Problems, place: str, value: list[str]) -> str | None:
@@ -213,6 +203,6 @@ _SPELLINGS: Mapping[str, tuple[str, Read]] = {
     "structured_outputs.regex": ("regex", _text),
     "structured_outputs.choice": ("regex", _choice),
     "structured_outputs.grammar": ("grammar", _grammar),
-    "structured_outputs.json_object": ("json_schema", _any_object),
+    "structured_outputs.json_object": ("json_schema", lambda problems, place, _: _schema(problems, place, _ANY_OBJECT)),
 }
 """The client's fields, in the order in which they are reported: the field of `/execute` that each becomes."""

@@ -1,10 +1,12 @@
 """A conversation: messages in OpenAI's shape become what the engine's template renders, at `/execute` and at `/v1`.
+Conversations of other protocols become such messages first, one part after the other.
 
-Templates expect a content as one text, and a call's arguments as an object.
+Templates expect a content as one text, and a call's arguments as an object. Two spellings of one conversation become
+the same messages, so that their prompts have the same prefix.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, get_args
 
@@ -13,7 +15,8 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from worker.apis.core.bodies import Problems
-from worker.apis.core.rules import MAX_BYTES, MAX_DEPTH
+from worker.apis.core.errors import replaced, respelled
+from worker.apis.core.rules import MAX_BYTES, MAX_DEPTH, depth_of
 from worker.wire.encoding import doc, encode_json
 from worker.wire.prompts import Conversation
 
@@ -25,8 +28,9 @@ MAX_CALLS = 128
 BETWEEN_PARTS = "\n"
 """The separator of the parts of a content, the same as in llama-server and vLLM."""
 
-_KIND_OF_PART = re.compile(r"[a-z_]{1,32}")
-"""An answer may name a part's type of this form, e.g. `image_url`, but no text that was sent by mistake."""
+KIND = re.compile(r"[a-z_]{1,40}")
+"""An answer may name a type of this form, but no text that was sent by mistake."""
+MAY_BE_EMPTY = "is missing; send a text, which may be empty"
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,9 +123,6 @@ def entries(problems: Problems, field: str, raw: object) -> list[Any]:
     return found
 
 
-# ── messages ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def _messages(problems: Problems, raw: object, max_chars: int) -> list[Message]:
     """The valid messages in the form that templates expect."""
     read = []
@@ -149,7 +150,7 @@ def _check_message(problems: Problems, place: str, message: Message) -> None:
     if isinstance(message.content, list):
         check_parts(problems, f"{place}.content", message.content)
     elif not isinstance(message.content, str) and message.role != "assistant":
-        problems.add(f"{place}.content", "required", "is missing; send a text, which may be empty")
+        problems.add(f"{place}.content", "required", MAY_BE_EMPTY)
     for field in ("tool_calls", "function_call"):
         if getattr(message, field) and message.role != "assistant":
             text = "is allowed in an assistant's message only; remove it, or change the role"
@@ -178,11 +179,10 @@ def check_parts(problems: Problems, place: str, parts: list[Part]) -> None:
             return
         where = f"{place}[{at}]"
         if part.type != "text":
-            named = f" (got {part.type})" if _KIND_OF_PART.fullmatch(part.type) else ""
-            text = f"must be text, the only type that this worker reads{named}; remove the part"
+            text = f"must be text, the only type that this worker reads{got(part.type)}; remove the part"
             problems.add(f"{where}.type", "text_only", text)
         elif part.text is UNSET:
-            problems.add(f"{where}.text", "required", "is missing; send a text, which may be empty")
+            problems.add(f"{where}.text", "required", MAY_BE_EMPTY)
 
 
 def _prefix_field(messages: object) -> str | None:
@@ -245,12 +245,9 @@ def _with_object(called: Called) -> Called:
         read = msgspec.json.decode(called.arguments or "{}")
     except (msgspec.DecodeError, RecursionError):
         return called
-    if not isinstance(read, dict) or is_too_deep(read):
+    if not isinstance(read, dict) or depth_of(read) > MAX_DEPTH:
         return called
     return replace(called, arguments=read)
-
-
-# ── any JSON ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def _limited(problems: Problems, field: str, raw: object, shape: type[Any], max_chars: int) -> str:
@@ -266,19 +263,10 @@ def _limited(problems: Problems, field: str, raw: object, shape: type[Any], max_
 
 def check_depth(problems: Problems, field: str, value: object) -> bool:
     """A value must not be nested deeper than MAX_DEPTH. Returns True if it is."""
-    is_deep = is_too_deep(value)
+    is_deep = depth_of(value) > MAX_DEPTH
     if is_deep:
         problems.add(field, f"max_depth({MAX_DEPTH})", f"must be nested at most {MAX_DEPTH} deep")
     return is_deep
-
-
-def is_too_deep(value: object) -> bool:
-    """True if a value is nested deeper than MAX_DEPTH. An encoder or decoder of JSON recurses once for each level."""
-    level: list[Any] = [[value]]
-    for _ in range(MAX_DEPTH + 1):
-        members = (outer.values() if isinstance(outer, dict) else outer for outer in level)
-        level = [inner for each in members for inner in each if isinstance(inner, dict | list)]
-    return bool(level)
 
 
 def _json(value: object) -> str:
@@ -317,3 +305,103 @@ def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
 @cache
 def _fields(shape: type[msgspec.Struct]) -> dict[str, Any]:
     return {field.name: field.type for field in msgspec.structs.fields(shape)}
+
+
+class Turns:
+    """The messages so far. Consecutive parts of the assistant are one message: reasoning, text and calls."""
+
+    def __init__(self, problems: Problems) -> None:
+        self.problems = problems
+        self.messages: list[dict[str, Any]] = []
+        self.places: list[str] = []
+        """The place of each message, or of its first part."""
+        self.left_out: list[str] = []
+        """The names of what the model does not get."""
+
+    def say(self, role: str, text: str, place: str) -> None:
+        """Add a message of a user or of the system."""
+        self._add({"role": role, "content": text}, place)
+
+    def answer(self, text: str, place: str) -> None:
+        """Add text of the assistant."""
+        self._append("content", text, place)
+
+    def think(self, text: str, place: str) -> None:
+        """Add reasoning of the assistant."""
+        self._append("reasoning_content", text, place)
+
+    def call(self, call_id: str, name: str, arguments: str | dict[str, Any], place: str) -> None:
+        """Add a call by the assistant."""
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self._assistants(place).setdefault("tool_calls", []).append(call)
+
+    def result(self, call_id: str, text: str, place: str) -> None:
+        """Add the result of a call."""
+        self._add({"role": "tool", "tool_call_id": call_id, "content": text}, place)
+
+    def leave_out(self, place: str, kind: str) -> str:
+        """Name a picture or a file that is left out. Return the text in its place."""
+        self.left_out.append(f"{place}.{kind}")
+        return f"[{kind.removeprefix('input_')} left out: this model reads text only]"
+
+    def refuse(self, place: str, rule: str, text: str) -> None:
+        """Add a problem, unless there are enough."""
+        if not self.problems.is_full:
+            self.problems.add(place, rule, text)
+
+    def needed(self, place: str, part: msgspec.Struct, field: str, text: str = "is missing") -> str:
+        """The text in the field, which must be there."""
+        value: str | None = getattr(part, field)
+        if value is None:
+            self.refuse(f"{place}.{field}", "required", text)
+        return value or ""
+
+    def conversation(
+        self,
+        tools: object,
+        variables: dict[str, Any],
+        *,
+        max_chars: int,
+        names: Mapping[str, str],
+        is_continued: bool = False,
+    ) -> Conversation | None:
+        """The conversation with these tools and variables for the template; None if a rule is broken. If it is
+        continued, the answer goes on with the last message. `names`: the client's names of a chat's fields."""
+        if self.problems.found:
+            return None
+        own = Problems()
+        made = read_conversation(
+            own,
+            self.messages,
+            tools=tools,
+            template_kwargs=variables,
+            add_generation_prompt=not is_continued,
+            continue_final_message=is_continued,
+            max_chars=max_chars,
+        )
+        self.problems.found += respelled(replaced(own.found, self.places), names)
+        return made
+
+    def _append(self, field: str, text: str, place: str) -> None:
+        message = self._assistants(place)
+        message[field] = f"{message[field]}{BETWEEN_PARTS}{text}" if message.get(field) else text
+
+    def _assistants(self, place: str) -> dict[str, Any]:
+        """The last message if it is the assistant's, else a new one."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self._add({"role": "assistant", "content": None}, place)
+        return self.messages[-1]
+
+    def _add(self, message: dict[str, Any], place: str) -> None:
+        self.messages.append(message)
+        self.places.append(place)
+
+
+def joined(texts: Iterable[str]) -> str:
+    """The text of a content's parts: a text is the same content as the list with this one part."""
+    return BETWEEN_PARTS.join(texts)
+
+
+def got(kind: str) -> str:
+    """The type that was sent, for the end of an error, if it may be named."""
+    return f" (got {kind})" if KIND.fullmatch(kind) else ""

@@ -298,10 +298,7 @@ def _shared(problems: Problems, members: Members) -> Members:
         if name == "top_k" and value == -1:
             value = 0  # vLLM's off
         if value is not None and (found := problems.shaped(name, value, kind)) is not None:
-            values[name] = found
-    for name, value in values.items():
-        if isinstance(value, float):
-            values[name] = narrow(value)
+            values[name] = narrow(found) if isinstance(found, float) else found
     if biases := values.get("logit_bias"):
         values["logit_bias"] = {token: narrow(bias) for token, bias in biases.items()}
     return values

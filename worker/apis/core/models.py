@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `/v1/models/{id}`: the one model that is served. Pure."""
+"""`GET /v1/models` and `/v1/models/{id}`: the one model that is served."""
 
 import hashlib
 from typing import Annotated, Literal

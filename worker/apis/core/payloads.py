@@ -1,7 +1,6 @@
-"""The payloads of pictures and files, removed from a JSON text while it arrives.
+"""The payloads of pictures and files, removed from a large JSON text while it arrives.
 
-Owns: the way to the strings at given places, and which of them are not read. No byte that breaks a rule of JSON is
-removed, so a reader finds the same value or the same fault as in the whole text. Pure; used for large bodies only.
+No byte that breaks a rule of JSON is removed: a reader finds the same value or the same fault as in the whole text.
 """
 
 import re

@@ -1,7 +1,5 @@
 """A request as it arrives: the headers that have a meaning in the protocol (docs/protocol.md#http), and a body that may
 be JSON. RFC 8259 8.1 requires UTF-8 and lets a reader skip a byte order mark.
-
-Pure except for the fresh UUIDs.
 """
 
 import re

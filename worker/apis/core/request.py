@@ -1,7 +1,4 @@
-"""One request, whatever API has brought it; the limits that it must keep; and the jobs that it becomes.
-
-Pure except for the seed that it draws.
-"""
+"""One request, whatever API has brought it; the limits that it must keep; and the jobs that it becomes."""
 
 import hashlib
 import secrets

@@ -1,10 +1,6 @@
-"""The amount of reasoning: the effort that a client names becomes variables of the template, or a limit.
-
-Owns: the words for efforts, and the limits of models whose templates read no effort. Pure.
-"""
+"""The amount of reasoning: the effort that a client names becomes variables of the template, or a limit."""
 
 import base64
-import binascii
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +24,9 @@ _SWITCHES = ("enable_thinking", "thinking")
 _OURS = "llorch:"
 """The beginning of an encrypted_content, and of a signature, that this worker has written. Nothing is encrypted: the
 text follows in base64, because a worker that keeps nothing gets its reasoning back from the client."""
+
+SIGNATURE = "llorch"
+"""The signature of a thinking block that has its text. Clients give back a block with a signature only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,5 +87,5 @@ def decoded_thoughts(encoded: str) -> str:
         return ""
     try:
         return base64.b64decode(encoded.removeprefix(_OURS), validate=True).decode()
-    except (binascii.Error, ValueError):
+    except ValueError:
         return ""

@@ -1,8 +1,4 @@
-"""The tools that a request offers, as one internal list for every protocol, and the calls that it allows.
-
-Owns: the names by which the model knows the tools, the canonical form in which a template gets them, and the choice
-among them. Pure.
-"""
+"""The tools that a request offers, as one list for every protocol, and the calls that it allows."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -142,8 +138,6 @@ class Spelled(Protocol):
     def strict(self) -> bool | None: ...
 
 
-# ── reading ──────────────────────────────────────────────────────────────────────────────────────
-
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 
@@ -279,8 +273,6 @@ def check_constraint(use: ToolUse, fields: SamplingParams, names: Mapping[str, s
             problems.add(names.get(name, name), "exclusive(tools)", text)
     problems.check()
 
-
-# ── schemas ──────────────────────────────────────────────────────────────────────────────────────
 
 _FIRST = ("type", "title", "description", "enum", "const", "properties", "required", "additionalProperties", "items")
 """The keywords that come first in the canonical order; the others follow by name."""

@@ -1,9 +1,6 @@
-"""`POST /infill`: a request in llama-server's shape becomes a text with a gap, and a job becomes the text in the gap.
+"""`POST /infill`: a request in llama-server's shape becomes a text with a gap, and a job the text in the gap."""
 
-Owns the route's fields and the shape of its answers. Pure.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Annotated, Any, Literal
@@ -37,8 +34,6 @@ _UNLIMITED = -1
 _NO_FILES_NAME = "tmp"
 """llama-server's name of a file without one."""
 
-# ── requests ─────────────────────────────────────────────────────────────────────────────────────
-
 
 class OtherFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that helps to fill the gap."""
@@ -71,6 +66,7 @@ def read_infill(body: bytes | bytearray, terms: Terms) -> Request:
     members = _as_v1(read_object(body))
     request, problems = read_struct(members, InfillRequest)
     _check_rules(problems, request, members, terms)
+    idle = {"stream_options": request.stream_options is not None, "cache_prompt": request.cache_prompt is False}
     prompt = Infill(
         prefix=request.input_prefix or "",
         suffix=request.input_suffix or "",
@@ -85,7 +81,7 @@ def read_infill(body: bytes | bytearray, terms: Terms) -> Request:
         prompts=[prompt],
         length=Length(request.max_tokens, least=0),
         names={"prompt": "input_prefix", **{ours: theirs for theirs, ours in _SPELLINGS.items()}},
-        further=_ignored(request),
+        further=[name for name, is_idle in idle.items() if is_idle],
     )
     n_predict, n_ctx = read.params.max_tokens, terms.n_ctx
     return replace(read, answers=lambda heading: [FillAnswer(request, heading, n_predict=n_predict, n_ctx=n_ctx)])
@@ -126,16 +122,6 @@ def _check_rules(problems: Problems, request: InfillRequest, members: Members, t
     if n_chars > most:
         text = f"input_suffix, prompt and input_extra must be at most {most} characters (got {n_chars})"
         problems.add("input_prefix", f"length(..={most})", text, subject="input_prefix,")
-
-
-def _ignored(request: InfillRequest) -> Iterator[str]:
-    if request.cache_prompt is False:
-        yield "cache_prompt"
-    if request.stream_options is not None:
-        yield "stream_options"
-
-
-# ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):

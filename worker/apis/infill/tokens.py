@@ -1,7 +1,4 @@
-"""`POST /tokenize`, `/detokenize`, the render routes and `GET /tokenizer_info`, in llama-server's spelling and vLLM's.
-
-Pure.
-"""
+"""`POST /tokenize`, `/detokenize`, the render routes, and `GET /tokenizer_info`, as in llama-server and vLLM."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -15,8 +15,7 @@ from worker.apis.core.answers import Heading
 from worker.apis.core.events import ErrorEvent
 from worker.apis.core.parts import Event, Opening, Part, PartsChoice
 from worker.apis.core.reading import Reading
-from worker.apis.core.thinking import encoded_thoughts
-from worker.apis.messages.blocks import SIGNATURE
+from worker.apis.core.thinking import SIGNATURE, encoded_thoughts
 from worker.apis.messages.errors import failure_body
 from worker.formats.read.parse import CallBegun, Content, Thought
 from worker.wire.encoding import Count, doc

@@ -34,8 +34,6 @@ from worker.errors import WorkerError
 from worker.wire.encoding import doc, encode_json
 from worker.wire.jobs import U32, Finished, Logprob, Prompt, SamplingParams, SchemaText, narrow
 
-# ── bodies ───────────────────────────────────────────────────────────────────────────────────────
-
 
 class BodyRejected(WorkerError):
     """No request could be read. The answer is `http_status` with `str(error)`, verbatim, as text/plain."""
@@ -236,8 +234,6 @@ def checked_prompt(
     assert prompt is not None  # or there were problems
     return prompt
 
-
-# ── events ───────────────────────────────────────────────────────────────────────────────────────
 
 JSON_LINES_TYPES: Final = ("application/jsonl", "application/x-ndjson")
 

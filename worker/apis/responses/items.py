@@ -1,7 +1,6 @@
 """The input of `POST /v1/responses`: items become messages in OpenAI's form of chats.
 
-Owns: the kinds of items and of their parts, which of them are read, left out and named, or refused; and the text that
-calls of tools become which this worker does not know. Pure.
+Calls of tools that this worker does not know become text.
 """
 
 import re
@@ -10,12 +9,11 @@ from typing import Annotated, Any, Final, TypeGuard
 
 import msgspec
 
-from worker.apis.core.conversation import entries, unread
+from worker.apis.core.conversation import MAY_BE_EMPTY, Turns, entries, got, joined, unread
 from worker.apis.core.payloads import MediaPlaces
 from worker.apis.core.rules import MAX_DEPTH
 from worker.apis.core.thinking import decoded_thoughts
 from worker.apis.core.tools import TEXT_ARGUMENT, flattened
-from worker.apis.core.turns import MAY_BE_EMPTY, Turns, got, joined
 from worker.wire.encoding import doc, encode_json
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -174,9 +172,6 @@ def _text(turns: Turns, place: str, part: InputPart, is_result: bool) -> str:  #
     text = f"must be a text, the only type that this worker reads{got(part.type)}; remove the part"
     turns.refuse(f"{place}.type", "text_only", text)
     return ""
-
-
-# ── items of hosted services ─────────────────────────────────────────────────────────────────────
 
 
 def _is_hosted(item: object) -> TypeGuard[Mapping[str, Any]]:

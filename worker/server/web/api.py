@@ -30,9 +30,8 @@ from worker.apis.core.payloads import NO_PLACES, MediaPlaces
 from worker.apis.core.request import JobRequest, Request, Terms
 from worker.apis.infill import tokens
 from worker.apis.infill.request import read_infill
-from worker.apis.messages import blocks
 from worker.apis.messages.answer import TokenCount
-from worker.apis.messages.request import read_counted, read_messages
+from worker.apis.messages.request import BLOCK_PAYLOADS, read_counted, read_messages
 from worker.apis.responses import items
 from worker.apis.responses.request import read_response
 from worker.apis.responses.resource import InputTokens
@@ -195,8 +194,8 @@ def agent_routes(api: Api) -> list[HTTPRouteHandler]:
     return [
         _generating(api, "/v1/responses", read_response, items.PAYLOADS, prefix="resp_"),
         _counting(api, "/v1/responses/input_tokens", read_response, items.PAYLOADS, InputTokens),
-        _generating(api, "/v1/messages", read_messages, blocks.PAYLOADS, prefix="msg_"),
-        _counting(api, "/v1/messages/count_tokens", read_counted, blocks.PAYLOADS, TokenCount),
+        _generating(api, "/v1/messages", read_messages, BLOCK_PAYLOADS, prefix="msg_"),
+        _counting(api, "/v1/messages/count_tokens", read_counted, BLOCK_PAYLOADS, TokenCount),
         plain_route("/api/hello", lambda: text_answer("hello", 200)),  # Claude Code asks whether there is a server
     ]
 
