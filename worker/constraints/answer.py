@@ -159,15 +159,17 @@ class AnswerConstraint:
         """Continue by the tokens that must come next, and return them; the search ends at `n_enough`."""
         run: list[Token] = []
         while len(run) < n_enough and (tokens := self.forced()):
-            current = self._points[-1].current
-            if self.is_masking and current is not None and self._followed[current].n_allowed(tokens) < len(tokens):
-                break  # the run is too costly to follow, which `allowed` reports
+            taken: list[Token] = []
             for token in tokens:
-                run.append(Token(TokenId(token), self._tokens.piece(token)))
+                taken.append(Token(TokenId(token), self._tokens.piece(token)))
                 self.accept(TokenId(token))
                 if not self.is_masking:
                     # What is forced behind it comes after free text.
                     break
+            current = self._points[-1].current
+            if self._is_whole and current is not None and self._followed[current].is_failed:
+                break
+            run += taken
         return run
 
     @property

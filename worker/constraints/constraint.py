@@ -211,6 +211,11 @@ class Matcher:
         """True if nothing but an end may follow."""
         return self._open.is_stopped() and not self._open.is_error()
 
+    @property
+    def is_failed(self) -> bool:
+        """True if it has met a limit, which `allowed` reports."""
+        return self._open.is_error()
+
     def n_allowed(self, tokens: Seq[int]) -> int:
         """Return how many of the tokens, from the first on, may continue the text."""
         return self._open.validate_tokens([*tokens])

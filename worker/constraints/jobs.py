@@ -172,11 +172,12 @@ class Constraints:
         if form is None:
             raise BadTool("tools: this model's form of calls has no grammar; send tool_choice auto")
         otherwise = None if schema is None else _right_side(schema)
-
-        def lark_of(tools: Seq[EnforcedTool]) -> str:
-            return grammar_of_answer(form, tools, self._controls, is_parallel=asked.is_parallel, otherwise=otherwise)
-
-        return self._compiled([self._tool(offered) for offered in asked.tools], lark_of)
+        return self._compiled(
+            [self._tool(offered) for offered in asked.tools],
+            lambda tools: grammar_of_answer(
+                form, tools, self._controls, is_parallel=asked.is_parallel, otherwise=otherwise
+            ),
+        )
 
     def _in_free_answer(self, asked: Tools) -> tuple[Calls | None, tuple[int, ...]]:
         """The constraint of calls in a free answer, and the places of tools whose schemas it does not enforce, or whose

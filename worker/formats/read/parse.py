@@ -324,15 +324,11 @@ class Reader:
             return
         self._held = "text"
         if self._is_bare and (yield from self._read_calls()):
-            yield from self._other_bare()
+            with suppress(NotACallError):
+                while True:  # some models divide the objects by `;`
+                    yield from self._calls.read((yield from self._scan.after_space(0, BETWEEN)))
         elif self._reads_fenced and not self._is_headed:
             yield from self._plain.read(k, "")
-
-    def _other_bare(self) -> Steps[None]:
-        """Read the objects after the first in Llama's form, which some models divide by `;`."""
-        with suppress(NotACallError):
-            while True:
-                yield from self._calls.read((yield from self._scan.after_space(0, BETWEEN)))
 
     def _fence(self, marker: str) -> Steps[None]:
         """Read a fenced block. It is a call, or its beginning is content."""

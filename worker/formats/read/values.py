@@ -66,17 +66,9 @@ def resolved(schema: object, root: object) -> object:
     return None
 
 
-def types_of(schema: object, root: object) -> frozenset[JsonType]:
+def types_of(schema: object, root: object, known: "_Known | None" = None) -> frozenset[JsonType]:
     """Return the types that a schema allows, or none if it does not say."""
-    return _types_of(schema, root, {})
-
-
-_Known = dict[int, frozenset[JsonType]]
-"""The types of schemas that were met already, none for those that are not read to their end. Without it, choices among
-choices would take a time that their number raised to their depth is."""
-
-
-def _types_of(schema: object, root: object, known: _Known) -> frozenset[JsonType]:
+    known = {} if known is None else known
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping):
         return ANY
@@ -85,6 +77,11 @@ def _types_of(schema: object, root: object, known: _Known) -> frozenset[JsonType
         if len(known) < _MAX_SCHEMAS:
             known[id(schema)] = _types_named(schema, root, known)
     return known[id(schema)]
+
+
+_Known = dict[int, frozenset[JsonType]]
+"""The types of schemas that were met already, none for those that are not read to their end. Without it, choices among
+choices would take a time that their number raised to their depth is."""
 
 
 def _types_named(schema: Mapping[str, object], root: object, known: _Known) -> frozenset[JsonType]:
@@ -96,10 +93,10 @@ def _types_named(schema: Mapping[str, object], root: object, known: _Known) -> f
         return frozenset(map(type_of, values))
     for key in ("anyOf", "oneOf"):
         if isinstance(choices := schema.get(key), list | tuple):
-            found = [_types_of(one, root, known) for one in choices]
+            found = [types_of(one, root, known) for one in choices]
             return frozenset().union(*found) if all(found) else ANY
     if isinstance(parts := schema.get("allOf"), list | tuple):
-        return next(filter(None, (_types_of(one, root, known) for one in parts)), ANY)
+        return next(filter(None, (types_of(one, root, known) for one in parts)), ANY)
     return frozenset({"object"}) if "properties" in schema else ANY
 
 

@@ -76,9 +76,8 @@ class Escaper:
     def _is_harmless(self, word: str) -> bool:
         """True if the word has signs, and no name can begin, end or be in it, or contain it."""
         names = self.names
-        if len(word) > _MAX_WORD_CHARS or names.edges.isdisjoint(word) or names.has_one(word):
-            return False
-        if any(word in name for name in names.all):
+        is_part = any(word in name for name in names.all)
+        if is_part or len(word) > _MAX_WORD_CHARS or names.edges.isdisjoint(word) or names.has_one(word):
             return False
         begins_one = any(word[at:] in names.beginnings for at in range(len(word)))
         return not begins_one and not any(word[:end] in names.ends for end in range(1, len(word) + 1))
