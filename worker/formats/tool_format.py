@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from worker.formats.read.parse import Reader, message_of
 from worker.formats.render.escapes import Json
 from worker.formats.render.forms import Message
+from worker.formats.render.probes import call, calling, says
 from worker.formats.render.sandbox import Unrendered
 from worker.formats.render.template import ChatTemplate
 from worker.wire.chat_format import HERMES, CallFormat, ChatFormat, ReasoningFormat, ValueForm
@@ -49,8 +50,9 @@ _NAME, _OTHER = "sample_tool", "sample_other"
 _ID, _OTHER_ID = "sample123", "sample456"
 """Mistral's templates support no other length."""
 _KEY, _NEXT, _VALUE, _NUMBER = "sample_a", "sample_b", "sample-value", 31415926
-_ARGUMENTS: dict[str, Json] = {_KEY: _VALUE, _NEXT: _NUMBER}
+_ARGUMENTS: Json = {_KEY: _VALUE, _NEXT: _NUMBER}
 """They are in alphabetical order, because some templates sort them."""
+_CALL = call(_ID, _ARGUMENTS, _NAME)
 _SCHEMA: Json = {
     "type": "object",
     "properties": {_KEY: {"type": "string"}, _NEXT: {"type": "integer"}},
@@ -175,11 +177,13 @@ class _Turns:
         self.has_several = self._forms.several_calls == "own"
         self.prompt = self._turn(is_open=True)
         """The text that an answer follows."""
-        self.reply = self._turn(_says(_REPLY))
-        self.call = self._turn(_says("", _call())) if self._forms.takes_calls else ""
+        self.reply = self._turn(says("assistant", _REPLY))
+        self.call = self._turn(calling(_CALL, content="")) if self._forms.takes_calls else ""
         """One call; empty if the template does not render calls."""
-        self.two_calls = self._turn(_says("", _call(), _call(_OTHER, _OTHER_ID))) if self.has_several else ""
-        again = self._turn(_says(_REPLY), {"role": "user", "content": _NEXT_USER})
+        self.two_calls = (
+            self._turn(calling(_CALL, call(_OTHER_ID, _ARGUMENTS, _OTHER), content="")) if self.has_several else ""
+        )
+        again = self._turn(says("assistant", _REPLY), says("user", _NEXT_USER))
         self._tail = again.partition(_REPLY)[2].partition(_NEXT_USER)[0]
         """The text after a reply, up to the next user's words."""
         is_begun = self.prompt.strip() and self.reply.startswith(self.prompt) and self.call.startswith(self.prompt)
@@ -189,7 +193,7 @@ class _Turns:
 
     def _turn(self, *messages: Message, is_open: bool = False) -> str:
         """The text after the user's words; empty if the template refuses the messages."""
-        conversation: list[Message] = [{"role": "user", "content": _USER}, *messages]
+        conversation: list[Message] = [says("user", _USER), *messages]
         tools: Json = _TOOLS if self._has_tools else None
         try:
             text = self._template.in_forms(conversation, self._forms, tools, is_open=is_open)
@@ -222,7 +226,7 @@ class _Turns:
 
     def _rendered_reasoning(self) -> ReasoningFormat | None:
         """The markers around a reasoning that the template renders before a reply, or before a call."""
-        for message, after in ((_says(_REPLY), _REPLY), (_says("", _call()), _NAME)):
+        for message, after in ((says("assistant", _REPLY), _REPLY), (calling(_CALL, content=""), _NAME)):
             if after == _NAME and not self._forms.takes_calls:
                 continue
             before, found, rest = self._turn({**message, "reasoning_content": _THOUGHT}).partition(_THOUGHT)
@@ -254,15 +258,6 @@ class _Turns:
         end = _MARKER.match(after.lstrip())
         is_ended = end and end[0] not in self._ends and end[0] not in self.call.removeprefix(self._beginning)
         return begin.strip(), end[0] if end and is_ended and begin.strip() else ""
-
-
-def _says(content: Json, *calls: Json) -> Message:
-    message: Message = {"role": "assistant", "content": content}
-    return {**message, "tool_calls": list(calls)} if calls else message
-
-
-def _call(name: str = _NAME, call_id: str = _ID) -> Json:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": dict(_ARGUMENTS)}}
 
 
 def _reads(form: ChatFormat, turns: _Turns) -> bool:

@@ -24,24 +24,27 @@ _TOOL: Json = {
 }
 
 
-def _says(role: str, content: Json) -> Message:
+def says(role: str, content: Json) -> Message:
+    """A message of this role."""
     return {"role": role, "content": content}
 
 
-_SYSTEM, _RULE = _says("system", "sample-system"), _says("system", "sample-rule")
-_DEVELOPER = _says("developer", "sample-developer")
-_USER, _AGAIN, _MORE = _says("user", "sample-user"), _says("user", "sample-again"), _says("user", "sample-more")
-_REPLY, _THEN = _says("assistant", "sample-reply"), _says("assistant", "sample-then")
+_SYSTEM, _RULE = says("system", "sample-system"), says("system", "sample-rule")
+_DEVELOPER = says("developer", "sample-developer")
+_USER, _AGAIN, _MORE = says("user", "sample-user"), says("user", "sample-again"), says("user", "sample-more")
+_REPLY, _THEN = says("assistant", "sample-reply"), says("assistant", "sample-then")
 _FIRST, _SECOND = "call_sample0000000000000001", "call_sample0000000000000002"
 
 
-def _call(call_id: str | None, arguments: Json) -> Json:
-    function: Json = {"name": "sample_tool", "arguments": arguments}
+def call(call_id: str | None, arguments: Json, name: str = "sample_tool") -> Json:
+    """A call of a tool."""
+    function: Json = {"name": name, "arguments": arguments}
     return {"type": "function", "function": function} | ({} if call_id is None else {"id": call_id})
 
 
-def _calling(*calls: Json, content: Json = None) -> Message:
-    return {**_says("assistant", content), "tool_calls": list(calls)}
+def calling(*calls: Json, content: Json = None) -> Message:
+    """An assistant's message with calls."""
+    return {**says("assistant", content), "tool_calls": list(calls)}
 
 
 def _result(call_id: str | None, content: Json = "sample-result") -> Message:
@@ -68,7 +71,7 @@ class Probes:
             raise BrokenTemplate(self.refusals[0] if self.refusals else "it omits the user's message")
 
         def calls(arguments: Json, content: Json, *more: Message) -> str:
-            return self._text(_USER, _calling(_call(_NINE, arguments), content=content), *more, tools=[_TOOL])
+            return self._text(_USER, calling(call(_NINE, arguments), content=content), *more, tools=[_TOOL])
 
         takes_argument_text = _ARGUMENTS in calls(_ARGUMENTS, "", _result(_NINE))
         arguments: Json = _ARGUMENTS if takes_argument_text else _OBJECT
@@ -84,17 +87,17 @@ class Probes:
 
     def _caps(self, arguments: Json) -> frozenset[str]:
         thinking: Message = {**_REPLY, "reasoning_content": "sample-reasoning"}
-        calling, result, tools = _calling(_call(_NINE, arguments), content=""), _result(_NINE), [_TOOL]
-        thinking_call: Message = {**calling, "reasoning_content": "sample-reasoning"}
+        with_call, result, tools = calling(call(_NINE, arguments), content=""), _result(_NINE), [_TOOL]
+        thinking_call: Message = {**with_call, "reasoning_content": "sample-reasoning"}
         thoughts = self._text(_USER, thinking) + self._text(_USER, thinking_call, result, tools=tools)
         shown = {
             "system": "sample-system" in self._text(_SYSTEM, _USER),
             # A template that writes any role supports no particular one.
             "developer": "developer" in self.source and "sample-developer" in self._text(_DEVELOPER, _USER),
             "tools": "sample_tool" in self._text(_USER, tools=tools),
-            "tool_calls": "sample-argument" in self._text(_USER, calling, result, _REPLY, _USER, tools=tools),
+            "tool_calls": "sample-argument" in self._text(_USER, with_call, result, _REPLY, _USER, tools=tools),
             "tool_results": "tool" in self.source
-            and "sample-result" in self._text(_USER, calling, result, tools=tools),
+            and "sample-result" in self._text(_USER, with_call, result, tools=tools),
             "reasoning": "sample-reasoning" in thoughts,
         }
         return frozenset(cap for cap, is_shown in shown.items() if is_shown)
@@ -109,7 +112,7 @@ class Probes:
             "takes_users": [[_USER, _AGAIN], [_USER, _REPLY, _AGAIN, _MORE]],
             "takes_replies": [[_USER, _REPLY, _THEN, _AGAIN]],
             "takes_reply_first": [[_REPLY, _USER]],
-            "takes_empty_reply": [[_USER, _says("assistant", ""), _AGAIN]],
+            "takes_empty_reply": [[_USER, says("assistant", ""), _AGAIN]],
             "takes_system": [[_SYSTEM, _USER]],
             "takes_systems": [[_SYSTEM, _RULE, _USER], *([_SYSTEM, one, _USER] for one in developers)],
             "takes_later_system": [
@@ -122,9 +125,9 @@ class Probes:
 
     def _with_calls(self, forms: Forms, tools: Json) -> Forms:
         arguments: Json = _ARGUMENTS if forms.takes_argument_text else _OBJECT
-        first = _call(_FIRST, arguments)
+        first = call(_FIRST, arguments)
         rounds = [
-            [_USER, _calling(first, content=content), _result(_FIRST), *more]
+            [_USER, calling(first, content=content), _result(_FIRST), *more]
             for content in (None, "")
             for more in ([], [_REPLY, _AGAIN])
         ]
@@ -140,9 +143,9 @@ class Probes:
         ]
         forms = self._first(forms, tools, ways, rounds)
         if forms.takes_calls:
-            both = _calling(first, _call(_SECOND, arguments))
+            both = calling(first, call(_SECOND, arguments))
             for name, conversation in {
-                "text_with_calls": [_USER, _calling(first, content="sample-beside"), _result(_FIRST)],
+                "text_with_calls": [_USER, calling(first, content="sample-beside"), _result(_FIRST)],
                 "several_calls": [_USER, both, _result(_FIRST), _result(_SECOND, "sample-second")],
             }.items():
                 named: list[dict[str, object]] = [{name: way} for way in ("own", "split", "text")]
@@ -151,9 +154,9 @@ class Probes:
             "takes_stray_results": [
                 [_USER, _result(_FIRST)],
                 [_USER, _REPLY, _result(_FIRST), _AGAIN],
-                [_USER, _calling(first), _result(_SECOND)],
+                [_USER, calling(first), _result(_SECOND)],
             ],
-            "takes_no_id": [[_USER, _calling(_call(None, arguments)), _result(None)]],
+            "takes_no_id": [[_USER, calling(call(None, arguments)), _result(None)]],
         }.items():
             forms = self._first(forms, tools, [{name: True}, {name: False}], conversations)
         return forms
