@@ -266,7 +266,7 @@ class _Trials:
         rows: Rows = []
         for batch in self._runner.batches(slices):
             self._runner.context.decode(batch)
-            rows += self._runner.context.rows().copy()
+            rows.extend(self._runner.context.rows().copy())
         self._alive()
         return rows
 
