@@ -165,7 +165,7 @@ PRANKS: dict[str, Callable[[Raw], None]] = {
 STALL, *_MARKERS = [
     *("<repo_name>", "<reponame>", "<file_sep>", "<filename>", "<gh_stars>", "<issue_start>", "<issue_comment>"),
     *("<issue_closed>", "<jupyter_start>", "<jupyter_text>", "<jupyter_code>", "<jupyter_output>"),
-    *("<jupyter_script>", "<empty_output>", "<|endoftext|>"),
+    *("<jupyter_script>", "<|endoftext|>"),
 ]
 """Special tokens of the default model that no text and no answer contains."""
 
