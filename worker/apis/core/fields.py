@@ -221,11 +221,11 @@ def read_request(
     check_constraint(offered.use, params, names)
     found, is_stream = tuple(prompt for prompt in prompts if prompt is not None), bool(request.stream)
     is_routed = all(members.get(name) is False for name in ROUTED_FIELDS)
-    idle = [
-        *(["stream_options"] if request.stream_options is not None and not is_stream else ()),
-        *(["prediction"] if prediction and not terms.takes_predictions else ()),
-        *(*further, *offered.unread, *thinking.ignored),
-    ]
+    idle = {
+        "stream_options": request.stream_options is not None and not is_stream,
+        "prediction": bool(prediction) and not terms.takes_predictions,
+    }
+    further = (*(name for name, is_idle in idle.items() if is_idle), *further, *offered.unread, *thinking.ignored)
     unheeded = (*unheeded, *(ROUTED_FIELDS if is_routed else ()))
     shows_marks = request.skip_special_tokens is False and not is_routed
     return Request(
@@ -238,18 +238,19 @@ def read_request(
         prediction=prediction if terms.takes_predictions else "",
         asked_tokens=length.asked,
         marks="shown" if shows_marks else "split" if isinstance(found[0], Conversation) else "hidden",
-        reading=Reading(
-            form=terms.chat_format,
-            use=offered.use,
-            is_divided=terms.can_limit_reasoning,
-            reads_fenced=terms.reads_fenced,
-        ),
+        reading=_reading(terms, offered),
         tools=offered.use.for_engine(),
         reasoning_budget=thinking.budget,
         names=names,
-        ignored=ignored_fields(members, sent or type(request), known=SHARED, unheeded=unheeded, further=idle),
+        ignored=ignored_fields(members, sent or type(request), known=SHARED, unheeded=unheeded, further=further),
         ignored_tools=in_header(offered.skipped),
     )
+
+
+def _reading(terms: Terms, offered: Offered) -> Reading:
+    """The rules by which answers to a request with these tools are read."""
+    is_divided, form = terms.can_limit_reasoning, terms.chat_format
+    return Reading(form=form, use=offered.use, is_divided=is_divided, reads_fenced=terms.reads_fenced)
 
 
 def _params(
