@@ -195,9 +195,6 @@ def proof_of(report: Report, *, seeds: Sequence[object] = (), transcript: Sequen
     )
 
 
-# ── is it what its run wrote? ────────────────────────────────────────────────────────────────────
-
-
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: Sha256
     size_bytes: Annotated[int, Meta(ge=0)]

@@ -143,9 +143,6 @@ def _put(positions: Positions, at: int, one: Positions) -> None:
         getattr(positions, field.name)[at] = getattr(one, field.name)[0]
 
 
-# ── the format ───────────────────────────────────────────────────────────────────────────────────
-
-
 def _arrays(full: FullLogits) -> Arrays:
     """Rows of all windows, one after the other; `full_rows` in the order of `spread`."""
     n_top = min(N_TOP, full.n_vocab)

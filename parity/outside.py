@@ -185,8 +185,6 @@ class Outside:
         except UNANSWERED as error:
             return Level(name, "fail", f"the server did not answer as it should: {str(error) or type(error).__name__}")
 
-    # ── the levels ───────────────────────────────────────────────────────────────────────────────
-
     def _tokenizer(self) -> Level:
         """The check of the texts that JSON can carry, and of the rendered conversations."""
         sent = [pair for pair in zip(corpus.hard_texts(), self.reference.hard_ids, strict=True) if _is_utf8(pair[0])]

@@ -103,9 +103,6 @@ def says(check: Check) -> str:
     return f"{check.name}: {check.value:.3g}, {check.relation} {check.bound:.3g} is allowed{where}"
 
 
-# ── a run ────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class ModelFile:
     """The GGUF that was compared."""
@@ -200,9 +197,6 @@ def overall(levels: Iterable[Level]) -> Verdict:
     if "fail" in verdicts:
         return "fail"
     return "pass" if "pass" in verdicts else "not run"
-
-
-# ── judged again ─────────────────────────────────────────────────────────────────────────────────
 
 
 def contradictions(report: Report) -> list[str]:

@@ -161,8 +161,6 @@ class Run:
                 )
             yield file, f32_copy
 
-    # ── as it is served ──────────────────────────────────────────────────────────────────────────
-
     @property
     def _config(self) -> Configure:
         return configure(self.settings, self.case.subject.info.path)
