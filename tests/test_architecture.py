@@ -391,5 +391,5 @@ def test_the_walk_knows_which_module_an_import_for_type_checkers_means() -> None
 
 
 def test_the_walk_follows_imports_to_their_end() -> None:
-    assert {"worker.wire.jobs", "worker.engine.text", "worker.engine.sequence"} <= reachable("worker.engine.loop")
+    assert {"worker.wire.jobs", "worker.engine.channels", "worker.engine.sequence"} <= reachable("worker.engine.loop")
     assert "worker.llama.model" in reachable("worker.commands.devices", "worker.llama.runner")

@@ -37,8 +37,7 @@ from worker.server.front.certificate import Certificate, read_certificate
 from worker.server.front.children import engine_environment, fetch_in_child, shared_memory
 from worker.server.front.client import ENGINE_COMMAND, EngineClient
 from worker.server.front.link import EngineLink
-from worker.server.front.lookups import Loop
-from worker.server.front.pool_manager import announce, is_test_mode, shown_url
+from worker.server.front.pool_manager import Loop, announce, is_test_mode, shown_url
 from worker.server.front.progress import report_loaded
 from worker.server.front.state import Front
 from worker.server.front.supervision import ended, first_of, running, supervised

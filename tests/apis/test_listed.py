@@ -12,7 +12,7 @@ from tests.engine.text_reference import finished_text
 from worker.apis.chat.request import read_chat
 from worker.apis.core.answers import whole
 from worker.apis.core.events import Piece
-from worker.engine.text import TextStream
+from worker.engine.channels import TextStream
 from worker.wire.jobs import Logprob, StopReason, TokenId, TopToken
 
 UNICODE = "a\u00e9\u20ac\U0001f388"

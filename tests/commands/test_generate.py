@@ -167,13 +167,13 @@ def test_what_only_llama_cpp_refuses_is_one_line_with_its_reason(tmp_path: Path)
 
 FAILING_WATCHDOG = """
 import sys
-from worker.server.front import watchdog
+from worker.server.front import client
 from worker.__main__ import main
 
 def fail(_):
     raise ZeroDivisionError("on purpose")
 
-watchdog.Watchdog.tick = fail
+client.Watchdog.tick = fail
 main()
 """
 

@@ -16,10 +16,10 @@ from worker.engine.channels import (
     Channel,
     ChannelState,
     ChannelText,
+    TextStream,
     Transition,
     marks_among,
 )
-from worker.engine.text import TextStream
 from worker.wire.jobs import MarkUse, TokenId
 
 CONTROLS = {

@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.text_reference import any_cuts, chunked, first_stop
-from worker.engine.text import ThoughtfulStream
+from worker.engine.channels import ThoughtfulStream
 
 LAW = settings(max_examples=500, deadline=None)
 MARKERS = ("<t>", "</t>")

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.text_reference import any_cuts, check_against_the_reference, chunked, finished_text, stops_cut_from
-from worker.engine.text import TextStream
+from worker.engine.channels import TextStream
 
 LAW = settings(max_examples=500)
 LAW_WITH_DRAWN_STOPS = settings(LAW, max_examples=200)

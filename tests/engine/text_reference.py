@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from worker.engine.text import TextStream
+from worker.engine.channels import TextStream
 
 UNFINISHED = frozenset(
     chr(point).encode()[:length]

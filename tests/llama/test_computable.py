@@ -1,4 +1,4 @@
-"""The library is given a model that worker/models/facts/computable.py refuses, and comes to harm."""
+"""The library is given a model that worker/models/facts/info.py refuses, and comes to harm."""
 
 import subprocess
 import sys

@@ -59,7 +59,7 @@ def ask(ref: str, home: Path, endpoint: str, **env: str) -> subprocess.Completed
 
 
 def child(arguments: list[str], home: Path, endpoint: str, **env: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH")}  # the second is that of the installation
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     environment = kept | {"HOME": str(home), "HF_HOME": str(home / "hf"), "HF_ENDPOINT": endpoint}
     return subprocess.run(
         [sys.executable, *arguments],

@@ -109,17 +109,6 @@ def test_ids_for_other_texts_are_a_mistake(bounds: Bounds) -> None:
         judge(TEXTS, SAME[:-1], bounds)
 
 
-def test_what_the_pieces_are_together_is_reported(bounds: Bounds) -> None:
-    texts = [*TEXTS, HardText("one.lacking", b"a\4b")]
-    level = judge(texts, [ids_of(text.data) for text in texts], bounds)
-    assert level.tables[2].rows == (
-        ("the text again", "2", "one.cab"),
-        ("the text without its control tokens", "1", "one.end"),
-        ("not the text: bytes outside the vocabulary", "1", "one.lacking"),
-        ("not the text", "0", ""),
-    )
-
-
 # ── the default model ────────────────────────────────────────────────────────────────────────────
 
 

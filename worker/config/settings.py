@@ -53,8 +53,7 @@ class Settings(EngineSettings):
     )
     api_key: str | None = of_network(
         None,
-        "Require this bearer token from clients. Prefer LLORCH_API_TOKEN or LLORCH_API_KEY: process lists show a flag "
-        "until the worker has overwritten it.",
+        "Require this bearer token from clients. Prefer LLORCH_API_TOKEN or LLORCH_API_KEY: process lists show a flag.",
         TOKEN,
         envvar=API_TOKEN[0],
         other_envvar=API_TOKEN[1],

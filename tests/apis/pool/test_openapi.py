@@ -26,9 +26,9 @@ from worker.apis.pool.execute import ExecuteRequest, WrongShape, choose_dialect,
 from worker.config.settings import Settings
 from worker.observe.metrics import Metrics
 from worker.server.front.state import Front
-from worker.server.web.app import described_routes, places
 from worker.server.web.middleware import OPEN_PATHS
 from worker.server.web.pages import document_of
+from worker.server.web.server import described_routes, places
 from worker.wire.jobs import Finished, JobKey, Logprob, TokenId, TopToken
 
 Json = dict[str, Any]

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from parity import formula
 from worker.engine.sampling.row import NO_IDS, row_of
 from worker.engine.sampling.sample import in_order, sample
-from worker.engine.sampling.shortlist import covering, settled, some_highest, whole
-from worker.engine.sampling.unsorted import truncated
+from worker.engine.sampling.shortlist import covering, settled, some_highest, truncated, whole
 from worker.wire.jobs import SamplingParams
 
 Row = NDArray[np.float32]

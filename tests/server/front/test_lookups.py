@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 
 import pytest
 
-from worker.server.front.lookups import Loop
+from worker.server.front.pool_manager import Loop
 
 
 def run(coroutine: Coroutine[None, None, object]) -> object:

@@ -12,12 +12,12 @@ import pytest
 
 from tests.server.web.wire import exchange, head
 from tests.worker_process import WorkerProcess, serving
-from worker.server.web import app
+from worker.server.web import server
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
 TOKEN = "correct-horse:battery-staple"
-FILES = Path(app.__file__).parent / "page"
+FILES = Path(server.__file__).parent / "page"
 PAGE_PATHS = ("/docs", "/docs/", "/docs/page.js", "/docs/redoc.standalone.js")
 
 

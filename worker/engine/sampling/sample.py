@@ -1,7 +1,7 @@
 """The way from a row of logits to a token: the request's settings in their order, and the draw; log-probabilities.
 
 The order: bias, bans, temperature and penalties (row.py), top_n_sigma and top_k (shortlist.py), typical_p, top_p,
-min_p, xtc, the draw. The plain way to the last five, which sorts all tokens, is here, too; the cheap one (unsorted.py)
+min_p, xtc, the draw. The plain way to the last five, which sorts all tokens, is here; the cheap one (shortlist.py)
 is taken wherever it gives the same answer. Scores are float64, so that neither a temperature of 1e-6 nor a penalty of
 1e-6 can overflow a float32 logit.
 """
@@ -29,8 +29,7 @@ from worker.engine.sampling.row import (
     row_of,
     window,
 )
-from worker.engine.sampling.shortlist import Shortlist, covering, highest_first, settled, whole
-from worker.engine.sampling.unsorted import Undecided, drawn
+from worker.engine.sampling.shortlist import Shortlist, Undecided, covering, drawn, highest_first, settled, whole
 from worker.wire.jobs import SamplingParams, TokenId
 
 TOKEN_LANE, XTC_LANE = 0, 2

@@ -5,12 +5,16 @@ the retries (docs/protocol.md#start-up-and-callback). serve.py has the body, and
 import asyncio
 import os
 import re
+import socket
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 import httpx2
 import stamina
+import uvloop
 
 from worker.errors import CallbackFailed
 
@@ -128,3 +132,33 @@ def _root_cause(error: Exception) -> str:
 
 def shown_url(url: str) -> str:
     return _NOT_FOR_LOGS.sub("", url)
+
+
+class Loop(uvloop.Loop):
+    """uvloop's loop, which looks names up in threads that the process does not wait for.
+
+    A resolver may take minutes, and no lookup can be stopped. uvloop and libuv join their threads before the process
+    ends, so that a worker would be killed at the end of its grace instead of leaving.
+    """
+
+    async def getaddrinfo(
+        self, host: Any, port: Any, *, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
+    ) -> Any:
+        """Look a name up, as `socket.getaddrinfo`. A caller that is cancelled leaves the thread to itself.
+
+        Raises: socket.gaierror, also where no thread can be started; OSError and UnicodeError as there.
+        """
+        found: Future[Any] = Future()
+        found.set_running_or_notify_cancel()
+
+        def look_up() -> None:
+            try:
+                found.set_result(socket.getaddrinfo(host, port, family, type, proto, flags))
+            except (OSError, UnicodeError) as error:
+                found.set_exception(error)
+
+        try:
+            threading.Thread(target=look_up, name="lookup", daemon=True).start()
+        except RuntimeError as error:
+            raise socket.gaierror(socket.EAI_MEMORY, str(error)) from error
+        return await asyncio.wrap_future(found, loop=self)
