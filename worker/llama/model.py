@@ -134,7 +134,7 @@ class Model(Tokenizer):
 
     @property
     def is_without_vocabulary(self) -> bool:
-        """To tokenise without one would abort."""
+        """True if the file has no vocabulary; the library would abort if it had to tokenise."""
         return bool(capi.llama_vocab_type(self.vocab) == capi.LLAMA_VOCAB_TYPE_NONE)
 
     @property

@@ -223,7 +223,7 @@ def _as_templates_expect(message: Message) -> Message:
     given = [ToolCall(function=message.function_call)] if message.function_call else message.tool_calls or []
     calls = [replace(call, function=_with_object(call.function)) for call in given]
     if isinstance(content, list):
-        content = BETWEEN_PARTS.join(part.text for part in content if isinstance(part.text, str))
+        content = joined(part.text for part in content if isinstance(part.text, str))
     if content is UNSET or content is None:
         content = None if calls else ""
     return replace(

@@ -326,7 +326,7 @@ def _facts(
         prefix_bytes,
         can_share=runner.kv.can_share,
         state_bytes=runner.kv.n_state_bytes,
-        is_copying_worthwhile=shapes.retention is None or shapes.retention.is_copying_worthwhile,
+        is_copying_worthwhile=shapes.retention.is_copying_worthwhile,
     )
     return Loaded(
         name=info.name,

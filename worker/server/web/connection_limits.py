@@ -91,9 +91,9 @@ class ConnectionLimits(ServerState):
     @property
     def is_full(self) -> bool:
         """True if a job whose request has arrived uses a connection reserved for health, cancel and metrics."""
+        limit = self._max_connections - RESERVED_CONNECTIONS
         answering = (ConnectionState.SERVED, ConnectionState.NOT_READING)
-        n_answering = sum(state in answering for state in self._states.values())
-        return n_answering > self._max_connections - RESERVED_CONNECTIONS
+        return self.n_members > limit and sum(state in answering for state in self._states.values()) > limit
 
     def is_over_limit(self, member: Member) -> bool:
         """True if its address has requests on more connections than one address may have, including this one."""
