@@ -180,24 +180,6 @@ def test_paused_jobs_go_on_where_they_were(is_deterministic: bool) -> None:
     assert rig.runner.n_computed <= 5 * 1600 + 20 * rig.n_preempted
 
 
-def test_a_job_that_scores_its_prompt_computes_all_of_it() -> None:
-    rig = rig_of()
-    said(rig, words(1, 300), 1)
-    rig.submit(Request(words(1, 300), 1, prompt_logprobs=2))
-    rig.run_until_idle()
-    rig.check_stories()
-    assert rig.n_cached[JobKey(1)] == 0
-
-
-def test_without_host_memory_jobs_end_all_the_same() -> None:
-    rig = rig_of(n_slots=2, n_cells=2000)
-    rig.runner.kv.has_host_memory = False
-    for i in range(4):
-        rig.submit(Request(words(i % 2, 300), 200, seed=i))
-    rig.run_until_idle()
-    rig.check_stories()
-
-
 def test_a_long_conversation_keeps_few_states() -> None:
     rig = rig_of()
     told: tuple[int, ...] = ()

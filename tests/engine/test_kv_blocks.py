@@ -16,7 +16,7 @@ from tests.engine.test_loop_laws import UNSCORABLE, Anything
 from tests.engine.toy_constraint import N_VOCAB
 from tests.kv_mirror import Mirror, blocks_of, gone, kept
 from tests.queued import put_away
-from worker.engine.kv_blocks import BLOCK_TOKENS, BlockJournal, block_hashes
+from worker.engine.kv_blocks import BlockJournal, block_hashes
 from worker.engine.prefix_tree import PrefixIndex
 from worker.wire.jobs import SlotId
 from worker.wire.messages import BlockStored
@@ -137,11 +137,6 @@ def test_with_fixed_steps_answers_are_no_blocks() -> None:
     assert mirror.blocks("GPU") | mirror.blocks("CPU") == set().union(*(blocks_of(each.prompt) for each in OTHERS))
 
 
-def test_a_memory_that_cannot_be_cut_has_no_blocks() -> None:
-    mirror = run_all(Rig(reports_blocks=True, context_length=80, prefix_cache_bytes=10**6, can_share=False))
-    assert not mirror.blocks("GPU") | mirror.blocks("CPU")
-
-
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
     """Long prompts of few families, which part anywhere."""
@@ -183,11 +178,3 @@ class AnyBlocks(Anything):
 @pytest.mark.long
 def test_whatever_happens_what_is_reported_is_what_there_is() -> None:
     run_state_machine_as_test(AnyBlocks, settings=LAW)
-
-
-def test_without_a_listener_nothing_is_reported() -> None:
-    """The rig takes no frame that it did not ask for."""
-    rig = Rig()
-    rig.submit(Request(tuple(range(5, 5 + 2 * BLOCK_TOKENS)), 4))
-    rig.run_until_idle()
-    rig.check_stories()

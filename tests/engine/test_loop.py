@@ -23,7 +23,7 @@ from worker.engine.step import Step
 from worker.wire.jobs import Delta, Failed, Finished, JobKey, MarkUse, SamplingParams, StepBegun, StepDone, TokenId
 from worker.wire.messages import Outbound
 
-UNDRAWABLE, POISON = 2, 3
+POISON = 3
 POISONOUS = ToyModel(poison=frozenset({POISON}))
 
 
@@ -38,14 +38,6 @@ def rig_with(*wanted: Request, model: ToyModel | None = None, n_slots: int = 8, 
     for one in wanted:
         rig.submit(one)
     return rig
-
-
-def test_eight_jobs_of_32_tokens_take_at_most_1_3_times_32_decode_steps() -> None:
-    rig = rig_with(*(request(i, n_prompt=3 + i % 6) for i in range(8)))
-    rig.run_until_idle()
-    rig.check_stories()
-    assert [len(story.texts) for story in rig.stories] == [32] * 8
-    assert rig.kinds.count("decode") <= 1.3 * 32
 
 
 @given(
@@ -80,41 +72,12 @@ def test_cells_that_the_library_counts_otherwise_end_an_idle_engine_with_both_nu
         rig.step()
 
 
-def test_a_stream_goes_on_while_a_long_prompt_is_computed() -> None:
-    rig = rig_with(request(0))
-    rig.step()
-    rig.submit(request(1, n_prompt=40))
-    n_before = len(rig.stories[0].texts)
-    for _ in range(10):
-        rig.step()
-    assert len(rig.stories[0].texts) - n_before == 5
-    assert len(rig.stories[1].texts) == 1
-
-
-def test_a_job_that_waits_for_cells_starts_as_soon_as_they_are_free() -> None:
-    rig = Rig(n_cells=100)
-    first, second = rig.submit(request(0, 60, 10)), rig.submit(request(1, 60, 10))
-    while not rig.stories[first].is_over:
-        rig.step()
-        assert not rig.stories[second].is_started
-    rig.step()
-    assert rig.stories[second].is_started
-    rig.run_until_idle()
-    rig.check_stories()
-
-
 def test_a_job_that_fills_the_context_says_so() -> None:
     rig = rig_with(request(0, n_prompt=90, max_tokens=11), request(1, n_prompt=90, max_tokens=10))
     rig.run_until_idle()
     assert [len(story.texts) for story in rig.stories] == [10, 10]
     assert rig.stories[0].end == Finished(JobKey(0), "MAX_TOKENS", is_context_full=True)
     assert rig.stories[1].end == Finished(JobKey(1), "MAX_TOKENS", is_context_full=False)
-
-
-def test_a_prompt_that_leaves_room_for_one_token_draws_one() -> None:
-    rig = rig_with(request(0, n_prompt=99))
-    rig.run_until_idle()
-    assert len(rig.stories[0].texts) == 1
 
 
 @pytest.mark.parametrize("n_prompt", [1, 20, 100])
@@ -125,36 +88,6 @@ def test_a_job_that_wants_no_token_ends_when_its_prompt_is_computed(n_prompt: in
     rig.check_stories()
     assert rig.stories[0].texts == []
     assert rig.stories[0].end == Finished(JobKey(0), "MAX_TOKENS", is_context_full=False)
-
-
-def test_what_a_job_without_tokens_computed_is_found_by_the_next() -> None:
-    rig = Rig(prefix_cache_bytes=10_000)
-    rig.submit(request(0, n_prompt=40, max_tokens=0))
-    rig.run_until_idle()
-    rig.submit(request(0, n_prompt=40, max_tokens=3))
-    rig.run_until_idle()
-    rig.check_stories()
-    assert rig.n_cached[JobKey(1)] == 39
-
-
-def test_a_token_whose_logits_are_not_numbers_costs_its_own_job_alone() -> None:
-    model = ToyModel(undrawable=frozenset({UNDRAWABLE}))
-    rig = rig_with(*(request(i) for i in range(8)), model=model)
-    rig.run_until_idle()
-    rig.check_stories()
-    failed = [story.end for story in rig.stories if isinstance(story.end, Failed)]
-    assert 0 < len(failed) < 8
-    assert {end.code for end in failed} == {"INFERENCE_FAILED"}
-
-
-def test_cancelling_an_unknown_or_finished_job_changes_nothing() -> None:
-    rig = rig_with(request(0, max_tokens=1))
-    rig.run_until_idle()
-    n_frames = len(rig.frames)
-    rig.cancel(JobKey(0))
-    rig.engine.cancel(JobKey(99))
-    rig.step()
-    assert len(rig.frames) == n_frames
 
 
 def test_one_poisoned_prompt_fails_alone_and_the_others_do_not_notice() -> None:
@@ -169,59 +102,6 @@ def test_one_poisoned_prompt_fails_alone_and_the_others_do_not_notice() -> None:
         assert end == Failed(
             JobKey(culprit), "INFERENCE_FAILED", "the model refused this job's tokens: a token is poison"
         )
-
-
-def test_poison_found_while_decoding_fails_its_own_job_alone() -> None:
-    rig = rig_with(*(request(i, max_tokens=40) for i in range(8)), model=POISONOUS)
-    rig.run_until_idle()
-    rig.check_stories()
-    failed = [story for story in rig.stories if isinstance(story.end, Failed)]
-    assert 0 < len(failed) < 8
-    assert all(story.texts for story in failed)
-
-
-def test_a_library_without_room_pauses_the_newest_job() -> None:
-    rig = rig_with(*(request(i, n_prompt=2) for i in range(3)))
-    rig.step()
-    rig.next_misfortune = "no room"
-    rig.step()
-    assert rig.n_victims == 1
-    rig.run_until_idle()
-    rig.check_stories()
-    assert [len(story.texts) for story in rig.stories] == [32] * 3
-
-
-def test_a_library_without_room_fails_a_job_only_when_it_is_alone() -> None:
-    rig = rig_with(request(0, n_prompt=2))
-    rig.step()
-    rig.next_misfortune = "no room"
-    rig.step()
-    end = rig.stories[0].end
-    assert isinstance(end, Failed)
-    assert end.code == "VRAM_OOM"
-    rig.run_until_idle()
-
-
-def test_jobs_that_outgrow_the_cells_are_paused_and_lose_nothing() -> None:
-    """Each fits alone; together they need five times the cells."""
-    rig = Rig(n_cells=100, context_length=100)
-    for i in range(8):
-        rig.submit(request(i, n_prompt=10, max_tokens=50))
-    rig.run_until_idle()
-    rig.check_stories()
-    assert rig.n_victims > 0
-    assert [len(story.texts) for story in rig.stories] == [50] * 8
-
-
-def test_the_oldest_job_is_never_paused() -> None:
-    rig = Rig(n_cells=100, context_length=100)
-    for i in range(4):
-        rig.submit(request(i, n_prompt=10, max_tokens=80))
-    n_steps = 0
-    while not rig.stories[0].is_over:
-        rig.step()
-        n_steps += 1
-    assert n_steps <= 2 * 80 + 8
 
 
 def test_what_a_paused_job_had_computed_is_not_computed_again_while_there_is_room_to_keep_it() -> None:
@@ -250,20 +130,6 @@ def test_a_prefix_that_many_ask_for_at_once_is_computed_once() -> None:
     rig.check_stories()
     assert rig.n_cached == {JobKey(0): 0} | {JobKey(i): len(COMMON) for i in range(1, 8)}
     assert rig.runner.n_computed == len(COMMON) + 8 * 4
-
-
-def test_jobs_that_follow_go_on_alone_when_their_leader_is_cancelled() -> None:
-    rig = Rig(chunk=8)
-    for i in range(3):
-        rig.submit(Request((*COMMON, 10 + i), max_tokens=4, seed=i))
-    for _ in range(3):
-        rig.step()
-    assert rig.started == [0]
-    rig.cancel(JobKey(0))
-    rig.run_until_idle()
-    rig.check_stories()
-    assert rig.n_cached[JobKey(1)] == 0
-    assert rig.n_cached[JobKey(2)] == len(COMMON)
 
 
 def test_a_job_does_not_wait_for_a_prefix_shorter_than_a_chunk() -> None:
@@ -307,37 +173,6 @@ def alone_tokens(rig: Rig, job: JobKey) -> list[TokenId]:
     return rig.model.answer_of(request.prompt, request.max_tokens, request.seed)
 
 
-def test_a_whole_prompt_that_is_known_computes_its_last_token_only() -> None:
-    rig = Rig(prefix_cache_bytes=1000 * CELL_BYTES)
-    for seed in range(2):
-        rig.submit(Request(COMMON, max_tokens=1, seed=seed))
-        rig.run_until_idle()
-    rig.check_stories()
-    assert rig.n_cached[JobKey(1)] == len(COMMON) - 1
-    assert rig.runner.n_computed == len(COMMON) + 1
-
-
-def test_what_is_put_away_may_push_out_what_was_about_to_be_loaded() -> None:
-    """Two long prompts in turn, in a cache for one and a half."""
-    long, longer = tuple(range(10, 55)), tuple(range(60, 0, -1))
-    rig = Rig(n_cells=100, prefix_cache_bytes=100 * CELL_BYTES, n_slots=2)
-    for prompt in (longer, long, longer):
-        rig.submit(Request(prompt, max_tokens=2))
-        rig.run_until_idle()
-    rig.check_stories()
-
-
-def test_without_host_memory_nothing_is_kept_and_no_job_notices() -> None:
-    rig = Rig(n_slots=2, prefix_cache_bytes=1000 * CELL_BYTES, n_retained=0)
-    for has_memory in (True, False, False):
-        rig.runner.kv.has_host_memory = has_memory
-        for n in (40, 48):
-            rig.submit(Request((*COMMON[:n], 1), max_tokens=3))
-        rig.run_until_idle()
-    rig.check_stories()
-    assert rig.engine.prefix_cache.index.n_tokens > 0
-
-
 def test_a_copy_that_the_cache_could_not_hold_is_not_made() -> None:
     rig = Rig(n_slots=2, prefix_cache_bytes=30 * CELL_BYTES, n_retained=0)
     for n in (20, 40, 41, 42):
@@ -345,16 +180,6 @@ def test_a_copy_that_the_cache_could_not_hold_is_not_made() -> None:
         rig.run_until_idle()
     rig.check_stories()
     assert rig.runner.kv.n_saved == 20 + 1
-
-
-def test_memory_that_cannot_be_cut_is_neither_shared_nor_kept() -> None:
-    rig = Rig(can_share=False, prefix_cache_bytes=1000 * CELL_BYTES)
-    for _ in range(2):
-        for seed in range(2):
-            rig.submit(Request(COMMON, max_tokens=3, seed=seed))
-        rig.run_until_idle()
-    rig.check_stories()
-    assert set(rig.n_cached.values()) == {0}
 
 
 def test_deterministic_jobs_have_all_their_cells_from_the_start_and_are_never_paused() -> None:
@@ -455,17 +280,6 @@ def without_room_in_the_second_run(rig: Rig, before_run: Callable[[Step], None])
     return at_run
 
 
-def test_an_aborted_step_is_run_again_as_if_it_had_not_been() -> None:
-    for n_kept in range(6):
-        rig = rig_with(*(request(i, n_prompt=2, max_tokens=5) for i in range(3)))
-        rig.runner.n_kept_at_abort = n_kept
-        for n_steps in range(10):
-            rig.next_misfortune = "abort" if n_steps % 2 == 0 else None
-            rig.step()
-        assert rig.engine.is_idle
-        rig.check_stories()
-
-
 def test_an_abort_asked_for_between_steps_touches_no_step() -> None:
     rig = rig_with(request(0, max_tokens=3))
     rig.step()
@@ -495,13 +309,6 @@ def test_the_frames_of_two_jobs_in_order() -> None:
         (b,),
         ("decode", (), [b], [b], 0),
     ]
-
-
-def test_frames_carry_the_clocks_time() -> None:
-    rig = rig_with(request(0, max_tokens=2))
-    rig.run_until_idle()
-    times = [(frame.sampled_at_s, i) for i, frame in enumerate(rig.frames) if isinstance(frame, StepDone)]
-    assert all(time == i for time, i in times)
 
 
 MARK = TokenId(N_VOCAB)

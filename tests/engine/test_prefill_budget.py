@@ -14,9 +14,7 @@ from worker.engine.prefill_budget import (
     MAX_GAP,
     MIN_CHUNK,
     MIN_DECODES,
-    PROMPTS_SHARE,
     TILE,
-    WHOLE_SHARE,
     PrefillBudget,
     widest_step_of,
 )
@@ -174,8 +172,3 @@ def test_a_step_that_cannot_be_stopped_is_no_longer_than_a_newcomer_can_wait(
     *, chunk: int, n_ubatch: int, can_abort: bool, widest: int
 ) -> None:
     assert widest_step_of(chunk, n_ubatch, can_abort=can_abort) == widest
-
-
-def test_the_shares_leave_streams_something() -> None:
-    assert 0.5 < PROMPTS_SHARE < 1
-    assert WHOLE_SHARE <= 0.1

@@ -18,24 +18,6 @@ def pieces(memory: Memory) -> list[Tokens]:
 A, B, C = (numbered(family, 10) for family in (100, 200, 300))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "n_matched"),
-    [
-        pytest.param([], 0, id="nothing"),
-        pytest.param([9], 0, id="another first token"),
-        pytest.param([1, 2, 3, 4, 5], 5, id="the whole of it"),
-        pytest.param([1, 2, 3], 3, id="shorter"),
-        pytest.param([1, 2, 3, 4, 5, 6], 5, id="longer"),
-        pytest.param([1, 2, 9, 4, 5], 2, id="parting in the middle of an edge"),
-        pytest.param([2, 3, 4], 0, id="not from the beginning"),
-        pytest.param([1 << 24, 2, 3], 0, id="a token with the same bytes elsewhere"),
-    ],
-)
-def test_a_prefix_is_matched_to_its_last_token(tokens: list[int], n_matched: int) -> None:
-    index = index_of(Memory(), ids([1, 2, 3, 4, 5]))
-    assert index.match(ids(tokens)) == n_matched
-
-
 def test_inserting_what_is_known_already_is_the_callers_mistake() -> None:
     memory = Memory()
     index = index_of(memory, A)
@@ -66,22 +48,6 @@ def test_parts_outlive_their_eviction_for_as_long_as_a_job_holds_them() -> None:
     assert [part.tokens for part in parts if isinstance(part, Cells)] == [A]
     parts.clear()
     assert memory.n_alive_bytes == index.n_bytes
-
-
-def test_parts_outlive_the_split_of_their_edge() -> None:
-    memory = Memory()
-    index = index_of(memory, A)
-    parts = index.take(A, 10)
-    remember(index, memory, (*A[:5], TokenId(77)))
-    assert [part.n_tokens for part in parts] == [10]
-    assert [part.n_tokens for part in index.take(A, 10)] == [5, 5]
-
-
-def test_of_equal_size_the_longest_unused_goes() -> None:
-    memory = Memory()
-    index = index_of(memory, A, B, limit_bytes=200)
-    remember(index, memory, C)
-    assert pieces(memory) == [B, C]
 
 
 def test_taking_is_a_use() -> None:
@@ -117,25 +83,6 @@ def test_the_greatest_age_times_bytes_goes(n_uses_between: int, goes: str) -> No
     remember(index, memory, large)
     remember(index, memory, new)
     assert pieces(memory) == sorted([new, large if goes == "small" else small])
-
-
-def test_a_prefix_stays_while_something_continues_it() -> None:
-    memory = Memory()
-    trunk = numbered(100, 20)
-    branches = [(*trunk, *numbered(family, 2)) for family in (1, 2, 3)]
-    index = index_of(memory, trunk, *branches, limit_bytes=10 * (20 + 2 + 2 + 2))
-    remember(index, memory, numbered(500, 3))
-    assert pieces(memory) == sorted([trunk, numbered(3, 2), numbered(500, 3)])
-
-
-def test_a_prefix_that_nothing_continues_any_more_goes_by_its_own_last_use() -> None:
-    memory = Memory()
-    trunk, branch, other = numbered(100, 8), (*numbered(100, 8), *numbered(1, 8)), numbered(200, 8)
-    index = index_of(memory, trunk, branch, other, limit_bytes=10 * 24)
-    remember(index, memory, numbered(300, 8))
-    assert pieces(memory) == sorted([trunk, other, numbered(300, 8)])
-    remember(index, memory, numbered(400, 8))
-    assert pieces(memory) == sorted([other, numbered(300, 8), numbered(400, 8)])
 
 
 def test_using_a_continuation_uses_its_prefix() -> None:

@@ -8,7 +8,7 @@ from worker.engine.channels import ChannelText
 from worker.engine.config import EngineConfig
 from worker.engine.scheduler import PASSES, Scheduler
 from worker.engine.sequence import Sequence, State
-from worker.engine.step import Slice, Step
+from worker.engine.step import Step
 from worker.wire.jobs import JobKey, SamplingParams, SlotId, StepKind, TokenId
 
 LAW = settings(max_examples=300)
@@ -119,19 +119,6 @@ def test_tokens_that_others_have_computed_need_no_room() -> None:
     assert jobs(admit(scheduler, n_shared=48)) == [1]
 
 
-def test_a_head_that_is_cancelled_while_it_waits_lets_the_next_through() -> None:
-    large, small = waiting(1, 60, 10), waiting(2, 1, 1)
-    scheduler = scheduler_of(waiting(0, 50, 10), large, small, n_cells=100)
-    admit(scheduler)
-    scheduler.remove(large)
-    assert jobs(admit(scheduler)) == [2]
-
-
-def test_a_job_that_is_alone_is_admitted_whatever_it_needs() -> None:
-    scheduler = scheduler_of(waiting(0, 99, 1), waiting(1, 1, 1), n_cells=100)
-    assert jobs(admit(scheduler)) == [0]
-
-
 def test_what_will_be_generated_reserves_no_more_than_a_margin() -> None:
     scheduler = scheduler_of(waiting(0, 10, 90), waiting(1, 10, 90), n_cells=100)
     assert jobs(admit(scheduler)) == [0, 1]
@@ -140,23 +127,6 @@ def test_what_will_be_generated_reserves_no_more_than_a_margin() -> None:
 def test_what_could_never_fit_is_refused_at_the_door() -> None:
     with pytest.raises(AssertionError):
         scheduler_of(waiting(0, 60, 41), n_cells=100)
-
-
-def test_a_job_key_in_flight_is_refused() -> None:
-    with pytest.raises(AssertionError):
-        scheduler_of(waiting(0), waiting(0))
-
-
-def test_a_removed_sequence_is_done_and_unknown() -> None:
-    first, second = waiting(0), waiting(1)
-    scheduler = scheduler_of(first, second, n_slots=1)
-    admit(scheduler)
-    for sequence in (first, second):
-        assert scheduler.find(sequence.job) is sequence
-        scheduler.remove(sequence)
-        assert sequence.state is State.DONE
-        assert scheduler.find(sequence.job) is None
-    assert scheduler.is_idle
 
 
 def test_the_newest_is_paused_and_waits_before_all_that_are_younger() -> None:
@@ -170,31 +140,6 @@ def test_the_newest_is_paused_and_waits_before_all_that_are_younger() -> None:
     assert scheduler.victim() is None, "the last one goes on"
     assert [sequence.job for sequence in scheduler.waiting] == [1, 2, 3, 4]
     assert jobs(admit(scheduler)) == [1, 2]
-
-
-def test_a_paused_sequence_computes_its_prompt_and_its_own_tokens_again_and_draws_then() -> None:
-    scheduler = scheduler_of(waiting(0), waiting(1, 3, 9), chunk=8)
-    for _ in range(3):
-        next_computed(scheduler)
-    paused = scheduler.running[SlotId(1)]
-    generated = list(paused.generated)
-    scheduler.pause(paused)
-    admit(scheduler)
-    slice_ = paused.prefill_slice(8, 8)
-    assert slice_ is not None
-    assert (slice_.start, list(slice_.tokens)) == (0, paused.prompt + generated)
-    assert slice_.sampling is not None
-
-
-def test_a_step_counts_the_tokens_of_all_its_slices() -> None:
-    token = TokenId(1)
-    step = Step("prefill", (Slice(SlotId(0), 0, (token,) * 3), Slice(SlotId(1), 5, (token,) * 2)))
-    assert step.n_tokens == 5
-
-
-def test_there_is_no_step_while_nothing_holds_a_slot() -> None:
-    assert scheduler_of().next_step() is None
-    assert scheduler_of(waiting(0)).next_step() is None
 
 
 def test_short_prompts_share_a_prefill_step_as_far_as_the_chunk_goes() -> None:
@@ -217,14 +162,6 @@ def test_a_long_prompt_costs_the_others_one_chunk_per_token() -> None:
     scheduler.add(waiting(1, 32, max_tokens=20))
     steps = [next_computed(scheduler) for _ in range(8)]
     assert [(step.kind, slots(step)) for step in steps] == [("decode", [0]), ("prefill", [1])] * 4
-
-
-def test_decoding_never_holds_a_prompt_up_for_more_than_one_step() -> None:
-    scheduler = scheduler_of(waiting(0, 4, max_tokens=50), waiting(1, 4, max_tokens=50), chunk=8)
-    steps = [next_computed(scheduler) for _ in range(3)]
-    scheduler.add(waiting(2, 4))
-    steps += [next_computed(scheduler) for _ in range(2)]
-    assert [step.kind for step in steps] == ["prefill", "decode", "decode", "prefill", "decode"]
 
 
 def test_a_short_prompt_passes_a_long_one() -> None:

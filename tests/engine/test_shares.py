@@ -26,20 +26,10 @@ def test_who_has_had_least_comes_first_and_of_equals_the_oldest() -> None:
     assert in_order(sequence(0, n_served=900), sequence(1), sequence(2, n_served=90), sequence(3)) == [1, 3, 2, 0]
 
 
-def test_who_needs_little_does_not_wait_for_one_that_needs_much() -> None:
-    assert in_order(sequence(0, 400, 400), sequence(1, 10, 10)) == [1, 0]
-
-
 def test_who_was_passed_comes_first_whatever_it_has_had() -> None:
     passed = sequence(3, 400, 400, n_served=700)
     passed.n_passed = MAX_PASSED
     assert in_order(sequence(0), sequence(1), passed) == [3, 0, 1]
-
-
-def test_a_running_job_is_preempted_when_it_has_had_twice_as_much_and_a_quantum() -> None:
-    waiting = sequence(1, 1000, 1000, n_served=100)
-    assert FAIR.may_be_preempted(sequence(0, n_served=2 * 100 + QUANTUM), waiting)
-    assert not FAIR.may_be_preempted(sequence(0, n_served=2 * 100 + QUANTUM - 1), waiting)
 
 
 def test_the_quantum_is_what_the_waiting_job_may_need() -> None:
