@@ -81,13 +81,6 @@ def test_no_stretch_of_a_run_is_slowed_whatever_is_accepted(
     assert worst_case(costs, n_jobs, n_most, fates, matches, switch_s=switch_s) <= allowed_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("n_right", range(N_MOST))
-def test_a_trap_for_long_drafts_costs_no_more(n_right: int) -> None:
-    """Drafts are right until they are long, and then wrong: again and again."""
-    fates = [N_MOST] * n_right + [0]
-    assert worst_case(CPU, 1, N_MOST, fates, [16, 16]) <= cost(CPU, 16)
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerMemory:
     """The memory that a worker keeps from job to job."""
@@ -151,16 +144,6 @@ def test_an_edited_copy_of_the_prompt_is_half_as_fast_again_on_a_cpu() -> None:
     assert speed_up(prompt, text) >= 1.5
 
 
-def test_quoting_between_new_sentences_pays() -> None:
-    prompt = words(400, seed=3)
-    text = [token for i in range(8) for token in (*words(12, seed=10 + i), *prompt[50 * i : 50 * i + 38])]
-    assert speed_up(prompt, text) >= 1.25
-
-
-def test_text_that_never_repeats_costs_nothing() -> None:
-    assert speed_up([], [TokenId(i) for i in range(500)]) == pytest.approx(1)
-
-
 @pytest.mark.parametrize("n_vocab", [5, 50, 500])
 def test_chance_repetitions_cost_next_to_nothing(n_vocab: int) -> None:
     assert speed_up(words(400, 4, n_vocab), words(1000, 5, n_vocab)) >= 0.98
@@ -195,13 +178,6 @@ def test_what_another_job_generated_is_half_as_fast_again_on_a_cpu() -> None:
     before, text = WorkerMemory(), words(200, seed=20)
     assert speed_up(words(50, seed=21), text, before=before) == pytest.approx(1)
     assert speed_up(words(50, seed=22), text, before=before) >= 1.5
-
-
-def test_a_form_that_another_job_has_filled_in_is_faster() -> None:
-    before = WorkerMemory()
-    assert speed_up([], form(1), before=before) == pytest.approx(1, abs=0.02)
-    assert speed_up([], form(2), before=before) >= 1.05
-    assert speed_up([], form(3), GPU, before=before) >= 1.5
 
 
 @pytest.mark.parametrize("n_vocab", [5, 50, 500])

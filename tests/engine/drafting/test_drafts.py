@@ -63,13 +63,6 @@ def test_a_draft_teaches_the_same_whether_it_was_taken_or_not(
     assert [at_once.rate(n) for n in range(1, 60)] == [one_by_one.rate(n) for n in range(1, 60)]
 
 
-def test_draft_tokens_behind_a_wrong_one_teach_nothing() -> None:
-    short, long = Acceptance(), Acceptance()
-    short.saw(draft_of(3, n_matched=6), [RIGHT, RIGHT, WRONG])
-    long.saw(draft_of(9, n_matched=6), [RIGHT, RIGHT, WRONG])
-    assert [short.rate(n) for n in range(1, 60)] == [long.rate(n) for n in range(1, 60)]
-
-
 def test_longer_matches_are_trusted_more_until_they_were_seen() -> None:
     rates = [Acceptance().rate(n) for n in (1, 2, 4, 8, 16)]
     assert rates == sorted(rates)
@@ -109,13 +102,6 @@ def test_a_plan_stays_within_the_drafts_the_limit_and_what_was_measured(
 def test_no_plan_takes_more_than_would_ever_pay(costs: Costs, proposals: list[Proposal]) -> None:
     speculation = Speculation(costs, N_MOST)
     assert sum(speculation.plan(proposals)) <= speculation.most_drafts(len(proposals))
-
-
-@pytest.mark.parametrize("n_rows", range(1, 20))
-def test_there_are_no_drafts_where_a_row_costs_what_the_first_did(n_rows: int) -> None:
-    speculation = Speculation(((1, 2e-3), (32, 64e-3)), N_MOST)
-    assert speculation.most_drafts(n_rows) == 0
-    assert not any(speculation.plan([proposal(TRUSTED, N_MOST) for _ in range(n_rows)]))
 
 
 def test_there_are_no_drafts_without_costs() -> None:
@@ -230,11 +216,6 @@ def test_long_drafts_pay_for_one_job_on_a_cpu_and_none_in_a_full_batch() -> None
     speculation = Speculation(CPU, N_MOST)
     assert speculation.plan([proposal(TRUSTED, N_MOST)]) == [15]
     assert [speculation.most_drafts(n) for n in (1, 2, 4, 16, 17, 64)] == [15, 14, 12, 0, 0, 0]
-
-
-def test_one_repetitive_job_does_not_slow_its_seven_neighbours_on_a_cpu() -> None:
-    jobs = [proposal(TRUSTED, N_MOST)] + [proposal([], 0) for _ in range(7)]
-    assert not any(Speculation(CPU, N_MOST).plan(jobs))
 
 
 def test_many_drafts_are_taken_where_rows_are_nearly_free() -> None:

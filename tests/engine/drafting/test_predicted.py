@@ -13,7 +13,7 @@ from worker.engine.drafting import lookups
 from worker.engine.drafting.lookups import MAX_PREDICTED, N_INDEXED, Predicted
 from worker.engine.drafting.pricing import NO_DRAFT
 from worker.limits import MAX_DRAFTS
-from worker.wire.jobs import Finished, JobKey, StepDone, TokenId
+from worker.wire.jobs import Finished, TokenId
 
 LAW = settings(max_examples=60)
 CHEAP_ROWS = ((1, 1.0), (32, 1.01))
@@ -105,14 +105,6 @@ def test_a_prediction_is_one_jobs_alone() -> None:
     accepted = {job: end.n_accepted for job, end in ends.items() if isinstance(end, Finished)}
     assert accepted[first] > 30
     assert accepted[other] <= 2, "its own text repeats nothing but by chance"
-
-
-def test_without_costs_of_rows_there_are_no_drafts() -> None:
-    rig = Rig(MODEL, context_length=200)
-    rig.submit(Request((1, 2), 40, prediction=tuple(answer_of((1, 2), 40))))
-    rig.run_until_idle()
-    assert not [frame for frame in rig.frames if isinstance(frame, StepDone) and frame.n_drafted]
-    rig.check_story(JobKey(0))
 
 
 def followed(text: list[TokenId], answer: list[TokenId], n_most: int = 8) -> list[int]:

@@ -25,51 +25,8 @@ def test_the_same_seed_and_position_give_the_same_number_in_every_release(seed: 
     assert uniform(seed, position).hex() == GOLDEN[seed, position]
 
 
-@given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**32))
-def test_the_number_depends_on_seed_and_position_only(seed: int, position: int) -> None:
-    first = uniform(seed, position)
-    uniform(seed ^ 1, position + 1)
-    assert uniform(seed, position) == first
-    assert 0.0 <= first < 1.0
-
-
 @given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**63))
 def test_lanes_are_the_words_of_one_block_as_numpy_computes_it(seed: int, position: int) -> None:
     words = Philox(key=seed, counter=position).random_raw(4)
     assert [uniform(seed, position, lane) for lane in range(4)] == [(int(word) >> 11) / 2**53 for word in words]
     assert uniform(seed, position) == uniform(seed, position, lane=0)
-
-
-@pytest.mark.parametrize("lanes", [(0, 1), (0, 2), (1, 2)])
-def test_lanes_are_independent(lanes: tuple[int, int]) -> None:
-    """Pairs fill a grid of 4 x 5 cells evenly."""
-    first, second = lanes
-    pairs = ((uniform(5, position, first), uniform(5, position, second)) for position in range(4000))
-    assert chi_square([(int(a * 4) + b) / 4 for a, b in pairs]) < CRITICAL
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2**63, 2**64 - 1])
-def test_positions_of_one_seed_are_uniform(seed: int) -> None:
-    assert chi_square([uniform(seed, position) for position in range(4000)]) < CRITICAL
-
-
-@pytest.mark.parametrize("position", [0, 7])
-def test_neighbouring_seeds_are_uniform_at_one_position(position: int) -> None:
-    assert chi_square([uniform(seed, position) for seed in range(4000)]) < CRITICAL
-
-
-def test_neighbouring_positions_and_seeds_never_share_a_number() -> None:
-    numbers = {uniform(seed, position) for seed in range(64) for position in range(64)}
-    assert len(numbers) == 64 * 64
-
-
-CRITICAL = 43.82
-"""chi-square with 19 degrees of freedom exceeds it once in 1,000 seeds; the seeds are fixed."""
-
-
-def chi_square(numbers: list[float], n_bins: int = 20) -> float:
-    counts = [0] * n_bins
-    for number in numbers:
-        counts[int(number * n_bins)] += 1
-    expected = len(numbers) / n_bins
-    return sum((count - expected) ** 2 / expected for count in counts)

@@ -1,7 +1,6 @@
 """Mask first, then draw: cuts, penalties and biases see a row that has nothing but the allowed tokens."""
 
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,15 +10,12 @@ from msgspec.structs import replace
 
 from tests.engine.sampling.reference import Borders, NothingLeft, Probs, expected_candidates, expected_token
 from tests.engine.sampling.rows import Row, row
-from tests.engine.sampling.test_distribution import excess
 from tests.engine.sampling.test_transforms import ENDS, SHARP, Case, cases
 from worker.engine.sampling.row import NO_IDS, Ids, Mask
 from worker.engine.sampling.sample import candidates, masked, sample, uniform
 from worker.wire.jobs import SamplingParams, TokenId
 
 LAW = settings(max_examples=250)
-GREEDY = SamplingParams(seed=0, temperature=0.0)
-N_DRAWS = 4000
 
 
 def only(*tokens: int, n_vocab: int) -> Mask:
@@ -83,18 +79,6 @@ def test_the_probabilities_are_the_plain_references_on_a_row_without_the_other_t
 
 @pytest.mark.long
 @LAW
-@given(cases())
-def test_a_mask_that_allows_all_changes_nothing(case: Case) -> None:
-    everything = np.ones(len(case[0]), dtype=np.bool_)
-    try:
-        free = sample(*case, ENDS)
-    except ValueError:
-        return
-    assert sample(*case, ENDS, everything) == free
-
-
-@pytest.mark.long
-@LAW
 @given(masked_cases(), st.floats(-15, 15, width=32) | st.just(-math.inf))
 def test_what_is_not_allowed_has_no_part_in_the_draw(drawn: tuple[Case, Mask], other: float) -> None:
     """Its logits may be anything, a NaN among them."""
@@ -111,85 +95,6 @@ def drawn_or_none(logits: Row, sampling: SamplingParams, generated: list[int], a
         return sample(logits, sampling, generated, ENDS, allowed)
     except ValueError:
         return None
-
-
-@pytest.mark.parametrize("tokens", [{3}, {0, 7}, {1, 2, 3, 4, 5}, set(range(11))])
-def test_without_cuts_the_probabilities_are_the_models_own_renormalised_over_what_is_allowed(tokens: set[int]) -> None:
-    logits = np.random.default_rng(3).normal(size=12).astype(np.float32)
-    weights = {token: math.exp(float(logits[token])) for token in tokens}
-    ids, probs = candidates(masked(logits, only(*tokens, n_vocab=12)), SamplingParams(seed=0), ())
-    assert dict(zip(ids.tolist(), probs.tolist(), strict=True)) == pytest.approx(renormalised(weights))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        SamplingParams(seed=0, temperature=0.9),
-        SamplingParams(seed=0, temperature=0.9, top_k=3),
-        SamplingParams(seed=0, temperature=1.2, top_p=0.8),
-        SamplingParams(seed=0, min_p=0.2),
-        SamplingParams(seed=0, typical_p=0.7),
-        SamplingParams(seed=0, top_n_sigma=1.0),
-        SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.1),
-    ],
-    ids=["no cut", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc"],
-)
-def test_many_draws_have_the_references_distribution_over_what_is_allowed(sampling: SamplingParams) -> None:
-    """The model's five favourites are not allowed: a cut that saw them would leave little or nothing."""
-    logits = np.random.default_rng(2).normal(size=40).astype(np.float32)
-    allowed = only(*np.argsort(-logits)[5:15].tolist(), n_vocab=40)
-    counts = Counter(int(sample(logits, sampling, range(position), NO_IDS, allowed)) for position in range(N_DRAWS))
-    given = expected_given((logits, sampling, []), allowed, Borders())
-    assert set(counts) <= set(given)
-    assert len(given) == 1 or excess(counts, given) < 3.0
-
-
-def renormalised(weights: dict[int, float]) -> dict[int, float]:
-    return {token: weight / sum(weights.values()) for token, weight in weights.items()}
-
-
-LOGITS = row(*np.log([0.5, 0.2, 0.12, 0.08, 0.06, 0.04]))
-"""The logits of six tokens. The mask below leaves the last four, in the ratios 6 : 4 : 3 : 2."""
-LAST_FOUR = only(2, 3, 4, 5, n_vocab=6)
-
-
-def left(sampling: SamplingParams, generated: tuple[int, ...]) -> list[int]:
-    return [int(token) for token in candidates(masked(LOGITS, LAST_FOUR), sampling, generated)[0]]
-
-
-ENCOURAGED = SamplingParams(seed=0, frequency_penalty=-100.0, repetition_penalty=0.01, logit_bias={"1": 100.0})
-
-
-@pytest.mark.parametrize(
-    ("sampling", "generated", "kept"),
-    [
-        pytest.param(SamplingParams(seed=0, top_k=2), (), [2, 3], id="top_k counts them"),
-        # The sums are 6/15, 10/15, 13/15; in the whole row the first two tokens would be 0.7 of the probability.
-        pytest.param(SamplingParams(seed=0, top_p=0.6), (), [2, 3], id="top_p sums theirs"),
-        pytest.param(SamplingParams(seed=0, min_p=0.45), (), [2, 3, 4], id="min_p is relative to their best"),
-        # The sigma of ln 6, ln 4, ln 3 and ln 2 is 0.40, and only ln 4 lies within 0.44 of the first.
-        pytest.param(SamplingParams(seed=0, top_n_sigma=1.1), (), [2, 3], id="top_n_sigma is theirs"),
-        pytest.param(
-            SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.15), (), [4, 5], id="xtc takes their best"
-        ),
-        pytest.param(ENCOURAGED, (0, 1, 3), [3, 2, 4, 5], id="penalty and bias bring no other back"),
-        pytest.param(
-            SamplingParams(seed=0, temperature=0.0, dry_multiplier=50.0, dry_allowed_length=1),
-            (3, 2, 3),
-            [3],
-            id="dry: another of them comes",
-        ),
-    ],
-)
-def test_each_setting_sees_the_allowed_tokens_alone(
-    sampling: SamplingParams, generated: tuple[int, ...], kept: list[int]
-) -> None:
-    assert left(sampling, generated) == kept
-
-
-def test_greedy_takes_the_most_probable_token_that_is_allowed_and_of_equals_the_lowest() -> None:
-    assert drawn(row(1.0, 5.0, 4.0, 4.0), GREEDY, 0, 2, 3) == 2
 
 
 def test_the_row_is_only_read_and_masked_in_a_copy() -> None:

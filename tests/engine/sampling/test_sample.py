@@ -67,20 +67,6 @@ def test_candidates_and_draw_agree_with_the_plain_reference(
     assert sample(*case) == expected_token(expected, uniform(sampling.drawn_seed, len(generated)))
 
 
-@LAW
-@given(cases())
-def test_candidates_are_a_distribution_in_descending_order_with_ties_by_id(
-    case: tuple[NDArray[np.float32], SamplingParams, list[int]],
-) -> None:
-    ids, probs = candidates(*case)
-    assert len(set(ids.tolist())) == len(ids) == len(probs) >= 1
-    assert float(probs.sum()) == pytest.approx(1.0)
-    assert (np.diff(probs) <= 0).all()
-    same_score = np.diff(case[0][ids]) == 0
-    if not case[2]:
-        assert (np.diff(ids)[same_score] > 0).all()
-
-
 @pytest.mark.long
 @LAW
 @given(cases(), cases())
@@ -93,38 +79,6 @@ def test_the_token_depends_on_its_own_row_settings_and_history_only(
     sample(*other)
     assert sample(before.copy(), *case[1:]) == first
     assert case[0].tobytes() == before.tobytes()
-
-
-@LAW
-@given(rows, st.lists(st.integers(0, 0), max_size=5), st.integers(0, 2**64 - 1))
-def test_greedy_is_argmax_whatever_the_seed_and_history(
-    logits: NDArray[np.float32], generated: list[int], seed: int
-) -> None:
-    assert sample(logits, replace(GREEDY, seed=seed), generated) == int(np.argmax(logits))
-
-
-@pytest.mark.long
-@LAW
-@given(cases())
-def test_a_token_drawn_is_a_candidate_of_positive_probability(
-    case: tuple[NDArray[np.float32], SamplingParams, list[int]],
-) -> None:
-    ids, probs = candidates(*case)
-    assert probs[ids == sample(*case)] > 0
-
-
-def test_the_draw_walks_the_candidates_from_the_most_probable_down() -> None:
-    logits = row(0.0, math.log(3.0))
-    for seed in range(200):
-        assert sample(logits, replace(PLAIN, seed=seed), ()) == (1 if uniform(seed, 0) < 0.75 else 0)
-
-
-def test_off_values_leave_the_softmax_of_the_logits() -> None:
-    assert ids_of(row(1.0, 3.0, 2.0), PLAIN, [0, 1]) == [1, 2, 0]
-    total = math.e + math.e**2 + math.e**3
-    assert probs_of(row(1.0, 3.0, 2.0), PLAIN, [0, 1]) == pytest.approx(
-        [math.e**3 / total, math.e**2 / total, math.e / total]
-    )
 
 
 @pytest.mark.parametrize(
@@ -163,34 +117,6 @@ def test_the_nucleus_is_the_shortest_prefix_that_reaches_top_p(top_p: float, n_k
 def test_min_p_is_relative_to_the_highest_probability(min_p: float, n_kept: int) -> None:
     logits = row(math.log(8.0), math.log(4.0), math.log(2.0))
     assert ids_of(logits, SamplingParams(seed=0, min_p=min_p)) == [0, 1, 2][:n_kept]
-
-
-def test_what_remains_is_renormalised() -> None:
-    assert probs_of(row(*[3.0] * 8), SamplingParams(seed=0, top_k=5)) == pytest.approx([0.2] * 5)
-
-
-def test_a_temperature_of_one_millionth_is_not_greedy() -> None:
-    assert probs_of(row(1.0, 1.0), SamplingParams(seed=0, temperature=1e-6)) == [0.5, 0.5]
-
-
-def test_negative_zero_ties_with_zero() -> None:
-    assert sample(row(-0.0, 0.0), GREEDY, ()) == 0
-    assert ids_of(row(-0.0, 0.0), PLAIN) == [0, 1]
-    assert sample(row(-0.0, 0.0), replace(GREEDY, repetition_penalty=2.0), [1]) == 0
-
-
-@pytest.mark.parametrize("sampling", [PLAIN, replace(PLAIN, temperature=1e-6, repetition_penalty=0.0)])
-def test_the_largest_floats_overflow_nothing(sampling: SamplingParams) -> None:
-    assert ids_of(row(-F32_MAX, F32_MAX), sampling, [0, 1]) == [1, 0]
-    assert sample(row(-F32_MAX, F32_MAX), sampling, [0, 1]) == 1
-
-
-def test_a_token_of_probability_zero_is_no_candidate() -> None:
-    assert ids_of(row(-math.inf, 1.0, -math.inf), PLAIN, [0]) == [1]
-
-
-def test_a_vocabulary_of_one_always_gives_its_token() -> None:
-    assert sample(row(-7.0), PLAIN, ()) == 0
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, PLAIN, replace(GREEDY, repetition_penalty=1.1), replace(PLAIN, top_k=1)])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from tests.engine.sampling.reference import Borders, NothingLeft, expected_candidates, expected_token, expected_uniform
+from tests.engine.sampling.reference import Borders, NothingLeft, expected_candidates, expected_token
 from tests.engine.sampling.rows import Row, ids_of, row
 from worker.engine.sampling.sample import candidates, sample, uniform
 from worker.wire.jobs import SamplingParams, TokenId
@@ -75,38 +75,11 @@ def test_candidates_and_draw_agree_with_the_plain_reference(case: Case) -> None:
     assert sample(*case, ENDS) == expected_token(expected, uniform(sampling.drawn_seed, len(generated)))
 
 
-@pytest.mark.long
-@LAW
-@given(cases())
-def test_candidates_are_never_banned_and_probabilities_sum_to_one(case: Case) -> None:
-    _, sampling, generated = case
-    try:
-        ids, probs = candidates(*case, ENDS)
-    except ValueError:
-        return
-    assert float(probs.sum()) == pytest.approx(1.0)
-    assert not {int(token) for token, bias in sampling.logit_bias.items() if bias == -100} & set(ids.tolist())
-    assert not (sampling.ignore_eos and {0, 2} & set(ids.tolist()))
-    assert not (len(generated) < sampling.min_tokens and {0, 2, *sampling.stop_token_ids} & set(ids.tolist()))
-
-
 @pytest.mark.parametrize(("n_sigma", "kept"), [(0.5, [0]), (2.0, [0, 1]), (3.0, [0, 1, 2, 3])])
 def test_top_n_sigma_measures_from_the_highest_score_down(n_sigma: float, kept: list[int]) -> None:
     """Scores 4, 1, 0, -1 and an impossible one: mean 1, sigma sqrt(14/4) = 1.87."""
     logits = row(4.0, 1.0, 0.0, -1.0, -math.inf)
     assert ids_of(logits, SamplingParams(seed=0, top_n_sigma=n_sigma)) == kept
-
-
-def test_top_n_sigma_does_not_depend_on_the_temperature() -> None:
-    logits = np.random.default_rng(1).normal(size=200).astype(np.float32)
-    cold, hot = (ids_of(logits, SamplingParams(seed=0, top_n_sigma=1.0, temperature=t)) for t in (0.5, 2.0))
-    assert cold == hot
-
-
-def test_top_n_sigma_comes_before_top_k() -> None:
-    logits = row(4.0, 1.0, 0.0, -1.0)
-    assert ids_of(logits, SamplingParams(seed=0, top_n_sigma=2.0, top_k=3)) == [0, 1]
-    assert ids_of(logits, SamplingParams(seed=0, top_n_sigma=2.0, top_k=1)) == [0]
 
 
 def test_typical_prefers_the_expected_information_to_the_highest_probability() -> None:
@@ -117,11 +90,6 @@ def test_typical_prefers_the_expected_information_to_the_highest_probability() -
     assert ids_of(logits, SamplingParams(seed=0, typical_p=0.75)) == list(range(11))
 
 
-def test_top_p_is_measured_on_what_typical_left() -> None:
-    logits = row(math.log(0.3), *[math.log(0.07)] * 10)
-    assert ids_of(logits, SamplingParams(seed=0, typical_p=0.2, top_p=0.5)) == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("threshold", "kept"), [(0.05, [3]), (0.1, [2, 3]), (0.2, [1, 2, 3]), (0.3, [0, 1, 2, 3]), (0.6, [0, 1, 2, 3])]
 )
@@ -129,21 +97,6 @@ def test_xtc_leaves_of_the_top_choices_the_least_probable(threshold: float, kept
     """p = 0.48, 0.28, 0.16, 0.08: a single top choice stays."""
     logits = row(*np.log([0.48, 0.28, 0.16, 0.08]))
     assert ids_of(logits, SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=threshold)) == kept
-
-
-def test_xtc_never_acts_above_one_half_and_is_measured_on_what_min_p_left() -> None:
-    logits = row(*np.log([0.4, 0.4, 0.2]))
-    assert ids_of(logits, SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.45)) == [0, 1, 2]
-    assert ids_of(logits, SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.45, min_p=0.8)) == [1]
-    assert ids_of(logits, SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.51, min_p=0.8)) == [0, 1]
-
-
-def test_the_coin_of_xtc_is_the_third_lane() -> None:
-    logits = row(math.log(2.0), 0.0)
-    sampling = SamplingParams(seed=3, xtc_probability=0.4, xtc_threshold=0.3)
-    for position in range(60):
-        acts = expected_uniform(3, position, lane=2) < 0.4
-        assert ids_of(logits, sampling, range(position)) == ([1] if acts else [0, 1])
 
 
 def test_xtc_may_leave_a_token_of_next_to_no_probability() -> None:
