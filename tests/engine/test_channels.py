@@ -74,12 +74,6 @@ def reasoning(parts: Shown) -> str:
     return "".join(part for is_reasoning, part in parts if is_reasoning)
 
 
-def test_a_message_in_the_form_of_gpt_oss_reads_as_its_final_channel() -> None:
-    drawn = [*harmony("analysis", "The user greets."), *harmony("final", "Hello!")[:-3]]
-    parts = shown(drawn)
-    assert (reasoning(parts), content(parts)) == ("The user greets.", "Hello!")
-
-
 @given(
     st.lists(st.tuples(st.sampled_from(("analysis", "commentary", "final", "final json", "??")), TEXTS), max_size=5),
     st.lists(st.integers(0, 50), max_size=4),

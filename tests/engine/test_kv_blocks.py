@@ -11,7 +11,6 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from tests.engine.fake_cells import Memory, ids, numbered, remember
 from tests.engine.fake_runner import Request
-from tests.engine.rig import Rig
 from tests.engine.test_loop_laws import UNSCORABLE, Anything
 from tests.engine.toy_constraint import N_VOCAB
 from tests.kv_mirror import Mirror, blocks_of, gone, kept
@@ -91,50 +90,6 @@ def test_splitting_an_edge_reports_nothing_but_the_new_branch(n_common: int) -> 
     assert [type(change) for change in reported] == [BlockStored]
     mirror.hear(reported)
     assert mirror.blocks("CPU") == blocks_of(A) | blocks_of(branch)
-
-
-def test_evicting_reports_what_no_other_branch_has() -> None:
-    journal, mirror, memory = BlockJournal(), Mirror(), Memory()
-    index = PrefixIndex(10 * 100, journal)
-    branch = (*A[:20], *numbered(7, 30))
-    for tokens in (tuple(A), branch):
-        remember(index, memory, tokens)
-    remember(index, memory, numbered(300, 30))
-    mirror.hear(journal.take([]))
-    assert mirror.blocks("CPU") == blocks_of(branch) | blocks_of(numbered(300, 30))
-
-
-LONG = Request(tuple(range(5, 45)), 40)
-OTHERS = (Request((*range(5, 35), *range(50, 60)), 8), Request(tuple(range(30, 60)), 30), LONG)
-
-
-def run_all(rig: Rig) -> Mirror:
-    """The rig compares the reports of each step with the blocks that there are."""
-    for request in OTHERS:
-        rig.submit(request)
-    rig.run_until_idle()
-    for request in OTHERS:
-        rig.submit(request)
-        rig.run_until_idle()
-    assert rig.mirror is not None
-    return rig.mirror
-
-
-def test_what_jobs_have_computed_is_reported_wherever_it_lies() -> None:
-    rig = Rig(reports_blocks=True, context_length=80, prefix_cache_bytes=10**6)
-    mirror = run_all(rig)
-    assert mirror.blocks("GPU") == blocks_of([*rig.engine.prefix_cache.retained.values()][-1].tokens)
-    assert len(mirror.blocks("GPU")) == 4
-    put_away(rig.engine)
-    rig.engine.step()
-    rig.check()
-    assert not mirror.blocks("GPU")
-
-
-def test_with_fixed_steps_answers_are_no_blocks() -> None:
-    rig = Rig(reports_blocks=True, context_length=80, prefix_cache_bytes=10**6, is_deterministic=True)
-    mirror = run_all(rig)
-    assert mirror.blocks("GPU") | mirror.blocks("CPU") == set().union(*(blocks_of(each.prompt) for each in OTHERS))
 
 
 @st.composite

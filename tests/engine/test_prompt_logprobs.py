@@ -5,14 +5,14 @@ That they are right, complete and in order is checked by the rig (rig.py) for ev
 
 import pytest
 
-from tests.engine.fake_runner import CELL_BYTES, Request, ToyModel
+from tests.engine.fake_runner import CELL_BYTES, Request
 from tests.engine.rig import Rig
 from worker.engine.prefill_budget import GRAIN
 from worker.engine.prefix_tree import SCORE_BYTES
 from worker.engine.reports import MAX_REPORTED
 from worker.engine.step import MAX_TOPS, Step
 from worker.limits import MAX_DRAFTS
-from worker.wire.jobs import MAX_LOGPROBS, Failed, JobKey, StepDone
+from worker.wire.jobs import MAX_LOGPROBS, JobKey, StepDone
 
 PLENTY = 10_000 * (CELL_BYTES + SCORE_BYTES)
 
@@ -117,12 +117,6 @@ def test_a_job_follows_one_that_scores_the_same_prompt_and_no_other() -> None:
     assert run(rig_of(), Request(tokens, max_tokens=1), scored(tokens)) == 200
 
 
-def test_a_prompt_of_one_token_has_none() -> None:
-    rig = rig_of()
-    assert run(rig, scored((7,)), scored((7,), 20, max_tokens=4)) == 1 + 1 + 3
-    assert all(not story.prompt_logprobs for story in rig.stories)
-
-
 def test_a_step_scores_no_more_rows_than_there_are() -> None:
     """There are rows for a chunk if chunks are fixed, and otherwise as many as drafts have elsewhere. All of them are
     used by prompts whose last part fills up what whole grains leave.
@@ -132,24 +126,6 @@ def test_a_step_scores_no_more_rows_than_there_are() -> None:
         rows = watched_rows(rig)
         run(rig, *(scored(prompt(i, 96 + n_most % GRAIN)) for i in range(4)))
         assert max(rows) == n_most
-
-
-def test_a_row_that_is_no_distribution_costs_its_own_job_alone() -> None:
-    model = ToyModel(unscorable=frozenset({3}))
-    rig = Rig(model)
-    bad = (*prompt(0, 20), 3, 7)
-    run(rig, scored(bad), scored(prompt(1, 20)), Request(bad, max_tokens=2), scored(bad[:-1], max_tokens=2))
-    assert [isinstance(story.end, Failed) for story in rig.stories] == [True, False, False, False]
-
-
-@pytest.mark.parametrize("n_kept", range(7))
-def test_what_a_stopped_step_has_scored_is_reported_once(n_kept: int) -> None:
-    """Its cells are computed again, also where all of it was computed by then."""
-    rig = Rig()
-    rig.runner.n_kept_at_abort = n_kept
-    rig.next_misfortune = "abort"
-    run(rig, scored(prompt(0, 6)))
-    assert len(rig.stories[0].prompt_logprobs) == 5
 
 
 def test_what_is_found_is_reported_a_part_with_each_step_while_others_go_on() -> None:

@@ -156,14 +156,6 @@ def test_a_step_is_wide_while_no_job_generates_and_a_chunk_when_one_does() -> No
     assert sizes == {("decode", 1), ("prefill", 8)}
 
 
-def test_a_long_prompt_costs_the_others_one_chunk_per_token() -> None:
-    scheduler = scheduler_of(waiting(0, 4, max_tokens=20), chunk=8)
-    next_computed(scheduler)
-    scheduler.add(waiting(1, 32, max_tokens=20))
-    steps = [next_computed(scheduler) for _ in range(8)]
-    assert [(step.kind, slots(step)) for step in steps] == [("decode", [0]), ("prefill", [1])] * 4
-
-
 def test_a_short_prompt_passes_a_long_one() -> None:
     scheduler = scheduler_of(waiting(0, 80), chunk=8)
     next_computed(scheduler)
@@ -186,16 +178,6 @@ def test_a_step_is_filled_with_parts_of_other_prompts() -> None:
     admit(scheduler)
     step = next_computed(scheduler)
     assert [(slice_.slot, len(slice_.tokens)) for slice_ in step.slices] == [(0, 4), (1, 20), (2, 8)]
-
-
-def test_a_decode_step_has_one_token_of_every_decoding_slot_in_order_of_admission() -> None:
-    scheduler = scheduler_of(*(waiting(job, 2, max_tokens=2 + job) for job in range(3)), n_slots=3)
-    next_computed(scheduler)
-    next_computed(scheduler)
-    scheduler.add(waiting(3, 2))
-    next_computed(scheduler)
-    step = next_computed(scheduler)
-    assert (step.kind, slots(step), step.n_tokens) == ("decode", [1, 2, 0], 3)
 
 
 def test_fixed_steps_are_one_prompts_chunk_whatever_else_there_is_to_do() -> None:

@@ -48,12 +48,6 @@ def test_overlapping_stops_never_leak_and_hold_back_no_more_than_they_must(
 
 
 @LAW
-@given(st.text("aé世👋", max_size=16), any_cuts, st.lists(st.text("aé世👋", min_size=1, max_size=3), max_size=4))
-def test_stops_of_many_bytes_match_across_any_split(text: str, cuts: list[int], stops: list[str]) -> None:
-    check_against_the_reference(chunked(text.encode(), cuts), stops)
-
-
-@LAW
 @given(any_bytes, any_cuts, st.lists(st.text("A\ufffd", min_size=1, max_size=3), max_size=4))
 @example(b"\xed\xa0", [1], ["\ufffd\ufffd"])
 @example(b"A\xe4\xb8", [1, 2], ["A\ufffd"])
@@ -88,17 +82,6 @@ def test_nothing_of_a_stop_leaks_and_nothing_before_it_is_lost(text: str, cuts: 
         assert next(stop for stop in stops if (shown + stream.matched).endswith(stop)) == stream.matched
 
 
-@LAW
-@given(st.text("ab", max_size=40), any_cuts, any_cuts, overlapping_stops)
-def test_the_chunking_changes_neither_the_text_nor_the_stop(
-    text: str, cuts: list[int], other_cuts: list[int], stops: list[str]
-) -> None:
-    one, other = TextStream(stops), TextStream(stops)
-    joined = ["".join(pushes(s, chunked(text.encode(), c))) for s, c in ((one, cuts), (other, other_cuts))]
-    assert joined[0] + one.flush() == joined[1] + other.flush()
-    assert one.matched == other.matched
-
-
 VECTORS = [
     pytest.param([b"Hello, world!"], ["Hello, world!"], id="TV-251"),
     pytest.param(["Hello 👋".encode()], ["Hello 👋"], id="TV-252"),
@@ -120,14 +103,6 @@ def test_utf8_vectors(pieces: list[bytes], shown: list[str]) -> None:
     stream = TextStream([])
     assert pushes(stream, pieces) == shown
     assert stream.flush() == ""
-
-
-def test_held_text_that_was_no_stop_comes_with_the_flush() -> None:
-    stream = TextStream(["END"])
-    assert pushes(stream, [b"the EN"]) == ["the "]
-    assert stream.flush() == "EN"
-    assert stream.flush() == ""
-    assert stream.matched is None
 
 
 def test_a_long_repetitive_stop_is_found_in_a_long_repetitive_text() -> None:

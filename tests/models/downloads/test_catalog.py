@@ -266,18 +266,6 @@ def test_same_file_name_in_two_repositories_is_two_files(find: Find) -> None:
     assert len(paths) == 2
 
 
-def test_hf_reference_without_file_is_present_only_when_the_hub_said_it_is_the_only_one(
-    models_dir: Path, find: Find
-) -> None:
-    folder = HfReference("org/repo", "main", None).folder(models_dir)
-    folder.mkdir(parents=True)
-    (folder / "x.gguf").touch()
-    assert find("hf:org/repo").path == folder
-    (folder / ONLY_GGUF_NOTE).write_text("x.gguf")
-    located = find("hf:org/repo")
-    assert (located.path, located.is_present) == (folder / "x.gguf", True)
-
-
 def test_each_quantisation_is_present_once_the_hub_has_said_which_file_it_is(models_dir: Path, find: Find) -> None:
     folder = HfReference("org/repo", "main").folder(models_dir)
     folder.mkdir(parents=True)

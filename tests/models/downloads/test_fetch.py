@@ -134,11 +134,6 @@ def test_disk_that_fills_up_unforeseen_is_one_line(hub: HubStandIn, puller: Pull
 # ── web servers and wheels ─────────────────────────────────────────────────────────────────────────
 
 
-def test_url_is_followed_and_the_file_is_whole(fetch_url: Callable[[], bytes], models_dir: Path) -> None:
-    assert fetch_url() == CONTENT
-    assert files_in(models_dir) == {"tiny.gguf"}
-
-
 def test_progress_grows_to_the_whole_file(hub: HubStandIn, models_dir: Path) -> None:
     seen: list[tuple[int, int | None]] = []
     source = UrlSource(url=f"{hub.url}/files/tiny.gguf")

@@ -137,22 +137,6 @@ def test_a_quantisation_names_its_file_and_is_found_offline_afterwards(hub: HubS
         assert pulled(puller.run("path", reference, HF_HUB_OFFLINE="1")) == path
 
 
-def test_all_parts_of_a_split_quantisation_are_fetched(hub: HubStandIn, puller: Puller) -> None:
-    names = [f"BF16/m-BF16-0000{part}-of-00002.gguf" for part in (1, 2)]
-    for name in [*names, "m-Q8_0.gguf"]:
-        hub.add("acme/large-GGUF", name, name.encode())
-    path = pulled(puller.pull("acme/large-GGUF:BF16"))
-    assert path.name == "m-BF16-00001-of-00002.gguf"
-    assert files_in(path.parent) == {name.removeprefix("BF16/") for name in names}
-
-
-def test_a_quantisation_that_a_repository_lacks_is_reported_with_those_it_has(hub: HubStandIn, puller: Puller) -> None:
-    for quant in ("Q4_K_M", "Q8_0"):
-        hub.add("acme/sizes-GGUF", f"m-{quant}.gguf", b"x")
-    assert "no GGUF of the quantisation Q5_K_M; it has Q4_K_M, Q8_0" in complaint(puller.pull("acme/sizes-GGUF:Q5_K_M"))
-    assert "add :QUANT, one of Q4_K_M, Q8_0, or ::file=" in complaint(puller.pull("hf:acme/sizes-GGUF"))
-
-
 def test_all_parts_of_a_split_file_are_fetched(hub: HubStandIn, puller: Puller) -> None:
     names = [f"m-0000{part}-of-00002.gguf" for part in (1, 2)]
     for name in names:

@@ -11,9 +11,7 @@ from tests.models.loading.test_load import configuration, inspected
 from tools import made_architectures
 from tools.made_architectures import Kind, write_kind
 from worker.llama.library import open_library
-from worker.models.facts.info import read_info
 from worker.models.loading.load import LoadedRunner, load_runner, placed
-from worker.models.plan.abilities import with_heads
 from worker.models.upstream.architectures import HEADS_OF_PLAIN_POSITIONS, WITH_A_HEAD
 
 KINDS = [kind for kind in made_architectures.WITH_A_HEAD if kind.architecture in WITH_A_HEAD]
@@ -110,11 +108,3 @@ def test_inspect_says_what_the_flag_would_do(kind: Kind, tmp_path: Path) -> None
     with loaded(path) as found:
         assert found.facts.drafts.next_token_head is not None
         assert said == (found.facts.drafts.next_token_head.off_because or "--mtp drafts with it")
-
-
-def test_an_info_with_its_head_is_one_of_all_tensors(tmp_path: Path) -> None:
-    info = read_info(write_kind(tmp_path / "made.gguf", made_architectures.KINDS["qwen35-mtp"]))
-    whole = with_heads(info, configuration(info.path, mtp=True))
-    assert set(whole.loaded_tensors) - set(info.loaded_tensors)
-    assert set(whole.loaded_tensors) == set(info.tensors)
-    assert with_heads(info, configuration(info.path)) == info

@@ -238,11 +238,6 @@ def test_a_bad_file_is_refused_before_the_library_sees_it(tmp_path: Path) -> Non
         load_runner(configuration(path), lambda _: None)
 
 
-def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadFailed, match="no such device: --device 7"):
-        load_runner(configuration(write_tiny(tmp_path / "tiny.gguf"), device="7"), lambda _: None)
-
-
 def test_a_context_beyond_memory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         InsufficientMemory, match=r"not enough memory on CPU \(.*the largest --ctx-size that fits is "
@@ -250,11 +245,3 @@ def test_a_context_beyond_memory_is_refused(tmp_path: Path) -> None:
         load_runner(configuration(write_tiny(tmp_path / "tiny.gguf"), ctx_size=2**31 - 257), lambda _: None)
     assert str(e.value.device) in str(e.value)
     assert e.value.needed_bytes > e.value.available_bytes > 0
-
-
-def test_full_offload_leaves_a_cpu_that_was_asked_for_as_it_is(tmp_path: Path) -> None:
-    config = configuration(write_tiny(tmp_path / "tiny.gguf"), require_full_offload=True)
-    loaded = load_runner(config, lambda _: None)
-    assert loaded.facts.resident
-    assert loaded.facts.offload == Offload(gpu_layers=0, layers_total=2)
-    loaded.runner.close()

@@ -43,10 +43,6 @@ def test_auto_ranks_all_gpus_and_then_the_cpu_the_others_mean_one_device() -> No
     assert candidates("2", ALL) == [VULKAN]
 
 
-def test_auto_without_a_gpu_is_the_cpu() -> None:
-    assert choose_device("auto", [BLAS, CPU]) is CPU
-
-
 def test_auto_passes_by_a_gpu_of_which_the_driver_reports_no_memory_and_its_name_still_means_it() -> None:
     shell = replace(CUDA0, free_bytes=0, total_bytes=0)
     assert candidates("auto", [shell, CPU]) == [CPU]

@@ -78,13 +78,6 @@ def with_room_for(n_bytes: int, index: int = 0, backend: str = "cuda", kind: Kin
 # ── which device ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_auto_takes_the_first_gpu_that_has_room_for_the_whole_plan() -> None:
-    enough, little = with_room_for(needs()), with_room_for(needs() - MIB, index=1)
-    for available in ([enough, little, CPU], [little, enough, CPU], [CPU, enough]):
-        found = placed(available)
-        assert (found.device, found.n_gpu_layers, found.is_complete) == (enough, N_LAYERS, True)
-
-
 def test_auto_prefers_a_card_of_its_own_then_free_memory() -> None:
     integrated = gpu(80 * GIB, backend="vulkan", kind="igpu")
     assert placed([integrated, gpu(40 * GIB), gpu(41 * GIB, index=1), CPU]).device == gpu(41 * GIB, index=1)
