@@ -4,6 +4,8 @@ Every step and frame is also checked by the rig (rig.py) as it happens; test_loo
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from itertools import count
 
 import pytest
@@ -19,8 +21,20 @@ from worker.engine.channels import CONTENT, ControlTokens, Transition
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.prefix_cache import MIN_KEPT
-from worker.engine.step import Step
-from worker.wire.jobs import Delta, Failed, Finished, JobKey, MarkUse, SamplingParams, StepBegun, StepDone, TokenId
+from worker.engine.step import Sampled, Step
+from worker.wire.jobs import (
+    Delta,
+    Failed,
+    Finished,
+    JobKey,
+    MarkUse,
+    SamplingParams,
+    SlotId,
+    StepBegun,
+    StepDone,
+    StopReason,
+    TokenId,
+)
 from worker.wire.messages import Outbound
 
 POISON = 3
@@ -366,3 +380,99 @@ def test_a_stop_that_waited_because_a_marker_might_have_begun_ends_the_answer() 
     stop = text[-n_last:]
     shown, finished = told(ControlTokens({}, {}, text_markers=(f"{stop}?", "</t>")), (stop,))
     assert (shown, finished.reason, finished.stop) == (text[:-n_last], "STOP_SEQUENCE", stop)
+
+
+VECTOR_PROMPT = (1,)
+FIRST_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Script(ToyModel):
+    """Draws these tokens one after the other, then dots; `tokens` are their ids, else they count up."""
+
+    pieces: tuple[str, ...] = ()
+    tokens: tuple[int, ...] = ()
+
+    def draw(self, slot: SlotId, held: Seq[TokenId], seed: int, constraint: ToyConstraint | None = None) -> Sampled:
+        assert constraint is None
+        n_drawn = len(held) - len(VECTOR_PROMPT)
+        text = self.pieces[n_drawn] if n_drawn < len(self.pieces) else "."
+        token = self.tokens[n_drawn] if n_drawn < len(self.tokens) else FIRST_TOKEN + n_drawn
+        return Sampled(slot, TokenId(token), text.encode(), is_end=token in self.ends)
+
+
+def play(script: Script, max_tokens: int, stop: tuple[str, ...] = ()) -> tuple[list[str], Finished]:
+    """The texts of all tokens, and the end."""
+    rig = Rig(script)
+    rig.submit(Request(VECTOR_PROMPT, max_tokens, stop))
+    rig.run_until_idle()
+    rig.check_stories()
+    end = rig.stories[0].end
+    assert isinstance(end, Finished)
+    return rig.stories[0].texts, end
+
+
+END = ("END",)
+
+
+@pytest.mark.parametrize(
+    ("script", "asked", "texts", "end"),
+    [
+        pytest.param(
+            Script(pieces=("Hello", "world", "!")),
+            (3, ()),
+            ["Hello", "world", "!"],
+            ("MAX_TOKENS", None),
+            id="TV-231",
+        ),
+        pytest.param(
+            Script(pieces=("Line 1", "\n", "\n"), tokens=(100, 13, 13)),
+            (9, ("\n\n",)),
+            ["Line 1", "", ""],
+            ("STOP_SEQUENCE", "\n\n"),
+            id="TV-232",
+        ),
+        pytest.param(
+            Script(pieces=("E", "N", "X"), tokens=(5, 6, 8)),
+            (4, END),
+            ["", "", "ENX", "."],
+            ("MAX_TOKENS", None),
+            id="TV-233",
+        ),
+        pytest.param(
+            Script(pieces=("E", "N", "D"), tokens=(20, 21, 22)),
+            (9, ("\n\n", *END)),
+            ["", "", ""],
+            ("STOP_SEQUENCE", "END"),
+            id="TV-236",
+        ),
+        pytest.param(
+            Script(pieces=("a", "EN", "D")),
+            (3, END),
+            ["a", "", ""],
+            ("STOP_SEQUENCE", "END"),
+            id="TV-238-as-protocol-9-has-it",
+        ),
+        pytest.param(
+            Script(pieces=("a", "b", ""), tokens=(5, 6, 2), ends=frozenset({2})),
+            (3, END),
+            ["a", "b", ""],
+            ("EOS", None),
+            id="end-token-as-the-last",
+        ),
+    ],
+)
+def test_a_job_ends_as_its_vector_says(
+    script: Script,
+    asked: tuple[int, tuple[str, ...]],
+    texts: list[str],
+    end: tuple[StopReason, str | None],
+) -> None:
+    """`asked`: max_tokens and stop; `end`: the reason and the stop that matched."""
+    assert play(script, *asked) == (texts, Finished(JobKey(0), *end))
+
+
+def test_text_held_back_for_a_stop_comes_with_the_last_token() -> None:
+    """TV-233, had the job ended at its third token."""
+    texts, end = play(Script(pieces=("a", "E", "N")), 3, ("END",))
+    assert (texts, end.reason) == (["a", "", "EN"], "MAX_TOKENS")

@@ -1,4 +1,6 @@
-"""Each penalty changes scores in its way, one at a time; DRY's search for repetitions against its definition."""
+"""Each penalty, bias and ban changes scores in its way, one at a time; DRY's search for repetitions against its definition."""
+
+import math
 
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.engine.sampling.reference import match_lengths
-from tests.engine.sampling.rows import log_ratio, probs_of, row
+from tests.engine.sampling.rows import ids_of, log_ratio, probs_of, row
 from worker.engine.sampling.row import dry, repetitions
 from worker.engine.sampling.sample import candidates, sample
 from worker.wire.jobs import SamplingParams
@@ -60,3 +62,30 @@ def test_the_penalty_grows_with_the_length_and_never_becomes_infinite() -> None:
     sizes = dry(np.array([2.0, 3.0, 5.0, 2000.0]), SamplingParams(seed=0, dry_multiplier=0.8))
     assert sizes.tolist() == pytest.approx([0.8, 0.8 * 1.75, 0.8 * 1.75**3, 1e100])
     assert dry(np.array([2000.0]), SamplingParams(seed=0, dry_multiplier=1.0, dry_base=1.0)).tolist() == [1.0]
+
+
+ENDS = np.array([0, 2], dtype=np.intp)
+
+
+def test_a_banned_token_is_no_candidate_even_where_its_logit_is_no_number() -> None:
+    banning = SamplingParams(seed=0, logit_bias={"1": -100})
+    assert ids_of(row(0.0, 5.0, 1.0), banning) == [2, 0]
+    assert ids_of(row(0.0, math.inf, 1.0), banning) == [2, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_bans_that_leave_no_token_are_an_error_that_says_so(temperature: float) -> None:
+    sampling = SamplingParams(seed=0, temperature=temperature, ignore_eos=True)
+    for settings_ in (sampling, replace(sampling, top_k=1), replace(sampling, top_n_sigma=1.0)):
+        with pytest.raises(ValueError, match="logit_bias, ignore_eos and min_tokens together ban every possible token"):
+            sample(row(1.0, -math.inf, 2.0), settings_, (), ENDS)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_of_nan_is_refused_under_bans_too(temperature: float) -> None:
+    sampling = SamplingParams(seed=0, temperature=temperature, ignore_eos=True, presence_penalty=0.1)
+    for settings_ in (sampling, replace(sampling, top_k=1), replace(sampling, top_p=0.5)):
+        with pytest.raises(ValueError, match="NaN"):
+            sample(row(1.0, math.nan, 2.0, 1.0), settings_, [1], ENDS)
+        with pytest.raises(ValueError, match="NaN"):
+            sample(row(1.0, math.nan, 2.0, 1.0), settings_, [3], ENDS)

@@ -1,5 +1,6 @@
 """Cutting before sorting changes nothing: rows of whole vocabularies against the plain way, and what the cut leaves."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from parity import formula
 from worker.engine.sampling.row import NO_IDS, row_of
-from worker.engine.sampling.sample import in_order, sample
+from worker.engine.sampling.sample import in_order, log_probabilities, sample
 from worker.engine.sampling.shortlist import covering, settled, some_highest, truncated, whole
 from worker.wire.jobs import SamplingParams
 
@@ -170,3 +171,47 @@ def test_a_row_like_a_models_is_cut_to_few_tokens() -> None:
         assert len(shortlist.ids) < 2500
         assert len(truncated(shortlist, WORST).ids) <= len(shortlist.ids)
         assert len(some_highest(logits, 40)) < 1000
+
+
+LAW_OF_LOGPROBS = settings(max_examples=150)
+logit = st.one_of(
+    st.floats(-60, 60, width=32), st.sampled_from([-math.inf, 0.0, -0.0, 1.0, 1.0, -3.4e38, 3.4e38, 88.0])
+)
+logit_rows = (
+    st.lists(logit, min_size=1, max_size=30)
+    .filter(lambda values: max(values) > -math.inf)
+    .map(lambda values: np.array(values, dtype=np.float32))
+)
+
+
+def expected(row: NDArray[np.float32]) -> list[float]:
+    """ln p of every token."""
+    values = [float(value) for value in row]
+    total = math.fsum(math.exp(value - max(values)) for value in values)
+    return [value - max(values) - math.log(total) for value in values]
+
+
+@LAW_OF_LOGPROBS
+@given(logit_rows, st.data())
+def test_they_agree_with_the_formula(row: NDArray[np.float32], data: st.DataObject) -> None:
+    token = data.draw(st.integers(0, len(row) - 1))
+    n_top = data.draw(st.integers(0, 20))
+    logprob, top = log_probabilities(row, token, n_top)
+    logprobs = expected(row)
+    order = sorted(range(len(row)), key=lambda token: (-row[token], token))
+    possible = [token for token in order if row[token] > -math.inf]
+    assert logprob == pytest.approx(logprobs[token], rel=1e-12, abs=1e-12)
+    assert [token for token, _ in top] == possible[:n_top]
+    assert [value for _, value in top] == pytest.approx([logprobs[token] for token, _ in top], rel=1e-12, abs=1e-12)
+
+
+def test_a_whole_vocabulary_lists_the_same_top_as_a_sort() -> None:
+    row = np.round(np.random.default_rng(0).normal(size=49_152) * 3).astype(np.float32)
+    _, top = log_probabilities(row, 7, 20)
+    assert [token for token, _ in top] == np.argsort(-row, kind="stable")[:20].tolist()
+
+
+@pytest.mark.parametrize("row", [[math.nan, 0.0], [math.inf, 0.0], [-math.inf, -math.inf]])
+def test_a_row_without_a_distribution_is_refused(row: list[float]) -> None:
+    with pytest.raises(ValueError, match="no log-probabilities"):
+        log_probabilities(np.array(row, dtype=np.float32), 0, 1)

@@ -1,7 +1,17 @@
-"""Every kind of bad bytes is refused with what and where, before memory is taken for what they claim."""
+"""Every kind of bad bytes is refused with what and where, before memory is taken for what they claim.
 
+Reading costs little, whatever the file holds. Counted is what was read and kept, which no busy machine changes;
+processor time has a stop far above.
+"""
+
+import json
+import mmap
 import struct
-from collections.abc import Callable
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +23,7 @@ from tests.gguf_files import (
     I8,
     KINDS,
     Q4_1,
+    STRING,
     TINY_TENSORS,
     GgufFile,
     Raw,
@@ -22,9 +33,22 @@ from tests.gguf_files import (
     entry,
     string,
     tiny_model,
+    tiny_split,
 )
 from worker.errors import BadModelFile
-from worker.models.facts.gguf import MAX_ARRAY_STRINGS, MAX_STRING_BYTES, Header, read_header
+from worker.models.facts.gguf import (
+    MAX_ARRAY_STRINGS,
+    MAX_HEADER_BYTES,
+    MAX_KEPT_BYTES,
+    MAX_KEPT_NUMBERS,
+    MAX_KEYS,
+    MAX_STRING_BYTES,
+    MAX_TENSORS,
+    Header,
+    ReadAllowance,
+    read_header,
+)
+from worker.models.facts.info import MAX_PARTS, read_info
 
 PATH = Path("m.gguf")
 
@@ -219,3 +243,187 @@ def test_any_bytes_after_the_magic_give_a_header_or_one_clear_line(data: bytes) 
     for start in (b"", b"GGUF\x03\0\0\0", struct.pack("<4sIQQ", b"GGUF", 3, 1, 1)):
         outcome = header_or_line(start + data)
         assert isinstance(outcome, Header) or "\n" not in outcome
+
+
+MIB = 2**20
+GEMMA_TOKENS, GEMMA_MERGES = 262_144, 514_906
+MAX_MEMORY_BYTES = 100 * MIB
+STOP_CPU_S = 20.0
+"""A second where the machine is idle; reading what the limits are there against took minutes."""
+
+
+def sparse(path: Path, start: bytes, n_bytes: int) -> Path:
+    """A file that begins so and is zeros from there on, which take no disk."""
+    with path.open("wb") as file:
+        file.write(start)
+        file.truncate(n_bytes)
+    return path
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[mmap.mmap]:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield data
+
+
+def refused(path: Path, allowance: ReadAllowance) -> tuple[str, int]:
+    """The line, and the most bytes that were allocated on the way to it."""
+    with mapped(path) as data:
+        tracemalloc.start()
+        try:
+            with pytest.raises(BadModelFile) as caught:
+                read_header(data, path, allowance)
+            return str(caught.value), tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("n_keys", [MAX_KEYS + 1, 93_000, 5_400_000])
+def test_more_keys_than_any_model_has_are_refused_before_the_first_is_read(tmp_path: Path, n_keys: int) -> None:
+    path = sparse(tmp_path / "m.gguf", replace(tiny_model(), n_keys=n_keys).header(), 24 + 100 * n_keys)
+    allowance = ReadAllowance()
+    line, n_allocated = refused(path, allowance)
+    assert f"{n_keys} metadata keys at byte 16: at most {MAX_KEYS}" in line
+    assert allowance == ReadAllowance()
+    assert n_allocated < MIB
+
+
+def repeated(key: bytes, n_times: int) -> bytes:
+    """The key so often, each time with another number at the end of its name."""
+    (length,) = struct.unpack_from("<Q", key)
+    name, value = key[8 : 8 + length], key[8 + length :]
+    return b"".join(string(f"{name.decode()}{number}") + value for number in range(n_times))
+
+
+def key(name: str, value: Value) -> bytes:
+    return GgufFile({name: value}, n_keys=0).to_bytes()[24:]
+
+
+NUMBERS = key("n", Typed("f64", [0.5] * MAX_KEPT_NUMBERS))
+LONG_TEXT = key("t", "x" * MAX_STRING_BYTES)
+MUCH: dict[str, tuple[Callable[[], bytes], str]] = {
+    "arrays of numbers": (lambda: repeated(NUMBERS, 500), f"hold more than {MAX_KEPT_BYTES} bytes"),
+    "texts": (lambda: repeated(LONG_TEXT, 3), f"hold more than {MAX_KEPT_BYTES} bytes"),
+    "names": (lambda: b"".join(key(f"{n}" + "k" * 999_999, 1) for n in range(3)), "hold more than"),
+}
+
+
+@pytest.mark.parametrize("kind", MUCH)
+def test_much_of_anything_is_refused_where_its_limit_is_reached(tmp_path: Path, kind: str) -> None:
+    make, why = MUCH[kind]
+    keys = make()
+    path = sparse(tmp_path / "m.gguf", GgufFile(n_keys=500).header() + keys, 24 + len(keys))
+    line, n_allocated = refused(path, ReadAllowance())
+    assert why in line
+    assert n_allocated < 40 * MIB
+
+
+def test_the_strings_of_all_arrays_count_together() -> None:
+    data = GgufFile({f"x{number}": ["a"] * 3 for number in range(3)}).to_bytes()
+    assert read_header(data, Path("m.gguf"), ReadAllowance(n_strings=9)).version == 3
+    with pytest.raises(BadModelFile, match=f"'x2': the arrays up to it hold more than {MAX_ARRAY_STRINGS} strings"):
+        read_header(data, Path("m.gguf"), ReadAllowance(n_strings=8))
+
+
+def test_a_header_is_not_read_past_its_limit_however_long_its_strings(tmp_path: Path) -> None:
+    """Strings as long as they may be, one in each MiB of a sparse file: their lengths lie on a page each."""
+    path = tmp_path / "m.gguf"
+    start = GgufFile({"x": Raw(9, struct.pack("<IQ", STRING, 1000))}).header()
+    with path.open("wb") as file:
+        file.write(start)
+        for _ in range(1000):
+            file.write(struct.pack("<Q", MAX_STRING_BYTES))
+            file.seek(MAX_STRING_BYTES, 1)
+        file.truncate(len(start) + 1000 * (8 + MAX_STRING_BYTES))
+    line, _ = refused(path, ReadAllowance())
+    assert "metadata key 'x'" in line
+    assert f"those of a model may take {MAX_HEADER_BYTES} bytes" in line
+
+
+@pytest.mark.long
+def test_a_vocabulary_twice_as_large_as_the_largest_is_read(tmp_path: Path) -> None:
+    n_tokens = 2 * GEMMA_TOKENS
+
+    def strings(count: int, n_bytes: int) -> Raw:
+        return Raw(9, struct.pack("<IQ", STRING, count) + (struct.pack("<Q", n_bytes) + b"x" * n_bytes) * count)
+
+    model = tiny_model(
+        {
+            "tokenizer.ggml.tokens": [f"{token:08}" for token in range(n_tokens)],
+            "tokenizer.ggml.scores": Raw(9, struct.pack("<IQ", 6, n_tokens) + bytes(4 * n_tokens)),
+            "tokenizer.ggml.token_type": Raw(9, struct.pack("<IQ", 5, n_tokens) + bytes(4 * n_tokens)),
+            "tokenizer.ggml.merges": strings(2 * GEMMA_MERGES, 17),
+            "tokenizer.chat_template": "{{ messages }}" * 10_000,
+        },
+        tensors=[TensorRow("token_embd.weight", (32, n_tokens), 128 * n_tokens), *TINY_TENSORS[1:]],
+    )
+    assert read_info(model.write(tmp_path / "m.gguf")).vocab_size == n_tokens
+
+
+def worst_model(path: Path) -> Path:
+    """All that is limited, just within its limit."""
+    n_strings, n_arrays = 2_900_000, 180
+    keys = [string("strings"), struct.pack("<IIQ", 9, STRING, n_strings)]
+    keys += [(struct.pack("<Q", 11) + b"x" * 11) * n_strings, repeated(NUMBERS, n_arrays)]
+    metadata = dict(tiny_model().metadata)
+    n_texts = MAX_KEYS - len(metadata) - 1 - n_arrays
+    # One character beyond the first plane makes a text of four bytes each, and every bad byte is a character.
+    text = struct.pack("<IQ", STRING, 10) + "😀".encode() + b"\xff" * 6
+    keys += [string(f"t{number}") + text for number in range(n_texts)]
+    rows = [TINY_TENSORS[0], *(TensorRow(f"blk.0.t{n}", (32, 1, 1, 1), 128) for n in range(MAX_TENSORS - 1))]
+    file = GgufFile(metadata, rows)
+    bare = len(GgufFile(metadata, n_keys=MAX_KEYS, n_tensors=len(rows)).header())
+    whole = replace(file, n_keys=MAX_KEYS).header()
+    start = whole[:bare] + b"".join(keys) + whole[bare:]
+    assert len(start) < MAX_HEADER_BYTES
+    return sparse(path, start, len(start) + 31 + sum(row.n_bytes for row in rows))
+
+
+READ_ALONE = """
+import json, sys, time
+from pathlib import Path
+from worker.models.facts.info import read_info
+n_tensors = len(read_info(Path(sys.argv[1])).tensors)
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+print(json.dumps([n_tensors, time.process_time(), int(status["VmHWM"].split()[0]) * 1024]))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="a process's peak is read from /proc")
+def test_the_worst_file_that_is_accepted_takes_little_memory_and_time(tmp_path: Path) -> None:
+    """A process of its own, all of whose memory counts, the interpreter's too."""
+    path = worst_model(tmp_path / "m.gguf")
+    command = [sys.executable, "-c", READ_ALONE, str(path)]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=120)
+    n_tensors, cpu_s, memory_bytes = json.loads(done.stdout)
+    assert n_tensors == MAX_TENSORS
+    assert memory_bytes < MAX_MEMORY_BYTES
+    assert cpu_s < STOP_CPU_S
+
+
+# ── parts ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_parts_of_a_model_share_its_limits(tmp_path: Path) -> None:
+    paths = tiny_split(tmp_path)
+    shared = ReadAllowance()
+    for path in paths:
+        with mapped(path) as data:
+            assert isinstance(read_header(data, path, shared), Header)
+    assert (shared.n_tensors, shared.n_strings) == (MAX_TENSORS - 3, MAX_ARRAY_STRINGS - 9)
+    assert shared.n_keys == MAX_KEYS - len(tiny_model().metadata) - 3 * 3
+    assert shared.n_header_bytes < MAX_HEADER_BYTES
+    rows = [TensorRow(f"t{number}", (1,), 4) for number in range(MAX_TENSORS - 1)]
+    split: dict[str, Value] = {"split.no": Typed("u16", 1), "split.count": Typed("u16", 3)}
+    GgufFile(split, rows).write(paths[1])
+    with pytest.raises(BadModelFile, match=r"tiny-00003-of-00003.*: 1 tensors at byte 8: at most 9999 are"):
+        read_info(paths[0])
+
+
+def test_more_parts_than_any_model_has_are_refused_before_one_is_looked_for(tmp_path: Path) -> None:
+    count = MAX_PARTS + 1
+    split: dict[str, Value | None] = {"split.no": Typed("u16", 0), "split.count": Typed("u16", count)}
+    path = tiny_model(split).write(tmp_path / f"m-00001-of-{count:05d}.gguf")
+    with pytest.raises(BadModelFile, match=rf"'split.count' is {count}, must be in 0..{MAX_PARTS}"):
+        read_info(path)

@@ -1,5 +1,8 @@
 """The whole composition, on the real model and on a tiny one."""
 
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,13 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.formats.writing import FORMATS
 from tests.llama.conftest import GREEDY, MakeContext
 from tests.llama.random_models import HYBRID, PLAIN, RECURRENT, SLIDING, Kind, write_random
 from tests.llama.tiny import write_tiny
+from tests.on_cpu import loaded_on_cpu
 from tests.server.front.rehearsal import FACTS
 from worker.commands.inspect_gguf import Inspection, inspection_of
 from worker.config.engine_settings import Configure, SwaFull
 from worker.engine.backend import Read
+from worker.engine.channels import CONTENT, Channel, marks_among
 from worker.engine.prefill_budget import MIN_CHUNK
 from worker.engine.step import Slice, Step
 from worker.errors import BadModelFile, InsufficientMemory, ModelLoadFailed
@@ -22,13 +28,14 @@ from worker.llama.library import LogLine, open_library
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.models.facts.info import read_info
-from worker.models.loading.load import load_model, load_runner
+from worker.models.loading.contexts import check_same_vocabulary
+from worker.models.loading.load import enders_of, load_model, load_runner
 from worker.models.loading.places import places_of, to_stderr
 from worker.models.plan.abilities import MAX_SNAPSHOTS
 from worker.models.upstream.wording import FALSE_ALARM
 from worker.server.front.state import LIBRARY_LINES
 from worker.wire.encoding import encode_json
-from worker.wire.jobs import SlotId
+from worker.wire.jobs import SlotId, TokenId
 from worker.wire.load import Offload
 
 TINY_CELL_BYTES = 2 * 32 * 2
@@ -245,3 +252,66 @@ def test_a_context_beyond_memory_is_refused(tmp_path: Path) -> None:
         load_runner(configuration(write_tiny(tmp_path / "tiny.gguf"), ctx_size=2**31 - 257), lambda _: None)
     assert str(e.value.device) in str(e.value)
     assert e.value.needed_bytes > e.value.available_bytes > 0
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Callable[..., Model]]:
+    """A tiny model, with what its vocabulary has beyond bytes."""
+    models = ExitStack()
+
+    def load(**vocabulary: Any) -> Model:
+        path = write_tiny(tmp_path / "tiny.gguf", **vocabulary)
+        return models.enter_context(loaded_on_cpu(path))
+
+    with models:
+        yield load
+
+
+@pytest.mark.model
+def test_the_same_vocabulary_passes(load: Callable[..., Model]) -> None:
+    check_same_vocabulary("d.gguf", load(characters="é"), load(characters="é"))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("draft", "served", "difference"),
+    [
+        ({}, {"characters": "é"}, "it has 262 tokens, the model's has 263"),
+        ({"characters": "è"}, {"characters": "é"}, "token 262 is 'è' there, 'é' in the model's"),
+    ],
+)
+def test_the_first_difference_of_two_vocabularies_is_named(
+    load: Callable[..., Model], draft: dict[str, str], served: dict[str, str], difference: str
+) -> None:
+    said = (
+        f"--draft-model d.gguf: its vocabulary is not the model's: {difference}; use a draft model of the same family"
+    )
+    with pytest.raises(ModelLoadFailed, match=re.escape(said)):
+        check_same_vocabulary("d.gguf", load(**draft), load(**served))
+
+
+CONTROLS = {"<think>": TokenId(1), "</think>": TokenId(2), "<tool_call>": TokenId(3), "": TokenId(4)}
+
+
+@pytest.mark.parametrize(
+    ("name", "controls", "enders"),
+    [
+        ("qwen3", ("<tool_call>", "</tool_call>"), ["<tool_call>\n"]),
+        ("qwen3", ("<|im_end|>", ""), []),
+        ("glm-4.5", (), ["<tool_call>"]),
+        ("command-r7b", ("<|START_ACTION|>",), ["<|START_ACTION|>[\n    "]),
+        ("ministral", ("[TOOL_CALLS]", "[ARGS]"), ["[TOOL_CALLS]"]),
+        ("nemotron-nano-v2", ("<s>",), []),
+    ],
+)
+def test_a_control_token_ends_the_reasoning_in_every_form(
+    name: str, controls: tuple[str, ...], enders: list[str]
+) -> None:
+    assert enders_of(FORMATS[name], controls) == enders
+
+
+def test_the_reasoning_ends_at_the_token() -> None:
+    marks = marks_among(CONTROLS, None, None, ("<tool_call>",), enders_of(FORMATS["qwen3"], CONTROLS))
+    thinking = marks.after(CONTENT, TokenId(1), b"")
+    assert thinking.channel is Channel.REASONING
+    assert marks.after(thinking, TokenId(3), b"") is CONTENT

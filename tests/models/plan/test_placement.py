@@ -5,7 +5,7 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -16,8 +16,9 @@ from tests.models.plan.rehearsed import dry_run, layered, repacking
 from worker.config.engine_settings import Configure, SplitMode, SwaFull
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.models.facts.info import ModelInfo, Windows
-from worker.models.plan.devices import Device, Kind
+from worker.models.plan.devices import Device, Kind, candidates, choose_device
 from worker.models.plan.memory import DEFAULT_UBATCH, KV_SHARE, plan_of
+from worker.models.plan.pair import left_beside, left_in_main, place_pair
 from worker.models.plan.placement import (
     GPU_SHARE,
     HOST_SHARE,
@@ -498,3 +499,135 @@ def test_full_windows_never_cost_cells_slots_or_layers(free: list[int], main_mem
         auto, off = by_choice["auto"], by_choice["off"]
         assert (auto.group, auto.n_gpu_layers) == (off.group, off.n_gpu_layers)
         assert (auto.plan.n_cells, auto.plan.parallel) == (off.plan.n_cells, off.plan.parallel)
+
+
+def device(backend: str, index: int = 0, kind: Kind = "gpu", free_bytes: int = 8) -> Device:
+    return Device(f"{backend}{index}", f"a {backend}", kind, backend, index, free_bytes, 16, 0)
+
+
+PROCESSOR = device("cpu", kind="cpu")
+CUDA0, CUDA1 = device("cuda"), device("cuda", 1, free_bytes=12)
+VULKAN = device("vulkan", kind="igpu", free_bytes=99)
+BLAS = device("blas", kind="accel")
+ALL = [CUDA0, CUDA1, VULKAN, BLAS, PROCESSOR]
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"),
+    [
+        ("auto", CUDA1),
+        ("cpu", PROCESSOR),
+        ("cuda", CUDA0),
+        ("cuda:1", CUDA1),
+        ("vulkan", VULKAN),
+        ("vulkan:0", VULKAN),
+        ("0", CUDA0),
+        ("1", CUDA1),
+        ("2", VULKAN),
+    ],
+)
+def test_a_name_means_a_device(asked: str, chosen: Device) -> None:
+    assert choose_device(asked, ALL) is chosen
+
+
+def test_auto_ranks_all_gpus_and_then_the_cpu_the_others_mean_one_device() -> None:
+    assert candidates("auto", ALL) == [CUDA1, CUDA0, VULKAN, PROCESSOR]
+    assert candidates("cuda:0", ALL) == [CUDA0]
+    assert candidates("2", ALL) == [VULKAN]
+
+
+def test_auto_passes_by_a_gpu_of_which_the_driver_reports_no_memory_and_its_name_still_means_it() -> None:
+    shell = replace(CUDA0, free_bytes=0, total_bytes=0)
+    assert candidates("auto", [shell, PROCESSOR]) == [PROCESSOR]
+    assert candidates("auto", [shell, CUDA1, PROCESSOR]) == [CUDA1, PROCESSOR]
+    assert choose_device("cuda", [shell, CUDA1, PROCESSOR]) is shell
+
+
+@pytest.mark.parametrize("asked", ["cuda:2", "metal", "vulkan:1", "3", "blas"])
+def test_what_is_not_there_is_refused(asked: str) -> None:
+    with pytest.raises(ModelLoadFailed, match=asked):
+        choose_device(asked, ALL)
+
+
+def test_the_refusal_names_what_there_is() -> None:
+    with pytest.raises(ModelLoadFailed, match=r"no such device: --device cuda;.*cpu:0 \(a cpu\)"):
+        choose_device("cuda", [PROCESSOR])
+
+
+def test_memory_is_named_for_where_it_lies() -> None:
+    architectures = [found.memory_architecture for found in (PROCESSOR, CUDA0, VULKAN, device("metal"))]
+    assert architectures == ["host", "vram-only", "unified", "unified"]
+
+
+SMALL = replace(
+    MODEL, tensors=tuple(replace(tensor, n_bytes=tensor.n_bytes // 10) for tensor in MODEL.tensors), path=Path("d.gguf")
+)
+ON_CPU = {"draft_path": "d.gguf", "draft_device": "cpu"}
+
+
+class Pair(NamedTuple):
+    served: Placement
+    draft: Placement
+
+
+def placed_pair(config: Configure, draft: ModelInfo, available: list[Device], main_memory_bytes: int) -> Pair:
+    return Pair(*place_pair(config, (MODEL, draft), available, main_memory_bytes, dry_run))
+
+
+def pair(
+    available: list[Device], main_memory_bytes: int = PLENTY, draft: dict[str, str] = ON_CPU, **changes: object
+) -> Pair:
+    return placed_pair(config(**draft, **changes), SMALL, available, main_memory_bytes)
+
+
+def bytes_of(found: Pair) -> int:
+    return found.served.main_memory.total_bytes + found.draft.main_memory.total_bytes
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_draft_model_has_the_cells_and_slots_of_the_model() -> None:
+    found = pair([CPU], device="cpu")
+    assert (found.draft.plan.n_cells, found.draft.plan.parallel) == (4096, 8)
+    assert (found.served.plan.n_cells, found.served.plan.parallel) == (4096, 8)
+
+
+def test_a_draft_model_with_recurrent_state_needs_two_slots_for_each_job() -> None:
+    recurrent = replace(SMALL, architecture="mamba")
+    most = placed_pair(config(**ON_CPU, parallel=127), recurrent, [CPU], PLENTY)
+    assert most.draft.plan.parallel == 254
+    with pytest.raises(ModelLoadFailed, match="drafts for at most 127 jobs: give --parallel that number or less"):
+        placed_pair(config(**ON_CPU, parallel=128), recurrent, [CPU], PLENTY)
+
+
+def test_both_are_in_the_room_there_is_or_refused_with_what_the_draft_model_takes() -> None:
+    least = bytes_of(pair([CPU], device="cpu", ctx_size=CELL_STEP, parallel=1))
+    fits = pair([CPU], int(least / HOST_SHARE) + MIB, device="cpu", ctx_size=CELL_STEP, parallel=1)
+    assert bytes_of(fits) == least
+    with pytest.raises(InsufficientMemory, match=r"the draft model also needs .* MiB: remove --draft-model"):
+        pair([CPU], int(least / HOST_SHARE) - 2 * MIB, device="cpu", ctx_size=CELL_STEP, parallel=1)
+
+
+def test_the_default_context_is_made_smaller_for_both() -> None:
+    roomy = pair([CPU], device="cpu", ctx_size=0)
+    least = bytes_of(pair([CPU], device="cpu", ctx_size=CELL_STEP, parallel=1))
+    scarce = pair([CPU], int((least + bytes_of(roomy)) / 2 / HOST_SHARE), device="cpu", ctx_size=0)
+    assert scarce.draft.plan.n_cells <= scarce.served.plan.n_cells < roomy.served.plan.n_cells
+    assert bytes_of(scarce) <= (least + bytes_of(roomy)) / 2
+
+
+def test_a_draft_model_may_have_a_device_of_its_own() -> None:
+    card = with_room_for(needs())
+    found = pair([card, CPU])
+    assert (found.served.device, found.draft.device) == (card, CPU)
+    assert found.served.is_complete
+
+
+def test_a_draft_model_leaves_the_model_what_is_left_of_a_gpu() -> None:
+    card = gpu(1 << 40)
+    draft = place(config(ctx_size=4096), SMALL, [card, CPU], PLENTY, dry_run)
+    (rest, cpu) = left_beside(draft, [card, CPU])
+    assert card.free_bytes - rest.free_bytes == draft.gpus[0].total_bytes > 0
+    assert cpu == CPU
+    assert PLENTY - left_in_main(draft, PLENTY) >= draft.main_memory.total_bytes
