@@ -3,10 +3,13 @@
 Every step and frame is also checked by the rig (rig.py) as it happens; test_loop_laws.py leaves the order to chance.
 """
 
+import json
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -32,7 +35,6 @@ from worker.wire.jobs import (
     SlotId,
     StepBegun,
     StepDone,
-    StopReason,
     TokenId,
 )
 from worker.wire.messages import Outbound
@@ -401,78 +403,15 @@ class Script(ToyModel):
         return Sampled(slot, TokenId(token), text.encode(), is_end=token in self.ends)
 
 
-def play(script: Script, max_tokens: int, stop: tuple[str, ...] = ()) -> tuple[list[str], Finished]:
-    """The texts of all tokens, and the end."""
-    rig = Rig(script)
-    rig.submit(Request(VECTOR_PROMPT, max_tokens, stop))
+VECTORS = [json.loads(line) for line in Path(__file__).with_name("stop_vectors.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["id"])
+def test_a_job_ends_as_its_vector_says(vector: dict[str, Any]) -> None:
+    """The protocol notes' vectors (B.8), on a model that draws the vector's tokens."""
+    script = Script(pieces=(*vector["pieces"],), tokens=(*vector["tokens"],), ends=frozenset(vector["ends"]))
+    rig = rig_with(Request(VECTOR_PROMPT, vector["max_tokens"], (*vector["stop"],)), model=script)
     rig.run_until_idle()
     rig.check_stories()
-    end = rig.stories[0].end
-    assert isinstance(end, Finished)
-    return rig.stories[0].texts, end
-
-
-END = ("END",)
-
-
-@pytest.mark.parametrize(
-    ("script", "asked", "texts", "end"),
-    [
-        pytest.param(
-            Script(pieces=("Hello", "world", "!")),
-            (3, ()),
-            ["Hello", "world", "!"],
-            ("MAX_TOKENS", None),
-            id="TV-231",
-        ),
-        pytest.param(
-            Script(pieces=("Line 1", "\n", "\n"), tokens=(100, 13, 13)),
-            (9, ("\n\n",)),
-            ["Line 1", "", ""],
-            ("STOP_SEQUENCE", "\n\n"),
-            id="TV-232",
-        ),
-        pytest.param(
-            Script(pieces=("E", "N", "X"), tokens=(5, 6, 8)),
-            (4, END),
-            ["", "", "ENX", "."],
-            ("MAX_TOKENS", None),
-            id="TV-233",
-        ),
-        pytest.param(
-            Script(pieces=("E", "N", "D"), tokens=(20, 21, 22)),
-            (9, ("\n\n", *END)),
-            ["", "", ""],
-            ("STOP_SEQUENCE", "END"),
-            id="TV-236",
-        ),
-        pytest.param(
-            Script(pieces=("a", "EN", "D")),
-            (3, END),
-            ["a", "", ""],
-            ("STOP_SEQUENCE", "END"),
-            id="TV-238-as-protocol-9-has-it",
-        ),
-        pytest.param(
-            Script(pieces=("a", "b", ""), tokens=(5, 6, 2), ends=frozenset({2})),
-            (3, END),
-            ["a", "b", ""],
-            ("EOS", None),
-            id="end-token-as-the-last",
-        ),
-    ],
-)
-def test_a_job_ends_as_its_vector_says(
-    script: Script,
-    asked: tuple[int, tuple[str, ...]],
-    texts: list[str],
-    end: tuple[StopReason, str | None],
-) -> None:
-    """`asked`: max_tokens and stop; `end`: the reason and the stop that matched."""
-    assert play(script, *asked) == (texts, Finished(JobKey(0), *end))
-
-
-def test_text_held_back_for_a_stop_comes_with_the_last_token() -> None:
-    """TV-233, had the job ended at its third token."""
-    texts, end = play(Script(pieces=("a", "E", "N")), 3, ("END",))
-    assert (texts, end.reason) == (["a", "", "EN"], "MAX_TOKENS")
+    [story] = rig.stories
+    assert (story.texts, story.end) == (vector["texts"], Finished(JobKey(0), vector["reason"], vector["matched"]))

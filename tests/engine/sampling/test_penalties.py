@@ -1,4 +1,4 @@
-"""Each penalty, bias and ban changes scores in its way, one at a time; DRY's search for repetitions against its definition."""
+"""Each penalty, bias and ban changes scores in its way, one at a time; repetitions against their definition."""
 
 import math
 

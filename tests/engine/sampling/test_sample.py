@@ -1,7 +1,9 @@
 """Sampling against a slow reference, by its distribution, and at its edges."""
 
+import json
 import math
-from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,42 +83,15 @@ def test_the_token_depends_on_its_own_row_settings_and_history_only(
     assert case[0].tobytes() == before.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("logits", "sampling", "kept"),
-    [
-        pytest.param(
-            (1.0, 2.0, 1.0, 2.0, 1.0), SamplingParams(seed=0, top_k=3), [1, 3, 0], id="top_k cuts ties by lower id"
-        ),
-        pytest.param((0.0, 1.0), SamplingParams(seed=0, top_k=2**32 - 1), [1, 0], id="top_k beyond the vocabulary"),
-        pytest.param([3.0] * 8, SamplingParams(seed=0, top_k=4, top_p=0.5), [0, 1], id="top_p after top_k"),
-        pytest.param((math.log(4.0), 0.0, 0.0), SamplingParams(seed=0, top_p=0.7), [0, 1], id="top_p"),
-        pytest.param(
-            (math.log(4.0), 0.0, 0.0),
-            SamplingParams(seed=0, top_p=0.7, temperature=0.5),
-            [0],
-            id="top_p after temperature",
-        ),
-        pytest.param((1.0, 5.0, 5.0), SamplingParams(seed=0, min_p=1.0), [1, 2], id="min_p 1 keeps all of the highest"),
-        pytest.param(
-            (1.0, 1.0), SamplingParams(seed=0, temperature=9e-7), [0], id="a temperature below 1e-6 is greedy"
-        ),
-        pytest.param((0.0, 1e-20), PLAIN, [1, 0], id="logits closer than probabilities can show keep their order"),
-    ],
-)
-def test_the_kept_tokens(logits: Sequence[float], sampling: SamplingParams, kept: list[int]) -> None:
-    assert ids_of(row(*logits), sampling) == kept
+CUTS = [json.loads(line) for line in Path(__file__).with_name("cuts.jsonl").read_text().splitlines()]
+"""Scores, or what they are the logarithms of, a setting, and the ids of the tokens that it keeps."""
 
 
-@pytest.mark.parametrize(("top_p", "n_kept"), [(0.0, 1), (0.125, 1), (0.126, 2), (0.5, 4), (0.51, 5), (0.999, 8)])
-def test_the_nucleus_is_the_shortest_prefix_that_reaches_top_p(top_p: float, n_kept: int) -> None:
-    """Eight tokens of 1/8: the sums are exact, so the border itself is tested."""
-    assert ids_of(row(*[3.0] * 8), SamplingParams(seed=0, top_p=top_p)) == list(range(n_kept))
-
-
-@pytest.mark.parametrize(("min_p", "n_kept"), [(0.2, 3), (0.3, 2), (0.6, 1), (1.0, 1)])
-def test_min_p_is_relative_to_the_highest_probability(min_p: float, n_kept: int) -> None:
-    logits = row(math.log(8.0), math.log(4.0), math.log(2.0))
-    assert ids_of(logits, SamplingParams(seed=0, min_p=min_p)) == [0, 1, 2][:n_kept]
+@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: f"{cut['says']} {cut['sampling']}")
+def test_the_kept_tokens(cut: dict[str, Any]) -> None:
+    scores = [-math.inf if score is None else float(score) for score in cut.get("logits", ())]
+    logits = row(*scores, *map(math.log, cut.get("odds", ())))
+    assert ids_of(logits, SamplingParams(seed=0, **cut["sampling"])) == cut["kept"]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, PLAIN, replace(GREEDY, repetition_penalty=1.1), replace(PLAIN, top_k=1)])

@@ -8,7 +8,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.sampling.reference import Borders, NothingLeft, expected_candidates, expected_token
-from tests.engine.sampling.rows import Row, ids_of, row
+from tests.engine.sampling.rows import Row, row
 from worker.engine.sampling.sample import candidates, sample, uniform
 from worker.wire.jobs import SamplingParams, TokenId
 
@@ -73,36 +73,6 @@ def test_candidates_and_draw_agree_with_the_plain_reference(case: Case) -> None:
     assert ids.tolist() == list(expected)
     assert probs.tolist() == pytest.approx(list(expected.values()), rel=1e-9, abs=1e-300)
     assert sample(*case, ENDS) == expected_token(expected, uniform(sampling.drawn_seed, len(generated)))
-
-
-@pytest.mark.parametrize(("n_sigma", "kept"), [(0.5, [0]), (2.0, [0, 1]), (3.0, [0, 1, 2, 3])])
-def test_top_n_sigma_measures_from_the_highest_score_down(n_sigma: float, kept: list[int]) -> None:
-    """Scores 4, 1, 0, -1 and an impossible one: mean 1, sigma sqrt(14/4) = 1.87."""
-    logits = row(4.0, 1.0, 0.0, -1.0, -math.inf)
-    assert ids_of(logits, SamplingParams(seed=0, top_n_sigma=n_sigma)) == kept
-
-
-def test_typical_prefers_the_expected_information_to_the_highest_probability() -> None:
-    """p = 0.3 and ten times 0.07: most tokens carry 2.66 nats, the entropy is 2.22, the likeliest carries 1.2."""
-    logits = row(math.log(0.3), *[math.log(0.07)] * 10)
-    assert ids_of(logits, SamplingParams(seed=0, typical_p=0.2)) == [1, 2, 3]
-    assert ids_of(logits, SamplingParams(seed=0, typical_p=0.0)) == [1]
-    assert ids_of(logits, SamplingParams(seed=0, typical_p=0.75)) == list(range(11))
-
-
-@pytest.mark.parametrize(
-    ("threshold", "kept"), [(0.05, [3]), (0.1, [2, 3]), (0.2, [1, 2, 3]), (0.3, [0, 1, 2, 3]), (0.6, [0, 1, 2, 3])]
-)
-def test_xtc_leaves_of_the_top_choices_the_least_probable(threshold: float, kept: list[int]) -> None:
-    """p = 0.48, 0.28, 0.16, 0.08: a single top choice stays."""
-    logits = row(*np.log([0.48, 0.28, 0.16, 0.08]))
-    assert ids_of(logits, SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=threshold)) == kept
-
-
-def test_xtc_may_leave_a_token_of_next_to_no_probability() -> None:
-    everything = SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.0)
-    assert ids_of(row(900.0, 0.0, 1.0), everything) == [1]
-    assert sample(row(900.0, 0.0, 1.0), everything, ()) == 1
 
 
 @settings(max_examples=25)

@@ -1,6 +1,8 @@
 """The layers with attention and what each caches: as the file says, else as llama.cpp has it for the architecture."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,68 +23,20 @@ def info_of(tmp_path: Path, architecture: str, own_sizes: dict[str, Value] = NO_
     return read_info(tiny_model(changes).write(tmp_path / "m.gguf"))
 
 
-def pattern(info: ModelInfo) -> str:
-    """A letter for each layer."""
-    return "" if info.windows is None else "".join("w" if has_one else "." for has_one in info.windows.in_layer)
+WINDOWS = [json.loads(line) for line in Path(__file__).with_name("windows.jsonl").read_text().splitlines()]
+"""The keys of a file of eight layers, the length of their windows and, where it matters, a letter for each layer."""
 
 
-@pytest.mark.parametrize(
-    ("architecture", "expected"),
-    [
-        ("llama", ""),
-        ("qwen3", ""),
-        ("phi3", ""),
-        ("gpt-oss", "w.w.w.w."),
-        ("gemma2", "w.w.w.w."),
-        ("gemma3", "wwwww.ww"),
-        ("gemma3n", "wwww.www"),
-        ("cohere2", "www.www."),
-        ("cohere2moe", ".www.www"),
-        ("plamo3", "wwwwwww."),
-        ("gemma4", ""),
-    ],
-)
-def test_an_architecture_has_its_pattern(tmp_path: Path, architecture: str, expected: str) -> None:
-    info = info_of(tmp_path, architecture, sliding_window=128)
-    assert pattern(info) == expected
-    assert info.windows is None or (info.windows.length, info.windows.n_layers) == (128, expected.count("w"))
-
-
-@pytest.mark.parametrize(
-    ("in_file", "expected"),
-    [
-        (3, "ww.ww.ww"),
-        (1, ""),
-        (0, "wwwwwwww"),
-        (Typed("bool", [True, False] * 4), "w.w.w.w."),
-        (Typed("u32", [0, 0, 0, 1, 1, 1, 0, 0]), "...www.."),
-        (Typed("bool", [True] * 3), "www....."),
-        (Typed("bool", [False] * 8), ""),
-    ],
-)
-def test_a_pattern_in_the_file_counts_more(tmp_path: Path, in_file: Value, expected: str) -> None:
-    assert pattern(info_of(tmp_path, "gemma3", sliding_window=128, sliding_window_pattern=in_file)) == expected
-
-
-@pytest.mark.parametrize(
-    ("architecture", "keys", "length"),
-    [
-        ("gemma2", {}, 4096),
-        ("gemma3", {}, 0),
-        ("gemma3", {"sliding_window": 0}, 0),
-        ("llama4", {}, 8192),
-        ("llama4", {"sliding_window": 100}, 8192),
-        ("llama4", {"sliding_window": 0}, 0),
-        ("smallthinker", {"sliding_window": 100}, 4096),
-        ("exaone4", {"sliding_window": 100}, 0),
-        ("exaone-moe", {}, 128),
-    ],
-)
-def test_a_window_is_as_long_as_llama_cpp_takes_it(
-    tmp_path: Path, architecture: str, keys: dict[str, Value], length: int
-) -> None:
-    windows = info_of(tmp_path, architecture, **keys).windows
-    assert (windows.length if windows else 0) == length
+@pytest.mark.parametrize("case", WINDOWS, ids=lambda case: f"{case['architecture']} {case['keys']}")
+def test_windows_are_as_the_file_says_and_else_as_llama_cpp_takes_them(tmp_path: Path, case: dict[str, Any]) -> None:
+    keys = {
+        key: Typed(*next(iter(each.items()))) if isinstance(each, dict) else each for key, each in case["keys"].items()
+    }
+    windows = info_of(tmp_path, case["architecture"], **keys).windows
+    assert (windows.length if windows else 0) == case["length"]
+    pattern = "".join("w" if has_one else "." for has_one in windows.in_layer) if windows else ""
+    assert pattern == case.get("pattern", pattern)
+    assert windows is None or windows.n_layers == pattern.count("w")
 
 
 def test_layers_with_a_window_may_have_heads_of_another_size(tmp_path: Path) -> None:
@@ -97,14 +51,6 @@ def test_layers_with_a_window_may_have_heads_of_another_size(tmp_path: Path) -> 
 def test_flags_of_another_kind_are_refused(tmp_path: Path, in_file: Value) -> None:
     with pytest.raises(BadModelFile, match="must have 8 bool or u32"):
         info_of(tmp_path, "gemma3", sliding_window=128, sliding_window_pattern=in_file)
-
-
-@pytest.mark.parametrize(("length", "in_layer"), [(64, (False, True) * 4), (0, None)])
-def test_all_attention_of_a_hybrid_may_have_windows(
-    tmp_path: Path, length: int, in_layer: tuple[bool, ...] | None
-) -> None:
-    windows = info_of(tmp_path, "lfm2", sliding_window=length, head_count_kv=[0, 2] * 4).windows
-    assert (windows.in_layer if windows else None) == in_layer
 
 
 @pytest.mark.parametrize("architecture", ["deepseek2", "glm-dsa"])
