@@ -1,9 +1,11 @@
 """models.toml is what model-facts says, a bad catalogue is one clear line, and references are read in one order."""
 
+import json
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -181,18 +183,13 @@ def test_path_that_does_not_exist_is_named(find: Find) -> None:
             find(reference)
 
 
+REFERENCES = [json.loads(line) for line in Path(__file__).with_name("references.jsonl").read_text().splitlines()]
+"""References, and the parts that they are read into, or how the error says that they are spelled, or that they are
+malformed."""
+
+
 @pytest.mark.parametrize(
-    ("reference", "hint"),
-    [
-        ("org/repo", "write hf:org/repo, or org/repo:QUANT$"),
-        ("https://huggingface.co/org/repo", "write hf:org/repo$"),
-        ("hf.co/org/repo/", "write hf:org/repo$"),
-        ("https://huggingface.co/org/repo/tree/v1.0", "write hf:org/repo@v1.0$"),
-        ("https://huggingface.co/org/repo/resolve/main/a/b.gguf?download=true", "write hf:org/repo::file=a/b.gguf$"),
-        ("https://hf.co/org/repo/blob/refs%2Fpr%2F1/b%20c.gguf", "write hf:org/repo@refs/pr/1::file=b c.gguf$"),
-        ("https://example.com/m.gguf", "download it"),
-        ("s3://bucket/m.gguf", "download it"),
-    ],
+    ("reference", "hint"), [(each["reference"], each["hint"]) for each in REFERENCES if "hint" in each]
 )
 def test_the_error_says_how_a_repository_or_an_address_is_spelled(reference: str, hint: str, find: Find) -> None:
     with pytest.raises(ModelNotFound, match=re.escape(hint).replace(r"\$", "$")) as raised:
@@ -229,33 +226,14 @@ def test_misspelled_name_lists_close_ones(models_dir: Path) -> None:
         locate("tinylama-1.1b-chat", models_dir, load_catalog(None))
 
 
-@pytest.mark.parametrize(
-    ("reference", "expected"),
-    [
-        ("hf:org/repo", HfReference("org/repo", "main", None)),
-        ("hf:org/repo::file=x.gguf", HfReference("org/repo", "main", "x.gguf")),
-        ("hf:org/repo@v1.0::file=a b/x.gguf", HfReference("org/repo", "v1.0", "a b/x.gguf")),
-        ("hf:org/repo@refs/pr/1", HfReference("org/repo", "refs/pr/1", None)),
-        ("hf:org/repo:Q4_K_M", HfReference("org/repo", "main", quant="Q4_K_M")),
-        ("hf:org/repo@v1.0:UD-Q2_K_XL", HfReference("org/repo", "v1.0", quant="UD-Q2_K_XL")),
-        ("org/repo:q8_0", HfReference("org/repo", "main", quant="q8_0")),
-    ],
-)
-def test_hf_reference_is_read_into_its_parts(reference: str, expected: HfReference, find: Find) -> None:
-    located = find(reference)
-    assert located.wanted == expected
+@pytest.mark.parametrize("each", [each for each in REFERENCES if "repo" in each], ids=str)
+def test_hf_reference_is_read_into_its_parts(each: dict[str, Any], find: Find) -> None:
+    located = find(each["reference"])
+    assert located.wanted == HfReference(each["repo"], each["revision"], each["file"], quant=each["quant"])
     assert not located.is_present
 
 
-@pytest.mark.parametrize(
-    "reference",
-    [
-        *("hf:", "hf:org", "hf:../x", "hf:org/..", "hf:org/repo@", "hf:org/repo@../..", "hf:org/repo::file="),
-        *("hf:org/repo::file=../x.gguf", "hf:org/repo::file=a/../../x.gguf", "hf:org/repo::file=/x.gguf"),
-        *("hf:org/repo::file=x.bin", "hf:org/repo:", "hf:org/repo:a/b", "hf:org/repo:Q4_K_M@main"),
-        *("hf:org/repo:Q4_K_M::file=x.gguf", "hf:org/repo\n"),
-    ],
-)
+@pytest.mark.parametrize("reference", [each["malformed"] for each in REFERENCES if "malformed" in each])
 def test_malformed_hf_reference_is_not_found(reference: str, find: Find) -> None:
     with pytest.raises(ModelNotFound) as caught:
         find(reference)

@@ -1,5 +1,6 @@
 """Snapshots take what a plan leaves; whoever has no drafts, no head or no cached prefixes is told the true reason."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,7 @@ from worker.models.facts.info import ModelInfo, Windows
 from worker.models.plan.abilities import (
     COPYING_IS_SLOW,
     MAX_COPIED,
-    MAX_SLOTS,
-    MAX_SLOTS_OF_WINDOWS,
     MAX_SNAPSHOTS,
-    MIN_UBATCH,
     drafts_off,
     heads_off,
     kept_of,
@@ -78,31 +76,19 @@ def test_they_cost_neither_cells_nor_jobs_and_fit(architecture: str, room_bytes:
     assert bool(plan.n_snapshots) is (drafts_off(model, config(), plan) is None)
 
 
-@pytest.mark.parametrize(
-    ("model", "changes", "expected"),
-    [
-        (PLAIN, {}, ""),
-        (PLAIN, {"prompt_lookup": "off"}, "--prompt-lookup is off, and neither --draft-model nor --mtp drafts"),
-        (PLAIN, {"prompt_lookup": "off", "draft_path": "d.gguf"}, ""),
-        (PLAIN, {"deterministic": True}, "with --deterministic there are none"),
-        (PLAIN, {"batch_invariant": "on"}, ""),
-        (SLIDING, {}, ""),
-        (hybrid(), {}, ""),
-        (hybrid(), {"prompt_lookup": "off", "draft_path": "d.gguf"}, ""),
-        (hybrid(), {"batch_invariant": "on"}, "with --batch-invariant on there are none: recurrent layers compute"),
-        (hybrid(), {"ubatch_size": MIN_UBATCH - 1}, "snapshots of recurrent state need --ubatch-size 64 or more"),
-        (hybrid(), {"batch_size": MIN_UBATCH}, "snapshots of recurrent state need --batch-size 72 or more (got 64)"),
-        (hybrid("qwen3next"), {}, "llama.cpp keeps no snapshots of qwen3next's recurrent state"),
-        (hybrid("mamba"), {}, "llama.cpp keeps no snapshots of mamba's recurrent state"),
-        (hybrid("qwen4exp"), {}, "qwen4exp keeps an index for its KV cells, which cannot be cut"),
-        (replace(PLAIN, architecture="glm-dsa"), {}, "glm-dsa keeps an index for its KV cells, which cannot be cut"),
-        (replace(SLIDING, architecture="lfm2"), {}, "lfm2 has recurrent state beside sliding windows"),
-    ],
-)
-def test_the_reason_for_no_drafts_is_given(model: ModelInfo, changes: dict[str, Any], expected: str) -> None:
-    found = drafts_off(model, config(**changes), planned(model, config(**changes)))
-    assert (found or "").startswith(expected)
-    assert bool(found) is bool(expected)
+CASES = [json.loads(line) for line in Path(__file__).with_name("abilities.jsonl").read_text().splitlines()]
+
+
+def model_of(case: dict[str, Any]) -> ModelInfo:
+    return replace(SLIDING if case.get("windows") else PLAIN, architecture=case["architecture"])
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case["lacks"] == "drafts"], ids=str)
+def test_the_reason_for_no_drafts_is_given(case: dict[str, Any]) -> None:
+    model, asked = model_of(case), config(**case["asked"])
+    found = drafts_off(model, asked, planned(model, asked)) or ""
+    assert found.startswith(case["because"])
+    assert bool(found) is bool(case["because"])
 
 
 def test_so_is_a_lack_of_memory() -> None:
@@ -180,29 +166,11 @@ def test_a_head_is_loaded_with_its_tensors() -> None:
 # ── prefixes ─────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    ("model", "swa_full", "parallel", "expected"),
-    [
-        (PLAIN, True, MAX_SLOTS, ""),
-        (PLAIN, False, MAX_SLOTS, ""),
-        (PLAIN, True, MAX_SLOTS + 1, "--parallel 256 leaves no sequence id for sharing; use at most 255"),
-        (SLIDING, True, MAX_SLOTS_OF_WINDOWS, ""),
-        (SLIDING, True, MAX_SLOTS_OF_WINDOWS + 1, "--parallel 128 leaves no sequence id for sharing"),
-        (SLIDING, False, 8, "2 of 4 layers keep only their sliding window of 128 tokens: use --swa-full on"),
-        (replace(PLAIN, architecture="mamba"), True, MAX_SLOTS + 1, ""),
-        (replace(PLAIN, architecture="qwen3next"), True, MAX_SLOTS, ""),
-        (replace(PLAIN, architecture="qwen3next"), True, MAX_SLOTS + 1, "--parallel 256 leaves no sequence id"),
-        (replace(SLIDING, architecture="lfm2"), True, 8, "lfm2 has recurrent state beside sliding windows"),
-        (replace(PLAIN, architecture="qwen4exp"), True, 8, "qwen4exp keeps an index for its KV cells"),
-        (replace(PLAIN, architecture="glm-dsa"), True, 8, "glm-dsa keeps an index for its KV cells"),
-    ],
-)
-def test_the_reason_for_no_prefixes_is_the_model_s_own(
-    model: ModelInfo, swa_full: bool, parallel: int, expected: str
-) -> None:
-    found = obstacle(model, swa_full=swa_full, parallel=parallel)
-    assert (found or "").startswith(expected)
-    assert bool(found) is bool(expected)
+@pytest.mark.parametrize("case", [case for case in CASES if case["lacks"] == "prefixes"], ids=str)
+def test_the_reason_for_no_prefixes_is_the_model_s_own(case: dict[str, Any]) -> None:
+    found = obstacle(model_of(case), swa_full=case["swa_full"], parallel=case["parallel"]) or ""
+    assert found.startswith(case["because"])
+    assert bool(found) is bool(case["because"])
 
 
 @pytest.mark.parametrize("is_copying_worthwhile", [True, False])
