@@ -306,15 +306,6 @@ def test_the_last_checkpoints_stay_and_of_the_others_one_each_stride() -> None:
     assert kept[:-LAST_KEPT] == [40, 80, 120, 160]
 
 
-def test_where_paths_part_a_checkpoint_stays() -> None:
-    index, memory, states = StateIndex(PLENTY, stride=PLENTY, reach=NEAR), Memory(), States(1)
-    keep(index, memory, states, ids(range(10)))
-    keep(index, memory, states, ids([*range(10), 99]))
-    for n in range(20, 100, 10):
-        keep(index, memory, states, ids(range(n)))
-    assert index.checkpoint(ids([*range(10), 98])) is not None
-
-
 @pytest.mark.parametrize(("n_behind", "stays"), [(0, True), (NEAR - 1, True), (NEAR, False)])
 def test_so_does_one_shortly_before(n_behind: int, stays: bool) -> None:
     index, memory, states = StateIndex(PLENTY, stride=PLENTY, reach=NEAR), Memory(), States(1)

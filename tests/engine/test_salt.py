@@ -79,23 +79,6 @@ def test_a_later_job_finds_only_the_cells_of_its_own_salt() -> None:
         assert cached(rig, *earlier, *later) == [0, 0, 0, 35, 35, 0]
 
 
-def test_jobs_that_arrive_together_wait_for_no_prefix_of_another_salt() -> None:
-    rig = Rig(chunk=4)
-    jobs = [rig.submit(Request(EARLIER, 4, salt=salt)) for salt in (b"one", b"two", b"one", b"")]
-    rig.run_until_idle()
-    rig.check_stories()
-    assert [rig.n_cached[job] for job in jobs] == [0, 0, len(EARLIER) - 1, 0]
-
-
-def test_a_step_is_not_stopped_for_a_prompt_that_only_another_salt_knows() -> None:
-    rig = Rig(prefix_cache_bytes=1000 * CELL_BYTES)
-    cached(rig, Request(EARLIER, 4, salt=b"one"))
-    match = rig.engine.prefix_cache.match
-    prompt = [TokenId(token) for token in EARLIER]
-    assert match(salted(prompt, b"one"), ()) == len(EARLIER) - 1
-    assert match(salted(prompt, b"two"), ()) == match(prompt, ()) == 0
-
-
 def test_a_salt_is_part_of_the_hash_of_the_first_block_and_so_of_all() -> None:
     """The reports of two salts are two chains of blocks of the same tokens, as with vLLM."""
     tokens = list(ids(range(100, 100 + 3 * BLOCK_TOKENS)))

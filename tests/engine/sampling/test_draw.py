@@ -72,26 +72,6 @@ def test_a_hundred_thousand_draws_follow_the_probabilities() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        SamplingParams(seed=42),
-        SamplingParams(seed=0, temperature=0.7),
-        SamplingParams(seed=2**64 - 1, temperature=1.5, top_k=4),
-        SamplingParams(seed=7, top_p=0.9, min_p=0.05),
-        SamplingParams(seed=8, typical_p=0.8),
-        SamplingParams(seed=9, top_n_sigma=1.0),
-    ],
-)
-def test_a_few_thousand_draws_follow_the_probabilities(sampling: SamplingParams) -> None:
-    logits = np.array([0.5, -1.0, 2.0, 2.0, -math.inf, 1.0, -3.0, 0.0], dtype=np.float32)
-    expected = expected_candidates(logits.tolist(), sampling, ())
-    counts = draws(logits, sampling, 4000)
-    assert set(counts) <= set(expected)
-    assert excess(counts, expected) < 3.0
-
-
-@pytest.mark.long
 def test_xtc_acts_on_its_share_of_positions_whatever_the_token_drawn() -> None:
     """p = 1/2, 3/8, 1/8: XTC leaves the last two of them, and acts on three draws in ten."""
     logits = np.log(np.array([4.0, 3.0, 1.0])).astype(np.float32)

@@ -104,24 +104,6 @@ def test_the_row_is_only_read_and_masked_in_a_copy() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_min_tokens_has_no_effect_where_only_ends_are_allowed(temperature: float) -> None:
-    """If an end and another token are allowed, the other one comes."""
-    sampling = SamplingParams(seed=1, temperature=temperature, min_tokens=9, stop_token_ids=(TokenId(5),))
-    zeros = row(*[0.0] * 12)
-    ends = np.array([0, 1], dtype=np.intp)
-    assert drawn(zeros, sampling, 1, ends=ends) == 1
-    assert drawn(zeros, sampling, 5, ends=ends) == 5
-    assert drawn(zeros, sampling, 1, 6, ends=ends) == 6
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_ignore_eos_keeps_its_effect(temperature: float) -> None:
-    ends = np.array([0], dtype=np.intp)
-    with pytest.raises(ValueError, match="the constraint allows no token"):
-        drawn(row(0.0, 0.0), SamplingParams(seed=1, temperature=temperature, ignore_eos=True), 0, ends=ends)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_bans_and_a_mask_that_leave_no_token_are_an_error(temperature: float) -> None:
     logits = row(0.0, 1.0, -np.inf)
     banning = SamplingParams(seed=0, temperature=temperature, logit_bias={"0": -100})

@@ -9,35 +9,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.engine.sampling.reference import match_lengths
-from tests.engine.sampling.rows import ids_of, log_ratio, probs_of, row
+from tests.engine.sampling.rows import ids_of, row
 from worker.engine.sampling.row import dry, repetitions
-from worker.engine.sampling.sample import candidates, sample
+from worker.engine.sampling.sample import sample
 from worker.wire.jobs import SamplingParams
 
 LAW = settings(max_examples=400)
 few_letters = st.lists(st.integers(0, 2), max_size=40)
 repeating = st.builds(lambda word, times, end: word * times + end, few_letters, st.integers(1, 4), few_letters)
-
-
-def test_the_penalty_divides_positive_and_multiplies_negative_logits() -> None:
-    scores = np.log(probs_of(row(0.0, 2.0, -2.0), SamplingParams(seed=0, repetition_penalty=2.0), [1, 2]))
-    assert (scores - scores[1]).tolist() == pytest.approx([1.0, 0.0, -4.0])
-
-
-def test_frequency_counts_each_time_and_presence_once() -> None:
-    frequent, present = SamplingParams(seed=0, frequency_penalty=0.5), SamplingParams(seed=0, presence_penalty=0.5)
-    assert log_ratio(row(0.0, 0.0), frequent, [0, 0, 0, 1]) == pytest.approx(-1.0)
-    assert log_ratio(row(0.0, 0.0), present, [0, 0, 0]) == pytest.approx(-0.5)
-
-
-def test_dry_penalises_what_would_carry_on_a_repetition() -> None:
-    """After 0 1 2 0 1 the token 2 would make it three: a match of 2, at the allowed length 2."""
-    sampling = SamplingParams(seed=0, dry_multiplier=0.8)
-    ids, probs = candidates(row(0.0, 0.0, 0.0), sampling, [0, 1, 2, 0, 1])
-    assert ids.tolist() == [0, 1, 2]
-    assert np.log(probs[2] / probs[0]) == pytest.approx(-0.8)
-    _, longer = candidates(row(0.0, 0.0, 0.0, 0.0), sampling, [3, 0, 1, 2, 3, 0, 1])
-    assert np.log(longer[3] / longer[0]) == pytest.approx(-0.8 * 1.75)
 
 
 def test_a_hopeless_token_can_still_be_drawn_when_it_is_the_only_one() -> None:

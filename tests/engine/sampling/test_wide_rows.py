@@ -107,13 +107,6 @@ def test_whole_vocabularies_agree_with_the_plain_way(make: Make, size: int) -> N
         assert sample(row, sampling, [5, 5, 9]) == formula.sample(row, sampling, [5, 5, 9])
 
 
-def test_draws_over_the_whole_vocabulary_walk_it_from_the_most_probable_down() -> None:
-    row = model_like(np.random.default_rng(4), 5000)
-    for position in range(300):
-        generated = range(position)
-        assert sample(row, SamplingParams(seed=9), generated) == formula.sample(row, SamplingParams(seed=9), generated)
-
-
 @pytest.mark.parametrize("size", [6, 1000, 3 * 2**14])
 @pytest.mark.parametrize("top_p", [0.25, 0.5])
 def test_a_border_that_rounding_leaves_open_is_decided_as_the_plain_way_does(size: int, top_p: float) -> None:
