@@ -5,8 +5,8 @@ Beside other jobs, with drafts and pauses, an answer has the tokens that it has 
 The constraints are real, over a made vocabulary; the model is scripted.
 """
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -21,7 +21,7 @@ from worker.engine.channels import marks_among
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.sequence import Queued
-from worker.engine.step import Sampled, Slice
+from worker.engine.step import Sampled
 from worker.wire.jobs import Finished, JobKey, SamplingParams, SlotId, StepDone, Submit, TokenId
 from worker.wire.messages import Outbound
 from worker.wire.prompts import OfferedTool, Tools
@@ -41,33 +41,10 @@ CHEAP_ROWS = tuple((n_rows, 1.0 + n_rows / 1000) for n_rows in (1, 2, 4, 8, 16, 
 N_TOKENS = 60
 
 
-class ScriptedRunner(FakeRunner):
+class Liking(ToyModel):
     """Draws what it likes, by its last tokens, so that texts repeat themselves and drafts are right."""
 
-    def _draws(self, slice_: Slice) -> Iterator[Sampled]:
-        if slice_.sampling is None:
-            return
-        held = [cell.token for cell in self.kv.cells[slice_.slot]]
-        held = held[: len(held) - slice_.n_drafts]
-        draft = slice_.tokens[len(slice_.tokens) - slice_.n_drafts :]
-        constraint = slice_.constraint
-        assert constraint is None or isinstance(constraint, AnswerConstraint)
-        n_ahead = 0
-        for expected in (*draft, None):
-            drawn = self._draw(slice_.slot, held, slice_.sampling.drawn_seed, constraint)
-            yield drawn
-            if drawn.is_end or drawn.token != expected:
-                break
-            held.append(drawn.token)
-            if constraint is not None:
-                constraint.accept(drawn.token)
-                n_ahead += 1
-                if constraint.is_over or constraint.forced():
-                    break
-        if constraint is not None:
-            constraint.take_back(n_ahead)
-
-    def _draw(self, slot: SlotId, held: Seq[TokenId], seed: int, constraint: AnswerConstraint | None) -> Sampled:
+    def draw(self, slot: SlotId, held: Seq[TokenId], seed: int, constraint: Any = None) -> Sampled:
         number = crc32(repr((seed, list(held[-2:]), len(held) // 12)).encode())
         mask = None if constraint is None else constraint.allowed()
         liked = [token for token in LIKED if mask is None or mask[token]]
@@ -94,7 +71,7 @@ def submit_of(job: int, budget: int | None, tools: Tools | None) -> Submit:
 def answers_of(submits: Seq[Submit], *, n_cells: int, has_drafts: bool) -> list[tuple[list[TokenId], Finished]]:
     """The tokens and the end of each job."""
     frames: list[Outbound] = []
-    runner = ScriptedRunner(ToyModel(), n_slots=5, n_cells=n_cells, chunk=8)
+    runner = FakeRunner(Liking(), n_slots=5, n_cells=n_cells, chunk=8)
     config = EngineConfig(
         n_slots=4,
         n_cells=n_cells,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.text_reference import first_stop
+from tests.engine.fake_runner import first_stop
 from worker.engine.channels import (
     FAMILIES,
     NO_CONTROL_TOKENS,

@@ -331,16 +331,24 @@ MARK = TokenId(N_VOCAB)
 """It is never drawn."""
 
 
-def deltas_behind(turn: Transition, use: MarkUse, constraint: ToyConstraint | None = None) -> list[Delta]:
-    """The deltas of a job whose prompt ends behind a control token that does this."""
+def ended_with(
+    marks: ControlTokens,
+    use: MarkUse,
+    prompt: list[TokenId],
+    constraint: ToyConstraint | None = None,
+    stop: tuple[str, ...] = (),
+) -> tuple[list[Delta], Finished]:
+    """All deltas of the only job of an engine with these marks, and the end."""
     frames: list[Outbound] = []
     config = EngineConfig(n_slots=1, n_cells=100, context_length=100, chunk=8)
-    runner = FakeRunner.of(ToyModel(), config)
-    engine = Engine(runner, config, emit=frames.append, clock=lambda: 0.0, marks=MARKS[turn])
-    engine.submit(queued(JobKey(0), PROMPT, 8, SamplingParams(seed=1), constraint=constraint, marks=use))
+    engine = Engine(FakeRunner.of(ToyModel(), config), config, emit=frames.append, clock=lambda: 0.0, marks=marks)
+    sampling = SamplingParams(seed=1)
+    engine.submit(queued(JobKey(0), prompt, 8, sampling, stop, constraint=constraint, marks=use))
     while not engine.is_idle:
         engine.step()
-    return [delta for frame in frames if isinstance(frame, StepDone) for delta in frame.deltas]
+    steps = [frame for frame in frames if isinstance(frame, StepDone)]
+    [finished] = [each for step in steps for each in step.finished]
+    return [delta for step in steps for delta in step.deltas], finished
 
 
 PROMPT = [TokenId(7), MARK, TokenId(8)]
@@ -351,36 +359,29 @@ MARKS = {turn: ControlTokens({MARK: "<mark>"}, {MARK: turn}) for turn in Transit
 def test_a_constraint_knows_where_a_divided_answer_begins(turn: Transition) -> None:
     """All other answers are content from their first token."""
     divided, hidden = ToyConstraint(1), ToyConstraint(1)
-    deltas_behind(turn, "split", divided)
-    deltas_behind(turn, "hidden", hidden)
+    ended_with(MARKS[turn], "split", PROMPT, divided)
+    ended_with(MARKS[turn], "hidden", PROMPT, hidden)
     assert divided.place == MARKS[turn].place_after(PROMPT)
     assert hidden.place == CONTENT
 
 
 @pytest.mark.parametrize("turn", Transition)
 def test_a_prompt_that_has_opened_the_reasoning_makes_the_answer_begin_there(turn: Transition) -> None:
-    shown = [delta.text for delta in deltas_behind(turn, "split") if not delta.is_reasoning]
-    assert any(shown) == (turn is not Transition.THINK)
+    deltas, _ = ended_with(MARKS[turn], "split", PROMPT)
+    assert any(delta.text for delta in deltas if not delta.is_reasoning) == (turn is not Transition.THINK)
 
 
 def test_a_stop_that_waited_because_a_marker_might_have_begun_ends_the_answer() -> None:
     """The answer ends before anything can follow the stop."""
 
-    def told(marks: ControlTokens, stop: tuple[str, ...]) -> tuple[str, Finished]:
-        frames: list[Outbound] = []
-        config = EngineConfig(n_slots=1, n_cells=100, context_length=100, chunk=8)
-        engine = Engine(FakeRunner.of(ToyModel(), config), config, emit=frames.append, clock=lambda: 0.0, marks=marks)
-        engine.submit(queued(JobKey(0), [TokenId(7)], 8, SamplingParams(seed=1), marks="split", stop=stop))
-        while not engine.is_idle:
-            engine.step()
-        steps = [frame for frame in frames if isinstance(frame, StepDone)]
-        (finished,) = [each for step in steps for each in step.finished]
-        return "".join(delta.text for step in steps for delta in step.deltas), finished
-
-    text, _ = told(ControlTokens({}, {}), ())
+    prompt = [TokenId(7)]
+    deltas, _ = ended_with(ControlTokens({}, {}), "split", prompt)
+    text = "".join(delta.text for delta in deltas)
     n_last = next(n for n in range(1, len(text)) if text.find(text[-n:]) == len(text) - n)
     stop = text[-n_last:]
-    shown, finished = told(ControlTokens({}, {}, text_markers=(f"{stop}?", "</t>")), (stop,))
+    marks = ControlTokens({}, {}, text_markers=(f"{stop}?", "</t>"))
+    deltas, finished = ended_with(marks, "split", prompt, stop=(stop,))
+    shown = "".join(delta.text for delta in deltas)
     assert (shown, finished.reason, finished.stop) == (text[:-n_last], "STOP_SEQUENCE", stop)
 
 

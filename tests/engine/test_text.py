@@ -6,12 +6,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.engine.fake_runner import first_stop
 from tests.engine.text_reference import (
     any_cuts,
     check_against_the_reference,
     chunked,
     finished_text,
-    first_stop,
     stops_cut_from,
 )
 from worker.engine.channels import TextStream, ThoughtfulStream

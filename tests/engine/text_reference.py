@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
+from tests.engine.fake_runner import first_stop
 from worker.engine.channels import TextStream
 
 UNFINISHED = frozenset(
@@ -20,15 +21,6 @@ def finished_text(data: bytes) -> str:
     """decode(replace) less the U+FFFD of a code point that the data ends inside."""
     text = data.decode("utf-8", "replace")
     return text[:-1] if any(data[-length:] in UNFINISHED for length in (1, 2, 3)) else text
-
-
-def first_stop(text: str, stops: Sequence[str]) -> tuple[str, str] | None:
-    """(text before the stop, the stop): the one completed first, of several the first in the request."""
-    ends = [(text.find(stop) + len(stop), place) for place, stop in enumerate(stops) if stop in text]
-    if not ends:
-        return None
-    end, place = min(ends)
-    return text[: end - len(stops[place])], stops[place]
 
 
 def n_undecided(text: str, stops: Sequence[str]) -> int:

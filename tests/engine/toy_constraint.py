@@ -38,12 +38,9 @@ class ToyConstraint:
     def is_over(self) -> bool:
         return bool(self.said) and self._sum % 11 == 0
 
-    @property
-    def forced(self) -> TokenId | None:
+    def forced(self) -> list[TokenId]:
         found = self._sum
-        if self.is_over or found % 3:
-            return None
-        return TokenId(FIRST_FORCED + found // 3 % (N_VOCAB - FIRST_FORCED))
+        return [] if self.is_over or found % 3 else [TokenId(FIRST_FORCED + found // 3 % (N_VOCAB - FIRST_FORCED))]
 
     @property
     def unenforced_tools(self) -> tuple[int, ...]:
@@ -59,15 +56,15 @@ class ToyConstraint:
 
     def take_forced(self, n_enough: int) -> list[Token]:
         run: list[Token] = []
-        while len(run) < n_enough and (token := self.forced) is not None:
-            self.said.append(token)
-            run.append(Token(token, letters_of(token)))
+        while len(run) < n_enough and (forced := self.forced()):
+            self.said += forced
+            run += [Token(token, letters_of(token)) for token in forced]
         return run
 
     def n_allowed(self, tokens: Seq[TokenId]) -> int:
         n_before, n = len(self.said), 0
         for token in tokens:
-            if self.is_over or self.forced not in {None, token} or (self._sum >> token % 8) % 2:
+            if self.is_over or self.forced() not in ([], [token]) or (self._sum >> token % 8) % 2:
                 break
             self.said.append(token)
             n += 1

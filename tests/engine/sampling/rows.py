@@ -1,6 +1,5 @@
 """Rows by hand, and what is left of them."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,10 +26,3 @@ def ids_of(
 
 def probs_of(logits: Row, sampling: SamplingParams, generated: Sequence[int] = ()) -> list[float]:
     return [float(prob) for prob in candidates(logits, sampling, generated)[1]]
-
-
-def log_ratio(logits: Row, sampling: SamplingParams, generated: Sequence[int]) -> float:
-    """ln of token 0's probability over token 1's: what the penalties did to two scores."""
-    ids, probs = candidates(logits, sampling, generated)
-    by_id = dict(zip(ids.tolist(), probs.tolist(), strict=True))
-    return math.log(by_id[0] / by_id[1])
