@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.fake_cells import PLENTY, Memory, Tokens, ids
-from tests.engine.fake_runner import CELL_BYTES, STATE_BYTES, Request
+from tests.engine.fake_runner import Request
 from tests.engine.rig import Rig
 from worker.engine.channels import ChannelText
 from worker.engine.checkpoints import GRAIN, LAST, MIN_APART, NEAR, Stops
@@ -184,16 +184,6 @@ def test_paused_jobs_go_on_where_they_were(is_deterministic: bool) -> None:
     rig.check_stories()
     assert bool(rig.n_preempted) is not is_deterministic
     assert rig.runner.n_computed <= 5 * 1600 + 20 * rig.n_preempted
-
-
-def test_a_long_conversation_keeps_few_states() -> None:
-    rig = rig_of()
-    told: tuple[int, ...] = ()
-    for turn in range(40):
-        told = said(rig, (*told, *message(turn, 25)), 20)
-    n_cells_bytes = rig.engine.prefix_cache.index.n_tokens * CELL_BYTES
-    n_states = (rig.engine.prefix_cache.index.n_bytes - n_cells_bytes) // STATE_BYTES
-    assert 3 <= n_states <= 3 + len(told) // STOPS.stride
 
 
 @given(

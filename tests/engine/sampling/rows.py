@@ -22,7 +22,3 @@ def ids_of(
     logits: Row, sampling: SamplingParams, generated: Sequence[int] = (), ends: NDArray[np.intp] = NO_IDS
 ) -> list[int]:
     return [int(token) for token in candidates(logits, sampling, generated, ends)[0]]
-
-
-def probs_of(logits: Row, sampling: SamplingParams, generated: Sequence[int] = ()) -> list[float]:
-    return [float(prob) for prob in candidates(logits, sampling, generated)[1]]

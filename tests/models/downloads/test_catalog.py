@@ -99,39 +99,26 @@ def test_default_model_has_the_digest_of_the_catalogue(default_model: Path) -> N
     assert sha256_of(default_model) == load_catalog(None).default.sha256
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("model = [", "not TOML"),
-        ("", "missing required field `model`"),
-        ("model = []", "model"),
-        (GOOD.replace("0" * 64, "0" * 63), "$.model[0].sha256"),
-        (GOOD.replace("0" * 64, "A" * 64), "$.model[0].sha256"),
-        (GOOD.replace('"tiny.gguf"', '"../tiny.gguf"'), "$.model[0].file"),
-        (GOOD.replace('"tiny.gguf"', '"tiny.bin"'), "$.model[0].file"),
-        (GOOD.replace('"tiny"', '"Tiny Model"'), "$.model[0].name"),
-        (GOOD.replace('"url"', '"ftp"'), "$.model[0].sources[0].kind"),
-        (GOOD.replace("http:", "gopher:"), "$.model[0].sources[0].url"),
-        (GOOD.replace("license", "licence"), "licence"),
-        (GOOD + "size_bytes = 0", "$.model[0].size_bytes"),
-        (GOOD + GOOD, "name tiny twice"),
-        (GOOD + ENTRY.format(sha256="1" * 64, more="").replace('"tiny"', '"other"'), "file tiny.gguf twice"),
-        (GOOD.replace("true", "false"), "0 models with default"),
-        (
-            GOOD.replace(
-                '{ kind = "url", url = "http://127.0.0.1/tiny.gguf" }',
-                '{ kind = "wheel", requirement = "--index-url=http://x", member = "m" }',
-            ),
-            "$.model[0].sources[0].requirement",
-        ),
-    ],
+BAD_CATALOGUES = [
+    json.loads(line) for line in Path(__file__).with_name("bad_catalogues.jsonl").read_text().splitlines()
+]
+"""Whole texts, or changes of the good one."""
+TWICE = (
+    {"text": GOOD + GOOD, "says": "name tiny twice"},
+    {
+        "text": GOOD + ENTRY.format(sha256="1" * 64, more="").replace('"tiny"', '"other"'),
+        "says": "file tiny.gguf twice",
+    },
 )
-def test_bad_catalogue_is_one_line_with_file_and_key(text: str, complaint: str, tmp_path: Path) -> None:
-    file = tmp_path / "catalog.toml"
-    file.write_text(text)
+
+
+@pytest.mark.parametrize("bad", [*BAD_CATALOGUES, *TWICE], ids=str)
+def test_bad_catalogue_is_one_line_with_file_and_key(bad: dict[str, str], tmp_path: Path) -> None:
+    file, good = tmp_path / "catalog.toml", GOOD + bad.get("more", "")
+    file.write_text(bad.get("text", good.replace(bad.get("for", " "), bad.get("write", " "))))
     with pytest.raises(UsageError) as caught:
         load_catalog(file)
-    assert complaint in str(caught.value)
+    assert bad["says"] in str(caught.value)
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
 
