@@ -297,7 +297,7 @@ def test_the_last_checkpoints_stay_and_of_the_others_one_each_stride() -> None:
 
 
 @pytest.mark.parametrize(("n_behind", "stays"), [(0, True), (NEAR - 1, True), (NEAR, False)])
-def test_so_does_one_shortly_before(n_behind: int, stays: bool) -> None:
+def test_a_checkpoint_stays_where_paths_part_or_shortly_before(n_behind: int, stays: bool) -> None:
     index, memory, states = StateIndex(PLENTY, stride=PLENTY, reach=NEAR), Memory(), States(1)
     keep(index, memory, states, ids(range(10)))
     keep(index, memory, states, ids([*range(10 + n_behind), 99]))

@@ -6,7 +6,7 @@ The plain model is what is alive in the memory: while no job holds parts, that i
 from itertools import takewhile
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
@@ -42,10 +42,6 @@ def prefixes(tokens: Tokens, start: int = 0) -> list[Tokens]:
     return [tokens[:n] for n in range(start + 1, len(tokens) + 1)]
 
 
-def n_common(one: Tokens, other: Tokens) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-
-
 def tokens_of(parts: list[Saved]) -> Tokens:
     return tuple(token for part in parts if isinstance(part, Cells) for token in part.tokens)
 
@@ -65,18 +61,6 @@ def split_at(nodes: set[Node], path: Tokens) -> set[Node]:
 def leaves(nodes: set[Node]) -> set[Node]:
     continued = {whole[:start] for whole, start in nodes}
     return {node for node in nodes if node[0] not in continued}
-
-
-@pytest.mark.long
-@LAW
-@given(st.lists(sequences, max_size=12), sequences)
-def test_with_room_for_all_the_match_is_the_longest_common_prefix(kept: list[Tokens], query: Tokens) -> None:
-    index, memory = PrefixIndex(10**9), Memory()
-    for tokens in kept:
-        if (n_known := index.match(tokens)) < len(tokens):
-            index.insert(tokens, n_known, memory.save(tokens, n_known))
-    assert index.match(query) == max((n_common(query, tokens) for tokens in kept), default=0)
-    assert index.n_tokens == len({prefix for tokens in kept for prefix in prefixes(tokens)})
 
 
 class AnyTree(RuleBasedStateMachine):

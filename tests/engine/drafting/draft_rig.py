@@ -1,21 +1,57 @@
-"""An engine with a draft model, both of them fakes whose steps take modelled time."""
+"""An engine with a draft model, both of them fakes whose steps take modelled time; and step costs of machines."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from math import log
 from typing import Any
 from zlib import crc32
 
-from tests.engine.drafting.step_costs import Costs, cost
+from hypothesis import strategies as st
+
 from tests.engine.fake_runner import FakeRunner, Request, ToyModel, alone
 from tests.engine.toy_constraint import N_VOCAB, ToyConstraint
 from tests.queued import queued
 from worker.engine.backend import HiddenRows, LoadedDraft
 from worker.engine.config import EngineConfig
+from worker.engine.drafting.pricing import NO_DRAFT, Draft
 from worker.engine.loop import Engine
 from worker.engine.step import Sampled, Step
 from worker.wire.jobs import Finished, JobKey, Logprob, SamplingParams, SlotId, StepDone, StepKind, TokenId, TopToken
 from worker.wire.messages import Outbound
+
+CPU = ((1, 7.5e-3), (2, 11e-3), (4, 19e-3), (8, 34e-3), (16, 66e-3))
+"""A small model on two cores: a row computes for half as long as the weights take to read."""
+GPU = ((1, 5e-3), (2, 5.05e-3), (8, 5.2e-3), (32, 6e-3), (80, 8e-3))
+N_MOST = 16
+RIGHT, WRONG = TokenId(1), TokenId(0)
+MATCHES = st.sampled_from((1, 2, 5, 9, 16, 400))
+
+Costs = tuple[tuple[int, float], ...]
+
+
+def cheap(costs: Costs) -> Costs:
+    """The costs of a model that is a twentieth as large."""
+    return tuple((n, seconds / 20) for n, seconds in costs)
+
+
+@st.composite
+def row_costs(draw: st.DrawFn, n_rows: int = 24) -> Costs:
+    """Any costs that rise: flat, straight, or with steps where a kernel's tile is full."""
+    rises = draw(st.lists(st.sampled_from((0.0, 0.05, 0.5, 1.0, 3.0)), min_size=n_rows - 1, max_size=n_rows - 1))
+    return tuple(enumerate(accumulate(rises, initial=1.0), 1))
+
+
+def cost(costs: Costs, n_rows: int) -> float:
+    for (n, n_s), (m, m_s) in pairwise(costs):
+        if n <= n_rows <= m:
+            return n_s + (m_s - n_s) * (n_rows - n) / (m - n)
+    raise AssertionError(n_rows)
+
+
+def draft_of(n_drafts: int, n_matched: int = 1) -> Draft:
+    return Draft((RIGHT,) * n_drafts, n_matched) if n_drafts else NO_DRAFT
+
 
 CONTEXT = 2_000
 ITL_TARGET_S = 0.05

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.drafting.draft_rig import ITL_TARGET_S, DraftRig, Guesser
-from tests.engine.drafting.step_costs import CPU, GPU, Costs, cheap, cost
+from tests.engine.drafting.draft_rig import CPU, GPU, ITL_TARGET_S, Costs, DraftRig, Guesser, cheap, cost
 from tests.engine.fake_runner import Request, ToyModel
 from worker.engine.drafting.draft_model import CATCH_UP_SHARE
 from worker.engine.drafting.pricing import MAX_LOST, N_INVESTED

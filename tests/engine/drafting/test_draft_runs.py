@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.drafting.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
+from tests.engine.drafting.draft_rig import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
 from tests.engine.fake_runner import FakeRunner, ToyModel
 from worker.engine.channels import ChannelText
 from worker.engine.config import EngineConfig

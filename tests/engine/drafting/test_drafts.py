@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.engine.drafting.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
+from tests.engine.drafting.draft_rig import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
 from worker.engine.drafting.pricing import (
     MAX_HELD_UP,
     MIN_GAIN,
@@ -216,14 +216,6 @@ def test_long_drafts_pay_for_one_job_on_a_cpu_and_none_in_a_full_batch() -> None
     speculation = Speculation(CPU, N_MOST)
     assert speculation.plan([proposal(TRUSTED, N_MOST)]) == [15]
     assert [speculation.most_drafts(n) for n in (1, 2, 4, 16, 17, 64)] == [15, 14, 12, 0, 0, 0]
-
-
-def test_many_drafts_are_taken_where_rows_are_nearly_free() -> None:
-    speculation = Speculation(GPU, N_MOST)
-    jobs = [proposal(TRUSTED, N_MOST)] + [proposal([], 0) for _ in range(7)]
-    assert speculation.plan(jobs) == [N_MOST, *[0] * 7]
-    assert speculation.plan([proposal(TRUSTED, N_MOST) for _ in range(8)]) == [2] * 8
-    assert speculation.plan([proposal([False] * 4, N_MOST)])[0] >= 4
 
 
 def test_a_long_context_makes_rows_dear() -> None:

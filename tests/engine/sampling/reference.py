@@ -7,8 +7,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from numpy.random import Philox
+from numpy.typing import NDArray
 
+from worker.engine.sampling.row import NO_IDS
+from worker.engine.sampling.sample import candidates
 from worker.wire.jobs import SamplingParams
 
 Scores = dict[int, float]
@@ -184,3 +188,18 @@ def softmax(scores: Scores, order: Iterable[int]) -> Probs:
     weights = {token: math.exp(scores[token] - highest) for token in tokens}
     total = math.fsum(weights.values())
     return {token: weight / total for token, weight in weights.items()}
+
+
+Row = NDArray[np.float32]
+
+
+def row(*logits: float) -> Row:
+    values = np.array(logits, dtype=np.float32)
+    values.flags.writeable = False
+    return values
+
+
+def ids_of(
+    logits: Row, sampling: SamplingParams, generated: Sequence[int] = (), ends: NDArray[np.intp] = NO_IDS
+) -> list[int]:
+    return [int(token) for token in candidates(logits, sampling, generated, ends)[0]]

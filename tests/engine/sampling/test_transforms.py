@@ -12,9 +12,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from tests.engine.sampling.reference import Borders, NothingLeft, expected_candidates, expected_token
-from tests.engine.sampling.rows import Row, ids_of, row
-from worker.engine.sampling.sample import candidates, sample, uniform
+from tests.engine.sampling.reference import (
+    Borders,
+    NothingLeft,
+    Probs,
+    Row,
+    expected_candidates,
+    expected_token,
+    ids_of,
+    match_lengths,
+    row,
+)
+from worker.engine.sampling.row import NO_IDS, Ids, Mask, dry, repetitions
+from worker.engine.sampling.sample import candidates, masked, sample, uniform
 from worker.wire.jobs import SamplingParams, TokenId
 
 LAW = settings(max_examples=400)
@@ -196,3 +206,164 @@ def test_a_row_without_a_distribution_is_refused(
         sample(logits, sampling, [0])
     with pytest.raises(ValueError, match=message):
         candidates(logits, sampling, [0])
+
+
+LAW_OF_MASKS = settings(max_examples=250)
+
+
+def only(*tokens: int, n_vocab: int) -> Mask:
+    return np.isin(np.arange(n_vocab), tokens)
+
+
+@st.composite
+def masked_cases(draw: st.DrawFn) -> tuple[Case, Mask]:
+    case = draw(cases())
+    tokens = draw(st.frozensets(st.integers(0, len(case[0]) - 1), min_size=1))
+    return case, only(*tokens, n_vocab=len(case[0]))
+
+
+def expected_given(case: Case, allowed: Mask, borders: Borders) -> Probs:
+    """The reference on the row without the others, where min_tokens has no effect if it leaves nothing."""
+    logits, sampling, generated = case
+    left = [float(logit) if is_in else -math.inf for logit, is_in in zip(logits, allowed, strict=True)]
+    try:
+        return expected_candidates(left, sampling, generated, ENDS.tolist(), borders)
+    except NothingLeft:
+        return expected_candidates(left, replace(sampling, min_tokens=0), generated, ENDS.tolist(), borders)
+
+
+@pytest.mark.long
+@LAW_OF_MASKS
+@given(masked_cases())
+def test_the_draw_is_the_plain_references_on_a_row_without_the_other_tokens(drawn: tuple[Case, Mask]) -> None:
+    case, allowed = drawn
+    borders = Borders()
+    try:
+        expected = expected_given(case, allowed, borders)
+    except NothingLeft:
+        with pytest.raises(ValueError, match="the constraint allows no token that is possible and not banned"):
+            sample(*case, ENDS, allowed)
+        return
+    assume(borders.nearest > SHARP)
+    _, sampling, generated = case
+    token = sample(*case, ENDS, allowed)
+    assert allowed[token]
+    assert token == expected_token(expected, uniform(sampling.drawn_seed, len(generated)))
+
+
+@pytest.mark.long
+@LAW_OF_MASKS
+@given(masked_cases())
+def test_the_probabilities_are_the_plain_references_on_a_row_without_the_other_tokens(
+    drawn: tuple[Case, Mask],
+) -> None:
+    (logits, sampling, generated), allowed = drawn
+    sampling = replace(sampling, min_tokens=0)
+    borders = Borders()
+    try:
+        expected = expected_given((logits, sampling, generated), allowed, borders)
+    except NothingLeft:
+        return
+    assume(borders.nearest > SHARP)
+    ids, probs = candidates(masked(logits, allowed), sampling, generated, ENDS)
+    assert ids.tolist() == list(expected)
+    assert probs.tolist() == pytest.approx(list(expected.values()), rel=1e-9, abs=1e-300)
+
+
+@pytest.mark.long
+@LAW_OF_MASKS
+@given(masked_cases(), st.floats(-15, 15, width=32) | st.just(-math.inf))
+def test_what_is_not_allowed_has_no_part_in_the_draw(drawn: tuple[Case, Mask], other: float) -> None:
+    """Its logits may be anything, a NaN among them."""
+    (logits, sampling, generated), allowed = drawn
+    for value in (other, math.nan, math.inf):
+        changed = np.where(allowed, logits, np.float32(value))
+        assert drawn_or_none(changed, sampling, generated, allowed) == drawn_or_none(
+            logits, sampling, generated, allowed
+        )
+
+
+def drawn_or_none(logits: Row, sampling: SamplingParams, generated: list[int], allowed: Mask) -> TokenId | None:
+    try:
+        return sample(logits, sampling, generated, ENDS, allowed)
+    except ValueError:
+        return None
+
+
+def test_the_row_is_only_read_and_masked_in_a_copy() -> None:
+    logits = row(0.0, 0.0, 0.0)
+    assert not logits.flags.writeable
+    assert masked(logits, only(1, n_vocab=3)).tolist() == [-np.inf, 0.0, -np.inf]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_bans_and_a_mask_that_leave_no_token_are_an_error(temperature: float) -> None:
+    logits = row(0.0, 1.0, -np.inf)
+    banning = SamplingParams(seed=0, temperature=temperature, logit_bias={"0": -100})
+    with pytest.raises(ValueError, match="the constraint allows no token that is possible and not banned"):
+        drawn(logits, banning, 0, 2)
+    with pytest.raises(ValueError, match="the constraint allows no token"):
+        drawn(logits, banning)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_allowed_logit_that_is_no_number_is_an_error(temperature: float) -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        drawn(row(0.0, math.nan, 1.0), SamplingParams(seed=0, temperature=temperature), 0, 1)
+
+
+def drawn(logits: Row, sampling: SamplingParams, *tokens: int, ends: Ids = NO_IDS) -> TokenId:
+    return sample(logits, sampling, (), ends, only(*tokens, n_vocab=len(logits)))
+
+
+LAW_OF_PENALTIES = settings(max_examples=400)
+few_letters = st.lists(st.integers(0, 2), max_size=40)
+repeating = st.builds(lambda word, times, end: word * times + end, few_letters, st.integers(1, 4), few_letters)
+
+
+def test_a_hopeless_token_can_still_be_drawn_when_it_is_the_only_one() -> None:
+    sampling = SamplingParams(seed=0, dry_multiplier=100.0, dry_base=16.0)
+    assert sample(row(5.0), sampling, [0] * 1000) == 0
+    assert sample(row(5.0), replace(sampling, temperature=0.0), [0] * 1000) == 0
+
+
+@LAW_OF_PENALTIES
+@given(st.one_of(few_letters, repeating), st.integers(1, 5))
+def test_repetitions_are_those_of_the_definition(tokens: list[int], shortest: int) -> None:
+    expected = {token: length for token, length in match_lengths(tokens).items() if length >= shortest}
+    assert repetitions(tokens, shortest) == expected
+
+
+def test_two_thousand_equal_tokens_are_one_long_repetition() -> None:
+    assert repetitions([7] * 2000, 2) == {7: 1999}
+    assert repetitions([7, 8] * 1000, 2) == {7: 1998}
+
+
+def test_the_penalty_grows_with_the_length_and_never_becomes_infinite() -> None:
+    sizes = dry(np.array([2.0, 3.0, 5.0, 2000.0]), SamplingParams(seed=0, dry_multiplier=0.8))
+    assert sizes.tolist() == pytest.approx([0.8, 0.8 * 1.75, 0.8 * 1.75**3, 1e100])
+    assert dry(np.array([2000.0]), SamplingParams(seed=0, dry_multiplier=1.0, dry_base=1.0)).tolist() == [1.0]
+
+
+def test_a_banned_token_is_no_candidate_even_where_its_logit_is_no_number() -> None:
+    banning = SamplingParams(seed=0, logit_bias={"1": -100})
+    assert ids_of(row(0.0, 5.0, 1.0), banning) == [2, 0]
+    assert ids_of(row(0.0, math.inf, 1.0), banning) == [2, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_bans_that_leave_no_token_are_an_error_that_says_so(temperature: float) -> None:
+    sampling = SamplingParams(seed=0, temperature=temperature, ignore_eos=True)
+    for settings_ in (sampling, replace(sampling, top_k=1), replace(sampling, top_n_sigma=1.0)):
+        with pytest.raises(ValueError, match="logit_bias, ignore_eos and min_tokens together ban every possible token"):
+            sample(row(1.0, -math.inf, 2.0), settings_, (), ENDS)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_of_nan_is_refused_under_bans_too(temperature: float) -> None:
+    sampling = SamplingParams(seed=0, temperature=temperature, ignore_eos=True, presence_penalty=0.1)
+    for settings_ in (sampling, replace(sampling, top_k=1), replace(sampling, top_p=0.5)):
+        with pytest.raises(ValueError, match="NaN"):
+            sample(row(1.0, math.nan, 2.0, 1.0), settings_, [1], ENDS)
+        with pytest.raises(ValueError, match="NaN"):
+            sample(row(1.0, math.nan, 2.0, 1.0), settings_, [3], ENDS)
