@@ -1,4 +1,4 @@
-"""Every draft is what followed in an earlier job's text, within a fixed number of bytes."""
+"""Every draft is what followed in an earlier job's text, within a fixed number of bytes, or in the job's own."""
 
 from collections.abc import Sequence as Seq
 

@@ -1,4 +1,4 @@
-"""All sampling parameters together against the slow reference, and the tokens that each cut keeps by example."""
+"""All sampling settings, masks and penalties against the slow reference, and the tokens that each cut keeps."""
 
 import json
 import math
