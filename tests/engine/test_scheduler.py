@@ -119,11 +119,6 @@ def test_tokens_that_others_have_computed_need_no_room() -> None:
     assert jobs(admit(scheduler, n_shared=48)) == [1]
 
 
-def test_what_will_be_generated_reserves_no_more_than_a_margin() -> None:
-    scheduler = scheduler_of(waiting(0, 10, 90), waiting(1, 10, 90), n_cells=100)
-    assert jobs(admit(scheduler)) == [0, 1]
-
-
 def test_what_could_never_fit_is_refused_at_the_door() -> None:
     with pytest.raises(AssertionError):
         scheduler_of(waiting(0, 60, 41), n_cells=100)
@@ -140,12 +135,6 @@ def test_the_newest_is_paused_and_waits_before_all_that_are_younger() -> None:
     assert scheduler.victim() is None, "the last one goes on"
     assert [sequence.job for sequence in scheduler.waiting] == [1, 2, 3, 4]
     assert jobs(admit(scheduler)) == [1, 2]
-
-
-def test_short_prompts_share_a_prefill_step_as_far_as_the_chunk_goes() -> None:
-    scheduler = scheduler_of(waiting(0, 3), waiting(1, 5), waiting(2, 1), chunk=8)
-    assert slots(next_computed(scheduler)) == [2, 0]
-    assert [step.kind for step in (next_computed(scheduler), next_computed(scheduler))] == ["decode", "prefill"]
 
 
 def test_a_step_is_wide_while_no_job_generates_and_a_chunk_when_one_does() -> None:

@@ -168,7 +168,7 @@ BAD_FILES: dict[str, tuple[Callable[[], bytes], tuple[str, ...]]] = {
 
 
 BAD_ROWS = [json.loads(line) for line in Path(__file__).with_name("bad_files.jsonl").read_text().splitlines()]
-"""What differs from the tiny model: numbers of its file, one more tensor, or metadata."""
+"""The differences from the tiny model: numbers of its file, one more tensor, or metadata."""
 
 
 @pytest.mark.parametrize("row", BAD_ROWS, ids=lambda row: row["is"])

@@ -38,9 +38,6 @@ from worker.wire.encoding import encode_json
 from worker.wire.jobs import SlotId, TokenId
 from worker.wire.load import Offload
 
-TINY_CELL_BYTES = 2 * 32 * 2
-"""One layer, K and V of 32 numbers, f16."""
-
 
 def inspected(path: Path) -> Inspection:
     """The inspection that `inspect` shows."""
@@ -156,14 +153,6 @@ def test_the_engine_gets_the_shapes_of_its_steps_and_a_flags_self_test_fits_them
 
 
 # ── what finished jobs leave ──────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(("asked", "limit"), [("auto", 768 * TINY_CELL_BYTES), ("0", 0), ("1", 2**20)])
-def test_the_limit_of_the_prefix_cache_is_settled_by_the_load(tmp_path: Path, asked: str, limit: int) -> None:
-    config = configuration(write_tiny(tmp_path / "tiny.gguf"), prefix_cache_mb=asked)
-    loaded = load_runner(config, lambda _: None)
-    assert loaded.facts.prefix_cache_bytes == limit
-    loaded.runner.close()
 
 
 @pytest.mark.parametrize(
