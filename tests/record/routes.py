@@ -18,8 +18,13 @@ from tests.record.masks import in_order, masked, names_of_series, shown
 from tests.record.rows import Json
 from tests.worker_process import WorkerProcess, toy_worker
 
-FLAGS: dict[str, tuple[str, ...]] = {"token": ("--api-key", "secret", "--cors-origin", "http://a.example")}
-"""More flags of a worker by its name. Any other name is a kind of engine."""
+FLAGS: dict[str, tuple[str, ...]] = {
+    "token": ("--api-key", "secret", "--cors-origin", "http://a.example"),
+    "both": ("--reasoning-field", "both"),
+}
+"""More flags of a worker by its name."""
+KINDS = {"token": "toy", "both": "thinking"}
+"""The engines of these workers. Any other name is a kind of engine."""
 SECRET = "mellifluous xylophone"
 """This stands in prompts. No worker writes it into its log."""
 _LEFT_OUT = {"date", "content-length"}
@@ -35,10 +40,9 @@ def answers(asks: Sequence[Json]) -> Iterator[Json]:
 
 
 def _ask(name: str, asks: Sequence[Json]) -> list[Json]:
-    kind = "toy" if name in FLAGS else name
     with (
         tempfile.TemporaryDirectory(prefix="record-") as folder,
-        toy_worker(Path(folder), "--log-level", "debug", *FLAGS.get(name, ()), kind=kind) as worker,
+        toy_worker(Path(folder), "--log-level", "debug", *FLAGS.get(name, ()), kind=KINDS.get(name, name)) as worker,
     ):
         answers = ask_in_order(worker.ready(), asks)
         worker.terminate()

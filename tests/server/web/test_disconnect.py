@@ -1,16 +1,19 @@
-"""Clients leave or stop reading at any stage (docs/protocol.md#life-of-a-job): slot and cells are free again."""
+"""Clients cancel, leave or stop reading at any stage (docs/protocol.md#life-of-a-job); slot and cells are free again."""
 
+import json
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.client import HTTPResponse
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx2
 import pytest
 
 from tests.server.web.wire import (
+    CANCELLED,
     IMPATIENCE_S,
     IMPATIENT,
     LONGER_PROMPT,
@@ -25,6 +28,8 @@ from tests.server.web.wire import (
 )
 from tests.worker_process import (
     ONE_SLOT,
+    PATIENCE_S,
+    Event,
     Stream,
     WorkerProcess,
     altered,
@@ -32,6 +37,7 @@ from tests.worker_process import (
     eventually,
     serve_default,
     serving,
+    text_of,
 )
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
@@ -62,8 +68,103 @@ def decode_steps(worker: WorkerProcess) -> float:
     return worker.metrics()['worker_steps_total{kind="decode"}']
 
 
-def close(sock: socket.socket) -> None:
-    sock.close()
+# ── a client that cancels ────────────────────────────────────────────────────────────────────────
+
+
+def cancel(worker: WorkerProcess, job_id: str) -> None:
+    response = worker.post("/cancel", json={"job_id": job_id, "reason": "unknown fields are ignored"})
+    assert (response.status_code, response.json()) == (202, {"status": "cancelling", "job_id": job_id})
+
+
+def test_a_cancelled_job_that_waited_sends_started_and_its_error_and_the_other_goes_on(single: WorkerProcess) -> None:
+    with Stream(single.url, request_of("runs")) as running, Stream(single.url, request_of("waits")) as waiting:
+        running.until("token")
+        eventually(lambda: single.health()["queue_depth"] == 1)
+        cancel(single, "waits")
+        started, error = list(waiting)
+        assert (started["type"], started["job_id"], started["cached_tokens"]) == ("started", "waits", 0)
+        assert error == CANCELLED
+        assert single.health()["queue_depth"] == 0
+        running.until("token")
+
+
+def test_a_job_cancelled_in_prefill_never_decodes(single: WorkerProcess) -> None:
+    before = decode_steps(single)
+    with Stream(single.url, request_of("prefills", prompt=LONGER_PROMPT)) as stream:
+        stream.until("started")
+        eventually(lambda: single.metrics()["worker_kv_cells_used"] > 0)
+        cancel(single, "prefills")
+        assert list(stream) == [CANCELLED]
+    eventually(single.is_idle)
+    assert decode_steps(single) == before
+
+
+ARRAY = {"type": "array", "items": {"type": "integer"}, "minItems": 1000}
+
+
+@pytest.mark.parametrize("constraint", [{}, {"json_schema": ARRAY, "ignore_eos": False}], ids=["free", "constrained"])
+def test_a_job_cancelled_twice_while_it_decodes_ends_with_one_error(single: WorkerProcess, constraint: Event) -> None:
+    """TV-116, TV-120, TV-121, TV-124, TV-277, TV-278, TV-279. Its constraint is free for the next job, too."""
+    with Stream(single.url, request_of("decodes", **constraint)) as stream:
+        events = stream.until("token")
+        cancel(single, "decodes")
+        cancel(single, "decodes")
+        events += list(stream)
+    check_order(events)
+    assert events[-1] == CANCELLED
+    assert text_of(events).startswith("[") or not constraint
+    eventually(single.is_idle)
+    check_order(single.run(prompt="Hello", max_tokens=3, **constraint))
+
+
+def test_no_token_is_sent_after_the_202(single: WorkerProcess) -> None:
+    """Data that arrived before the 202 may hold tokens; later data does not."""
+    with single.connect() as sock:
+        sock.sendall(post_json("/execute", request_of("silent")))
+        read_until(sock, TOKEN)
+        cancel(single, "silent")
+        rest = arrived(sock)
+        later = b"" if rest.endswith(b"0\r\n\r\n") else read_until(sock, b"0\r\n\r\n")
+    assert TOKEN not in later
+    assert b'"code":"CANCELLED"' in rest + later
+
+
+def arrived(sock: socket.socket) -> bytes:
+    """The data that is in the socket now."""
+    received = b""
+    sock.setblocking(False)
+    with suppress(BlockingIOError):
+        while data := sock.recv(65536):
+            received += data
+    sock.settimeout(PATIENCE_S)
+    return received
+
+
+@pytest.mark.parametrize(
+    "job_id", ["plain", " ", "with space", "%41", "ünïcode 🌍", "a?b#c", "..", 'quo"te', "new\nline"]
+)
+def test_an_id_in_the_path_names_the_same_job(single: WorkerProcess, job_id: str) -> None:
+    with Stream(single.url, request_of(job_id)) as stream, single.connect() as sock:
+        stream.until("started")
+        # A client library would resolve the dots.
+        path = "/cancel/" + quote(job_id, safe="")
+        sock.sendall(f"POST {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n".encode())
+        answer, _, body = read_to_end(sock).partition(b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 202 ")
+        assert json.loads(body) == {"status": "cancelling", "job_id": job_id}
+        assert list(stream)[-1] == CANCELLED
+
+
+def test_an_id_with_a_slash_is_cancelled_by_the_body(single: WorkerProcess) -> None:
+    with Stream(single.url, request_of("pool/7/job")) as stream:
+        stream.until("started")
+        cancel(single, "pool/7/job")
+        assert list(stream)[-1] == CANCELLED
+
+
+# ── a client that leaves ─────────────────────────────────────────────────────────────────────────
+
+Leave = Callable[[socket.socket], None]
 
 
 def reset(sock: socket.socket) -> None:
@@ -78,10 +179,8 @@ def half_close(sock: socket.socket) -> None:
     sock.close()
 
 
-@pytest.mark.parametrize("leave", [close, reset, half_close])
-def test_a_client_that_leaves_while_its_job_waits(
-    single: WorkerProcess, leave: Callable[[socket.socket], None]
-) -> None:
+@pytest.mark.parametrize("leave", [socket.socket.close, reset, half_close])
+def test_a_client_that_leaves_while_its_job_waits(single: WorkerProcess, leave: Leave) -> None:
     with Stream(single.url, request_of("runs")) as running:
         running.until("token")
         with single.connect() as sock:
@@ -106,8 +205,8 @@ def test_a_client_that_leaves_before_its_job_is_even_read(single: WorkerProcess)
         engine.resume()
 
 
-@pytest.mark.parametrize("leave", [close, reset])
-def test_a_client_that_leaves_during_prefill(single: WorkerProcess, leave: Callable[[socket.socket], None]) -> None:
+@pytest.mark.parametrize("leave", [socket.socket.close, reset])
+def test_a_client_that_leaves_during_prefill(single: WorkerProcess, leave: Leave) -> None:
     """The prompt is not computed to its end: no decode step follows."""
     before = decode_steps(single)
     with single.connect() as sock:
@@ -119,10 +218,8 @@ def test_a_client_that_leaves_during_prefill(single: WorkerProcess, leave: Calla
     assert decode_steps(single) == before
 
 
-@pytest.mark.parametrize("leave", [close, reset, half_close])
-def test_a_client_that_leaves_while_its_job_decodes(
-    single: WorkerProcess, leave: Callable[[socket.socket], None]
-) -> None:
+@pytest.mark.parametrize("leave", [socket.socket.close, reset, half_close])
+def test_a_client_that_leaves_while_its_job_decodes(single: WorkerProcess, leave: Leave) -> None:
     """TV-280."""
     cancelled = counted(single, "cancelled")
     with single.connect() as sock:
@@ -174,10 +271,8 @@ def test_a_client_that_sends_no_more_after_several_requests_gets_all_answers(sin
     assert received.count(b'"type":"end"') == 2
 
 
-@pytest.mark.parametrize("leave", [close, reset])
-def test_a_client_that_leaves_during_a_blocked_send(
-    single: WorkerProcess, leave: Callable[[socket.socket], None]
-) -> None:
+@pytest.mark.parametrize("leave", [socket.socket.close, reset])
+def test_a_client_that_leaves_during_a_blocked_send(single: WorkerProcess, leave: Leave) -> None:
     """Its first event is larger than all buffers between the two, and it has read none of it."""
     cancelled, steps = counted(single, "cancelled"), decode_steps(single)
     with dribble(single) as sock:
