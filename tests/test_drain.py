@@ -73,7 +73,7 @@ def send(number: signal.Signals) -> Callable[[WorkerProcess], None]:
     return lambda worker: worker.process.send_signal(number)
 
 
-# The two other paths of /shutdown are in server/web/test_http_contract.py.
+# The two other paths of /shutdown are in server/web/test_other_pages.py.
 WAYS_TO_ASK = {
     "SIGTERM": send(signal.SIGTERM),
     "SIGINT": send(signal.SIGINT),

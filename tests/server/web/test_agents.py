@@ -1,14 +1,20 @@
-"""`POST /v1/responses`, `/v1/messages` and their counting routes over real sockets, with the default model."""
+"""Agents' requests over real sockets, with the default model: `/v1/responses`, `/v1/messages`, and required calls.
+
+The words and headers that need no model are in tests/record.
+"""
 
 import json
+import random
 import re
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Any
 
-import httpx2
 import pytest
+from jsonschema import Draft202012Validator
 
-from tests.apis.messages.test_request import RIGHT
-from tests.server.web.openai_client import Json, ask, refusal
+from tests.random_schemas import random_schema
+from tests.server.web.openai_client import CHAT, Json, ask, chunks, refusal
 from tests.worker_process import WorkerProcess, serve_default
 
 pytestmark = [pytest.mark.process, pytest.mark.model, pytest.mark.usefixtures("default_model")]
@@ -37,23 +43,13 @@ READ: dict[str, Json] = {
 }
 
 
-def anthropic_error(response: httpx2.Response) -> Json:
-    """The error of a refused request, whose shape is checked."""
-    body = response.json()
-    assert list(body) == ["type", "error"]
-    assert body["type"] == "error"
-    error: Json = body["error"]
-    assert list(error) == ["type", "message"]
-    return error
-
-
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_protocols_give_the_same_answer(eloquent: WorkerProcess) -> None:
     chat = {"messages": [{"role": "system", "content": "You answer in one short sentence."}], "temperature": 0}
     chat["messages"] += QUESTIONS[MESSAGES]["messages"]
-    text = ask(eloquent, "/v1/chat/completions", {**chat, "max_tokens": 40})["choices"][0]["message"]["content"]
+    text = ask(eloquent, CHAT, {**chat, "max_tokens": 40})["choices"][0]["message"]["content"]
     assert "Paris" in text
     response = ask(eloquent, RESPONSES, QUESTIONS[RESPONSES])
     assert response["status"] == "completed"
@@ -64,22 +60,6 @@ def test_the_protocols_give_the_same_answer(eloquent: WorkerProcess) -> None:
     counts = [ask(eloquent, COUNTING[path], QUESTIONS[path])["input_tokens"] for path in COUNTING]
     usage = message["usage"]
     assert counts == [response["usage"]["input_tokens"], usage["input_tokens"] + usage["cache_read_input_tokens"]]
-
-
-@pytest.mark.parametrize("path", QUESTIONS)
-def test_an_answer_is_cut_at_its_length(path: str, eloquent: WorkerProcess) -> None:
-    field = "max_output_tokens" if path == RESPONSES else "max_tokens"
-    answer = ask(eloquent, path, {**QUESTIONS[path], field: 2})
-    if path == RESPONSES:
-        assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
-    else:
-        assert answer["stop_reason"] == "max_tokens"
-
-
-def test_an_answer_ends_at_a_stop_sequence(eloquent: WorkerProcess) -> None:
-    answer = ask(eloquent, MESSAGES, {**QUESTIONS[MESSAGES], "stop_sequences": ["Paris"]})
-    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "Paris")
-    assert "Paris" not in answer["content"][0]["text"]
 
 
 def test_an_answer_continues_the_assistants_text(eloquent: WorkerProcess) -> None:
@@ -176,31 +156,6 @@ def test_the_billing_block_reaches_the_prompt_if_the_setting_says_so(
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"a":' * 2000, b"\xff\xfe"])
-@pytest.mark.parametrize("path", [*COUNTING, *COUNTING.values()])
-def test_a_body_that_is_no_object_is_refused(path: str, body: bytes, toy: WorkerProcess) -> None:
-    response = toy.post(path, content=body, headers={"content-type": "application/json"})
-    assert response.status_code == 400
-    assert response.json()["error"]["type"] == "invalid_request_error"
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status", "kind"),
-    [
-        ("GET", MESSAGES, 405, "invalid_request_error"),
-        ("POST", f"{MESSAGES}/batches", 404, "not_found_error"),
-        ("PUT", COUNTING[MESSAGES], 405, "invalid_request_error"),
-    ],
-)
-def test_other_refusals_have_anthropics_shape(
-    method: str, path: str, status: int, kind: str, toy: WorkerProcess
-) -> None:
-    with toy.client() as client:
-        response = client.request(method, path)
-    assert response.status_code == status
-    assert anthropic_error(response)["type"] == kind
-
-
 def test_a_prompt_that_is_too_long_is_refused_in_each_protocols_words(eloquent: WorkerProcess) -> None:
     long = "many words " * 4000
     response = eloquent.post(RESPONSES, json={"input": long})
@@ -210,44 +165,118 @@ def test_a_prompt_that_is_too_long_is_refused_in_each_protocols_words(eloquent: 
     assert error["message"].startswith("This model's maximum context length is 4096 tokens. However, your input")
     response = eloquent.post(MESSAGES, json={"max_tokens": 1, "messages": [{"role": "user", "content": long}]})
     assert response.status_code == 400
-    count = eloquent.post(COUNTING[MESSAGES], json={"messages": [{"role": "user", "content": long}]})
-    assert anthropic_error(response) == {
-        "type": "invalid_request_error",
-        "message": f"prompt is too long: {count.json()['input_tokens']} tokens > 4096 maximum",
+    counted = ask(eloquent, COUNTING[MESSAGES], {"messages": [{"role": "user", "content": long}]})
+    message = f"prompt is too long: {counted['input_tokens']} tokens > 4096 maximum"
+    assert response.json() == {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
+
+
+# ── required calls: each is one that its tool's schema allows ────────────────────────────────────
+
+N_SETS = 100
+N_AT_ONCE = 4
+NAMES = ["get_weather", "read", "write_file", "mcp__files__find", "Bash", "ns.search", "set-alarm", "a"]
+ASKED = ["What is the weather in Oslo?", "Read the file notes.txt.", "Wake me at seven.", "Tell me a joke."]
+
+
+def tool_set(seed: int) -> dict[str, Any]:
+    """The schemas of the arguments of some tools, by the tools' names."""
+    rng = random.Random(seed)
+    objects = (schema for at in count(1000 * seed) if (schema := random_schema(at)).get("type") == "object")
+    return dict(zip(rng.sample(NAMES, rng.randint(1, 4)), objects, strict=False))
+
+
+def request_with_tools(number: int) -> Json:
+    """A request with tools, one of which must be called."""
+    rng = random.Random(number)
+    tools = tool_set(number % N_SETS)
+    named = {"type": "function", "function": {"name": rng.choice([*tools])}}
+    return {
+        "messages": [{"role": "user", "content": rng.choice(ASKED)}],
+        "tools": [{"type": "function", "function": {"name": name, "parameters": tools[name]}} for name in tools],
+        "tool_choice": rng.choice(["required", "required", named]),
+        "parallel_tool_calls": rng.random() < 0.2,
+        "max_tokens": rng.randint(1, 60) if rng.random() < 0.3 else 300,
+        "temperature": rng.choice([0, 0.7, 1.2]),
+        "seed": number,
     }
 
 
-# ── headers ──────────────────────────────────────────────────────────────────────────────────────
+def whole_of(stream: list[Any]) -> tuple[Json, str]:
+    """The message that a stream's chunks make, and its finish reason."""
+    *told, done = stream
+    assert done == "[DONE]"
+    message: Json = {"content": None, "calls": []}
+    for chunk in told:
+        delta = chunk["choices"][0]["delta"]
+        if delta.get("content"):
+            message["content"] = (message["content"] or "") + delta["content"]
+        for call in delta.get("tool_calls", []):
+            if call["index"] == len(message["calls"]):
+                message["calls"].append([call["function"]["name"], ""])
+                assert call["id"]
+            message["calls"][call["index"]][1] += call["function"]["arguments"]
+    return message, told[-1]["choices"][0]["finish_reason"]
 
 
-def test_what_has_no_effect_is_named(toy: WorkerProcess) -> None:
-    given = {**RIGHT, "metadata": {"user_id": "u"}, "tools": [{"type": "bash_20250124", "name": "bash"}]}
-    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "effort-2025-11-24"}
-    response = toy.post(f"{MESSAGES}?beta=true", json=given, headers=headers)
-    assert response.status_code == 200
-    assert response.headers["x-ignored-fields"] == "metadata"
-    assert response.headers["x-ignored-tools"] == "bash"
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
-def test_the_probe_of_claude_code_is_answered(toy: WorkerProcess) -> None:
-    with toy.client() as client:
-        assert client.head("/api/hello").status_code == 200
+def check(worker: WorkerProcess, number: int) -> str:
+    """Check one request, whole and streamed; return how it ended."""
+    asked = request_with_tools(number)
+    (choice,) = ask(worker, CHAT, asked)["choices"]
+    message, reason = choice["message"], choice["finish_reason"]
+    calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", [])]
+    streamed, ended = whole_of(chunks(worker, CHAT, asked))
+    # A stream has sent what a whole answer leaves out: the beginning of a call that the answer ends in.
+    streamed["calls"] = [call for call in streamed["calls"] if is_json(call[1])]
+    if worker.health()["batch_invariant"]["kept"]:
+        assert (streamed, ended) == ({"content": message["content"] or None, "calls": calls}, reason), asked
+    assert not message["content"], asked
+    assert reason in ("length", "tool_calls"), asked
+    tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in asked["tools"]}
+    if asked["tool_choice"] != "required":
+        tools = {name: tools[name] for name in (asked["tool_choice"]["function"]["name"],)}
+    assert {name for name, _ in calls} <= {*tools}, asked
+    assert calls or reason == "length", asked
+    assert len(calls) <= 1 or asked["parallel_tool_calls"], asked
+    for name, arguments in (*calls, *streamed["calls"]):
+        Draft202012Validator(tools[name]).validate(json.loads(arguments))
+    return str(reason)
 
 
-def test_a_token_may_be_in_anthropics_header(default_model: Any) -> None:
-    with serve_default(default_model, "--api-key", "secret-token", "--ctx-size", "512") as worker:
-        worker.ready()
-        for headers, status in (
-            ({}, 401),
-            ({"x-api-key": "other"}, 401),
-            ({"x-api-key": "secret-token"}, 200),
-            ({"authorization": "Bearer secret-token"}, 200),
-            ({"authorization": "Bearer other", "x-api-key": "secret-token"}, 200),
-        ):
-            response = worker.post(MESSAGES, json=RIGHT, headers=headers)
-            assert response.status_code == status
-            if status == 401:
-                assert anthropic_error(response)["type"] == "authentication_error"
-        chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
-        response = worker.post("/v1/chat/completions", json=chat, headers={"x-api-key": "secret-token"})
-        assert response.status_code == 401
+@pytest.mark.parametrize(
+    "n_requests",
+    [
+        pytest.param(20, marks=pytest.mark.timeout(900)),
+        pytest.param(1000, marks=[pytest.mark.models, pytest.mark.timeout(7200)]),
+    ],
+)
+def test_every_required_call_is_one_that_its_tool_allows(eloquent: WorkerProcess, n_requests: int) -> None:
+    with ThreadPoolExecutor(N_AT_ONCE) as pool:
+        reasons = list(pool.map(lambda number: check(eloquent, number), range(n_requests)))
+    assert {*reasons} == {"length", "tool_calls"}
+    assert reasons.count("tool_calls") > n_requests // 3
+
+
+def test_a_tool_of_a_chat_that_cannot_be_kept_is_refused_or_named(eloquent: WorkerProcess) -> None:
+    broken = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?<=a)b"}}, "required": ["a"]}
+    functions = [{"name": "fine"}, {"name": "broken", "parameters": broken}]
+    tools: list[Any] = [{"type": "web_search"}, *({"type": "function", "function": each} for each in functions)]
+    response = eloquent.post(CHAT, json={**request_with_tools(0), "tools": tools, "tool_choice": "required"})
+    assert response.status_code == 400
+    assert refusal(response)["param"] in ("tools", "tools[2].function")
+    fine = eloquent.post(CHAT, json={**request_with_tools(0), "tools": tools[:2], "tool_choice": "required"})
+    assert fine.headers["x-ignored-tools"] == "web_search"
+    assert "x-unenforced-tools" not in fine.headers
+    free = eloquent.post(CHAT, json={**request_with_tools(0), "tools": tools, "tool_choice": "auto"})
+    assert free.status_code == 200
+    assert free.headers["x-unenforced-tools"] == "broken"
+    tools[2]["function"]["strict"] = True
+    strict = eloquent.post(CHAT, json={**request_with_tools(0), "tools": tools, "tool_choice": "auto"})
+    assert strict.status_code == 400

@@ -1,4 +1,4 @@
-"""Clients cancel, leave or stop reading at any stage (docs/protocol.md#life-of-a-job); slot and cells are free again."""
+"""Clients cancel, leave, stop reading at any stage (docs/protocol.md#life-of-a-job): slot and cells are free again."""
 
 import json
 import socket

@@ -1,4 +1,7 @@
-"""`POST /execute` as clients see it: events, keys, ends, limits (docs/protocol.md#post-execute; vectors B.2, B.10)."""
+"""`POST /execute` as clients see it: events, keys, ends, limits (docs/protocol.md#post-execute; vectors B.2, B.10).
+
+Refusals that need no model are in tests/apis/pool and, on the wire, in tests/record.
+"""
 
 import json
 import re
@@ -6,10 +9,13 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import httpx2
+import msgspec
 import pytest
 
+from tests.apis.pool.vectors import R0
 from tests.server.web.wire import COUNT, events_in, request_of
 from tests.worker_process import Event, Stream, WorkerProcess, check_order, serving, text_of
+from worker.wire.jobs import SamplingParams
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -30,6 +36,12 @@ MAX_TOKENS_IN = 200
 LIMITS = ("--ctx-size", str(CONTEXT), "--max-tokens-in", str(MAX_TOKENS_IN), "--max-tokens-out", "100")
 narrow = serving("any_model", "--parallel", "1", *LIMITS, "--sse-event-names")
 """Every limit of a job made small, and `event:` lines on."""
+
+
+def refusal(answer: httpx2.Response) -> list[str]:
+    """The fields that are wrong."""
+    assert answer.status_code == 400, answer.text
+    return [error["field"] for error in answer.json()["errors"]]
 
 
 def post(worker: WorkerProcess, request: Event, **headers: str) -> httpx2.Response:
@@ -55,15 +67,6 @@ def test_a_stream_is_compact_json_in_data_frames_and_nothing_else(worker: Worker
     assert keys | {"metrics": METRICS} == {"started": STARTED, "token": TOKEN, "metrics": METRICS, "end": END}
 
 
-def test_a_stream_has_the_headers_of_one(worker: WorkerProcess) -> None:
-    """TV-122, TV-131."""
-    headers = post(worker, short()).headers
-    assert headers["content-type"] == "text/event-stream"
-    assert headers["cache-control"] == "no-cache"
-    assert headers["x-accel-buffering"] == "no"
-    assert "content-length" not in headers
-
-
 @pytest.mark.parametrize("media_type", ["application/jsonl", "application/x-ndjson"])
 def test_accept_turns_the_same_objects_into_lines(worker: WorkerProcess, media_type: str) -> None:
     response = post(worker, short(), accept=media_type)
@@ -74,12 +77,6 @@ def test_accept_turns_the_same_objects_into_lines(worker: WorkerProcess, media_t
     check_order(events)
     assert tuple(events[0]) == STARTED
     assert text_of(events) == text_of(events_in(post(worker, short()).text))
-
-
-@pytest.mark.parametrize("accept", ["*/*", "text/html", "application/json", "text/event-stream, application/jsonl"])
-def test_any_other_accept_gets_server_sent_events(worker: WorkerProcess, accept: str) -> None:
-    response = post(worker, short(), accept=accept)
-    assert (response.status_code, response.headers["content-type"]) == (200, "text/event-stream")
 
 
 def test_event_names_are_written_for_old_readers_when_asked(narrow: WorkerProcess) -> None:
@@ -153,39 +150,48 @@ def test_the_models_own_end_is_eos(eloquent: WorkerProcess) -> None:
     assert "<|im_end|>" not in text_of(events)
 
 
-# ── limits ───────────────────────────────────────────────────────────────────────────────────────
+# ── rules and limits ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("prompt", ["x" * 32768, "世" * 32768], ids=["TV-005", "TV-006"])
+def test_the_longest_prompt_passes_the_rules_and_then_the_context_decides(worker: WorkerProcess, prompt: str) -> None:
+    (error,) = post(worker, R0 | {"prompt": prompt}).json()["errors"]
+    assert error["constraint"] == "context_length(4096)"
+
+
+def test_the_first_token_id_after_the_vocabulary_is_refused(worker: WorkerProcess) -> None:
+    n_vocab = worker.health()["vocab_size"]
+    sent = {"max_tokens": 1, "logit_bias": {str(n_vocab - 1): 0}, "stop_token_ids": [n_vocab - 1]}
+    assert post(worker, R0 | sent).status_code == 200
+    sent = {"logit_bias": {str(n_vocab): 0}, "stop_token_ids": [n_vocab]}
+    assert refusal(post(worker, R0 | sent)) == ["logit_bias", "stop_token_ids"]
+
+
+def test_a_large_body_is_held_to_the_same_rules(worker: WorkerProcess) -> None:
+    """It is read on a thread of its own."""
+    answer = post(worker, R0 | {"max_tokens": 0, "json_schema": {"title": "x" * 66_000}})
+    assert refusal(answer) == ["max_tokens", "json_schema"]
 
 
 @pytest.mark.usefixtures("default_model")
-def test_a_prompt_must_leave_space_for_one_token(worker: WorkerProcess) -> None:
+def test_a_prompt_leaves_space_for_one_token_and_keeps_to_the_operators_limit(
+    worker: WorkerProcess, narrow: WorkerProcess
+) -> None:
+    """TV-285. A job after a refusal runs."""
     with Stream(worker.url, request_of("fits", prompt=" hello" * 4095)) as stream:
         assert stream.until("started")[0]["prompt_tokens"] == 4095
-    message = "prompt has 4096 tokens and needs room for one more; the context is 4096"
-    error = {"field": "prompt", "constraint": "context_length(4096)", "message": message}
-    response = post(worker, request_of("does-not-fit", prompt=" hello" * 4096))
-    assert (response.status_code, response.headers["content-type"]) == (400, "application/json")
-    assert response.json() == {"errors": [error]}
-
-
-@pytest.mark.usefixtures("default_model")
-def test_a_job_after_a_prompt_beyond_the_context_runs(narrow: WorkerProcess) -> None:
-    """TV-285."""
-    message = "prompt has 300 tokens and needs room for one more; the context is 256"
-    response = post(narrow, short(prompt=" hello" * 300))
-    assert response.json()["errors"] == [
-        {"field": "prompt", "constraint": f"context_length({CONTEXT})", "message": message}
-    ]
+    for asked, n_tokens, constraint, told in (
+        (worker, 4096, "context_length(4096)", "needs room for one more; the context is 4096"),
+        (narrow, 300, f"context_length({CONTEXT})", f"needs room for one more; the context is {CONTEXT}"),
+        (narrow, MAX_TOKENS_IN + 1, f"max_tokens_in({MAX_TOKENS_IN})", str(MAX_TOKENS_IN)),
+    ):
+        response = post(asked, short(prompt=" hello" * n_tokens))
+        assert (response.status_code, response.headers["content-type"]) == (400, "application/json")
+        (error,) = response.json()["errors"]
+        assert (error["field"], error["constraint"]) == ("prompt", constraint)
+        assert str(n_tokens) in error["message"]
+        assert told in error["message"]
     check_order(narrow.run(prompt="Hello", max_tokens=10))
-
-
-@pytest.mark.usefixtures("default_model")
-def test_the_operators_limit_on_prompts_is_named(narrow: WorkerProcess) -> None:
-    response = post(narrow, short(prompt=" hello" * (MAX_TOKENS_IN + 1)))
-    (error,) = response.json()["errors"]
-    assert (response.status_code, error["field"]) == (400, "prompt")
-    assert error["constraint"] == f"max_tokens_in({MAX_TOKENS_IN})"
-    assert "201" in error["message"]
-    assert "200" in error["message"]
 
 
 @pytest.mark.usefixtures("default_model")
@@ -218,14 +224,6 @@ def test_a_deadline_in_the_past_is_504_before_any_work(worker: WorkerProcess) ->
     assert worker.metrics()['worker_steps_total{kind="prefill"}'] == steps
 
 
-@pytest.mark.parametrize("deadline", ["soon", "-1", "1e12", "12:00", "1234567890123456", ""])
-def test_an_unreadable_deadline_is_400(worker: WorkerProcess, deadline: str) -> None:
-    response = post(worker, short(), **{"x-deadline": deadline})
-    assert (response.status_code, response.json()["code"]) == (400, "INVALID_REQUEST")
-    assert response.json()["message"].startswith("Invalid request: X-Deadline ")
-    assert response.json()["retriable"] is False
-
-
 def test_a_future_deadline_has_no_effect_until_it_passes(worker: WorkerProcess) -> None:
     for deadline in past_and_future()[1]:
         check_order(events_in(post(worker, short(), **{"x-deadline": deadline}).text))
@@ -246,3 +244,121 @@ def test_jobs_run_together(worker: WorkerProcess) -> None:
         first.until("token")
         check_order(worker.run(prompt=COUNT, max_tokens=3))
         first.until("token")
+
+
+# ── our own fields ───────────────────────────────────────────────────────────────────────────────
+
+ENTRY = ["token", "id", "logprob", "top"]
+
+
+def told(worker: WorkerProcess, **fields: object) -> list[Event]:
+    return events_in(post(worker, request_of("own", **fields)).text)
+
+
+def ids_of(events: list[Event]) -> list[int]:
+    return [entry["id"] for event in events if event["type"] == "token" for entry in event["logprobs"]]
+
+
+def test_logprobs_come_last_in_token_events_one_entry_for_each_sampled_token(worker: WorkerProcess) -> None:
+    """TV-228: greedy answers are the same tokens."""
+    events = told(worker, max_tokens=50, logprobs=3)
+    tokens = [event for event in events if event["type"] == "token"]
+    assert all(tuple(event) == (*TOKEN, "logprobs") for event in tokens)
+    entries = [entry for event in tokens for entry in event["logprobs"]]
+    assert len(entries) == events[-1]["tokens_sampled"] > 10
+    for entry in entries:
+        assert list(entry) == ENTRY
+        assert [list(top) for top in entry["top"]] == [ENTRY[:3]] * 3
+        assert entry["top"][0]["id"] == entry["id"], "greedy takes the most probable"
+        logprobs = [top["logprob"] for top in entry["top"]]
+        assert logprobs == sorted(logprobs, reverse=True)
+        assert logprobs[0] <= 0
+    assert ids_of(told(worker, max_tokens=50, logprobs=0, seed=42)) == ids_of(events)
+
+
+def test_fields_at_their_defaults_have_no_effect(worker: WorkerProcess) -> None:
+    plain: Event = {"max_tokens": 24, "temperature": 0.8, "seed": 5}
+    off = msgspec.structs.asdict(SamplingParams())
+    assert text_of(told(worker, **plain)) == text_of(told(worker, **off | plain))
+
+
+def test_a_stop_token_ends_the_answer_as_a_stop_and_is_not_shown(worker: WorkerProcess) -> None:
+    whole = ids_of(told(worker, max_tokens=8, logprobs=0))
+    events = told(worker, max_tokens=8, logprobs=0, stop_token_ids=[whole[2]])
+    assert events[-1]["stop_reason"] == "STOP_SEQUENCE"
+    assert "stop_sequence_matched" not in events[-1]
+    assert events[-1]["tokens_sampled"] == whole.index(whole[2]) + 1
+    assert whole[2] not in ids_of(events)
+    assert ids_of(events) == whole[: len(ids_of(events))]
+
+
+def test_a_schema_gives_json_in_the_order_of_its_text(worker: WorkerProcess) -> None:
+    properties = {"z": {"enum": [1, 2]}, "a": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": ["z", "a"], "additionalProperties": False}
+    events = told(worker, max_tokens=60, json_schema=schema)
+    assert list(json.loads(text_of(events))) == ["z", "a"]
+    assert events[-1]["stop_reason"] == "EOS"
+
+
+def test_a_regular_expression_is_what_the_whole_answer_matches(worker: WorkerProcess) -> None:
+    events = told(worker, max_tokens=60, regex="[A-F]{3}-[0-9]{4}")
+    assert re.fullmatch("[A-F]{3}-[0-9]{4}", text_of(events))
+    assert events[-1]["stop_reason"] == "EOS"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("grammar", "root ::= missing"), ("json_schema", {"not": {"type": "string"}}), ("json_schema", False)),
+        ("regex", "("),
+    ],
+)
+def test_a_constraint_that_cannot_be_enforced_is_400(worker: WorkerProcess, field: str, value: object) -> None:
+    """The engine finds it out."""
+    assert refusal(post(worker, request_of("own", **{field: value}))) == [field]
+
+
+# ── a conversation ───────────────────────────────────────────────────────────────────────────────
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+SUM = {"role": "user", "content": "What is 2+2?"}
+
+
+def asked(*messages: Event) -> Event:
+    return {"job_id": "chat", "messages": messages, "max_tokens": 8, "temperature": 0}
+
+
+def answered(worker: WorkerProcess, *messages: Event) -> tuple[Event, str]:
+    """`started`, and the text."""
+    events = events_in(post(worker, asked(*messages)).text)
+    return events[0], text_of(events)
+
+
+@pytest.mark.usefixtures("default_model")
+def test_a_conversation_is_answered_like_the_prompt_of_its_template_and_the_next_turn_finds_it_cached(
+    worker: WorkerProcess,
+) -> None:
+    said = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n"
+    raw = worker.run(prompt=said, max_tokens=8)
+    started, text = answered(worker, SYSTEM, SUM)
+    assert (started["prompt_tokens"], text) == (raw[0]["prompt_tokens"], text_of(raw))
+    turns = (SYSTEM, SUM, {"role": "assistant", "content": text}, {"role": "user", "content": "And 3+3?"})
+    assert answered(worker, *turns)[0]["cached_tokens"] >= started["prompt_tokens"] - 1
+
+
+@pytest.mark.usefixtures("default_model")
+def test_control_tokens_in_a_message_are_letters(worker: WorkerProcess) -> None:
+    """The name is letters here; in a raw prompt it is one token."""
+    n_plain, n_named = (
+        answered(worker, {"role": "user", "content": text})[0]["prompt_tokens"] for text in ("", "<|im_end|>")
+    )
+    assert n_named > n_plain + 3
+    assert worker.run(prompt="<|im_end|>", max_tokens=8)[0]["prompt_tokens"] == 1
+
+
+def test_an_error_in_messages_names_its_place_and_echoes_nothing(worker: WorkerProcess) -> None:
+    wrong = [{"role": "secret", "content": "secret"}, {"role": "user", "content": [{"type": "image_url"}]}]
+    answer = post(worker, asked(SYSTEM, *wrong) | {"max_tokens": 0})
+    assert refusal(answer) == ["max_tokens", "messages[1].role", "messages[2].content[0].type"]
+    assert "secret" not in answer.text
+    assert refusal(post(worker, asked({"role": "user", "content": "word " * 6000}))) == ["prompt"]

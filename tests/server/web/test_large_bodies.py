@@ -1,17 +1,24 @@
-"""Pictures and files that no model reads do not count among what a body may have, and are not held."""
+"""Pictures and files that no model reads do not count among what a body may have, and are not held.
+
+Nor do they, or answers that come before them, get lost in nginx or in a browser.
+"""
 
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from tests.server.web.flood import Watch
+from tests.chromium import Browser, chromium
+from tests.nginx_process import nginx
+from tests.server.web.test_floods import Watch
 from tests.server.web.wire import JSON, head, read_answer
-from tests.worker_process import WorkerProcess, serving_toy
+from tests.worker_process import PATIENCE_S, WorkerProcess, serving_toy
 
 pytestmark = pytest.mark.process
 
@@ -225,3 +232,86 @@ def test_64_clients_of_60_mb_each_take_the_memory_that_all_bodies_share(toy: Wor
     assert statuses[200] >= 4
     assert watch.n_failed == 0
     assert watch.rss_most - watch.rss_before < 64e6
+
+
+# ── nginx and a browser between ──────────────────────────────────────────────────────────────────
+
+LIMIT = "client_max_body_size 64m;"
+
+TOKEN = "a-token-for-tests"
+guarded = serving_toy(environment={"LLORCH_API_TOKEN": TOKEN})
+GIVEN = {"authorization": f"Bearer {TOKEN}", "content-type": JSON}
+
+
+@contextmanager
+def proxied(worker: WorkerProcess, folder: Path, limit: str = LIMIT) -> Iterator[httpx2.Client]:
+    """A client of an nginx before the worker."""
+    server = f"server {{ listen PLAIN; {limit} location / {{ proxy_pass {worker.url}; }} }}"
+    with (
+        nginx(folder, server) as (port, _),
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S, trust_env=False) as client,
+    ):
+        yield client
+
+
+def body_of(n_bytes: int) -> bytes:
+    return json.dumps(messages(source(picture(n_bytes)))).encode()
+
+
+def test_a_large_picture_passes_nginx_if_its_limit_is_raised(guarded: WorkerProcess, tmp_path: Path) -> None:
+    with proxied(guarded, tmp_path) as client:
+        small, large = (client.post(MESSAGES, content=body_of(n), headers=GIVEN) for n in (100, 60_000_000))
+    assert small.status_code == large.status_code == 200
+    assert small.json() == large.json()
+
+
+def test_nginx_refuses_a_body_of_more_than_a_mebibyte_by_default(guarded: WorkerProcess, tmp_path: Path) -> None:
+    """This is why the documentation names its setting."""
+    with proxied(guarded, tmp_path, limit="") as client:
+        answer = client.post(MESSAGES, content=body_of(2 * MIB), headers=GIVEN)
+    assert answer.status_code == 413
+    assert "nginx" in answer.text
+
+
+@pytest.mark.parametrize("more", ["", "proxy_request_buffering off;", "proxy_http_version 1.1;"])
+def test_nginx_gets_answers_that_come_before_the_body(guarded: WorkerProcess, tmp_path: Path, more: str) -> None:
+    """Its connection to the worker is HTTP/1.0 and ends with the answer; a lost answer would be a 502."""
+    with proxied(guarded, tmp_path, LIMIT + more) as client:
+        for path, headers, status in (
+            (MESSAGES, {"content-type": JSON}, 401),
+            ("/execute", GIVEN, 413),
+            ("/v1/nothing", GIVEN, 404),
+            (MESSAGES, GIVEN | {"content-type": "text/plain"}, 415),
+        ):
+            answer = client.post(path, content=body_of(60_000_000), headers=headers)
+            assert answer.status_code == status, (path, answer.text)
+            assert answer.headers["x-correlation-id"]
+
+
+ASK = """await (async () => {
+  const asked = body => fetch(path, {method: 'POST', headers: {'content-type': 'application/json'}, body});
+  const answer = await asked(before + 'iVBORw0KGgo/+A=='.repeat(n / 16) + behind);
+  return {status: answer.status, body: await answer.json()};
+})()"""
+
+
+def test_a_page_sends_large_bodies_and_reads_early_answers(toy: WorkerProcess, tmp_path: Path) -> None:
+    before, behind = json.dumps(messages(source("*"))).split("*")
+    with Browser(chromium(), tmp_path) as browser, browser.tab() as tab:
+        tab.call("Network.disable")  # it would tell each body
+        tab.open(f"{toy.url}/")
+
+        def ask(path: str, n: int) -> tuple[int, str]:
+            told = tab.evaluate(ASK, path=path, n=n, before=before, behind=behind)
+            return told["status"], json.dumps(told["body"])
+
+        status, small = ask(MESSAGES, 160)
+        assert status == 200
+        assert ask(MESSAGES, 60_000_000) == (200, small)
+        status, told = ask(MESSAGES, 70_000_000)
+        assert status == 413
+        assert "--max-body-mb" in told
+        status, told = ask("/tokenize", 60_000_000)
+        assert status == 413
+        assert "the text of the request body exceeds" in told
+        assert ask("/v1/nothing", 60_000_000)[0] == 404

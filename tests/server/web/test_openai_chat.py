@@ -1,11 +1,13 @@
-"""`POST /v1/chat/completions` and what is told of tokens, over real sockets, with the default model's own template."""
+"""`/v1` over real sockets with the default model: chats in its own template, tokens, salts and reasoning."""
 
 import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.server.web.openai_client import CHAT, COMPLETIONS, Json, ask, refusal
-from tests.worker_process import WorkerProcess
+from tests.server.web.openai_client import CHAT, COMPLETIONS, Json, ask, chunks, refusal
+from tests.worker_process import WorkerProcess, serve_default
 
 pytestmark = [pytest.mark.process, pytest.mark.model, pytest.mark.usefixtures("default_model")]
 
@@ -35,18 +37,6 @@ def test_a_chat_becomes_the_prompt_of_its_template(eloquent: WorkerProcess) -> N
     assert "Paris" in choice["message"]["content"]
     assert choice["finish_reason"] == "stop"
     assert answer["usage"]["prompt_tokens"] == len(rendered["token_ids"])
-
-
-def test_the_answer_has_the_requested_format(eloquent: WorkerProcess) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"city": {"enum": ["Paris", "Rome"]}},
-        "required": ["city"],
-        "additionalProperties": False,
-    }
-    named = {"type": "json_schema", "json_schema": {"name": "city", "strict": True, "schema": schema}}
-    content = ask(eloquent, CHAT, {**QUESTION, "response_format": named})["choices"][0]["message"]["content"]
-    assert content.replace(" ", "") in {'{"city":"Paris"}', '{"city":"Rome"}'}
 
 
 LARK = "?start: capital\ncapital: NAME\nNAME: /[A-Z][a-z]+/"
@@ -158,3 +148,85 @@ def test_an_echo_has_the_prompt_and_its_logprobs(eloquent: WorkerProcess) -> Non
     spelled = ask(eloquent, COMPLETIONS, {**scored, "prompt": text, "max_tokens": 0})["choices"][0]
     assert spelled["text"] == text
     assert spelled["logprobs"]["token_logprobs"] == found["token_logprobs"][:-1]
+
+
+# ── salts ────────────────────────────────────────────────────────────────────────────────────────
+
+STORY = "The fisherman mended his nets while the gulls cried over the harbour and the tide went out. " * 8
+TURNS = {"messages": [{"role": "user", "content": STORY}], "max_tokens": 1}
+ROUTES: dict[str, tuple[Json, Callable[[Json], int]]] = {
+    CHAT: (TURNS, lambda usage: usage["prompt_tokens_details"]["cached_tokens"]),
+    COMPLETIONS: ({"prompt": STORY, "max_tokens": 1}, lambda usage: usage["prompt_tokens_details"]["cached_tokens"]),
+    "/v1/responses": (
+        {"input": STORY, "max_output_tokens": 1},
+        lambda usage: usage["input_tokens_details"]["cached_tokens"],
+    ),
+    "/v1/messages": (TURNS, lambda usage: usage["cache_read_input_tokens"]),
+}
+"""A request, and where its answer says how much of the prompt was cached."""
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_cached_prompt_is_found_with_its_own_salt_only(eloquent: WorkerProcess, path: str) -> None:
+    request, cached = ROUTES[path]
+    found = []
+    for salt in ("one", "one", "two", None, None, "two", ""):
+        answer = eloquent.post(path, json=request | {"cache_salt": None if salt is None else f"{path} {salt}"})
+        assert answer.status_code == 200, answer.text
+        assert "cache_salt" not in answer.headers.get("x-ignored-fields", "")
+        found.append(cached(answer.json()["usage"]))
+    assert [n > 100 for n in (found[1], found[4], found[5])] == [True] * 3
+    assert (found[0], found[2], found[6]) == (0, 0, 0)
+
+
+# ── reasoning between markers that are text for the model's vocabulary ───────────────────────────
+
+TEMPLATE = (
+    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{%- if m.reasoning_content %}{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{% endif %}"
+    "{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
+)
+"""A template that opens the reasoning. The model has not learned to close it."""
+WHY: Json = {
+    "messages": [{"role": "user", "content": "Why is the sky blue?"}],
+    "max_tokens": 40,
+    "temperature": 0,
+    "ignore_eos": True,
+}
+BUDGET = 8
+
+
+@pytest.fixture(scope="module")
+def thinking(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    path = tmp_path_factory.mktemp("template") / "think.jinja"
+    path.write_text(TEMPLATE)
+    with serve_default(default_model, "--chat-template", str(path)) as worker:
+        yield worker.ready()
+
+
+def test_a_reasoning_that_the_prompt_has_opened_keeps_its_budget(thinking: WorkerProcess) -> None:
+    (free,) = ask(thinking, CHAT, WHY)["choices"]
+    assert free["message"]["reasoning_content"]
+    assert not free["message"]["content"], "it goes on to reason"
+    limited = {**WHY, "thinking_token_budget": BUDGET}
+    response = thinking.post(CHAT, json=limited)
+    assert "x-ignored-fields" not in response.headers
+    message = response.json()["choices"][0]["message"]
+    assert free["message"]["reasoning_content"].startswith(message["reasoning_content"].strip())
+    assert 0 < len(message["reasoning_content"]) < len(free["message"]["reasoning_content"])
+    assert message["content"]
+    assert "think>" not in message["content"] + message["reasoning_content"]
+    deltas = [each["choices"][0]["delta"] for each in chunks(thinking, CHAT, limited)[:-1]]
+    for part in ("content", "reasoning_content"):
+        assert "".join(delta.get(part) or "" for delta in deltas) == message[part]
+
+
+def test_a_whole_answer_comes_behind_its_reasoning(thinking: WorkerProcess) -> None:
+    tool = {"name": "look", "parameters": {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}}
+    asked = {**WHY, "thinking_token_budget": BUDGET, "tool_choice": "required", "parallel_tool_calls": False}
+    (choice,) = ask(thinking, CHAT, {**asked, "tools": [{"type": "function", "function": tool}]})["choices"]
+    assert choice["message"]["reasoning_content"]
+    assert not choice["message"]["content"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (call["function"]["name"], choice["finish_reason"]) == ("look", "tool_calls")

@@ -1,24 +1,33 @@
-"""`POST /v1/completions` over real sockets: the same jobs as `/execute`'s, in another shape."""
+"""`POST /v1/completions` over real sockets: the same jobs as `/execute`'s; and what a named worker says at `/v1`.
 
+The words of refusals are in tests/record.
+"""
+
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from tests.crashing_engine import STALL, marker
 from tests.crashing_worker import QUESTION, crashing_worker
-from tests.server.web.openai_client import COMPLETIONS, ask, chunks, refusal, streamed
-from tests.server.web.wire import COUNT
-from tests.worker_process import Event, WorkerProcess, eventually, serve_default, text_of
+from tests.server.web.openai_client import CHAT, COMPLETIONS, ask, chunks, refusal, streamed
+from tests.server.web.wire import COUNT, post_json
+from tests.worker_process import ONE_SLOT, Event, WorkerProcess, eventually, serving, text_of
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
 GREEDY: Event = {"model": "any", "prompt": COUNT, "temperature": 0, "max_tokens": 8}
 
+single = serving("any_model", *ONE_SLOT, "--max-queue", "2", "--ctx-size", "2048", scope="function")
+
 
 def test_the_text_is_that_of_execute(worker: WorkerProcess) -> None:
     wanted = worker.run(prompt=COUNT, max_tokens=8)
-    answer = ask(worker, COMPLETIONS, GREEDY)
+    response = worker.post(COMPLETIONS, json=GREEDY)
+    answer = response.json()
+    assert response.headers["x-request-id"] == answer["id"]
     (choice,) = answer["choices"]
     assert (choice["text"], choice["finish_reason"]) == (text_of(wanted), "length")
     assert (answer["object"], answer["model"]) == ("text_completion", worker.get("/v1/models").json()["data"][0]["id"])
@@ -26,41 +35,20 @@ def test_the_text_is_that_of_execute(worker: WorkerProcess) -> None:
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (13, 8, 21)
 
 
-def test_an_answer_names_its_job_in_a_header_and_its_id(worker: WorkerProcess) -> None:
-    response = worker.post(COMPLETIONS, json=GREEDY)
-    assert response.headers["x-request-id"] == response.json()["id"]
-    assert response.headers["content-type"] == "application/json"
-    assert response.json()["id"].startswith("cmpl-")
-    assert "x-ignored-fields" not in response.headers
-    strange = worker.post(COMPLETIONS, json={**GREEDY, "no_stop_trim": True, "bad name": 1, "user": "me"})
-    assert strange.headers["x-ignored-fields"] == "no_stop_trim, bad%20name, user"
-
-
-def test_n_answers_have_the_seeds_that_follow(worker: WorkerProcess) -> None:
+def test_n_answers_have_the_seeds_that_follow_and_are_the_same_as_streams(worker: WorkerProcess) -> None:
     sampled = {**GREEDY, "temperature": 1.5, "seed": -2}
     together = ask(worker, COMPLETIONS, {**sampled, "n": 3})
     assert [choice["index"] for choice in together["choices"]] == [0, 1, 2]
     alone = [ask(worker, COMPLETIONS, {**sampled, "seed": seed})["choices"][0]["text"] for seed in (-2, -1, 0)]
     assert [choice["text"] for choice in together["choices"]] == alone
-    assert together["usage"]["prompt_tokens"] == 13
-    assert together["usage"]["completion_tokens"] == 24
-
-
-def test_streams_of_n_answers_carry_their_indexes(worker: WorkerProcess) -> None:
-    sampled = {**GREEDY, "temperature": 1.5, "seed": 7, "n": 3, "stream_options": {"include_usage": True}}
-    *found, usage, done = chunks(worker, COMPLETIONS, sampled)
-    assert done == "[DONE]"
-    texts = ["", "", ""]
-    reasons: list[list[str | None]] = [[], [], []]
-    for each in found:
-        assert each["usage"] is None
-        (choice,) = each["choices"]
-        texts[choice["index"]] += choice["text"]
-        reasons[choice["index"]].append(choice["finish_reason"])
-    del sampled["stream_options"]
-    assert texts == [choice["text"] for choice in ask(worker, COMPLETIONS, sampled)["choices"]]
-    assert all(each[-1] == "length" and set(each[:-1]) <= {None} for each in reasons)
-    assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 24)
+    assert (together["usage"]["prompt_tokens"], together["usage"]["completion_tokens"]) == (13, 24)
+    *found, usage, done = chunks(worker, COMPLETIONS, {**sampled, "n": 3, "stream_options": {"include_usage": True}})
+    assert (done, usage["choices"], usage["usage"]["completion_tokens"]) == ("[DONE]", [], 24)
+    choices = [choice for each in found for choice in each["choices"]]
+    for index, text in enumerate(alone):
+        own = [choice for choice in choices if choice["index"] == index]
+        assert "".join(choice["text"] for choice in own) == text
+        assert [choice["finish_reason"] for choice in own] == [None] * (len(own) - 1) + ["length"]
 
 
 def test_prompts_in_a_list_are_answered_each(worker: WorkerProcess) -> None:
@@ -86,42 +74,24 @@ def test_a_client_that_leaves_ends_its_jobs(worker: WorkerProcess) -> None:
     eventually(worker.is_idle)
 
 
-def test_a_cancelled_answer_that_does_not_stream_is_an_error(any_model: Path) -> None:
+def test_a_cancelled_answer_that_does_not_stream_is_an_error(single: WorkerProcess) -> None:
     """Nobody is told its id before it is there, but for the log."""
-    with serve_default(any_model, "--parallel", "1", "--scheduling", "first-come", "--ctx-size", "2048") as worker:
-        worker.ready()
-        with streamed(worker, COMPLETIONS, {**GREEDY, "max_tokens": 1500}) as (_, found):
-            next(found)
-            with worker.connect() as sock:
-                body = b'{"prompt":"Hello","max_tokens":5}'
-                head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: w\r\ncontent-type: application/json\r\n"
-                sock.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-                job_id = [worker.wait_for("execute_start")["job_id"] for _ in range(2)][1]
-                worker.post("/cancel", json={"job_id": job_id})
-                assert sock.recv(65536).startswith(b"HTTP/1.1 499 ")
+    with streamed(single, COMPLETIONS, {**GREEDY, "max_tokens": 1500}) as (_, found):
+        next(found)
+        single.wait_for("execute_start")
+        with single.connect() as sock:
+            sock.sendall(post_json(COMPLETIONS, {"prompt": "Hello", "max_tokens": 5}))
+            single.post("/cancel", json={"job_id": single.wait_for("execute_start")["job_id"]})
+            assert sock.recv(65536).startswith(b"HTTP/1.1 499 ")
+    eventually(single.is_idle)
 
 
-def test_too_many_jobs_for_one_answer_open_none(any_model: Path) -> None:
-    with serve_default(
-        any_model, "--parallel", "1", "--scheduling", "first-come", "--max-queue", "2", "--ctx-size", "1024"
-    ) as worker:
-        worker.ready()
-        refused = worker.post(COMPLETIONS, json={**GREEDY, "n": 4})
-        assert (refused.status_code, refusal(refused)["type"]) == (503, "rate_limit_error")
-        assert int(refused.headers["retry-after"]) >= 1
-        assert worker.is_idle()
-        assert len(ask(worker, COMPLETIONS, {**GREEDY, "n": 3})["choices"]) == 3
-
-
-def test_log_probabilities_have_an_entry_for_each_token(worker: WorkerProcess) -> None:
-    (choice,) = ask(worker, COMPLETIONS, {**GREEDY, "logprobs": 2})["choices"]
-    found = choice["logprobs"]
-    assert {len(column) for column in found.values()} == {8}
-    assert "".join(found["tokens"]) == choice["text"]
-    assert all(len(top) == 2 for top in found["top_logprobs"])
-    assert all(
-        max(top, key=top.get) == token for top, token in zip(found["top_logprobs"], found["tokens"], strict=True)
-    )
+def test_too_many_jobs_for_one_answer_open_none(single: WorkerProcess) -> None:
+    refused = single.post(COMPLETIONS, json={**GREEDY, "n": 4})
+    assert (refused.status_code, refusal(refused)["type"]) == (503, "rate_limit_error")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert single.is_idle()
+    assert len(ask(single, COMPLETIONS, {**GREEDY, "n": 3})["choices"]) == 3
 
 
 # ── an engine that dies ──────────────────────────────────────────────────────────────────────────
@@ -151,8 +121,74 @@ def test_a_job_that_crashes_every_engine_is_a_server_error(any_model: Path) -> N
         assert (response.status_code, refusal(response)["code"]) == (500, "inference_failed")
 
 
-def test_a_gap_is_refused_if_the_model_cannot_fill_one(worker: WorkerProcess) -> None:
-    error = refusal(worker.post(COMPLETIONS, json={**GREEDY, "suffix": "x"}))
-    assert (error["param"], error["code"]) == ("suffix", "unsupported_parameter")
-    error = refusal(worker.post("/infill", json={"input_prefix": "a", "input_suffix": "b"}))
-    assert error["param"] == "input_prefix"
+# ── a worker with a name, a token and a page elsewhere ───────────────────────────────────────────
+
+TOKEN = "correct-horse-battery-staple"
+ORIGIN = "http://pages.example:8000"
+NAME = "org/served:model"
+BODY = {"prompt": "Hello", "max_tokens": 1}
+FLAGS = ("--served-model-name", NAME, "--strict-model", "--cors-origin", ORIGIN, "--ctx-size", "1024")
+named = serving("shallow_model", *FLAGS, environment={"LLORCH_API_TOKEN": TOKEN})
+
+
+@pytest.fixture
+def owner(named: WorkerProcess) -> Iterator[httpx2.Client]:
+    with named.client(headers={"authorization": f"Bearer {TOKEN}"}) as client:
+        yield client
+
+
+def test_the_model_is_listed_and_found_by_its_name(owner: httpx2.Client) -> None:
+    (card,) = owner.get("/v1/models").json()["data"]
+    assert owner.get(f"/v1/models/{NAME}").json() == card
+    assert owner.get("/v1/models/org%2Fserved:model").json() == card
+    assert (card["id"], card["object"]) == (NAME, "model")
+    health = owner.get("/health").json()
+    assert (card["max_model_len"], card["meta"]["n_vocab"]) == (health["context_length"], health["vocab_size"])
+    assert card["meta"]["chat_format"] == "hermes (generic)"
+
+
+def test_without_a_name_of_its_own_the_model_is_called_what_the_user_typed(worker: WorkerProcess) -> None:
+    """A path was typed, of which the directories are nobody's business."""
+    name = Path(worker.health()["model_ref"]).name
+    assert worker.get("/v1/models").json()["data"][0]["id"] == name
+    assert f'model_name="{name}"' in worker.get("/metrics").text
+
+
+def test_another_model_is_not_found(owner: httpx2.Client) -> None:
+    for response in (
+        owner.get("/v1/models/other"),
+        owner.post(COMPLETIONS, json={**BODY, "model": "other"}),
+        owner.post(CHAT, json={"messages": [{"role": "user", "content": "Hi"}], "model": "other"}),
+    ):
+        error = refusal(response)
+        assert (response.status_code, error["type"], error["code"]) == (404, "not_found_error", "model_not_found")
+    assert owner.post(COMPLETIONS, json={**BODY, "model": NAME}).json()["model"] == NAME
+
+
+def test_a_browser_learns_which_page_is_allowed(named: WorkerProcess) -> None:
+    asking = {
+        "origin": ORIGIN,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization, x-stainless-os",
+    }
+    with named.client() as client:
+        told = client.options(CHAT, headers=asking)
+        assert (told.status_code, told.content) == (204, b"")
+        assert told.headers["access-control-allow-origin"] == ORIGIN
+        assert told.headers["access-control-allow-headers"] == "authorization, x-stainless-os"
+        assert "POST" in told.headers["access-control-allow-methods"]
+        refused = client.get("/v1/models", headers={"origin": ORIGIN})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, ORIGIN)
+        assert "x-request-id" in refused.headers["access-control-expose-headers"]
+
+
+def test_any_other_page_gets_no_header(named: WorkerProcess, worker: WorkerProcess) -> None:
+    asking = {"origin": "http://elsewhere.example", "access-control-request-method": "POST"}
+    with named.client() as client:
+        assert client.options(CHAT, headers=asking).status_code == 401
+        other = client.get("/health", headers=asking)
+        assert "access-control-allow-origin" not in other.headers
+        assert other.headers["vary"] == "origin"
+    with worker.client() as client:
+        assert client.options(CHAT, headers={**asking, "origin": ORIGIN}).status_code == 403
+        assert "vary" not in client.get("/health", headers=asking).headers

@@ -1,4 +1,4 @@
-"""A browser with a page of another site: all its ways to a worker without a token, and what each of them does.
+"""A browser with a page of another site: all its ways to a worker without a token, with and without nginx between.
 
 Each attack is tried on two workers: `safe` as it is, and `exposed`, which judges neither host nor page. There each
 succeeds, or the test would show nothing.
@@ -6,27 +6,128 @@ succeeds, or the test would show nothing.
 
 import re
 import socket
+import socketserver
+import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from itertools import count
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.chromium import Browser, Tab
-from tests.server.web.strange_pages import (
-    EVIL,
-    LAN,
-    browsing,
-    check_page_works,
-    own_addresses,
-    rebinding,
-    serving_pages,
-)
-from tests.worker_process import WorkerProcess, serving_toy, toy_worker
+from tests.chromium import Browser, Tab, chromium
+from tests.nginx_process import nginx
+from tests.worker_process import PATIENCE_S, WorkerProcess, serving_toy, toy_worker
 
 pytestmark = pytest.mark.process
+
+EVIL, LAN, PUBLIC = "evil.example", "gpu.local", "llm.example.org"
+"""The attacker's name; a worker's in its network, to which browsers send no Sec-Fetch-Site; and one behind TLS."""
+
+
+def own_addresses() -> list[str]:
+    """The addresses of this machine that others could reach, and one of the loopback beside the usual one."""
+    found = [one.address for named in psutil.net_if_addrs().values() for one in named if one.family == socket.AF_INET]
+    return ["127.0.0.2", *(one for one in found if not ip_address(one).is_loopback)]
+
+
+@contextmanager
+def browsing(profile: Path) -> Iterator[Browser]:
+    """A browser for which all names of this module and the machine's own are this machine."""
+    here = [EVIL, LAN, PUBLIC, "*.example.net", "localhost", socket.gethostname()]
+    rules = [f"MAP {name} 127.0.0.1" for name in here]
+    rules += [
+        "MAP * ~NOTFOUND",
+        "EXCLUDE 127.0.0.1",
+        "EXCLUDE ::1",
+        *(f"EXCLUDE {address}" for address in own_addresses()),
+    ]
+    flags = (f"--host-resolver-rules={','.join(rules)}", "--ignore-certificate-errors")
+    with Browser(chromium(), profile, *flags) as browser:
+        yield browser
+
+
+def check_page_works(tab: Tab) -> None:
+    """The worker's page shows its state, and a question is answered."""
+    tab.until("document.querySelector('#state')?.textContent === 'ready'")
+    tab.fill("#prompt", "Hello")
+    tab.press("Enter")
+    tab.until("document.querySelector('.turn.assistant .usage')?.innerText.includes('tokens')")
+
+
+@contextmanager
+def serving_pages() -> Iterator[int]:
+    """The port of a site whose every page is empty. It has no icon."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b"<!doctype html><link rel=icon href=data:,><title>evil</title><body><p>Hello</p></body>"
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server, _serving(server):
+        yield server.server_port
+
+
+class Rebound(socketserver.ThreadingTCPServer):
+    """An address behind which the machine changes, as it does when a name comes to have another address."""
+
+    daemon_threads = True
+
+    def __init__(self, target: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Forwarding)
+        self.target = target
+        """The port to which the next connections go."""
+
+
+class _Forwarding(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, Rebound)
+        with socket.create_connection(("127.0.0.1", self.server.target), PATIENCE_S) as target:
+            back = threading.Thread(target=_copied, args=(target, self.connection))
+            back.start()
+            _copied(self.connection, target)
+            back.join(PATIENCE_S)
+
+
+def _copied(source: socket.socket, target: socket.socket) -> None:
+    """Copy to the end, which is then the other's end, too."""
+    try:
+        while data := source.recv(65536):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass  # one of the two has left
+
+
+@contextmanager
+def rebinding(target: int) -> Iterator[Rebound]:
+    with Rebound(target) as server, _serving(server):
+        yield server
+
+
+@contextmanager
+def _serving(server: socketserver.BaseServer) -> Iterator[None]:
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join(PATIENCE_S)
+
+
+# ── ways to send ─────────────────────────────────────────────────────────────────────────────────
+
 
 safe = serving_toy("--access-log", "--host", "::")
 exposed = serving_toy("--access-log", "--host", "::", is_open=True)
@@ -318,3 +419,86 @@ def test_a_link_from_another_site_leads_to_a_page_that_works(browser: Browser, p
         run(tab, LINKS["a link"], f"http://127.0.0.1:{safe.port}/")
         safe.wait_for("access", path="/page/chat.js")
         check_page_works(tab)
+
+
+# ── behind nginx, with its defaults and as docs/security.md says ────────────────────────────────
+
+DEFAULT = (
+    "server {{ listen {listen}; server_name {name}; location / {{ proxy_pass http://127.0.0.1:{port}; {more} }} }}"
+)
+"""nginx sends the worker the host of `proxy_pass`, whatever the client asked for, unless `more` changes that."""
+NO_OTHER = "server { listen TLS ssl default_server; listen PLAIN default_server; return 421; }"
+"""The block for all hosts that no other block names."""
+
+named = serving_toy("--allowed-host", PUBLIC)
+
+
+def served(worker: WorkerProcess, more: str = "", name: str = PUBLIC) -> str:
+    """Blocks that serve the worker over TLS and over HTTP."""
+    return "".join(
+        DEFAULT.format(listen=listen, name=name, port=worker.port, more=more) for listen in ("TLS ssl", "PLAIN")
+    )
+
+
+def asked(browser: Browser, page: str, request: str) -> int:
+    """The status of a request that a page sends to its own site."""
+    with browser.tab() as tab:
+        tab.open(page)
+        status: int = tab.evaluate(f"(async () => (await {request}).status)()")
+    return status
+
+
+CANCEL = "fetch('/cancel/7', {method: 'POST'})"
+
+
+@pytest.mark.parametrize("more", ["", "proxy_set_header Host $host;", "proxy_set_header Host $http_host;"])
+def test_the_page_works_behind_tls(browser: Browser, named: WorkerProcess, tmp_path: Path, more: str) -> None:
+    """Over TLS browsers say which site asks, so that nginx may write any Host."""
+    with nginx(tmp_path, served(named, more)) as (_, tls), browser.tab() as tab:
+        tab.open(f"https://{PUBLIC}:{tls}/")
+        check_page_works(tab)
+
+
+def test_behind_plain_http_the_page_works_if_the_host_is_passed_on(
+    browser: Browser, named: WorkerProcess, tmp_path: Path
+) -> None:
+    """There browsers name the page's origin alone, and the worker compares it with Host."""
+    for more, status in (("proxy_set_header Host $http_host;", 202), ("", 403)):
+        with nginx(tmp_path, served(named, more)) as (port, _):
+            assert asked(browser, f"http://{PUBLIC}:{port}/", CANCEL) == status
+
+
+def test_a_public_name_that_is_passed_on_must_be_allowed(browser: Browser, safe: WorkerProcess, tmp_path: Path) -> None:
+    with nginx(tmp_path, served(safe, "proxy_set_header Host $host;")) as (_, tls), browser.tab() as tab:
+        tab.open(f"https://{PUBLIC}:{tls}/")
+        assert "WRONG_HOST" in tab.text("body")
+        assert f"'{PUBLIC}'" in tab.text("body")
+        assert "--allowed-host" in tab.text("body")
+
+
+@pytest.mark.parametrize("more", ["", "proxy_set_header Host $host;"])
+def test_no_page_of_another_site_commands_a_worker_behind_nginx(
+    browser: Browser, port: int, named: WorkerProcess, tmp_path: Path, more: str
+) -> None:
+    with nginx(tmp_path, served(named, more)) as (unencrypted, tls):
+        for site in (f"https://{PUBLIC}:{tls}", f"http://{PUBLIC}:{unencrypted}"):
+            refused = named.metrics()['worker_refusals_total{code="FORBIDDEN"}']
+            with browser.tab() as tab:
+                tab.open(f"http://{EVIL}:{port}/")
+                tab.evaluate("fetch(url, {method: 'POST', mode: 'no-cors'}).then(() => 0)", url=f"{site}/shutdown")
+            assert named.metrics()['worker_refusals_total{code="FORBIDDEN"}'] == refused + 1
+    assert named.health()["state"] == "ready"
+
+
+def test_a_proxy_that_rewrites_the_host_hides_a_rebound_name_unless_it_names_its_server(
+    browser: Browser, safe: WorkerProcess, tmp_path: Path
+) -> None:
+    """Over TLS a browser says that such a page is of the same site. So nginx must refuse other names."""
+    url = "https://rebound.example.net"
+    for servers, status in ((served(safe, name="_"), 200), (NO_OTHER + served(safe), 421)):
+        with nginx(tmp_path, servers) as (_, tls), browser.tab() as tab:
+            tab.open(f"{url}:{tls}/livez")
+            got, text = tab.evaluate("fetch('/v1/models').then(async r => [r.status, await r.text()])")
+            assert got == status
+            assert ('"object":"list"' in text) == (status == 200)
+            assert asked(browser, f"https://{PUBLIC}:{tls}/", "fetch('/v1/models')") == 200

@@ -1,5 +1,9 @@
-"""The page at `/` as a person sees it in a browser: what it shows, does and asks for; and no answer takes it over."""
+"""The page at `/` as a person sees it in a browser: what it shows, does and asks for; and no answer takes it over.
 
+The page at /docs is complete in itself, and allowed nothing else.
+"""
+
+import hashlib
 import json
 import os
 import re
@@ -9,9 +13,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests.chromium import Browser, Tab, chromium
@@ -29,6 +35,7 @@ from tests.worker_process import (
     serve_default,
     toy_worker,
 )
+from worker.server.web import server
 from worker.server.web.pages import PAGE_PATHS
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
@@ -518,3 +525,65 @@ def test_it_can_be_turned_off(any_model: Path) -> None:
         for path in PAGE_PATHS:
             assert worker.get(path).status_code == 401
             assert worker.get(path, headers=GIVEN).status_code == 404
+
+
+# ── the page at /docs ────────────────────────────────────────────────────────────────────────────
+
+FILES = Path(server.__file__).parent / "page"
+
+
+class Read(HTMLParser):
+    """The scripts and links of a page, and the text of its elements with an id."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.sources: list[str] = []
+        self.texts: dict[str, str] = {}
+        self.nonces: set[str] = set()
+        self._id = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.sources += [given[name] for name in ("src", "href") if name in given]
+        self.nonces |= {given["nonce"]} if "nonce" in given else set()
+        self._id = given.get("id", "")
+
+    def handle_data(self, data: str) -> None:
+        self.texts[self._id] = self.texts.get(self._id, "") + data
+
+
+@pytest.mark.parametrize("path", ["/docs", "/docs/"])
+def test_the_page_holds_the_document_and_names_only_scripts_of_this_worker(client: httpx2.Client, path: str) -> None:
+    response = client.get(path)
+    page = Read(response.text)
+    assert json.loads(page.texts["document"]) == client.get("/openapi/openapi.json").json()
+    assert len(page.sources) == 2
+    for source in page.sources:
+        script = client.get(str(response.url.join(source)))
+        assert (script.status_code, script.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
+        assert script.content == (FILES / source.rpartition("/")[2]).read_bytes()
+
+
+def test_the_policy_allows_the_worker_itself_and_a_nonce_that_is_never_repeated(client: httpx2.Client) -> None:
+    nonces = set()
+    for _ in range(2):
+        response = client.get("/docs")
+        header = response.headers["content-security-policy"]
+        policy = dict(part.strip().partition(" ")[::2] for part in header.split(";"))
+        for kind in ("default-src", "base-uri", "form-action", "frame-ancestors"):
+            assert policy[kind] == "'none'"
+        assert policy["script-src"] == "'self'"
+        (nonce,) = Read(response.text).nonces
+        assert f"'nonce-{nonce}'" in policy["style-src"]
+        assert not re.search(r"https?:|\*|unsafe|blob:", header)
+        nonces.add(nonce)
+    assert len(nonces) == 2
+
+
+def test_the_bundle_is_the_published_one_and_has_its_licences() -> None:
+    told = re.search(r"sha256 `([0-9a-f]{64})`", (FILES / "README.md").read_text())
+    assert told is not None
+    assert hashlib.sha256((FILES / "redoc.standalone.js").read_bytes()).hexdigest() == told[1]
+    assert "Permission is hereby granted" in (FILES / "redoc.LICENSE.txt").read_text()
+    assert "DOMPurify" in (FILES / "redoc.standalone.js.LICENSE.txt").read_text()

@@ -1,4 +1,6 @@
-"""X-Request-Id: the client's name for a request comes back on every answer; without one the job's does."""
+"""X-Request-Id and X-Correlation-ID: the client's names for a request come back on every answer, or others do."""
+
+import uuid
 
 import pytest
 
@@ -10,11 +12,15 @@ pytestmark = pytest.mark.process
 JOB = {"job_id": "job-1", "prompt": "abc", "max_tokens": 2}
 TEXT = {"prompt": "abc", "max_tokens": 2}
 TALK = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 2}
+KNOWN = "550e8400-e29b-41d4-a716-446655440000"
 
-ASKED = [
+Row = tuple[str, str, object, int]
+
+ASKED: list[Row] = [
     ("POST", "/execute", JOB, 200),
     ("POST", "/execute", {**JOB, "max_tokens": 0}, 400),
     ("POST", "/execute", {}, 422),
+    ("POST", "/cancel/unknown", None, 202),
     ("POST", COMPLETIONS, TEXT, 200),
     ("POST", COMPLETIONS, {**TEXT, "stream": True}, 200),
     ("POST", COMPLETIONS, {**TEXT, "prompt": 7}, 400),
@@ -33,35 +39,43 @@ GIVEN = ("7", "req_01HZX", "a/b:c;d=e,f", "!" + "~" * 255)
 OTHERS = ("", "two words", "é", "x" * 257, "tab\there")
 
 
-def answered(worker: WorkerProcess, method: str, path: str, body: object, sent: str | None) -> tuple[int, str, str]:
+def answered(worker: WorkerProcess, row: Row, sent: str | None, correlation: str) -> tuple[int, str, str]:
     """The status, the id and the correlation id."""
+    method, path, body, _ = row
     headers = [] if sent is None else [(b"x-request-id", sent.encode("latin-1"))]
     with worker.client() as client:
-        answer = client.request(method, path, json=body, headers=headers)
+        answer = client.request(
+            method, path, json=body, headers=[*headers, (b"x-correlation-id", correlation.encode())]
+        )
     return answer.status_code, answer.headers["x-request-id"], answer.headers["x-correlation-id"]
 
 
 @pytest.mark.parametrize("sent", GIVEN)
-def test_the_clients_id_is_returned_and_logged(toy: WorkerProcess, sent: str) -> None:
-    for method, path, body, status in ASKED:
-        found, returned, correlation = answered(toy, method, path, body, sent)
-        assert (found, returned) == (status, sent)
+def test_the_clients_ids_are_returned_and_logged(toy: WorkerProcess, sent: str) -> None:
+    for row in ASKED:
+        correlation = str(uuid.uuid4())
+        assert answered(toy, row, sent, f" {correlation}") == (row[-1], sent, correlation)
         assert toy.wait_for("access", correlation_id=correlation)["request_id"] == sent
 
 
 @pytest.mark.parametrize("sent", [None, *OTHERS])
 def test_any_other_id_is_replaced_by_the_jobs_or_the_correlation_id(toy: WorkerProcess, sent: str | None) -> None:
-    for method, path, body, status in ASKED:
-        found, returned, correlation = answered(toy, method, path, body, sent)
-        assert found == status
+    """A correlation id that is no UUID is replaced by a new one."""
+    seen = set()
+    for row in ASKED:
+        _, path, _, status = row
+        found, returned, correlation = answered(toy, row, sent, f"{KNOWN}, {KNOWN}")
+        assert (found, uuid.UUID(correlation).version) == (status, 4)
+        seen.add(correlation)
         if status == 200 and path in {COMPLETIONS, CHAT}:
             assert returned.startswith(("cmpl-", "chatcmpl-"))
         else:
             assert returned == ("job-1" if (path, status) == ("/execute", 200) else correlation)
         assert "request_id" not in toy.wait_for("access", correlation_id=correlation)
+    assert len(seen) == len(ASKED)
 
 
 @pytest.mark.parametrize("job_id", ["two words", "日本", "a\r\nx-evil: 1", "x" * 257, "\x00"])
 def test_a_job_id_that_no_header_can_carry_is_not_sent(toy: WorkerProcess, job_id: str) -> None:
-    found, returned, correlation = answered(toy, "POST", "/execute", {**JOB, "job_id": job_id}, None)
-    assert (found, returned) == (200, correlation)
+    row = ("POST", "/execute", {**JOB, "job_id": job_id}, 200)
+    assert answered(toy, row, None, KNOWN) == (200, KNOWN, KNOWN)
