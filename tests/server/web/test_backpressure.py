@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import httpx2
 import pytest
 
-from tests.server.web.wire import JSON, request_of
+from tests.server.web.wire import JSON, request_of, standing_still
 from tests.worker_process import (
     ONE_SLOT,
     Event,
@@ -75,16 +75,6 @@ def test_refused_jobs_do_not_affect_accepted_jobs(small: WorkerProcess) -> None:
     assert text_of(events) == alone
 
 
-def test_a_job_is_accepted_again_when_another_ends(small: WorkerProcess) -> None:
-    with full(small) as (first, _):
-        assert execute(small, request_of("third")).status_code == 503
-        small.post("/cancel/second")
-        with Stream(small.url, request_of("third")) as third:
-            small.post("/cancel/third")
-            assert list(third)[-1]["code"] == "CANCELLED"
-        first.until("token")
-
-
 def test_an_id_in_flight_is_refused_whether_it_runs_or_waits(small: WorkerProcess) -> None:
     """It is free again with its terminal event."""
     with full(small) as (_, second):
@@ -98,16 +88,11 @@ def test_an_id_in_flight_is_refused_whether_it_runs_or_waits(small: WorkerProces
 
 def test_refusals_never_wait_for_the_engine(small: WorkerProcess) -> None:
     """The engine stands still in the middle of a step."""
-    with full(small):
-        engine = small.engine
-        engine.suspend()
-        try:
-            check_refused(execute(small, request_of("third")), 503, "WORKER_BUSY", retriable=True)
-            check_refused(execute(small, request_of("second")), 409, "DUPLICATE_JOB", retriable=False)
-            check_refused(execute(small, request_of("third"), PAST), 504, "DEADLINE_EXCEEDED", retriable=False)
-            assert small.post("/cancel/second").status_code == 202
-        finally:
-            engine.resume()
+    with full(small), standing_still(small):
+        check_refused(execute(small, request_of("third")), 503, "WORKER_BUSY", retriable=True)
+        check_refused(execute(small, request_of("second")), 409, "DUPLICATE_JOB", retriable=False)
+        check_refused(execute(small, request_of("third"), PAST), 504, "DEADLINE_EXCEEDED", retriable=False)
+        assert small.post("/cancel/second").status_code == 202
 
 
 def test_a_job_that_times_out_in_the_queue_sends_started_and_timeout(small: WorkerProcess) -> None:

@@ -25,6 +25,7 @@ from tests.server.web.wire import (
     read_to_end,
     read_until,
     request_of,
+    standing_still,
 )
 from tests.worker_process import (
     ONE_SLOT,
@@ -194,15 +195,11 @@ def test_a_client_that_leaves_while_its_job_waits(single: WorkerProcess, leave: 
 
 def test_a_client_that_leaves_before_its_job_is_even_read(single: WorkerProcess) -> None:
     """The engine stands still, so nobody has said yet whether the prompt fits."""
-    engine = single.engine
-    engine.suspend()
-    try:
+    with standing_still(single):
         with single.connect() as sock:
             sock.sendall(post_json("/execute", request_of("undecided")))
             eventually(lambda: single.health()["queue_depth"] == 1)
         eventually(lambda: single.health()["queue_depth"] == 0)
-    finally:
-        engine.resume()
 
 
 @pytest.mark.parametrize("leave", [socket.socket.close, reset])

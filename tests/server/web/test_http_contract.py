@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.apis.pool.vectors import R0
-from tests.server.web.wire import JSON, exchange, head, post_json, read_answer, request_of
+from tests.server.web.wire import JSON, exchange, head, post_json, read_answer, request_of, standing_still
 from tests.worker_process import Stream, WorkerProcess, eventually
 from worker.llama.invariance import has_own_products
 
@@ -62,14 +62,10 @@ def test_health_does_not_wait_for_an_engine_that_is_stopped_in_a_step(worker: Wo
     """TV-146, TV-147, made strict: an answer that needed the engine would never come."""
     with Stream(worker.url, request_of("health-meanwhile")) as stream:
         stream.until("token")
-        engine = worker.engine
-        engine.suspend()
-        try:
+        with standing_still(worker):
             assert worker.health()["slots_busy"] == 1
             assert worker.get("/v1/ready").json() == {"ready": True, "state": "busy", "model_loaded": True}
             assert worker.get("/readyz").status_code == worker.get("/metrics").status_code == 200
-        finally:
-            engine.resume()
     assert worker.get("/livez").text == "alive"
 
 

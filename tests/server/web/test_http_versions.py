@@ -1,18 +1,140 @@
-"""Clients that know less than HTTP/1.1, or offer to go on in more: they get what all others get."""
+"""Clients that know less than HTTP/1.1, or offer to go on in more, get what all others get.
+
+An offer of another protocol changes nothing about a request: any offer, any request, cut anywhere.
+"""
 
 import socket
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import cast
 
 import pytest
+from httptools import HttpParserError
+from hypothesis import given
+from hypothesis import strategies as st
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.server.web.wire import JSON, events_in, exchange, head, post_json, read_to_end
 from tests.worker_process import WorkerProcess, check_order
+from worker.server.web.connection import RequestParser
 
-pytestmark = pytest.mark.process
+
+@dataclass
+class Heard:
+    """The requests that were parsed: method, URL, version, headers and body of each."""
+
+    whole: list[tuple[bytes, bytes, str, tuple[tuple[bytes, bytes], ...], bytes]] = field(default_factory=list)
+    n_heads: int = 0
+
+    def __post_init__(self) -> None:
+        self.parser = RequestParser(cast(HttpToolsProtocol, self))
+
+    def on_message_begin(self) -> None:
+        self.url = self.body = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.n_heads += 1
+
+    def on_body(self, body: bytes) -> None:
+        self.body += body
+
+    def on_message_complete(self) -> None:
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        self.whole.append((method, self.url, version, tuple(self.headers), self.body))
+
+
+def heard_of(data: bytes, cuts: Collection[int] = ()) -> Heard:
+    heard = Heard()
+    edges = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
+    for begin, end in pairwise(edges):
+        heard.parser.feed_data(data[begin:end])
+    return heard
+
+
+OFFERS = (
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQBAAAAAAIAAAAA\r\n",
+    b"connection: upgrade\r\nUPGRADE: websocket\r\nSec-WebSocket-Version: 13\r\n",
+    b"Upgrade: TLS/1.0, HTTP/1.1\r\nUpgrade: IRC/6.9\r\nConnection: keep-alive\r\nConnection: Upgrade\r\n",
+    b"Connection: close, upgrade\r\nUpgrade: foo\r\n",
+)
+LINES = (*OFFERS, b"Connection: upgrade\r\nUpgrade:\r\n", b"Upgrade: h2c\r\n", b"")
+"""The last three offer nothing."""
+
+BODY = b'{"job_id":"j"}'
+FRAMED = {
+    b"": b"",
+    BODY: b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY),
+    BODY * 2: b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n%x;x=y\r\n%b\r\n0\r\nT: u\r\n\r\n"
+    % (len(BODY), BODY, len(BODY), BODY),
+}
+"""The framings of a body, after the other headers."""
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[bytes, bytes]:
+    """A request and its body."""
+    method = draw(st.sampled_from([b"GET", b"POST", b"HEAD", b"OPTIONS", b"DELETE", b"PROPFIND"]))
+    path = draw(st.sampled_from([b"/execute", b"/v1/chat/completions", b"/health?x=%20", b"/nope", b"*"]))
+    version = draw(st.sampled_from([b"1.1", b"1.0"]))
+    body = draw(st.sampled_from(list(FRAMED))) if version == b"1.1" else b""
+    head = b"%b %b HTTP/%b\r\nHost: a\r\nX-Empty:\r\nX-High: \xff\r\n" % (method, path, version)
+    return head + draw(st.sampled_from(LINES)) + (FRAMED[body] or b"\r\n"), body
+
+
+def without_offers(data: bytes) -> bytes:
+    for offer in OFFERS:
+        lines = offer.split(b"\r\n")
+        data = data.replace(offer, b"\r\n".join(line for line in lines if not line.lower().startswith(b"upgrade:")))
+    return data
+
+
+@given(st.lists(requests(), min_size=1, max_size=4), st.sets(st.integers(1, 2000), max_size=12))
+def test_requests_arrive_as_if_nothing_had_been_offered(sent: list[tuple[bytes, bytes]], cuts: set[int]) -> None:
+    """Bodies too, and what is pipelined behind them."""
+    data = b"".join(request for request, _ in sent)
+    heard = heard_of(data, cuts)
+    assert heard.whole == heard_of(without_offers(data)).whole
+    assert heard.n_heads == len(heard.whole) >= 1
+    assert all(body == got for (_, body), (*_, got) in zip(sent, heard.whole, strict=False))
+
+
+@pytest.mark.parametrize("offer", [offer for offer in OFFERS if b"close" not in offer])
+def test_bytes_that_are_not_http_after_an_offer_are_refused(offer: bytes) -> None:
+    heard = Heard()
+    with pytest.raises(HttpParserError):
+        heard.parser.feed_data(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n" + offer + b"\r\n{}\x00 garbage\r\n\r\n")
+    assert heard.n_heads == 1
+
+
+def test_a_tunnel_is_answered_and_its_bytes_are_not_a_request() -> None:
+    heard = heard_of(b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\nGET /health HTTP/1.1\r\n\r\n")
+    assert [method for method, *_ in heard.whole] == [b"CONNECT"]
+
+
+@given(
+    st.sampled_from([b"", b"a", b"a b", b"a\tb", b"\xff"]),
+    st.text(" \t").map(str.encode),
+    st.text(" \t").map(str.encode),
+)
+def test_spaces_around_a_value_are_not_part_of_it(value: bytes, before: bytes, behind: bytes) -> None:
+    ((_, _, _, headers, _),) = heard_of(b"GET / HTTP/1.1\r\nX: %b%b%b\r\n\r\n" % (before, value, behind)).whole
+    assert headers == ((b"X", value),)
+
+
+# ── a worker ─────────────────────────────────────────────────────────────────────────────────────
 
 JOB = {"job_id": "j", "prompt": "abc", "max_tokens": 3}
 CHAT = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 3}
 
-OFFERS = ("h2c", "websocket", "TLS/1.0", "h2c, IRC/6.9")
+OFFERED = ("h2c", "websocket", "TLS/1.0", "h2c, IRC/6.9")
 WORKING = {
     "/execute": JOB,
     "/cancel": {"job_id": "nobody"},
@@ -29,38 +151,18 @@ def offering(offer: str) -> dict[str, object]:
     return {"connection": "Upgrade, HTTP2-Settings", "upgrade": offer, "http2_settings": settings}
 
 
-# ── an offer is ignored ──────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("offer", OFFERS)
+@pytest.mark.parametrize("offer", OFFERED)
 @pytest.mark.parametrize("path", WORKING)
+@pytest.mark.process
 def test_a_body_is_read_with_any_offered_protocol(toy: WorkerProcess, path: str, offer: str) -> None:
     plain = exchange(toy, post_json(path, WORKING[path]))
     offered = exchange(toy, post_json(path, WORKING[path], **offering(offer)))
     assert offered.status == plain.status in {200, 202}
     assert len(offered.body) > 0
+    assert "upgrade" not in offered.headers
 
 
-@pytest.mark.parametrize("offer", OFFERS)
-@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"])
-@pytest.mark.parametrize("path", ["/health", "/execute", "/v1/models", "/nope", "/v1/nope"])
-def test_an_offer_changes_no_status(toy: WorkerProcess, path: str, method: str, offer: str) -> None:
-    if method == "HEAD":
-        plain, offered = (_status_of_head(toy, path, headers) for headers in ({}, offering(offer)))
-        assert offered == plain
-    else:
-        plain_answer = exchange(toy, head(method, path, content_length=0))
-        offered_answer = exchange(toy, head(method, path, content_length=0, **offering(offer)))
-        assert offered_answer.status == plain_answer.status
-        assert "upgrade" not in offered_answer.headers
-
-
-def _status_of_head(toy: WorkerProcess, path: str, headers: dict[str, object]) -> bytes:
-    with toy.connect() as sock:
-        sock.sendall(head("HEAD", path, **headers))
-        return sock.recv(15, socket.MSG_WAITALL)
-
-
+@pytest.mark.process
 def test_a_connection_goes_on_after_an_offer(toy: WorkerProcess) -> None:
     job = post_json("/execute", JOB, **offering("h2c"))
     chunked = head("POST", "/cancel", content_type=JSON, transfer_encoding="chunked", **offering("h2c"))
@@ -89,6 +191,7 @@ def halves(toy: WorkerProcess, request: bytes) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("more", [{}, {"connection": "keep-alive"}, {"expect": "100-continue"}, offering("h2c")])
+@pytest.mark.process
 def test_a_stream_reaches_an_old_client_without_chunks(toy: WorkerProcess, more: dict[str, object]) -> None:
     begun, body = halves(toy, as_old(post_json("/execute", JOB, **more)))
     assert begun.startswith(b"http/1.1 200 ")
@@ -97,6 +200,7 @@ def test_a_stream_reaches_an_old_client_without_chunks(toy: WorkerProcess, more:
     check_order(events_in(body.decode()))
 
 
+@pytest.mark.process
 def test_an_openai_stream_reaches_an_old_client_without_chunks(toy: WorkerProcess) -> None:
     begun, body = halves(toy, as_old(post_json("/v1/chat/completions", {**CHAT, "stream": True})))
     assert b"transfer-encoding" not in begun
@@ -109,6 +213,7 @@ def test_an_openai_stream_reaches_an_old_client_without_chunks(toy: WorkerProces
     "request_bytes",
     [head("GET", "/health"), post_json("/v1/chat/completions", CHAT), head("GET", "/nope"), head("HEAD", "/health")],
 )
+@pytest.mark.process
 def test_an_answer_of_known_length_has_its_length(toy: WorkerProcess, request_bytes: bytes) -> None:
     begun, body = halves(toy, as_old(request_bytes))
     assert b"transfer-encoding" not in begun
@@ -116,6 +221,7 @@ def test_an_answer_of_known_length_has_its_length(toy: WorkerProcess, request_by
     assert len(body) == (0 if request_bytes.startswith(b"HEAD") else length)
 
 
+@pytest.mark.process
 def test_an_old_client_that_leaves_ends_its_job(toy: WorkerProcess) -> None:
     with toy.connect() as sock:
         sock.sendall(as_old(post_json("/execute", {**JOB, "job_id": "left", "max_tokens": 2000})))

@@ -15,10 +15,11 @@ import httpx2
 import pytest
 
 from tests.chromium import Browser, chromium
+from tests.gguf_files import tiny_model
 from tests.nginx_process import nginx
 from tests.server.web.test_floods import Watch
 from tests.server.web.wire import JSON, head, read_answer
-from tests.worker_process import PATIENCE_S, WorkerProcess, serving_toy
+from tests.worker_process import PATIENCE_S, WorkerProcess, gated, serving_toy
 
 pytestmark = pytest.mark.process
 
@@ -315,3 +316,42 @@ def test_a_page_sends_large_bodies_and_reads_early_answers(toy: WorkerProcess, t
         assert status == 413
         assert "the text of the request body exceeds" in told
         assert ask("/v1/nothing", 60_000_000)[0] == 404
+
+
+# ── --max-prompt-chars ───────────────────────────────────────────────────────────────────────────
+
+MAX_CHARS = 200_000
+
+
+@pytest.fixture(scope="module")
+def loading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """Its engine never loads: a request without a fault is answered 503, which comes after all that is judged here."""
+    folder = tmp_path_factory.mktemp("long")
+    tiny = tiny_model().write(folder / "tiny.gguf")
+    flags = ("--model", str(tiny), "--port", "0", "--max-prompt-chars", str(MAX_CHARS))
+    with WorkerProcess(*flags, command=gated(folder)[1]) as worker:
+        yield worker.listening()
+
+
+def escaped(loading: WorkerProcess, n_characters: int) -> httpx2.Response:
+    """Each character as long as JSON can make it: more than 2 MiB in all."""
+    prompt = "\\ud83d\\ude00" * n_characters
+    body = f'{{"job_id":"long","prompt":"{prompt}","max_tokens":1}}'
+    return loading.post("/execute", content=body.encode(), headers={"content-type": "application/json"})
+
+
+def test_a_prompt_of_the_limit_passes_where_every_character_is_escaped_and_no_longer_one(
+    loading: WorkerProcess,
+) -> None:
+    answer = escaped(loading, MAX_CHARS)
+    assert (answer.status_code, answer.json()["code"]) == (503, "WORKER_LOADING")
+    answer = escaped(loading, MAX_CHARS + 1)
+    assert answer.status_code == 400
+    assert [error["constraint"] for error in answer.json()["errors"]] == [f"length(1..={MAX_CHARS})"]
+
+
+def test_the_openapi_document_has_the_current_limit(loading: WorkerProcess) -> None:
+    document = loading.get("/openapi/openapi.json").json()
+    schema = document["paths"]["/execute"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    name = schema["$ref"].removeprefix("#/components/schemas/")
+    assert document["components"]["schemas"][name]["properties"]["prompt"]["maxLength"] == MAX_CHARS

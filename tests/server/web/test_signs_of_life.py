@@ -11,7 +11,7 @@ import pytest
 from client.sse import is_comment
 from tests.server.front.rehearsal import Stage, rehearsed
 from tests.server.web.openai_client import CHAT
-from tests.server.web.wire import LONG_PROMPT, UNHURRIED, post_json, read_until, request_of
+from tests.server.web.wire import LONG_PROMPT, UNHURRIED, post_json, read_until, request_of, standing_still
 from tests.worker_process import ONE_SLOT, Stream, WorkerProcess, altered, eventually, serve_default, serving
 from worker.apis.core.events import SIGN_OF_LIFE
 from worker.apis.pool.execute import choose_dialect
@@ -223,11 +223,8 @@ def test_a_long_prompt_shows_life_while_it_is_read(lively: WorkerProcess) -> Non
     """The engine stands still in the middle of it, so that the silence is certain."""
     with asked(lively, post_json("/execute", request_of("reads", prompt=LONG_PROMPT))) as sock:
         read_until(sock, b'"type":"started"')
-        lively.engine.suspend()
-        try:
+        with standing_still(lively):
             read_until(sock, SIGN_OF_LIFE)
-        finally:
-            lively.engine.resume()
     eventually(lively.is_idle)
 
 
@@ -240,9 +237,7 @@ def test_no_sign_is_sent_before_the_headers_or_in_json_lines(lively: WorkerProce
     with Stream(lively.url, RUNS) as running, asked(lively, lines) as of_lines:
         running.until("token")
         begun = read_until(of_lines, b"\r\n\r\n")
-        engine = lively.engine
-        engine.suspend()
-        try:
+        with standing_still(lively) as engine:
             wait_for_silence(running)  # some threads of a process may go on for a moment
             with asked(lively, post_json("/execute", request_of("late"))) as late, asked(lively, too_long) as refused:
                 eventually(lambda: lively.health()["queue_depth"] >= 3)
@@ -251,8 +246,6 @@ def test_no_sign_is_sent_before_the_headers_or_in_json_lines(lively: WorkerProce
                 engine.resume()
                 assert read_until(late, b"\r\n").startswith(b"HTTP/1.1 200 ")
                 assert read_until(refused, b"\r\n").startswith(b"HTTP/1.1 400 ")
-        finally:
-            engine.resume()
         lively.post("/cancel/runs")
         lively.post("/cancel/lines")
         assert SIGN_OF_LIFE.strip() not in begun + read_until(of_lines, b"CANCELLED")

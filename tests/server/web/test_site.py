@@ -1,19 +1,28 @@
-"""The host and the page of a request, as laws: which names are a worker's, and which pages may ask it."""
+"""The host and the page of a request, as laws: which names are a worker's, and which pages may ask it.
+
+And the label of its path: labels of metrics are closed sets.
+"""
 
 import asyncio
 import socket
 import string
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from litestar import Litestar, get, post
 from litestar.datastructures import Headers
+from litestar.params import FromPath
 
+from tests.loops import on_a_loop
+from worker.config.settings import Settings
 from worker.errors import Forbidden, WorkerError, WrongHost
-from worker.server.web.middleware import ANY_HOST_PATHS, Site
+from worker.observe.metrics import Metrics
+from worker.server.web.middleware import ANY_HOST_PATHS, CLIENT_LEFT, OTHER, Middleware, Routes, Site
 
 Lines = list[tuple[bytes, bytes]]
 
@@ -72,39 +81,28 @@ def test_an_address_passes(address: object, port: str) -> None:
     assert refused(asked(host + port), site=BARE) is None
 
 
-@given(labels, ports, dots, spellings)
-def test_a_name_without_a_dot_passes(name: str, port: str, dot: str, spell: Any) -> None:
+@given(
+    st.lists(labels, min_size=1, max_size=3),
+    st.sampled_from([".localhost", ".local", ".internal", ".svc", ""]),
+    *(ports, dots, spellings),
+)
+def test_a_name_in_a_local_domain_and_one_without_a_dot_pass(
+    first: list[str], domain: str, port: str, dot: str, spell: Any
+) -> None:
+    name = ".".join(first) + domain if domain else first[0]
     assert refused(asked(spell(name) + dot + port), site=BARE) is None
 
 
-@given(
-    st.lists(labels, min_size=1, max_size=3),
-    st.sampled_from(["localhost", "local", "internal", "svc"]),
-    ports,
-    dots,
-    spellings,
-)
-def test_a_name_in_a_local_domain_passes(first: list[str], domain: str, port: str, dot: str, spell: Any) -> None:
-    assert refused(asked(spell(".".join([*first, domain])) + dot + port), site=BARE) is None
+GIVEN = ("box.lab.example.com", "GPU.example.org:8080", "a.pool.example.org", "a.b.pool.example.org.")
+NOT_GIVEN = ("pool.example.org", "xpool.example.org", "example.org", "x.gpu.example.org")
 
 
-@pytest.mark.parametrize(
-    "host", ["box.lab.example.com", "GPU.example.org:8080", "a.pool.example.org", "a.b.pool.example.org."]
-)
-def test_a_given_name_passes(host: str) -> None:
-    assert refused(asked(host)) is None
-    assert refused(asked(host), site=BARE) is WrongHost
-
-
-@pytest.mark.parametrize("host", ["pool.example.org", "xpool.example.org", "example.org", "x.gpu.example.org"])
-def test_a_star_is_every_name_below_and_nothing_else(host: str) -> None:
-    assert refused(asked(host)) is WrongHost
-
-
-@pytest.mark.parametrize("host", [None, "", ":8080"])
-def test_a_request_without_a_host_passes(host: str | None) -> None:
-    """Old clients send none; a browser always does."""
-    assert refused(asked(host), site=BARE) is None
+def test_a_given_name_passes_and_a_star_is_every_name_below_and_nothing_else() -> None:
+    """A request without a host passes, too: old clients send none, and a browser always does."""
+    assert {refused(asked(host)) for host in GIVEN} == {None}
+    assert {refused(asked(host), site=BARE) for host in (*GIVEN, *NOT_GIVEN)} == {WrongHost}
+    assert {refused(asked(host)) for host in NOT_GIVEN} == {WrongHost}
+    assert {refused(asked(host), site=BARE) for host in (None, "", ":8080")} == {None}
 
 
 ODD = (
@@ -321,15 +319,76 @@ def test_each_of_several_origins_is_allowed_in_its_own_spelling(origin: str, spe
     assert cors.preflight("POST", asking(sent)) is None
 
 
-@pytest.mark.parametrize("origin", OTHERS)
-def test_no_other_origin_is_allowed(origin: str) -> None:
-    cors = Site([], OURS)
-    assert cors.headers(asking(origin)) == {"vary": "origin"}
+@pytest.mark.parametrize(
+    ("cors", "origin", "told"),
+    [
+        *((Site([], OURS), origin, {"vary": "origin"}) for origin in OTHERS),
+        *((BARE, origin, {}) for origin in (*OURS, *OTHERS)),
+    ],
+)
+def test_no_other_origin_is_allowed_and_none_without_the_setting(cors: Site, origin: str, told: dict[str, str]) -> None:
+    assert cors.headers(asking(origin)) == told
     assert cors.preflight("OPTIONS", asking(origin)) is None
 
 
-@pytest.mark.parametrize("origin", [*OURS, *OTHERS])
-def test_without_origins_no_header_is_sent(origin: str) -> None:
-    cors = Site([], ())
-    assert cors.headers(asking(origin)) == {}
-    assert cors.preflight("OPTIONS", asking(origin)) is None
+# ── labels ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@get(["/health", "/v1/health"], sync_to_thread=False)
+def health() -> str:
+    return ""
+
+
+@post("/cancel/{job_id:str}", status_code=202, sync_to_thread=False)
+def cancel(job_id: FromPath[str]) -> None: ...
+
+
+APP = Litestar([health, cancel], openapi_config=None)
+ROUTES = Routes(APP)
+PATHS = {"/health": "/health", "/health/": "/health", "/v1/health": "/v1/health", "/cancel/7": "/cancel/{job_id}"}
+
+
+def test_a_path_is_labelled_with_its_route() -> None:
+    assert {path: ROUTES.label(path) for path in PATHS} == PATHS
+
+
+def test_offered_routes_have_their_success_status_and_head_for_get() -> None:
+    assert set(ROUTES.offered()) == {
+        ("/health", "GET", 200),
+        ("/health", "HEAD", 200),
+        ("/v1/health", "GET", 200),
+        ("/v1/health", "HEAD", 200),
+        ("/cancel/{job_id}", "POST", 202),
+    }
+
+
+@given(st.text(max_size=30) | st.lists(st.sampled_from(["/", "health", "cancel", "7", "\n", "{job_id}"])).map("".join))
+def test_no_path_makes_a_new_label(path: str) -> None:
+    assert ROUTES.label("/" + path) in {*PATHS.values(), OTHER}
+
+
+# ── an exchange without an answer ────────────────────────────────────────────────────────────────
+
+
+@on_a_loop
+async def test_a_client_that_leaves_before_its_answer_is_counted_with_499() -> None:
+    has_begun = asyncio.Event()
+
+    @get("/slow/{name:str}")
+    async def slow(name: FromPath[str]) -> None:
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    async def left(*_: object) -> Any:
+        return {"type": "http.disconnect"}
+
+    metrics = Metrics("w-1")
+    app = Middleware(Litestar([slow], openapi_config=None), Settings(model="m.gguf"), metrics)
+    scope: Any = {"type": "http", "method": "GET", "path": "/slow/7", "state": {}, "headers": [], "query_string": b""}
+    exchange = asyncio.create_task(app(scope, left, left))
+    await has_begun.wait()
+    exchange.cancel()
+    with suppress(asyncio.CancelledError):
+        await exchange
+    labels = f'method="GET",route="/slow/{{name}}",status="{CLIENT_LEFT}",worker_id="w-1"'
+    assert f"worker_http_requests_total{{{labels}}} 1.0" in metrics.render(None)[0].decode()

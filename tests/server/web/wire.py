@@ -3,7 +3,11 @@
 import http.client
 import json
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+import psutil
 
 from tests.worker_process import PATIENCE_S, Event, WorkerProcess, altered
 
@@ -94,6 +98,18 @@ def dribble(worker: WorkerProcess, *, segment_bytes: int = 500) -> socket.socket
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment_bytes)
     sock.connect(("127.0.0.1", worker.port))
     return sock
+
+
+@contextmanager
+def standing_still(worker: WorkerProcess) -> Iterator[psutil.Process]:
+    """The engine, which does nothing until the end or until it is resumed."""
+    engine = worker.engine
+    engine.suspend()
+    try:
+        yield engine
+    finally:
+        if engine.is_running():
+            engine.resume()
 
 
 IMPATIENCE_S = 2.0
