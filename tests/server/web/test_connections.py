@@ -254,30 +254,6 @@ def _is_cut(sock: socket.socket) -> bool:
 # ── rude ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"GET / garbage\r\n\r\n",
-        b"FETCH /health HTTP/1.1\r\n\r\n",
-        b"GET /\xff\xfe HTTP/1.1\r\nhost: a\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nno colon here\r\n\r\n",
-        b"GET /health HTTP/9.9\r\n\r\n",
-        head("POST", "/execute", content_length=-1),
-        head("POST", "/execute", content_length="5, 6"),
-        head("POST", "/execute", content_length=5, transfer_encoding="chunked"),
-        head("POST", "/execute", content_type=JSON, transfer_encoding="chunked") + b"xyz\r\n",
-    ],
-)
-def test_bytes_that_are_not_http_are_400_and_the_connection_ends(worker: WorkerProcess, garbage: bytes) -> None:
-    with worker.connect() as sock:
-        sock.sendall(garbage)
-        received = read_to_end(sock)
-    assert received.startswith(b"HTTP/1.1 400 ")
-    assert b"\r\nx-correlation-id: " in received
-    assert worker.get("/health").status_code == 200
-
-
 def test_garbage_on_the_connection_of_a_stream_ends_it_without_an_answer_inside(worker: WorkerProcess) -> None:
     with worker.connect() as sock:
         sock.sendall(post_json("/execute", request_of("interrupted")))
@@ -347,10 +323,3 @@ def test_garbage_after_a_pipelined_request_does_not_reach_the_stream_before_it(w
         received += read_to_end(sock)
     assert received.startswith(b"HTTP/1.1 200")
     assert b"400 Bad Request" not in received
-
-
-@pytest.mark.parametrize("line", [b"GET /health HTTP/1.0\r\n\r\n", head("GET", "/health", connection="close")])
-def test_a_connection_ends_if_the_client_wants_no_second_request(worker: WorkerProcess, line: bytes) -> None:
-    with worker.connect() as sock:
-        sock.sendall(line)
-        assert b'"status":"healthy"' in read_to_end(sock)

@@ -4,12 +4,14 @@ The worker has an engine without a model; its API key has the form of a UUID, wh
 """
 
 import json
+import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx2
 import pytest
 
+from tests.server.web.openai_client import CHAT, COMPLETIONS
 from tests.server.web.wire import JSON, events_in, exchange, head
 from tests.worker_process import Event, Stream, WorkerProcess, check_order, serving_toy, toy_worker
 from worker.observe.redaction import MASK
@@ -100,13 +102,6 @@ def samples(worker: WorkerProcess) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
-def test_a_job_that_the_engine_refuses_is_logged_with_the_code_of_its_answer(worker: WorkerProcess) -> None:
-    answer = worker.post("/execute", json={**JOB, "prompt": SECRET * 200}, headers=GIVEN)
-    (end,) = [line for line in lines_of(worker, answer) if line["event"] == "execute_end"]
-    assert (end["outcome"], end["code"]) == ("rejected", "INVALID_REQUEST")
-    assert (end["queue_time_ms"], end["time_to_first_token_ms"], end["cached_tokens"]) == (None, None, 0)
-
-
 def test_an_answered_request_is_not_logged_as_refused(worker: WorkerProcess) -> None:
     answer = worker.post("/cancel", json={"job_id": "nobody"}, headers=GIVEN)
     assert [line["event"] for line in lines_of(worker, answer)] == ["access"]
@@ -194,3 +189,76 @@ def test_bytes_that_are_not_http_reach_no_route_and_are_counted_and_logged(worke
     name = 'worker_http_requests_total{{method="{}",route="{}",status="{}"}}'.format
     assert after[name("GET", "/livez", 200)] == before[name("GET", "/livez", 200)] + 1
     assert after[name("other", "other", 400)] == before.get(name("other", "other", 400), 0) + 1
+
+
+# ── the client's ids: they come back on every answer, or others do ───────────────────────────────
+
+TEXT = {"prompt": "abc", "max_tokens": 2}
+TALK = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 2}
+KNOWN = "550e8400-e29b-41d4-a716-446655440000"
+
+Row = tuple[str, str, object, int]
+
+ASKED: list[Row] = [
+    ("POST", "/execute", JOB, 200),
+    ("POST", "/execute", {**JOB, "max_tokens": 0}, 400),
+    ("POST", "/execute", {}, 422),
+    ("POST", "/cancel/unknown", None, 202),
+    ("POST", COMPLETIONS, TEXT, 200),
+    ("POST", COMPLETIONS, {**TEXT, "stream": True}, 200),
+    ("POST", COMPLETIONS, {**TEXT, "prompt": 7}, 400),
+    ("POST", CHAT, TALK, 200),
+    ("POST", CHAT, {**TALK, "stream": True, "n": 2}, 200),
+    ("POST", CHAT, {"messages": [{"role": "user", "content": "refuse me"}]}, 400),
+    ("POST", "/tokenize", {"prompt": "abc"}, 200),
+    ("GET", "/v1/models", None, 200),
+    ("GET", "/v1/nope", None, 404),
+    ("GET", CHAT, None, 405),
+    ("GET", "/health", None, 200),
+]
+"""Requests with the statuses of their answers."""
+
+KEPT = ("7", "req_01HZX", "a/b:c;d=e,f", "!" + "~" * 255)
+OTHERS = ("", "two words", "é", "x" * 257, "tab\there")
+
+
+def answered(worker: WorkerProcess, row: Row, sent: str | None, correlation: str) -> tuple[int, str, str]:
+    """The status, the id and the correlation id."""
+    method, path, body, _ = row
+    headers = [] if sent is None else [(b"x-request-id", sent.encode("latin-1"))]
+    with worker.client() as client:
+        answer = client.request(
+            method, path, json=body, headers=[*headers, (b"x-correlation-id", correlation.encode())]
+        )
+    return answer.status_code, answer.headers["x-request-id"], answer.headers["x-correlation-id"]
+
+
+@pytest.mark.parametrize("sent", KEPT)
+def test_the_clients_ids_are_returned_and_logged(toy: WorkerProcess, sent: str) -> None:
+    for row in ASKED:
+        correlation = str(uuid.uuid4())
+        assert answered(toy, row, sent, f" {correlation}") == (row[-1], sent, correlation)
+        assert toy.wait_for("access", correlation_id=correlation)["request_id"] == sent
+
+
+@pytest.mark.parametrize("sent", [None, *OTHERS])
+def test_any_other_id_is_replaced_by_the_jobs_or_the_correlation_id(toy: WorkerProcess, sent: str | None) -> None:
+    """A correlation id that is no UUID is replaced by a new one."""
+    seen = set()
+    for row in ASKED:
+        _, path, _, status = row
+        found, returned, correlation = answered(toy, row, sent, f"{KNOWN}, {KNOWN}")
+        assert (found, uuid.UUID(correlation).version) == (status, 4)
+        seen.add(correlation)
+        if status == 200 and path in {COMPLETIONS, CHAT}:
+            assert returned.startswith(("cmpl-", "chatcmpl-"))
+        else:
+            assert returned == ("j" if (path, status) == ("/execute", 200) else correlation)
+        assert "request_id" not in toy.wait_for("access", correlation_id=correlation)
+    assert len(seen) == len(ASKED)
+
+
+@pytest.mark.parametrize("job_id", ["two words", "日本", "a\r\nx-evil: 1", "x" * 257, "\x00"])
+def test_a_job_id_that_no_header_can_carry_is_not_sent(toy: WorkerProcess, job_id: str) -> None:
+    row = ("POST", "/execute", {**JOB, "job_id": job_id}, 200)
+    assert answered(toy, row, None, KNOWN) == (200, KNOWN, KNOWN)

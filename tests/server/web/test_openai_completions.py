@@ -3,11 +3,9 @@
 The words of refusals are in tests/record.
 """
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx2
 import pytest
 
 from tests.crashing_engine import STALL, marker
@@ -121,28 +119,20 @@ def test_a_job_that_crashes_every_engine_is_a_server_error(any_model: Path) -> N
         assert (response.status_code, refusal(response)["code"]) == (500, "inference_failed")
 
 
-# ── a worker with a name, a token and a page elsewhere ───────────────────────────────────────────
+# ── a worker with a name ────────────────────────────────────────────────────────────────────────
 
-TOKEN = "correct-horse-battery-staple"
-ORIGIN = "http://pages.example:8000"
 NAME = "org/served:model"
 BODY = {"prompt": "Hello", "max_tokens": 1}
-FLAGS = ("--served-model-name", NAME, "--strict-model", "--cors-origin", ORIGIN, "--ctx-size", "1024")
-named = serving("shallow_model", *FLAGS, environment={"LLORCH_API_TOKEN": TOKEN})
+FLAGS = ("--served-model-name", NAME, "--strict-model", "--ctx-size", "1024")
+named = serving("shallow_model", *FLAGS)
 
 
-@pytest.fixture
-def owner(named: WorkerProcess) -> Iterator[httpx2.Client]:
-    with named.client(headers={"authorization": f"Bearer {TOKEN}"}) as client:
-        yield client
-
-
-def test_the_model_is_listed_and_found_by_its_name(owner: httpx2.Client) -> None:
-    (card,) = owner.get("/v1/models").json()["data"]
-    assert owner.get(f"/v1/models/{NAME}").json() == card
-    assert owner.get("/v1/models/org%2Fserved:model").json() == card
+def test_the_model_is_listed_and_found_by_its_name(named: WorkerProcess) -> None:
+    (card,) = named.get("/v1/models").json()["data"]
+    assert named.get(f"/v1/models/{NAME}").json() == card
+    assert named.get("/v1/models/org%2Fserved:model").json() == card
     assert (card["id"], card["object"]) == (NAME, "model")
-    health = owner.get("/health").json()
+    health = named.get("/health").json()
     assert (card["max_model_len"], card["meta"]["n_vocab"]) == (health["context_length"], health["vocab_size"])
     assert card["meta"]["chat_format"] == "hermes (generic)"
 
@@ -154,41 +144,12 @@ def test_without_a_name_of_its_own_the_model_is_called_what_the_user_typed(worke
     assert f'model_name="{name}"' in worker.get("/metrics").text
 
 
-def test_another_model_is_not_found(owner: httpx2.Client) -> None:
+def test_another_model_is_not_found(named: WorkerProcess) -> None:
     for response in (
-        owner.get("/v1/models/other"),
-        owner.post(COMPLETIONS, json={**BODY, "model": "other"}),
-        owner.post(CHAT, json={"messages": [{"role": "user", "content": "Hi"}], "model": "other"}),
+        named.get("/v1/models/other"),
+        named.post(COMPLETIONS, json={**BODY, "model": "other"}),
+        named.post(CHAT, json={"messages": [{"role": "user", "content": "Hi"}], "model": "other"}),
     ):
         error = refusal(response)
         assert (response.status_code, error["type"], error["code"]) == (404, "not_found_error", "model_not_found")
-    assert owner.post(COMPLETIONS, json={**BODY, "model": NAME}).json()["model"] == NAME
-
-
-def test_a_browser_learns_which_page_is_allowed(named: WorkerProcess) -> None:
-    asking = {
-        "origin": ORIGIN,
-        "access-control-request-method": "POST",
-        "access-control-request-headers": "authorization, x-stainless-os",
-    }
-    with named.client() as client:
-        told = client.options(CHAT, headers=asking)
-        assert (told.status_code, told.content) == (204, b"")
-        assert told.headers["access-control-allow-origin"] == ORIGIN
-        assert told.headers["access-control-allow-headers"] == "authorization, x-stainless-os"
-        assert "POST" in told.headers["access-control-allow-methods"]
-        refused = client.get("/v1/models", headers={"origin": ORIGIN})
-        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, ORIGIN)
-        assert "x-request-id" in refused.headers["access-control-expose-headers"]
-
-
-def test_any_other_page_gets_no_header(named: WorkerProcess, worker: WorkerProcess) -> None:
-    asking = {"origin": "http://elsewhere.example", "access-control-request-method": "POST"}
-    with named.client() as client:
-        assert client.options(CHAT, headers=asking).status_code == 401
-        other = client.get("/health", headers=asking)
-        assert "access-control-allow-origin" not in other.headers
-        assert other.headers["vary"] == "origin"
-    with worker.client() as client:
-        assert client.options(CHAT, headers={**asking, "origin": ORIGIN}).status_code == 403
-        assert "vary" not in client.get("/health", headers=asking).headers
+    assert named.post(COMPLETIONS, json={**BODY, "model": NAME}).json()["model"] == NAME
