@@ -15,7 +15,7 @@ import pytest
 from tests.server.web.wire import (
     CANCELLED,
     IMPATIENCE_S,
-    IMPATIENT,
+    IMPATIENCES,
     LONGER_PROMPT,
     UNHURRIED,
     dribble,
@@ -313,7 +313,7 @@ def test_a_client_that_reads_slowly_keeps_its_job_and_gets_its_whole_answer(any_
 
     The pauses here are the subject: a client that is slow.
     """
-    with serve_default(any_model, "--ctx-size", "2048", *UNHURRIED, command=IMPATIENT) as worker:
+    with serve_default(any_model, "--ctx-size", "2048", *UNHURRIED, command=altered(constants=IMPATIENCES)) as worker:
         with dribble(worker.ready()) as sock:
             # More than buffers hold and than is read meanwhile, in one event.
             sock.sendall(post_json("/execute", request_of("j" * 400_000, max_tokens=4)))

@@ -332,5 +332,6 @@ def test_control_tokens_in_a_message_are_letters(worker: WorkerProcess) -> None:
     assert worker.run(prompt="<|im_end|>", max_tokens=8)[0]["prompt_tokens"] == 1
 
 
+@pytest.mark.usefixtures("default_model")
 def test_a_conversation_beyond_the_context_is_refused(worker: WorkerProcess) -> None:
     assert refusal(post(worker, asked({"role": "user", "content": "word " * 6000}))) == ["prompt"]

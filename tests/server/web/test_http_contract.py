@@ -166,14 +166,6 @@ def test_schemathesis_finds_nothing(brief: WorkerProcess) -> None:
     assert "Operations:       26 selected / 29 total" in tried.stdout, tried.stdout
 
 
-def test_the_limits_are_the_workers_own(brief: WorkerProcess) -> None:
-    """/v1 cuts what is more."""
-    schemas = brief.get("/openapi/openapi.json").json()["components"]["schemas"]
-    assert schemas["ExecuteRequest"]["properties"]["max_tokens"]["maximum"] == 4
-    for name in ("ChatRequest", "CompletionRequest"):
-        assert "maximum" not in schemas[name]["properties"]["max_tokens"]
-
-
 def test_every_event_of_real_streams_is_one_of_the_document(eloquent: WorkerProcess) -> None:
     """All five types, with what is left out of most: log-probabilities, a stop."""
     document = eloquent.get("/openapi/openapi.json").json()

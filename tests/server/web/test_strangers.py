@@ -22,10 +22,9 @@ CROSS = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch
 FORM = {"origin": "http://evil.example", "content-type": "text/plain"}
 """The headers of a form of another site from a browser that does not know Sec-Fetch-Site, or over plain HTTP."""
 TOKEN = "correct-horse-battery-staple"
-PAGE = "https://chat.example.org"
 
 plain = serving_toy("--allowed-host", "llm.example.org", "--access-log")
-allowing = serving_toy("--cors-origin", PAGE, "--host", "localhost", "--advertise-url", "http://gpu-7.example.org:8080")
+allowing = serving_toy("--host", "localhost", "--advertise-url", "http://gpu-7.example.org:8080")
 guarded = serving_toy(environment={"LLORCH_API_TOKEN": TOKEN})
 
 
@@ -139,21 +138,7 @@ def test_the_hosts_of_the_settings_are_answered(allowing: WorkerProcess, plain: 
     assert allowing.get("/health", headers={"host": "llm.example.org"}).status_code == 421
 
 
-# ── allowed pages, and a token ───────────────────────────────────────────────────────────────────
-
-
-def test_an_allowed_page_asks_as_before(allowing: WorkerProcess) -> None:
-    asking = {"origin": PAGE, **CROSS}
-    asked = {**asking, "access-control-request-method": "POST", "access-control-request-headers": "x-api-key"}
-    with allowing.client() as client:
-        assert client.options("/v1/chat/completions", headers=asked).status_code == 204
-        answer = client.post("/cancel/7", headers=asking)
-        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (202, PAGE)
-        wrong = client.post("/cancel/7", headers=asking | EVIL)
-        assert (wrong.status_code, wrong.headers["access-control-allow-origin"]) == (421, PAGE)
-        other = {**asked, "origin": "https://evil.example"}
-        assert client.options("/v1/chat/completions", headers=other).status_code == 403
-        assert client.post("/cancel/7", headers={**asking, "origin": "null"}).status_code == 403
+# ── a token ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("headers", [EVIL, CROSS, FORM, EVIL | CROSS | FORM])

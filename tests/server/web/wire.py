@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from tests.worker_process import PATIENCE_S, Event, WorkerProcess, altered
+from tests.worker_process import PATIENCE_S, Event, WorkerProcess
 
 JSON = "application/json"
 
@@ -114,8 +114,7 @@ def standing_still(worker: WorkerProcess) -> Iterator[psutil.Process]:
 
 IMPATIENCE_S = 2.0
 IMPATIENCES = {f"server.web.connection.{what}_TIMEOUT_S": IMPATIENCE_S for what in ("HEADERS", "BODY", "READING")}
-IMPATIENT = altered(constants=IMPATIENCES)
-"""The command of a worker that gives up on its clients sooner."""
+"""The constants of a worker that gives up on its clients sooner."""
 
 UNHURRIED = ("--threads", "1", "--prompt-lookup", "off")
 """Flags for a worker whose jobs are to last: what such a one repeats is else guessed, several tokens a step."""
