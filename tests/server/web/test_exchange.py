@@ -237,7 +237,7 @@ def answered(worker: WorkerProcess, row: Row, sent: str | None, correlation: str
 def test_the_clients_ids_are_returned_and_logged(toy: WorkerProcess, sent: str) -> None:
     for row in ASKED:
         correlation = str(uuid.uuid4())
-        assert answered(toy, row, sent, f" {correlation}") == (row[-1], sent, correlation)
+        assert answered(toy, row, sent, correlation) == (row[-1], sent, correlation)
         assert toy.wait_for("access", correlation_id=correlation)["request_id"] == sent
 
 
