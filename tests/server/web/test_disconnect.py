@@ -156,13 +156,6 @@ def test_an_id_in_the_path_names_the_same_job(single: WorkerProcess, job_id: str
         assert list(stream)[-1] == CANCELLED
 
 
-def test_an_id_with_a_slash_is_cancelled_by_the_body(single: WorkerProcess) -> None:
-    with Stream(single.url, request_of("pool/7/job")) as stream:
-        stream.until("started")
-        cancel(single, "pool/7/job")
-        assert list(stream)[-1] == CANCELLED
-
-
 # ── a client that leaves ─────────────────────────────────────────────────────────────────────────
 
 Leave = Callable[[socket.socket], None]

@@ -190,17 +190,15 @@ def test_tokens_beyond_the_context_are_cut_and_the_end_says_so(narrow: WorkerPro
 # ── time ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def past_and_future() -> tuple[list[str], list[str]]:
-    now, hour = datetime.now(UTC), timedelta(hours=1)
-    past = [str(int((now - hour).timestamp() * 1000)), (now - hour).isoformat(), "0", "2001-01-01", "2001-01-01T00:00Z"]
-    future = [str(int((now + hour).timestamp() * 1000)), (now + hour).isoformat(), "999999999999999"]
-    return past, future
+NOW, HOUR = datetime.now(UTC), timedelta(hours=1)
+PAST = [str(int((NOW - HOUR).timestamp() * 1000)), (NOW - HOUR).isoformat(), "0", "2001-01-01", "2001-01-01T00:00Z"]
+FUTURE = [str(int((NOW + HOUR).timestamp() * 1000)), (NOW + HOUR).isoformat(), "999999999999999"]
 
 
 def test_a_deadline_in_the_past_is_504_before_any_work(worker: WorkerProcess) -> None:
     """TV-284."""
     steps = worker.metrics()['worker_steps_total{kind="prefill"}']
-    for deadline in past_and_future()[0]:
+    for deadline in PAST:
         response = post(worker, short(), **{"x-deadline": deadline})
         body = response.json()
         assert (response.status_code, list(body)) == (504, ["code", "message", "retriable"])
@@ -209,7 +207,7 @@ def test_a_deadline_in_the_past_is_504_before_any_work(worker: WorkerProcess) ->
 
 
 def test_a_future_deadline_has_no_effect_until_it_passes(worker: WorkerProcess) -> None:
-    for deadline in past_and_future()[1]:
+    for deadline in FUTURE:
         check_order(events_in(post(worker, short(), **{"x-deadline": deadline}).text))
 
 

@@ -101,10 +101,6 @@ def test_a_body_may_have_two_mebibytes_and_no_byte_more(
         assert answer.body.startswith(b"Failed to buffer the request body: length limit exceeded") == (status == 413)
 
 
-def test_an_announced_length_that_is_too_large_is_refused_before_the_body_comes(worker: WorkerProcess) -> None:
-    assert exchange(worker, head("POST", "/execute", content_type=JSON, content_length=10**12)).status == 413
-
-
 def test_each_line_that_names_a_coding_counts(worker: WorkerProcess) -> None:
     headers = [("content-type", JSON), ("content-encoding", "identity"), ("content-encoding", "GZIP")]
     answer = worker.post("/execute", content=b"{}", headers=headers)

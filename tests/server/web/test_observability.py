@@ -22,8 +22,10 @@ KNOWN = "550e8400-e29b-41d4-a716-446655440000"
 WORKER_ID = "watched-worker:1"
 SECRET = "mellifluous xylophone"
 
-HISTOGRAMS = ("inference_duration_ms", "inference_duration_seconds", "time_to_first_token_seconds")
-HISTOGRAMS += ("inter_token_latency_seconds", "queue_time_seconds")
+HISTOGRAMS = (
+    *("inference_duration_ms", "inference_duration_seconds", "time_to_first_token_seconds"),
+    *("inter_token_latency_seconds", "queue_time_seconds"),
+)
 GAUGES_OF_WORK = ("worker_queue_depth", "worker_requests_running", "worker_kv_cells_used", "worker_slots_busy")
 
 NAMES = ("--worker-id", WORKER_ID, "--model-ref", "hf:org/repo")
