@@ -108,7 +108,7 @@ def test_each_line_that_names_a_coding_counts(worker: WorkerProcess) -> None:
 
 
 def test_chunks_are_a_body_however_they_come(worker: WorkerProcess) -> None:
-    """Of one byte each, or with the size of each before its bytes."""
+    """Each has one byte, or its size comes before its bytes."""
     body = post_json("/execute", R0 | {"max_tokens": 1}).partition(b"\r\n\r\n")[2]
     begun = head("POST", "/execute", content_type=JSON, transfer_encoding="chunked")
     assert exchange(worker, begun + chunked(body, 1)).status == 200
