@@ -3,15 +3,17 @@
     python -m tools.made_architectures FOLDER qwen3next lfm2 …      tiny ones, a few hundred kilobytes each
     python -m tools.made_architectures FOLDER lfm2-300m             a size that takes time
 
-Owns the keys that each architecture needs, and the weights of recurrent state: it decays slowly, so that what a model
-says depends on all tokens before. The names and sizes of the tensors are the library's: it is given a header that has
-keys alone and says which tensors it asks for. The layout of the file is made_model.py's.
+Owns the keys that each architecture needs (made_architectures.toml), and the weights of recurrent state: it decays
+slowly, so that what a model says depends on all tokens before. The names and sizes of the tensors are the library's: it
+is given a header that has keys alone and says which tensors it asks for. The layout of the file is made_model.py's.
 """
 
 import argparse
 import ctypes
 import re
 import string
+import tomllib
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,8 +32,12 @@ from worker.llama.library import call_ggml, library_function, open_library
 from worker.llama.repack import TensorHead
 from worker.models.upstream import architectures
 
-N_LAYERS, N_EMBD, N_HEAD, N_FF, WINDOW = 4, 128, 2, 192, 32
-N_HEAD_LENGTH = N_EMBD // N_HEAD
+TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+"""The keys, by what has them."""
+N_LAYERS: int = TABLE["common"]["block_count"]
+WINDOW: int = TABLE["common"]["attention.sliding_window"]
+N_WORDS = 32_768
+"""The vocabulary of a model of SIZES."""
 
 FLAGGED = (*architectures.WINDOWS_FLAGGED_IN_THE_FILE, "cohere2moe", "dots3note", "gemma4-assistant")
 """Architectures that ask for a flag for each layer."""
@@ -43,142 +49,6 @@ CHAT_TEMPLATE = (
 
 Keys = dict[str, Value]
 Dims = tuple[int, ...]
-
-_EVERY_SECOND = [0, N_HEAD] * (N_LAYERS // 2)
-"""The KV heads of a hybrid whose layers have recurrent state and attention in turn."""
-_DELTA_NET: Keys = {
-    "full_attention_interval": 2,
-    "ssm.inner_size": N_EMBD,
-    "ssm.state_size": N_EMBD // 4,
-    "ssm.time_step_rank": 4,
-}
-"""Qwen's layers without attention: the inner size is that of all value heads."""
-_LATENT: Keys = {
-    "attention.kv_lora_rank": 64,
-    "rope.dimension_count": 32,
-    "attention.key_length": 64 + 32,
-    "attention.value_length": 64,
-    "attention.key_length_mla": 32 + 32,
-    "attention.value_length_mla": 32,
-    "attention.head_count_kv": 1,
-}
-"""Attention over latent cells (MLA): a cell has the rank of K and V, and the part of K that positions turn."""
-
-_LATENT_BY_TURNS = _LATENT | {
-    "attention.head_count_kv": [0, 1] * (N_LAYERS // 2),
-    "kda.head_dim": 32,
-    "kda.safe_gate": Typed("bool", True),
-    "kda.gate_lower_bound": Typed("f32", -5.0),
-}
-_INDEXER: Keys = {
-    "attention.indexer.head_count": 4,
-    "attention.indexer.key_length": 64,
-    "attention.indexer.top_k": 16,
-    "attention.indexer.block_size": 4,
-    "attention.indexer.local_blocks": 1,
-    "attention.indexer.kpool": 4,
-    "attention.indexer.types": [1, 0] * (N_LAYERS // 2),
-}
-"""Attention to the cells that an index finds."""
-_STREAMS: Keys = {
-    "hyper_connection.count": 4,
-    "hyper_connection.sinkhorn_iterations": 2,
-    "hyper_connection.epsilon": Typed("f32", 1e-6),
-    "hyper_connection.magnitude": Typed("f32", 2.0),
-    "hyper_connection.low_rank": 8,
-}
-"""Several residual streams."""
-_LOW_RANKS: Keys = {f"attention.{name}_lora_rank": 32 for name in ("decay", "iclr", "value_residual_mix", "gate")}
-
-OWN_KEYS: dict[str, Keys] = {
-    "apertus": {f"xielu.{name}": Typed("f32", 1.0) for name in ("alpha_n", "alpha_p", "beta", "eps")},
-    "arwkv7": _LOW_RANKS | {"token_shift_count": 1},
-    "bailingmoe3": _LATENT_BY_TURNS,
-    "dbrx": {"attention.clamp_kqv": Typed("f32", 8.0)},
-    "deepseek2": _LATENT,
-    "deepseek32": _LATENT | _INDEXER,
-    "deepseek4": _STREAMS
-    | {
-        "attention.head_count_kv": 1,
-        "attention.key_length": N_HEAD_LENGTH,
-        "attention.value_length": N_HEAD_LENGTH,
-        "attention.indexer.head_count": 4,
-        "attention.indexer.key_length": 64,
-        "attention.indexer.top_k": 16,
-        "rope.dimension_count": 32,
-        "attention.output_group_count": 2,
-        "attention.output_lora_rank": 32,
-        "attention.compress_ratios": [0, 0, 4, 128],
-        "attention.compress_rope_freq_base": Typed("f32", 160_000.0),
-        "expert_gating_func": 4,
-        "expert_weights_norm": Typed("bool", True),
-        "hash_layer_count": 0,
-    },
-    "dots3note": _LATENT
-    | _INDEXER
-    | {
-        "attention.key_length_swa": 64 + 32,
-        "attention.value_length_swa": 64,
-        "attention.kv_lora_rank_swa": 64,
-        "attention.key_length_mla_swa": 32 + 32,
-        "attention.value_length_mla_swa": 32,
-        "attention.indexer.types": [0, 1] * (N_LAYERS // 2),
-    },
-    "glm-dsa": _LATENT | _INDEXER,
-    "glm5-next": _LATENT_BY_TURNS
-    | _INDEXER
-    | _STREAMS
-    | {
-        "rope.dimension_count": 0,
-        "attention.key_length": 64,
-        "attention.key_length_mla": 32,
-        "attention.indexer.types": [1] * N_LAYERS,
-    },
-    "granitehybrid": {"attention.head_count_kv": _EVERY_SECOND},
-    "graniteswitch": {
-        "adapters.count": 2,
-        "adapters.lora_rank": 8,
-        "adapters.token_ids_activate": [5, 6],
-        "adapters.token_ids_substitute": [7, 8],
-    },
-    "hrm_text": {"block_count": 6, "hrm.layers_per_stack": 1, "hrm.h_cycles": 2, "hrm.l_cycles": 2},
-    "hy_v4": _LATENT | _INDEXER | _STREAMS,
-    "jamba": {"attention.head_count_kv": _EVERY_SECOND},
-    "kimi-k3": _LATENT_BY_TURNS
-    | {
-        "attn_res.block_size": 12,
-        "activation.situ_beta": Typed("f32", 4.0),
-        "activation.situ_linear_beta": Typed("f32", 25.0),
-    },
-    "kimi-linear": _LATENT_BY_TURNS,
-    "lfm2": {"attention.head_count_kv": _EVERY_SECOND, "attention.sliding_window": 0},
-    "lfm2moe": {"attention.head_count_kv": _EVERY_SECOND, "attention.sliding_window": 0},
-    "minimax-m3": _INDEXER | {"attention.indexer.head_count": N_HEAD, "rope.dimension_count": 64},
-    "mistral4": _LATENT,
-    "nemotron_h": {"attention.head_count_kv": [0, N_HEAD, 0, 0], "feed_forward_length": [0, 0, N_FF, 0]},
-    "nemotron_h_moe": {"attention.head_count_kv": [0, N_HEAD, 0, 0], "feed_forward_length": [0, 0, N_FF, 0]},
-    "plamo2": {"attention.head_count_kv": _EVERY_SECOND, "ssm.group_count": 0},
-    "qwen35": _DELTA_NET,
-    "qwen35moe": _DELTA_NET,
-    "qwen3next": _DELTA_NET,
-    "qwen4exp": _DELTA_NET | _STREAMS | _INDEXER | {"attention.compress_ratios": [4] * N_LAYERS},
-    "rwkv6qwen2": {"token_shift_count": 1},
-    "rwkv7": _LOW_RANKS,
-}
-"""The keys in which an architecture differs from those that suit most."""
-
-_EXPERTS: Keys = {
-    "expert_count": 4,
-    "expert_used_count": 2,
-    "expert_shared_count": 1,
-    "expert_feed_forward_length": N_FF,
-    "expert_shared_feed_forward_length": N_FF,
-    "expert_gating_func": 2,
-    "expert_weights_scale": Typed("f32", 1.0),
-    "expert_group_scale": Typed("f32", 1.0),
-    "experts_per_group": 1,
-    "interleave_moe_layer_step": 1,
-}
 
 _LEFT_OUT = re.compile(r"dense_2|cls|(?<!gate_inp)\.(input_)?scale$")
 """Tensors that a model may have and that would change what it is: heads that embed, and scales of number formats that
@@ -205,95 +75,46 @@ class Kind:
         return self.name
 
 
-def _tiny(architecture: str, *, has_experts: bool = False) -> Kind:
-    return Kind(architecture, architecture, has_experts)
+_WITH_EXPERTS = (
+    *("jamba", "kimi-linear", "qwen35moe", "qwen3next", "bailingmoe3", "deepseek4", "glm5-next", "kimi-k3", "lfm2moe"),
+    *("minimax-01", "nemotron_h_moe", "qwen4exp", "glm4moe", "hy_v3"),
+)
+
+
+def _tiny(name: str) -> Kind:
+    return Kind(name, name, name in _WITH_EXPERTS)
 
 
 RECURRENT = (_tiny("mamba2"),)
-HYBRIDS = (
-    _tiny("falcon-h1"),
-    _tiny("granitehybrid"),
-    _tiny("jamba", has_experts=True),
-    _tiny("kimi-linear", has_experts=True),
-    _tiny("lfm2"),
-    _tiny("nemotron_h"),
-    _tiny("qwen35"),
-    _tiny("qwen35moe", has_experts=True),
-    _tiny("qwen3next", has_experts=True),
+HYBRIDS = tuple(
+    _tiny(name)
+    for name in (
+        *("falcon-h1", "granitehybrid", "jamba", "kimi-linear", "lfm2", "nemotron_h", "qwen35", "qwen35moe"),
+        "qwen3next",
+    )
 )
-_OTHERS_WITH_EXPERTS = ("bailingmoe3", "deepseek4", "glm5-next", "kimi-k3", "lfm2moe", "minimax-01", "nemotron_h_moe")
 OTHERS = tuple(
-    _tiny(name, has_experts=name in (*_OTHERS_WITH_EXPERTS, "qwen4exp"))
-    for name in (*architectures.ATTENTION_FREE, *architectures.HYBRIDS)
-    if name not in {kind.name for kind in (*RECURRENT, *HYBRIDS)}
+    kind
+    for kind in map(_tiny, (*architectures.ATTENTION_FREE, *architectures.HYBRIDS))
+    if kind not in (*RECURRENT, *HYBRIDS)
 )
 """All other architectures with recurrent state."""
 
 
-def _with_a_head_of(kind: Kind) -> Kind:
-    n_layers = kind.keys["block_count"]
+def _with_a_head(kind: Kind, keys: Keys | None = None) -> Kind:
+    """The model with one layer more, which predicts the token after the next."""
+    n_layers = kind.keys.get("block_count", N_LAYERS)
     assert isinstance(n_layers, int)
-    own = {**kind.keys, "block_count": n_layers + 1, "nextn_predict_layers": 1}
+    own = {**kind.keys, "block_count": n_layers + 1, "nextn_predict_layers": 1, **(keys or {})}
     return replace(kind, name=f"{kind.name}-mtp", keys=own)
 
 
-def _with_a_head(architecture: str, *, has_experts: bool = False, keys: Keys | None = None) -> Kind:
-    """A tiny model with one layer more, which predicts the token after the next."""
-    own = {"block_count": N_LAYERS + 1, "nextn_predict_layers": 1, **(keys or {})}
-    return Kind(f"{architecture}-mtp", architecture, has_experts, own)
-
-
 WITH_A_HEAD = (
-    _with_a_head("glm4moe", has_experts=True, keys={"rope.dimension_sections": [0, 0, 0, 0]}),
-    _with_a_head("hy_v3", has_experts=True),
-    _with_a_head("qwen35"),
-    _with_a_head("qwen35moe", has_experts=True),
-    _with_a_head("qwen3next", has_experts=True),
+    _with_a_head(_tiny("glm4moe"), {"rope.dimension_sections": [0, 0, 0, 0]}),
+    *(_with_a_head(_tiny(name)) for name in ("hy_v3", "qwen35", "qwen35moe", "qwen3next")),
 )
-SIZES = (
-    Kind(
-        "lfm2-300m",
-        "lfm2",
-        keys={
-            "block_count": 16,
-            "context_length": 32_768,
-            "embedding_length": 1024,
-            "feed_forward_length": 4608,
-            "attention.head_count": 16,
-            "attention.head_count_kv": [0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 8, 0, 8, 0, 8, 0],
-            "rope.freq_base": Typed("f32", 1e6),
-        },
-        n_words=32_768,
-        is_tied=True,
-    ),
-    Kind(
-        "qwen35-300m",
-        "qwen35",
-        keys={
-            "block_count": 16,
-            "context_length": 32_768,
-            "embedding_length": 1024,
-            "feed_forward_length": 2816,
-            "attention.head_count": 8,
-            "attention.head_count_kv": 2,
-            "attention.key_length": 256,
-            "attention.value_length": 256,
-            "full_attention_interval": 4,
-            "rope.dimension_count": 64,
-            "rope.dimension_sections": [11, 11, 10, 0],
-            "rope.freq_base": Typed("f32", 1e7),
-            "ssm.group_count": 16,
-            "ssm.inner_size": 16 * 128,
-            "ssm.state_size": 128,
-            "ssm.time_step_rank": 16,
-        },
-        n_words=32_768,
-        is_tied=True,
-    ),
-)
-"""Some 300 million weights in the shapes of LFM2 350M and Qwen3.5 0.8B."""
-SIZES_WITH_A_HEAD = tuple(_with_a_head_of(kind) for kind in SIZES if kind.architecture == "qwen35")
-"""The same with one layer more."""
+SIZES = tuple(Kind(name, **of, n_words=N_WORDS, is_tied=True) for name, of in TABLE["sizes"].items())
+SIZES_WITH_A_HEAD = tuple(_with_a_head(kind) for kind in SIZES if kind.architecture == "qwen35")
 
 KINDS = {kind.name: kind for kind in (*RECURRENT, *HYBRIDS, *OTHERS, *WITH_A_HEAD, *SIZES, *SIZES_WITH_A_HEAD)}
 
@@ -302,37 +123,12 @@ def keys_of(architecture: str, *, has_experts: bool, changes: Mapping[str, Value
     """The keys of an architecture, without a vocabulary. Those that suit most are among them: each takes what it
     knows.
     """
-    sizes: Keys = {
-        "context_length": 4096,
-        "embedding_length": N_EMBD,
-        "block_count": N_LAYERS,
-        "leading_dense_block_count": 1,
-        "feed_forward_length": N_FF,
-        "logit_scale": Typed("f32", 1.0),
-        "full_attention_interval": 2,
-        "attention.head_count": N_HEAD,
-        "attention.head_count_kv": N_HEAD,
-        "attention.layer_norm_epsilon": Typed("f32", 1e-5),
-        "attention.layer_norm_rms_epsilon": Typed("f32", 1e-5),
-        "attention.sliding_window": WINDOW,
-        "attention.max_alibi_bias": Typed("f32", 8.0),
-        "rope.dimension_sections": [8, 8, 8, 8],
-        "embedding_length_per_layer_input": N_EMBD // 2,
-        "attention.key_length_swa": N_HEAD_LENGTH,
-        "attention.value_length_swa": N_HEAD_LENGTH,
-        "attention.shared_kv_layers": 0,
-        "attention.q_lora_rank": 64,
-        "attention.kv_lora_rank": 64,
-        "rope.freq_base_swa": Typed("f32", 10_000.0),
-        "residual_scale": Typed("f32", 1.0),
-        "swiglu_clamp_exp": Typed("f32", 7.0),
-        "use_parallel_residual": Typed("bool", False),
-        **_state_keys(architecture),
-        **(_EXPERTS if has_experts else {}),
-        **({"attention.sliding_window_pattern": [1, 0] * (N_LAYERS // 2)} if architecture in FLAGGED else {}),
-        **OWN_KEYS.get(architecture, {}),
-        **(changes or {}),
-    }
+    own = dict(TABLE["own"].get(architecture, {}))
+    parts = [TABLE["parts"][name] for name in own.pop("like", [])]
+    flags: Keys = {"attention.sliding_window_pattern": [1, 0] * (N_LAYERS // 2)} if architecture in FLAGGED else {}
+    experts = TABLE["experts"] if has_experts else {}
+    found = ChainMap(dict(changes or {}), own, *reversed(parts), flags, experts, _state_keys(architecture))
+    sizes = {**TABLE["common"], **found}
     return {
         "general.architecture": architecture,
         "general.name": "Random weights",
@@ -344,17 +140,8 @@ def _state_keys(architecture: str) -> Keys:
     """The keys of a recurrent state; none of an architecture that has none."""
     if architecture not in (*architectures.ATTENTION_FREE, *architectures.HYBRIDS):
         return {}
-    if "rwkv" in architecture:
-        return {"wkv.head_size": N_HEAD_LENGTH, "time_mix_extra_dim": 64, "time_decay_extra_dim": 64}
-    if architecture.startswith("lfm2"):
-        return {"shortconv.l_cache": 3}
-    return {
-        "ssm.conv_kernel": 4,
-        "ssm.inner_size": 2 * N_EMBD,
-        "ssm.state_size": 16,
-        "ssm.time_step_rank": 4,
-        "ssm.group_count": 2,
-    }
+    name = "rwkv" if "rwkv" in architecture else "convolution" if architecture.startswith("lfm2") else "ssm"
+    return dict(TABLE["states"][name])
 
 
 def small_vocabulary() -> Keys:
