@@ -1,11 +1,34 @@
 """`python -m tools.reference`: write the generated pages of docs/reference, and the OpenAPI document."""
 
 import sys
+from pathlib import Path
+from typing import Final
 
 import rich_click as click
 
+from tools import CHECKOUT
 from tools.command_line import exit_code
-from tools.reference.pages import pages
+from tools.reference import openapi
+from tools.reference.errors import errors_page
+from tools.reference.log_events import log_events_page
+from tools.reference.metrics import metrics_page
+from tools.reference.options import commands_page, configuration_page
+from tools.reference.routes import routes_page
+
+FOLDER: Final = CHECKOUT / "docs" / "reference"
+PAGES: Final = {
+    "configuration.md": configuration_page,
+    "commands.md": commands_page,
+    "routes.md": routes_page,
+    "errors.md": errors_page,
+    "metrics.md": metrics_page,
+    "log-events.md": log_events_page,
+}
+
+
+def pages() -> dict[Path, str]:
+    """The text of each file."""
+    return {openapi.DOCUMENT: openapi.text(), **{FOLDER / name: make() for name, make in PAGES.items()}}
 
 
 @click.group()

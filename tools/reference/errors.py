@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Final, get_args
 
 from tools.markdown import table
-from tools.reference.meanings import API_ONLY, REFUSALS, STARTUP, STREAM, Meaning
-from tools.reference.text import code, page, sentence
+from tools.reference.text import PAGE_TEXTS, TEXTS, code, page, sentence
 from worker import errors
 from worker.apis.core.errors import CODES, OTHER_CODE, error_detail, failure_status, status_type
 from worker.apis.core.events import ErrorEvent, StreamCode
@@ -14,42 +13,15 @@ from worker.apis.messages.errors import type_of
 from worker.errors import StartupError, UsageError, WorkerBusy, WorkerError, WorkerLoading
 from worker.server.web.refusals import HTTP_ERRORS
 
-_INTRODUCTION: Final = """\
-Every code that a worker sends, by the place where it occurs. *retriable* says whether the same request may succeed
-later or on another worker. The shapes of the bodies are in [the pool-manager protocol](../protocol.md) and in
-[OpenAI's API](../openai.md#errors)."""
-
-_REFUSALS: Final = """\
-## Refusals
-
-A request is refused before its answer begins. `/execute` and its neighbours send the code in `code`. `/v1` sends its
-own code and type, and `/v1/messages` a type only."""
-
-_STREAM: Final = """\
-## Jobs that fail
-
-In a stream of `/execute` the last event is `error` with one of these codes. On `/v1` the same failure is an error in
-the stream, or the status if the answer has not begun."""
-
-_API: Final = """\
-## Codes of `/v1` only
-
-These refusals have no code of the pool-manager protocol. Values that break rules are all named at once."""
-
-_STARTUP: Final = """\
-## A worker that does not start
-
-The worker logs one `error` line with the code and exits. Exit code 1 stands for the machine or the model, 2 for the
-command line. A supervisor should restart after 1 with a growing delay, and never after 2."""
-
 
 def errors_page() -> str:
-    refusals = table(("code", "status", "retriable", *_LAST, "on `/v1`", "on `/v1/messages`"), _refusals())
-    streams = table(("code", *_LAST, "status on `/v1`", "type on `/v1`", "type on `/v1/messages`"), _streams())
-    api = table(("code", "status", *_LAST), _api())
-    startup = table(("code", "exit code", *_LAST), _startup())
-    blocks = zip((_REFUSALS, _STREAM, _API, _STARTUP), (refusals, streams, api, startup), strict=True)
-    return page("Error codes", _INTRODUCTION, *(f"{text}\n\n{rows}" for text, rows in blocks))
+    tables = {
+        "refusals": table(("code", "status", "retriable", *_LAST, "on `/v1`", "on `/v1/messages`"), _refusals()),
+        "stream": table(("code", *_LAST, "status on `/v1`", "type on `/v1`", "type on `/v1/messages`"), _streams()),
+        "api": table(("code", "status", *_LAST), _api()),
+        "startup": table(("code", "exit code", *_LAST), _startup()),
+    }
+    return page("Error codes", "errors", *(f"{PAGE_TEXTS[name]}\n\n{rows}" for name, rows in tables.items()))
 
 
 _LAST: Final = ("cause", "what to do")
@@ -92,24 +64,25 @@ def _refusals() -> Iterator[tuple[str, ...]]:
         detail, retriable = error_detail(_example(cls)), "yes" if cls.retriable else "no"
         api = f"{code(detail.code or '')} ({detail.type})"
         messages = code(messages_detail(_example(cls)).type)
-        yield code(cls.code), str(cls.http_status), retriable, *_words(REFUSALS[cls.code]), api, messages
+        yield code(cls.code), str(cls.http_status), retriable, *_words("refusals", cls.code), api, messages
 
 
 def _streams() -> Iterator[tuple[str, ...]]:
     for one in get_args(StreamCode):
         status = failure_status(ErrorEvent(code=one, message="", retriable=False))
-        yield code(one), *_words(STREAM[one]), str(status), code(status_type(status)), code(type_of(status))
+        yield code(one), *_words("stream", one), str(status), code(status_type(status)), code(type_of(status))
 
 
 def _api() -> Iterator[tuple[str, ...]]:
     for name, status in api_codes().items():
-        yield code(name), str(status), *_words(API_ONLY[name])
+        yield code(name), str(status), *_words("api", name)
 
 
 def _startup() -> Iterator[tuple[str, ...]]:
     for cls in startup_classes():
-        yield code(cls.code), "2" if issubclass(cls, UsageError) else "1", *_words(STARTUP[cls.code])
+        yield code(cls.code), "2" if issubclass(cls, UsageError) else "1", *_words("startup", cls.code)
 
 
-def _words(meaning: Meaning) -> tuple[str, str]:
-    return sentence(meaning.cause), sentence(meaning.remedy)
+def _words(kind: str, name: str) -> tuple[str, str]:
+    meaning = TEXTS[kind][name]
+    return sentence(meaning["cause"]), sentence(meaning["remedy"])

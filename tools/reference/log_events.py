@@ -7,18 +7,11 @@ from pathlib import Path
 from typing import Final, get_args
 
 from tools.markdown import table
-from tools.reference.meanings import OCCASIONS
-from tools.reference.text import code, codes, page, sentence
+from tools.reference.text import TEXTS, code, codes, page, sentence
 from worker.observe.log_lines import LogEvent
 
 _WORKER: Final = Path(__file__).parents[2] / "worker"
 _LEVELS: Final = {"info": "info", "warning": "warning", "error": "error", "exception": "error"}
-
-_INTRODUCTION: Final = """\
-Log lines go to standard error, as JSON or in a readable form (`--log-format`). Each line has `timestamp`, `level`,
-`event` and `worker_id`, and if they apply `job_id`, `correlation_id` and `request_id`. Prompts, answers and secrets are
-never logged. A `…` stands for further fields, which depend on the occasion; [the
-protocol](../protocol.md#metrics-and-logs) names those that programs read."""
 
 
 @dataclass(slots=True)
@@ -38,10 +31,10 @@ class Written:
 def log_events_page() -> str:
     found = written()
     rows = [
-        (code(event), ", ".join(found[event].levels), _listed(found[event].fields), sentence(OCCASIONS[event]))
+        (code(event), ", ".join(found[event].levels), _listed(found[event].fields), sentence(TEXTS["occasions"][event]))
         for event in get_args(LogEvent)
     ]
-    return page("Log events", _INTRODUCTION, table(("event", "level", "fields", "when"), rows))
+    return page("Log events", "log-events", table(("event", "level", "fields", "when"), rows))
 
 
 def written() -> dict[str, Written]:

@@ -7,20 +7,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tools.markdown import table
-from tools.reference.text import code, codes, page, sentence
+from tools.reference.text import PAGE_TEXTS, code, codes, page, sentence
 from worker.observe.metrics import Metrics
-
-_INTRODUCTION: Final = """\
-The series that `GET /metrics` exports for Prometheus. All exist from the start, at zero, except the two that describe
-a loaded model. Each series of the first table has the label `worker_id`, too. A histogram has `_bucket`, `_sum` and
-`_count`. [The protocol](../protocol.md#metrics-and-logs) says when each series moves;
-[Operating](../operating.md#what-to-alert-on) says what to alert on."""
-
-_VLLM: Final = """\
-## Under vLLM's names
-
-The same figures for routers, autoscalers and dashboards that ask for vLLM's names. The labels `model_name` and `engine`
-are on each; the series have values once the model is loaded."""
 
 _COLUMNS: Final = ("series", "type", "labels", "meaning")
 _PROCESS: Final = ("process_", "worker_engine_process_")
@@ -30,11 +18,8 @@ _COMMON: Final = {"worker_id", "model_name", "engine", "le"}
 def metrics_page() -> str:
     own = table(_COLUMNS, map(_row, own_series()))
     vllm = table(_COLUMNS, map(_row, vllm_series()))
-    processes = (
-        "`process_*` and `worker_engine_process_*` are processor time, memory and open files of the front process and "
-        "of the engine process, on Linux."
-    )
-    return page("Metrics", _INTRODUCTION, f"## The worker's names\n\n{own}\n\n{processes}", f"{_VLLM}\n\n{vllm}")
+    names = f"## The worker's names\n\n{own}\n\n{PAGE_TEXTS['processes']}"
+    return page("Metrics", "metrics", names, f"{PAGE_TEXTS['vllm']}\n\n{vllm}")
 
 
 def own_series() -> Iterator[Metric]:

@@ -6,12 +6,6 @@ from tools.markdown import table
 from tools.reference import openapi
 from tools.reference.text import code, codes, page, sentence
 
-_INTRODUCTION: Final = """\
-Every route of a worker that its OpenAPI document describes. `/docs` on a running worker shows the same document with
-all bodies, fields and examples, and `/openapi.json` serves it. *Open* routes need no token. The contracts in words are
-[the pool-manager protocol](../protocol.md), [OpenAI's API](../openai.md), [Responses](../responses.md) and
-[Messages](../messages.md)."""
-
 _COLUMNS: Final = ("method", "path", "what it does", "token", "statuses")
 
 _TITLES: Final[dict[str, str]] = {
@@ -28,7 +22,7 @@ def routes_page() -> str:
     document: Document = openapi.document()
     tags = {tag["name"]: tag["description"] for tag in document["tags"]}
     blocks = [f"## {_TITLES[name]}\n\n{sentence(text)}\n\n{_table(document, name)}" for name, text in tags.items()]
-    return page("Routes", _INTRODUCTION, *blocks)
+    return page("Routes", "routes", *blocks)
 
 
 def _table(document: Document, tag: str) -> str:

@@ -1,7 +1,12 @@
-"""The parts that the generated pages share: a note about their origin, code in tables, links to other pages. Pure."""
+"""The parts that the generated pages share: their texts, a note about their origin, code in tables, links. Pure."""
 
 import re
-from typing import Final
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+TEXTS: Final[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))
+PAGE_TEXTS: Final[dict[str, str]] = TEXTS["pages"]
 
 GENERATED: Final = "<!-- Generated from the code by `make reference`. Do not edit this page. -->"
 
@@ -10,8 +15,8 @@ _FLAG = re.compile(r"(?<![\w`/-])--[a-z][a-z-]*[a-z]")
 
 
 def page(title: str, introduction: str, *blocks: str) -> str:
-    """A whole page; blocks are separated by empty lines."""
-    return "\n\n".join([f"# {title}", GENERATED, introduction, *blocks]) + "\n"
+    """A whole page, with the introduction of that name; blocks are separated by empty lines."""
+    return "\n\n".join([f"# {title}", GENERATED, PAGE_TEXTS[introduction], *blocks]) + "\n"
 
 
 def code(text: str) -> str:

@@ -6,14 +6,13 @@ from typing import get_args
 
 import pytest
 
-from tools.reference.configuration import configuration_page
+from tools.reference.__main__ import FOLDER, PAGES, pages
 from tools.reference.errors import api_codes, refusal_classes, startup_classes
 from tools.reference.log_events import written
-from tools.reference.meanings import API_ONLY, OCCASIONS, REFUSALS, STARTUP, STREAM
 from tools.reference.metrics import metrics_page, own_series, vllm_series
 from tools.reference.openapi import DOCUMENT
-from tools.reference.pages import FOLDER, PAGES, pages
-from tools.reference.text import GENERATED
+from tools.reference.options import configuration_page
+from tools.reference.text import GENERATED, TEXTS
 from worker.apis.core.events import StreamCode
 from worker.cli import setting_options
 from worker.config.spellings import legacy_options
@@ -47,19 +46,17 @@ def test_every_flag_variable_and_key_has_one_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "known", "explained"),
+    ("kind", "known"),
     [
-        ("refusal", [cls.code for cls in refusal_classes()], REFUSALS),
-        ("failure", get_args(StreamCode), STREAM),
-        ("code of /v1", list(api_codes()), API_ONLY),
-        ("end", [cls.code for cls in startup_classes()], STARTUP),
-        ("event", get_args(LogEvent), OCCASIONS),
+        ("refusals", [cls.code for cls in refusal_classes()]),
+        ("stream", get_args(StreamCode)),
+        ("api", list(api_codes())),
+        ("startup", [cls.code for cls in startup_classes()]),
+        ("occasions", get_args(LogEvent)),
     ],
 )
-def test_every_code_and_event_is_explained_and_no_other(
-    kind: str, known: list[str], explained: dict[str, object]
-) -> None:
-    assert sorted(known) == sorted(explained), kind
+def test_every_code_and_event_is_explained_and_no_other(kind: str, known: list[str]) -> None:
+    assert sorted(known) == sorted(TEXTS[kind])
 
 
 def test_every_event_is_found_in_the_code() -> None:
