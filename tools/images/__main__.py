@@ -8,57 +8,74 @@ it fails, when an image that was named cannot be tried here, and when none could
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable
+from inspect import getmembers, isfunction
+from types import ModuleType
+from typing import Any, TypeVar
 
 from platformdirs import user_cache_path
 
-from tools.images import contents, docker_cli, life, lint, processors
-from tools.images.bases import NoBase
-from tools.images.building import Built, NoWheel, build
-from tools.images.images import IMAGES, Image, image
-from tools.images.outcome import Outcome, outcome
-from tools.images.report import Report, page
-from tools.images.store import Store, missing_programs
+from tools.images import contents, hosts, life, lint
+from tools.images.building import Built, build
+from tools.images.images import IMAGES, Image
+from tools.images.store import Skipped, Store, missing_programs
+from tools.markdown import table
 
-CHECKS = (*contents.CHECKS, *life.CHECKS, *processors.CHECKS, *docker_cli.CHECKS)
+Row = tuple[str, str, str, str]
+"""The subject of a claim, the claim, its verdict, and what was seen."""
+_COLUMNS = ("of", "claim", "verdict", "seen")
+_Subject = TypeVar("_Subject")
 
 
 def main(names: list[str]) -> int:
-    chosen = [image(name) for name in names] if names else list(IMAGES)
-    if unknown := [name for name in names if image(name) is None]:
-        return _say(f"there is no image {unknown[0]}: images are {', '.join(image.name for image in IMAGES)}", 2)
+    if unknown := [name for name in names if name not in IMAGES]:
+        return _say(f"there is no image {unknown[0]}: images are {', '.join(IMAGES)}", 2)
     if missing := missing_programs(["podman", "buildah"]):
         return _say(f"{' and '.join(missing)} must be installed", 1)
     store = Store(user_cache_path("llorch-worker") / "images")
-    report = _try_all(store, [image for image in chosen if image], frozenset(names))
-    sys.stdout.write(page(report))
-    return 1 if report.has_failed else 0
+    built: dict[str, Built] = {}
+
+    def it_is_built(image: Image) -> str:
+        built[image.name] = build(store, image)
+        return built[image.name].sizes
+
+    rows = [tried("Dockerfiles", check, store) for check in checks_of(lint)]
+    for name in names or IMAGES:
+        _say(f"==> {IMAGES[name].tag}: building", 0)
+        rows.append(tried(name, it_is_built, IMAGES[name]))
+        if name in built:
+            rows += [tried(name, check, built[name]) for of in (contents, life, hosts) for check in checks_of(of)]
+    verdicts = [row[2] for row in rows]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in ("holds", "FAILS", "skipped"))
+    sys.stdout.write(f"{table(_COLUMNS, rows)}\n\n{counts}\n")
+    return 1 if has_failed(rows, built, names) else 0
 
 
-def _try_all(store: Store, images: list[Image], named: frozenset[str]) -> Report:
-    built: list[Built] = []
-    outcomes = [("Dockerfiles", outcome(check, store)) for check in lint.CHECKS]
-    for each in images:
-        outcomes += [(each.name, found) for found in _try(store, each, built)]
-    return Report(tuple(built), tuple(outcomes), named)
+def checks_of(module: ModuleType) -> list[Callable[[Any], str]]:
+    """The public functions that a module defines, in its order: each name is a claim.
+
+    A check returns what was seen. Raises: Skipped; anything else means that the claim does not hold.
+    """
+    own = [check for name, check in getmembers(module, isfunction) if not name.startswith("_")]
+    own = [check for check in own if check.__module__ == module.__name__]
+    return sorted(own, key=lambda check: check.__code__.co_firstlineno)
 
 
-def _try(store: Store, wanted: Image, built: list[Built]) -> Iterator[Outcome]:
-    """Build it, note it in `built`, and check it. An image that cannot be built here is skipped."""
-    _say(f"==> {wanted.tag}: building", 0)
+def tried(of: str, check: Callable[[_Subject], str], subject: _Subject) -> Row:
+    claim = check.__name__.replace("_", " ")
     try:
-        result = build(store, wanted)
-    except (NoBase, NoWheel) as reason:
-        yield Outcome("it is built", "skipped", str(reason))
-        return
-    except Exception as error:  # noqa: BLE001  # the other images are still to be tried
-        yield Outcome("it is built", "FAILS", f"{type(error).__name__}: {error}")
-        return
-    built.append(result)
-    for check in CHECKS:
-        found = outcome(check, result)
-        _say(f"{wanted.name}: {found.claim}: {found.verdict}", 0)
-        yield found
+        verdict, seen = "holds", check(subject)
+    except Skipped as reason:
+        verdict, seen = "skipped", str(reason)
+    except Exception as error:  # noqa: BLE001 - one check's failure, of whatever kind, must not hide the others
+        verdict, seen = "FAILS", f"{type(error).__name__}: {error}"
+    _say(f"{of}: {claim}: {verdict}", 0)
+    return of, claim, verdict, " ".join(seen.split())
+
+
+def has_failed(rows: Iterable[Row], built: Collection[str], named: Iterable[str]) -> bool:
+    """True if a claim fails, a named image was not built, or no image was built."""
+    return any(row[2] == "FAILS" for row in rows) or not built or not set(named) <= set(built)
 
 
 def _say(text: str, code: int) -> int:

@@ -7,13 +7,13 @@ out what Debian's own slim images leave out, so that sizes can be compared.
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.images.store import Store, last_lines, missing_programs
+from tools.images.store import Skipped, Store
 
-PULL_TIMEOUT_S = 600.0
+_PULL_TIMEOUT_S = 600.0
 
 _ARGUMENT = re.compile(r"ARG\s+(\w+)=(\S+)")
 _FROM = re.compile(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?", re.IGNORECASE)
@@ -23,10 +23,6 @@ _DEBIAN = re.compile(r"debian:(?P<suite>[a-z]+)(?:-slim)?")
 _DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 _SLIM_EXCLUDES = ("doc", "man", "info", "locale", "groff", "lintian", "linda")
 """Folders of /usr/share; the licences in doc stay."""
-
-
-class NoBase(Exception):
-    """An image can neither be pulled nor made here; the text says why."""
 
 
 @dataclass(slots=True)
@@ -79,42 +75,38 @@ def stages(dockerfile: str, arguments: Mapping[str, str]) -> Stages:
 
 
 def provide(store: Store, name: str) -> str:
-    """Make the image `name` be in the store, and return the name that it has there. Raises: NoBase.
+    """Make the image `name` be in the store, and return the name that it has there. Raises: Skipped.
 
     An image that is made here cannot have the digest of the published one, so its name has none.
     """
     bare = _DIGEST.sub("", name)
-    if store.has(name):
+    if _has(store, name) or store.run("podman", "pull", "--quiet", name, timeout_s=_PULL_TIMEOUT_S).returncode == 0:
         return name
-    pulled = store.run("podman", "pull", "--quiet", name, timeout_s=PULL_TIMEOUT_S)
-    if pulled.returncode == 0:
-        return name
-    if store.has(bare):
+    if _has(store, bare):
         return bare
     debian = _DEBIAN.fullmatch(bare)
-    if debian is None:
-        raise NoBase(f"{name} cannot be pulled ({last_lines(pulled.stderr, 1)}) and is not Debian's own")
-    if missing := missing_programs(["debootstrap"]):
-        raise NoBase(f"{name} cannot be pulled, and {missing[0]} is not installed to make it")
+    if debian is None or shutil.which("debootstrap") is None:
+        raise Skipped(f"{name} cannot be pulled, and debootstrap is not installed or cannot make it")
     _bootstrap(store, debian["suite"], bare)
     return bare
 
 
+def _has(store: Store, name: str) -> bool:
+    return store.run("podman", "image", "exists", name).returncode == 0
+
+
 def _bootstrap(store: Store, suite: str, name: str) -> None:
+    mirror: list[str] = []
+    if shutil.which("apt-get"):
+        # This machine's own mirror of Debian, where apt has one.
+        asked = ("apt-get", "indextargets", "--format", "$(REPO_URI)", "Label: Debian", "Component: main")
+        mirror = store.ask(*asked).split()[:1]
     with tempfile.TemporaryDirectory(dir=store.folder) as folder:
-        root = Path(folder) / "root"
-        store.ask("debootstrap", "--variant=minbase", suite, str(root), *_mirror(store))
+        root, archive = Path(folder) / "root", Path(folder) / "root.tar"
+        store.ask("debootstrap", "--variant=minbase", suite, str(root), *mirror)
         _slim(root)
-        archive = Path(folder) / "root.tar"
         store.ask("tar", "-C", str(root), "-cf", str(archive), ".")
         store.ask("podman", "import", "--quiet", "--change", "CMD=bash", str(archive), name)
-
-
-def _mirror(store: Store) -> Iterator[str]:
-    """This machine's own mirror of Debian, where apt has one."""
-    if shutil.which("apt-get"):
-        asked = ("apt-get", "indextargets", "--format", "$(REPO_URI)", "Label: Debian", "Component: main")
-        yield from store.ask(*asked).split()[:1]
 
 
 def _slim(root: Path) -> None:

@@ -19,18 +19,14 @@ from typing import Any
 
 from tools import CHECKOUT
 from tools.images.bases import provide, stages
-from tools.images.images import Image
-from tools.images.store import Store
+from tools.images.images import MB, Image
+from tools.images.store import Skipped, Store
 
 PIP = Path("/etc/xdg/pip")
 """The place where pip looks for the system's configuration on every distribution; distributions have no file there."""
 _AUTHORITIES, _CONSTRAINTS = "authorities.pem", "constraints-{}.txt"
 
 _TRUST_VARIABLES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
-
-
-class NoWheel(Exception):
-    """The image needs a wheel that must be built first; the text says which."""
 
 
 @dataclass(frozen=True)
@@ -51,27 +47,25 @@ class Built:
     def size_bytes(self) -> int:
         return int(self.inspected["Size"])
 
-    @cached_property
-    def layers(self) -> tuple[int, ...]:
-        """The size of every layer that is not empty, in bytes, the base's first."""
-        history = json.loads(self.store.ask("podman", "history", "--format", "json", self.image.tag))
-        return tuple(layer["size"] for layer in reversed(history) if layer["size"])
-
-    @property
-    def base_bytes(self) -> int:
-        """The base's part of it."""
-        (base,) = json.loads(self.store.ask("podman", "image", "inspect", self.base))
-        return int(base["Size"])
-
     @property
     def own_bytes(self) -> int:
-        return self.size_bytes - self.base_bytes
+        """The size without the base."""
+        (base,) = json.loads(self.store.ask("podman", "image", "inspect", self.base))
+        return self.size_bytes - int(base["Size"])
+
+    @property
+    def sizes(self) -> str:
+        """The time of the build, and the sizes of the layers that are not empty, the base's first."""
+        history = json.loads(self.store.ask("podman", "history", "--format", "json", self.image.tag))
+        layers = " + ".join(f"{layer['size'] / MB:.1f}" for layer in reversed(history) if layer["size"])
+        own = f"{self.size_bytes / MB:.1f} MB, {self.own_bytes / MB:.1f} of them ours"
+        return f"{self.build_s:.0f} s; {own}; layers {layers}"
 
 
 def build(store: Store, image: Image) -> Built:
     """Build the image in the store, from layers that are there where nothing has changed.
 
-    Raises: NoBase, NoWheel; AssertionError with the builder's last lines.
+    Raises: Skipped; AssertionError with the builder's last lines.
     """
     _place_wheel(image)
     arguments = image.all_arguments
@@ -89,20 +83,16 @@ def build(store: Store, image: Image) -> Built:
 
 
 def _place_wheel(image: Image) -> None:
-    """Have the wheel where the Dockerfile copies it from, unless that builds its own. Raises: NoWheel."""
+    """Have the wheel where the Dockerfile copies it from, unless that builds its own. Raises: Skipped."""
     if image.wheel_comes_from == "outside":
         shutil.rmtree(image.wheels, ignore_errors=True)
         image.wheels.mkdir(parents=True)
-        shutil.copy(_wheel_of_this_machine(image), image.wheels)
+        command = [CHECKOUT / "scripts" / "build_llama.sh", *image.wheel]
+        environment = {**os.environ, "PYTHON": sys.executable}
+        made = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        shutil.copy(made.stdout.strip(), image.wheels)
     elif image.wheel_comes_from == "before" and not image.has_wheel:
-        raise NoWheel(f"no wheel in {image.wheels.relative_to(CHECKOUT)}: scripts/build_llama.sh makes it")
-
-
-def _wheel_of_this_machine(image: Image) -> str:
-    script = CHECKOUT / "scripts" / "build_llama.sh"
-    environment = {**os.environ, "PYTHON": sys.executable}
-    asked = subprocess.run([script, *image.wheel], env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return asked.stdout.strip()
+        raise Skipped(f"no wheel in {image.wheels.relative_to(CHECKOUT)}: scripts/build_llama.sh makes it")
 
 
 def pip_mounts(store: Store) -> list[str]:
@@ -115,13 +105,14 @@ def _mounts(folder: Path) -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     settings = _pip_settings()
-    if bundle := _authorities(settings):
+    named = [settings.get("cert"), *(os.environ.get(name) for name in _TRUST_VARIABLES)]
+    if bundle := next((path for path in named if path and Path(path).is_file()), None):
         shutil.copy(bundle, folder / _AUTHORITIES)
         settings["cert"] = str(PIP / _AUTHORITIES)
-    if named := settings.get("constraint", "").split():
-        for number, constraints in enumerate(named):
+    if files := settings.get("constraint", "").split():
+        for number, constraints in enumerate(files):
             shutil.copy(constraints, folder / _CONSTRAINTS.format(number))
-        settings["constraint"] = " ".join(str(PIP / _CONSTRAINTS.format(number)) for number in range(len(named)))
+        settings["constraint"] = " ".join(str(PIP / _CONSTRAINTS.format(number)) for number in range(len(files)))
     lines = [f"{name} = {value}\n" for name, value in settings.items()]
     (folder / "pip.conf").write_text("".join(["[global]\n", *lines]), encoding="utf-8")
     yield f"{folder}:{PIP}"
@@ -136,12 +127,6 @@ def _pip_settings() -> dict[str, str]:
     ).stdout
     settings = re.findall(r"^(global|:env:)\.([\w-]+)='(.*)'$", listed, re.MULTILINE)
     return {name: value for place, name, value in sorted(settings, key=lambda found: found[0] == ":env:")}
-
-
-def _authorities(settings: dict[str, str]) -> str | None:
-    """The file of certificate authorities that this machine is configured to trust, if there is one."""
-    named = [settings.get("cert"), *(os.environ.get(name) for name in _TRUST_VARIABLES)]
-    return next((path for path in named if path and Path(path).is_file()), None)
 
 
 def _local_folders(settings: dict[str, str]) -> list[Path]:

@@ -19,6 +19,7 @@ HARDENED = ("--read-only", "--read-only-tmpfs=false", "--cap-drop=ALL", "--secur
 """Docker's --read-only gives no writable /tmp; podman's does by default."""
 
 PROMPT = "The capital of France is"
+
 STOP_PATIENCE_S = 35
 """The timeout for `docker stop` in docs/images.md: the worker's own 25 s and a margin."""
 

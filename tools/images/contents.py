@@ -6,12 +6,10 @@ from pathlib import Path
 
 from tools.images.building import PIP, Built
 from tools.images.container import new_volume, once, python
-from tools.images.outcome import Check, Skipped
-
-MB = 1000**2
+from tools.images.images import MB
+from tools.images.store import Skipped
 
 USER = "10001:10001"
-
 NOT_INSIDE = ("cc", "gcc", "g++", "c++", "clang", "ld", "make", "cmake", "ninja", "nvcc", "glslc", "git", "curl", "pip")
 """Programs that build, fetch or install."""
 
@@ -49,9 +47,8 @@ def nothing_of_this_machine_stays_in_it(built: Built) -> str:
 def it_has_no_compiler_and_no_installer(built: Built) -> str:
     script = f"import shutil; print(*(name for name in {NOT_INSIDE!r} if shutil.which(name)))"
     assert python(built, script) == ""
-    assert (
-        python(built, "import importlib.util as u; print(u.find_spec('pip'), u.find_spec('setuptools'))") == "None None"
-    )
+    installers = "import importlib.util as u; print(u.find_spec('pip'), u.find_spec('setuptools'))"
+    assert python(built, installers) == "None None"
     return f"none of {len(NOT_INSIDE)} programs"
 
 
@@ -101,6 +98,8 @@ def _has(feature: str) -> bool:
 
 
 AMX_VARIANT = "sapphirerapids"
+AVX512_VARIANTS = ("skylakex", "cannonlake", "cascadelake", "icelake", "cooperlake", "zen4", AMX_VARIANT)
+"""The modules of ggml's CPU code that need it."""
 
 _SCORE = f"""
 import ctypes, importlib.util, pathlib
@@ -110,10 +109,6 @@ for name in (*folder.glob("libomp.so*[0-9]"), folder / "libggml-base.so"):
     ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
 print(ctypes.CDLL(folder / "libggml-cpu-{AMX_VARIANT}.so").ggml_backend_score())
 """
-
-
-AVX512_VARIANTS = ("skylakex", "cannonlake", "cascadelake", "icelake", "cooperlake", "zen4", "sapphirerapids")
-"""The modules of ggml's CPU code that need it."""
 
 _WRITABLE = """
 import os, stat
@@ -149,15 +144,3 @@ for name in served:
             raise
 print(len(served))
 """
-
-CHECKS: tuple[Check[Built], ...] = (
-    it_is_within_its_goal_of_bytes,
-    its_configuration_is_that_of_a_service,
-    nothing_of_this_machine_stays_in_it,
-    it_has_no_compiler_and_no_installer,
-    its_user_may_write_into_the_folder_of_models_alone,
-    every_module_can_be_imported,
-    its_bill_of_materials_names_every_package,
-    its_backends_are_there,
-    its_code_for_amx_is_there_and_taken_by_a_processor_that_has_it,
-)

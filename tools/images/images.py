@@ -72,7 +72,7 @@ def _is_old_enough() -> bool:
     return name == "glibc" and tuple(map(int, version.split("."))) <= _GLIBC_OF_BOOKWORM
 
 
-IMAGES = (
+_ALL = (
     Image(
         "cpu",
         wheel=("cpu", "--portable"),
@@ -101,7 +101,4 @@ IMAGES = (
         wheel_comes_from="inside",
     ),
 )
-
-
-def image(name: str) -> Image | None:
-    return next((image for image in IMAGES if image.name == name), None)
+IMAGES = {image.name: image for image in _ALL}

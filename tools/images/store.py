@@ -19,6 +19,10 @@ _MAX_PROCESSES = 4096
 """Podman's own default is more than a container without CAP_SYS_RESOURCE may ask for."""
 
 
+class Skipped(Exception):
+    """A claim cannot be tried here; the text says why."""
+
+
 @dataclass(frozen=True)
 class Store:
     """`folder`: where everything lies."""
@@ -30,7 +34,8 @@ class Store:
         """The environment for every podman, buildah and docker that uses this store; written at the first use."""
         self.folder.mkdir(parents=True, exist_ok=True)
         storage, containers = self.folder / "storage.conf", self.folder / "containers.conf"
-        storage.write_text(self._storage_conf(), encoding="utf-8")
+        roots = f'graphroot = "{self.folder / "images"}"\nrunroot = "{self.folder / "run"}"\n'
+        storage.write_text(f'[storage]\ndriver = "overlay"\n{roots}', encoding="utf-8")
         containers.write_text(_containers_conf(), encoding="utf-8")
         return {
             **os.environ,
@@ -42,7 +47,7 @@ class Store:
 
     @property
     def socket(self) -> Path:
-        """The socket where podman answers like a Docker engine while docker_cli.py uses it."""
+        """The socket where podman answers like a Docker engine while the real docker client is tried."""
         return self.folder / "podman.sock"
 
     def run(self, *command: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
@@ -57,16 +62,12 @@ class Store:
         assert done.returncode == 0, f"{' '.join(command)}: exit {done.returncode}: {last_lines(done.stderr)}"
         return done.stdout
 
-    def has(self, name: str) -> bool:
-        return self.run("podman", "image", "exists", name).returncode == 0
-
-    def _storage_conf(self) -> str:
-        return (
-            "[storage]\n"
-            'driver = "overlay"\n'
-            f'graphroot = "{self.folder / "images"}"\n'
-            f'runroot = "{self.folder / "run"}"\n'
-        )
+    def need(self, program: str) -> str:
+        """The path of a program. Raises: Skipped."""
+        path = shutil.which(program)
+        if path is None:
+            raise Skipped(f"{program} is not installed")
+        return path
 
 
 def last_lines(text: str, n: int = 12) -> str:
@@ -85,9 +86,6 @@ def _containers_conf() -> str:
     return (
         "[containers]\n"
         f'default_ulimits = ["nofile={max_files}:{max_files}", "nproc={_MAX_PROCESSES}:{_MAX_PROCESSES}"]\n'
-        "[engine]\n"
-        f"{runtime}"
-        'cgroup_manager = "cgroupfs"\n'
-        'events_logger = "file"\n'
+        f'[engine]\n{runtime}cgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
         "compat_api_enforce_docker_hub = false\n"
     )
