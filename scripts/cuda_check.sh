@@ -10,7 +10,7 @@
 #            --python FILE    use an interpreter in which everything is installed: build and install nothing
 #            --tools FOLDER   the peers of that build, for the steps `served` and `served-small`
 #            --build-only     build and install, check nothing
-#            OPTIONS, STEP    see `python -m tools.cuda_check run --help`; steps that have passed are not run again
+#            OPTIONS, STEP    see `python -m tools.cuda_check run --help`; without STEP, those that have passed are left out
 # Needs Python 3.11 with venv (PYTHON names another), a C++ compiler, nvcc and cuBLAS. Fetches the default model. Without a
 # network, give pip a folder of packages: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER.
 #
@@ -27,8 +27,6 @@
 #     control         45 s
 #     certificate    100 s
 #     served-small    70 s   one round
-#     steps           40 s
-# Not among them is `all-tests`, the whole of `make test`.
 # A round that was broken off goes on where it was.
 set -eu
 

@@ -21,8 +21,6 @@ class Ask:
     seed: int = 0
     phase: int = 0
     """A phase begins when all requests of the one before have ended."""
-    at_s: float = 0.0
-    """The time after the beginning of its phase."""
     is_late: bool = False
     """Sent when every other request of its phase has received some tokens."""
 
@@ -43,8 +41,6 @@ class Answer:
     """Those of them that it did not compute, because it had computed them before."""
     error: str = ""
     """The reason why it is no answer; empty for a good one."""
-    is_refused: bool = False
-    """True if the worker refused it because it was full (503); then there is also an error."""
 
     @property
     def ttft_s(self) -> float:

@@ -9,16 +9,24 @@ import worker
 from client.child import without_settings
 from parity.provenance import now_rfc3339, this_machine
 from tools.bench.report import Circumstances
-from tools.bench.scenarios import CONVERSATIONS, LARGE, ON_GPU, SCENARIOS, Scenario
-from tools.bench.servers import IK_SERVER, LLAMA_SERVER, NO_CACHE, OURS, Plan, found, llama_server, our_worker
+from tools.bench.scenarios import (
+    CONVERSATIONS,
+    LARGE,
+    LLAMA_BATCHED_BENCH,
+    LLAMA_BENCH,
+    ON_GPU,
+    SCENARIOS,
+    Scenario,
+)
+from tools.bench.servers import LLAMA_SERVER, NO_CACHE, OURS, Plan, found, llama_server, our_worker
 from tools.bench.session import Found, Wanted
-from tools.bench.sides import LlamaBatchedBench, LlamaBench, Part
+from tools.bench.sides import Part, Tool
 from worker.commands.places import present
 from worker.errors import UsageError
 
 NAMES = tuple(scenario.name for scenario in (*ON_GPU, *CONVERSATIONS))
-_ALONE = {one.name for one in ON_GPU if one.worker_flags or not one.has_drafts}
-"""The scenarios that need a worker of their own."""
+_ALONE = {one.name for one in ON_GPU if not one.has_drafts}
+"""The scenarios that need a worker with other flags."""
 LARGE_BYTES = 300_000_000
 """A file of more is asked less, and less often, on a CPU."""
 ROUNDS, ROUNDS_OF_LARGE = 7, 3
@@ -55,7 +63,6 @@ class Asked:
     peers: tuple[str, ...]
     peer_binary: Path | None
     our_flags_binary: Path | None
-    ik_server: Path | None
     llama_bench: Path | None
     llama_batched_bench: Path | None
 
@@ -83,18 +90,18 @@ class Asked:
     @property
     def left_out(self) -> list[str]:
         """The scenarios that were not excluded by name."""
-        return [
-            name for name in (one.name for one in self._scenarios) if self.url and not self.scenarios and name in _ALONE
-        ]
+        names = [scenario.name for scenario in self._scenarios if scenario.name in _ALONE]
+        return names if self.url and not self.scenarios else []
 
     def wanted(self, seed: int, logs: Path) -> Wanted:
         """Raises: UsageError; ModelNotFound where something has to be started."""
         return Wanted(
             sides=self._sides(),
-            llama_bench=LlamaBench(self.llama_bench, self.file, self.threads) if self.llama_bench else None,
-            batched_bench=LlamaBatchedBench(self.llama_batched_bench, self.file, self.ctx_size, self.threads)
-            if self.llama_batched_bench
-            else None,
+            tools=[
+                Tool(name, binary, self.file, self.ctx_size, self.threads)
+                for name, binary in ((LLAMA_BENCH, self.llama_bench), (LLAMA_BATCHED_BENCH, self.llama_batched_bench))
+                if binary
+            ],
             scenarios=[scenario for scenario in self._by_name if scenario.name in self.names],
             n_rounds=self.rounds or (ROUNDS_OF_LARGE if self._is_large else ROUNDS),
             seed=seed,
@@ -110,16 +117,14 @@ class Asked:
             machine=this_machine(self.threads),
             versions=own | found.versions,
             commands={plan.name: plan.shown for _, plan in wanted.sides},
-            openmp={name: value for name, value in wanted.environment.items() if name.startswith(("OMP_", "GOMP_"))},
             n_rounds=wanted.n_rounds,
             seed=wanted.seed,
         )
 
     @property
     def _needs_model(self) -> bool:
-        return not self.url or any(
-            (self.peer_binary, self.our_flags_binary, self.ik_server, self.llama_bench, self.llama_batched_bench)
-        )
+        binaries = (self.peer_binary, self.our_flags_binary, self.llama_bench, self.llama_batched_bench)
+        return not self.url or any(binaries)
 
     @property
     def _is_large(self) -> bool:
@@ -162,10 +167,6 @@ class Asked:
             yield "judged", _named(peer)
         if self.our_flags_binary:
             yield "beside", self._llama_server(f"{LLAMA_SERVER}-our-flags", self.our_flags_binary)
-        if self.ik_server:
-            # Its slots have equal parts of the cells, and the longest prompt needs more than one of sixteen.
-            flags = ["-c", str(2 * self.ctx_size), "-np", str(self.parallel), "-t", str(self.threads)]
-            yield "beside", llama_server(IK_SERVER, self.ik_server, self.file, flags)
         if self.peer_binary:
             for name, speculation in _SPECULATIONS.items():
                 yield "speculating", self._llama_server(f"{LLAMA_SERVER}-{name}", self.peer_binary, speculation)

@@ -1,8 +1,4 @@
-"""The requests to servers and the reading of their streams: `/execute` and chats of ours, `/completion` of
-llama-server.
-
-Pure.
-"""
+"""The requests to servers and the reading of their streams: `/execute` of ours, `/completion` of llama-server. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,12 +8,12 @@ from typing import Protocol
 import msgspec
 
 from client import execute
-from client.openai import Chunk, Error
+from client.openai import Error
 from client.sse import Frames, is_comment
 from tools.bench.answers import Answer, Ask
 from tools.bench.exchange import Exchange
 
-OK, NO_ROOM = 200, 503
+OK = 200
 _SHOWN_OF_A_BODY = 200
 _job_numbers = count(1)
 
@@ -85,34 +81,6 @@ class Ours:
                 return Event()
 
 
-class Chat:
-    """`POST /v1/chat/completions` of ours with `stream`: the prompt is what a user says."""
-
-    path, health_path = "/v1/chat/completions", "/readyz"
-
-    def body(self, ask: Ask) -> bytes:
-        body = {
-            "model": "any",
-            "messages": [{"role": "user", "content": ask.prompt}],
-            "max_tokens": ask.n_tokens,
-            "temperature": ask.temperature,
-            "top_p": ask.top_p,
-            "seed": ask.seed,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        return msgspec.json.encode(body)
-
-    def event(self, data: bytes) -> Event:
-        chunk = msgspec.json.decode(data, type=Chunk)
-        if chunk.error is not None:
-            return Event(error=chunk.error.message)
-        if chunk.usage is not None:
-            return Event(n_prompt=chunk.usage.prompt_tokens, n_tokens=chunk.usage.completion_tokens)
-        return Event(has_text=any(choice.delta.content for choice in chunk.choices))
-
-
 class _Timings(msgspec.Struct, frozen=True):
     predicted_n: int = 0
     cache_n: int = 0
@@ -169,7 +137,7 @@ def answer_of(exchange: Exchange, dialect: Dialect) -> Answer:
         return _failed(exchange, f"no answer: {exchange.broken}")
     if exchange.status != OK:
         text = exchange.body[:_SHOWN_OF_A_BODY].decode("utf-8", "replace")
-        return _failed(exchange, f"{exchange.status} {text}", is_refused=exchange.status == NO_ROOM)
+        return _failed(exchange, f"{exchange.status} {text}")
     try:
         return _read(exchange, dialect)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -200,8 +168,8 @@ def _read(exchange: Exchange, dialect: Dialect) -> Answer:
     return _failed(exchange, f"cut after {len(arrivals)} tokens: {exchange.broken or 'no last event'}")
 
 
-def _failed(exchange: Exchange, error: str, *, is_refused: bool = False) -> Answer:
-    return Answer(sent_s=exchange.sent_s, error=error, is_refused=is_refused)
+def _failed(exchange: Exchange, error: str) -> Answer:
+    return Answer(sent_s=exchange.sent_s, error=error)
 
 
 def sse(exchange: Exchange) -> Iterator[tuple[float, bytes]]:

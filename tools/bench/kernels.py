@@ -4,7 +4,9 @@ Owns the measured pairs, their order, and the file from which a run that was sto
 programs are built (scripts/bench_peers.sh). Loads llama.cpp in this process, for its quantiser. Never downloads.
 """
 
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -16,7 +18,6 @@ from parity.llama.quantise import FILE_TYPES, quantise
 from parity.provenance import now_rfc3339, this_machine
 from tools import CHECKOUT
 from tools.bench.measures import check
-from tools.bench.peaks import peaks
 from tools.bench.sides import Rate
 from tools.markdown import Cells, table
 from worker.commands.places import present, where
@@ -34,6 +35,10 @@ _SHORT = TYPES[:1]
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _LLAMA_BENCH_S = 1800.0
+_FLAGS = ("-O3", "-funroll-loops", "-march=native", "-pthread")
+_N_TRIES, _TRY_S, _READ_S = 3, 0.3, 120.0
+_MAX_BYTES = 1_000_000_000
+"""More than the caches of any processor hold."""
 Rates = dict[int, list[float]]
 """rows → tokens/s of each round"""
 
@@ -120,7 +125,6 @@ def kernels(
             click.echo(f"==> {file_type}, {n_threads} threads", err=True)
             mine, theirs = _in_turns((ours, stock), path, n_threads, rounds)
             n_bytes = path.stat().st_size
-            peak = peaks(n_threads, n_bytes)
             found[key] = Pair(
                 file_type=file_type,
                 n_threads=n_threads,
@@ -128,7 +132,7 @@ def kernels(
                 cpu=machine.cpu,
                 created=now_rfc3339(),
                 file_bytes=n_bytes,
-                read_bytes_per_s=peak.read_bytes_per_s if peak else 0.0,
+                read_bytes_per_s=read_bytes_per_s(n_threads, n_bytes),
                 ours=mine,
                 stock=theirs,
             )
@@ -145,6 +149,25 @@ def made_file(folder: Path, source: Path, file_type: str, *, n_threads: int) -> 
         folder.mkdir(parents=True, exist_ok=True)
         quantise(source, target, file_type, n_threads=n_threads)
     return target
+
+
+def read_bytes_per_s(n_threads: int, n_bytes: int) -> float:
+    """The best of a few tries of reading as many bytes again and again, at most a billion. Nothing else may run
+    meanwhile.
+
+    0 without a C compiler for this processor. Raises: CalledProcessError if there is not enough memory.
+    """
+    source = Path(__file__).with_name("reads.c")
+    with tempfile.TemporaryDirectory(prefix="llorch-reads-") as folder:
+        program = Path(folder) / "reads"
+        for compiler in filter(shutil.which, ("cc", "gcc", "clang")):
+            made = subprocess.run(
+                [compiler, *_FLAGS, str(source), "-o", str(program)], capture_output=True, check=False
+            )
+            if made.returncode == 0:
+                asked = [str(program), str(n_threads), str(min(n_bytes, _MAX_BYTES)), str(_TRY_S)]
+                return max(float(subprocess.check_output(asked, timeout=_READ_S)) for _ in range(_N_TRIES))
+    return 0.0
 
 
 def _in_turns(programs: tuple[Path, Path], path: Path, n_threads: int, n_rounds: int) -> tuple[Rates, Rates]:

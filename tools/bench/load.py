@@ -1,10 +1,10 @@
-"""Requests sent when they are due, over one connection each, and their answers.
+"""Requests sent at once or late, over one connection each, and their answers.
 
 Nothing is parsed while one is under way. Runs on the load's event loop.
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -41,28 +41,20 @@ async def _play_phase(server: Server, asks: Sequence[Ask]) -> list[Exchange]:
     """The connections of what is sent at once are open, and all bodies are made, before the first request is sent."""
     bodies = [server.dialect.body(ask) for ask in asks]
     async with AsyncExitStack() as stack:
-        early = {number: await _open(server, stack) for number, ask in enumerate(asks) if not (ask.is_late or ask.at_s)}
+        early = {number: await _open(server, stack) for number, ask in enumerate(asks) if not ask.is_late}
         sent = [
-            connection.ask("POST", server.dialect.path, body)
-            if (connection := early.get(number))
-            else _send_when_due(server, body, _due(ask, list(early.values())), stack)
-            for number, (ask, body) in enumerate(zip(asks, bodies, strict=True))
+            early[number].ask("POST", server.dialect.path, body)
+            if number in early
+            else _send_late(server, body, list(early.values()), stack)
+            for number, body in enumerate(bodies)
         ]
         return await asyncio.gather(*sent)
 
 
-async def _send_when_due(server: Server, body: bytes, due: Awaitable[None], stack: AsyncExitStack) -> Exchange:
-    """Send the request at its time on a new connection, because servers close idle connections."""
-    await due
+async def _send_late(server: Server, body: bytes, early: Sequence[Connection], stack: AsyncExitStack) -> Exchange:
+    """Send the request when the early ones are going, on a new connection, because servers close idle ones."""
+    await asyncio.gather(*(connection.is_going.wait() for connection in early))
     return await (await _open(server, stack)).ask("POST", server.dialect.path, body)
-
-
-async def _due(ask: Ask, early: Sequence[Connection]) -> None:
-    """Returns when the request is to be sent; `early` are those of its phase that were sent at once."""
-    if ask.is_late:
-        await asyncio.gather(*(connection.is_going.wait() for connection in early))
-    else:
-        await asyncio.sleep(ask.at_s)
 
 
 async def _open(server: Server, stack: AsyncExitStack) -> Connection:

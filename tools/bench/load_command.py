@@ -16,10 +16,9 @@ import uvloop
 
 from tools.bench.asked import LARGE_BYTES, NAMES, ROUNDS, ROUNDS_OF_LARGE, Asked
 from tools.bench.measures import check
-from tools.bench.report import Report
+from tools.bench.report import Report, bad_news, tables
 from tools.bench.scenarios import Scenario
 from tools.bench.session import measure
-from tools.bench.tables import bad_news, tables
 from tools.markdown import table
 from worker.commands.places import where
 from worker.commands.tables import print_table
@@ -64,7 +63,6 @@ def split_flags(context: click.Context, option: click.Parameter, value: str) -> 
 @click.option(
     "--our-flags-binary", type=_FILE, help="Start this llama-server, too: built as our llama.cpp is, a column."
 )
-@click.option("--ik-server", type=_FILE, help="Start this llama-server of ik_llama.cpp, too: a column.")
 @click.option("--llama-bench", type=_FILE, help="Compare one stream with this llama-bench.")
 @click.option("--llama-batched-bench", type=_FILE, help="Compare several streams with this llama-batched-bench.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Of the prompts. [default: random]")
@@ -93,7 +91,7 @@ def load(*, models: tuple[str, ...], seed: int | None, out: Path | None, **optio
             print_table(columns, rows)
         news += [f"{asked.file.stem}: {one}" if len(all_asked) > 1 else one for one in bad_news(report)]
         if left_out := asked.left_out:
-            click.echo(f"left out: {', '.join(left_out)}, which need workers of their own", err=True)
+            click.echo(f"left out: {', '.join(left_out)}, which need a worker without drafts", err=True)
     check(news)
 
 

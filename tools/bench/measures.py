@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal
 
-from tools.bench.answers import Answer, gaps_of, per_s, percentile, whole_rate, whole_s
+from tools.bench.answers import Answer, gaps_of, per_s, percentile, whole_rate
 from worker.errors import WorkerError
 
 Answers = Sequence[Answer]
@@ -76,13 +76,8 @@ def at_most(limit: float, *, or_value: float | None = None) -> Bound:
 
 def stream_rate(bound: Bound | None = None, speculating_bound: Bound | None = None) -> Measure:
     """Tokens after the first by the time they took, the median of the streams."""
-    return Measure(
-        "decode",
-        "tokens/s",
-        lambda answers: median(one.tokens_per_s for one in answers),
-        bound,
-        speculating_bound,
-    )
+    of = lambda answers: median(one.tokens_per_s for one in answers)  # noqa: E731
+    return Measure("decode", "tokens/s", of, bound, speculating_bound)
 
 
 def total_rate(bound: Bound | None = None, speculating_bound: Bound | None = None) -> Measure:
@@ -92,22 +87,12 @@ def total_rate(bound: Bound | None = None, speculating_bound: Bound | None = Non
 
 def first_token(bound: Bound | None = None) -> Measure:
     """The median time from sending a request to its first token."""
-    return Measure(
-        "first token",
-        "ms",
-        lambda answers: 1000 * median(answer.ttft_s for answer in answers),
-        bound,
-    )
+    return Measure("first token", "ms", lambda answers: 1000 * median(one.ttft_s for one in answers), bound)
 
 
 def last_first_token(bound: Bound) -> Measure:
     """The last request's."""
-    return Measure(
-        "first token of the last",
-        "ms",
-        lambda answers: 1000 * answers[-1].ttft_s,
-        bound,
-    )
+    return Measure("first token of the last", "ms", lambda answers: 1000 * answers[-1].ttft_s, bound)
 
 
 def longest_gap_beside_the_last(bound: Bound) -> Measure:
@@ -116,33 +101,6 @@ def longest_gap_beside_the_last(bound: Bound) -> Measure:
 
 def gap_at_ends(bound: Bound) -> Measure:
     return Measure("delay at an end", "ms", lambda answers: 1000 * _delay_at_ends(answers), bound)
-
-
-def last_end(bound: Bound, *, n_first: int) -> Measure:
-    """The end of the last request after the first `n_first`, as a multiple of the time that their tokens take at the
-    rate of the first ones."""
-    return Measure("end of the last", "×", lambda answers: _last_end(answers[:n_first], answers[n_first:]), bound)
-
-
-def share_of_the_late(bound: Bound, *, n_long: int) -> Measure:
-    """The time of the request among `n_long` others, from sending to its end, as a multiple of its even share. The
-    share is the number of requests times the time of the first one, which ran alone."""
-
-    def of(answers: Answers) -> float:
-        alone, late = answers[0], answers[1 + n_long]
-        return per_s(late.ended_s - late.sent_s, (alone.ended_s - alone.sent_s) * (n_long + 1))
-
-    return Measure("time by even share", "×", of, bound)
-
-
-def loss_of_the_long(bound: Bound, *, n_long: int) -> Measure:
-    """The end of the last long request when the late one runs too, as a multiple of the time without it."""
-
-    def of(answers: Answers) -> float:
-        beside, without = answers[1 : 1 + n_long], answers[2 + n_long :]
-        return per_s(whole_s(beside), whole_s(without))
-
-    return Measure("end of the long ones", "×", of, bound)
 
 
 def computed(bound: Bound) -> Measure:
@@ -186,10 +144,7 @@ def _longest_gap_beside_the_last(answers: Answers) -> float:
     """The longest gap of streams that had begun, after the last request was sent."""
     *streams, late = answers
     gaps = [
-        after - before
-        for stream in streams
-        for before, after in zip(stream.arrivals_s, stream.arrivals_s[1:], strict=False)
-        if after > late.sent_s
+        after - before for stream in streams for before, after in pairwise(stream.arrivals_s) if after > late.sent_s
     ]
     return max(gaps, default=0.0)
 
@@ -206,8 +161,3 @@ def _delay_at_ends(answers: Answers) -> float:
             if other.ended_s > ended.ended_s > other.arrivals_s[0]:
                 longest_s = max([longest_s, *(gap_s for _, gap_s in gaps[:2])])
     return longest_s - ordinary_s
-
-
-def _last_end(first: Answers, rest: Answers) -> float:
-    alone_s = per_s(sum(answer.n_tokens for answer in rest), whole_rate(first))
-    return per_s(whole_s(rest), alone_s)

@@ -5,12 +5,15 @@ All chance comes from the seed.
 """
 
 import random
+import re
+import tomllib
 from functools import cache
 from importlib.resources import files
 from itertools import cycle
+from pathlib import Path
 from typing import Literal
 
-from tools.bench.texts import KINDS
+from tools import CHECKOUT
 
 Text = Literal["random words", "code, prose, chats"]
 WORDS: Text = "random words"
@@ -27,6 +30,42 @@ def common_words() -> tuple[str, ...]:
     return tuple((files(__package__) / "words.txt").read_text(encoding="utf-8").split())
 
 
+_WORD = re.compile(r"\s*(?:\w+|[^\w\s])")
+"""A word or a sign with the space before it: in code as in prose, few more are tokens than these."""
+_MIN_WORDS = 20
+"""The fewest words of a paragraph: shorter lines of a document are headings, code and remarks."""
+_PACKAGES = ("click", "litestar", "uvicorn")
+"""Dependencies of the worker, under BSD-3-Clause, MIT and BSD-3-Clause."""
+
+
+@cache
+def _lines(kind: str) -> list[str]:
+    """The lines of real text, one file behind the other: code of this checkout and of _PACKAGES, or paragraphs of the
+    documents, alone or as questions and answers."""
+    if kind == "code":
+        folders = [CHECKOUT / "worker", *(Path(str(files(package))) for package in _PACKAGES)]
+        paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+        return [line for path in paths for line in path.read_text(encoding="utf-8").splitlines(keepends=True)]
+    paths = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
+    lines = [line.removeprefix("- ") for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    said = [line for line in lines if line[:1].isalpha() and len(line.split()) >= _MIN_WORDS]
+    if kind == "prose":
+        return [f"{line}\n\n" for line in said]
+    return [f"User: What about {' '.join(line.split()[:4])}?\n\nAssistant: {line}\n\n" for line in said]
+
+
+def _excerpt(kind: str, chance: random.Random, n_words: int) -> str:
+    """This number of words from the beginning of some line; of a chat the last question has no answer yet."""
+    lines = _lines(kind)
+    ending = "\n\nUser: Say that in other words.\n\nAssistant:" if kind == "chat" else ""
+    n_words = max(1, n_words - len(_WORD.findall(ending)))
+    at, text = chance.randrange(len(lines)), ""
+    while len(words := _WORD.findall(text)) < n_words:
+        text += lines[at % len(lines)]
+        at += 1
+    return "".join(words[:n_words]).strip() + ending
+
+
 class Prompts:
     """Prompts in the order they are asked for; the same seed gives the same ones.
 
@@ -39,14 +78,14 @@ class Prompts:
         self._first = self._shuffled()
         self._second = self._shuffled()
         self._n_given = 0
-        self._kinds = cycle(KINDS)
+        self._kinds = cycle(("code", "prose", "chat"))
 
     def of(self, n_words: int, text: Text = WORDS) -> str:
         """`n_words` words, at least 2, no space at the beginning. The kinds of real text come in turn."""
         assert n_words >= 2, n_words
         if text == WORDS:
             return in_sentences([*self._serial(), *self.words(n_words - 2)])
-        return f"{' '.join(self._serial())}\n\n{next(self._kinds)(self.chance(), n_words - 2)}"
+        return f"{' '.join(self._serial())}\n\n{_excerpt(next(self._kinds), self.chance(), n_words - 2)}"
 
     def words(self, n_words: int) -> list[str]:
         """Words by chance alone: they follow a start that differs already."""
@@ -70,80 +109,9 @@ def in_sentences(words: list[str]) -> str:
     return " ".join(f"{word}," if place % _WORDS_TO_A_COMMA == 0 else word for place, word in enumerate(words, start=1))
 
 
-_CODE = '''\
-class Account:
-    """Money that belongs to one owner."""
-
-    def __init__(self, owner, balance=0):
-        self.owner = owner
-        self.balance = balance
-        self.history = []
-
-    def deposit(self, amount):
-        if amount <= 0:
-            raise ValueError("the amount must be positive")
-        self.balance += amount
-        self.history.append(("deposit", amount))
-
-    def withdraw(self, amount):
-        if amount > self.balance:
-            raise ValueError("there is not enough money")
-        self.balance -= amount
-        self.history.append(("withdraw", amount))
-
-    def transfer(self, other, amount):
-        self.withdraw(amount)
-        other.deposit(amount)
-
-    def report(self):
-        for kind, amount in self.history:
-            print(kind, amount)
-        print("balance", self.balance)
-'''
-
+_TEXTS: dict[str, str] = tomllib.loads((files(__package__) / "prompts.toml").read_text(encoding="utf-8"))
 _EDIT_AFTER = "self.owner = owner\n"
 _ADDED_LINE = "        self.currency = None"
-
-_PASSAGE = """\
-The mill at the end of the lane had not turned for thirty years when Hannah bought it. The wheel was green with moss, \
-the race was full of leaves, and swallows went in and out where the door had been. Her brother said that she had paid \
-for a heap of stones. She answered that stones were what a mill is made of, and that the water had never stopped. In \
-the first winter she cleared the race with a spade. In the second she cut new paddles from oak, one each evening, and \
-hung them in the barn to dry. In the third spring the whole village stood on the bridge, and when she lifted the gate \
-the wheel groaned, shook off its moss, and began to turn.
-"""
-
-
-_INSTRUCTIONS = """\
-An agent keeps the models of a shop. It answers each task with one call of a tool, as JSON, and then with the class \
-that it has written. It writes nothing else.
-"""
-
-_TURN = """
-### Task
-Add a model for each {name}, with its {first} and its {second}.
-
-### Action
-{{
-  "tool": "write_file",
-  "arguments": {{
-    "path": "shop/models/{name}.py",
-    "reason": "A {name} has a {first} and a {second}.",
-    "overwrite": false
-  }}
-}}
-
-class {title}:
-    def __init__(self, {first}, {second}):
-        self.{first} = {first}
-        self.{second} = {second}
-
-    def as_json(self):
-        return {{"{first}": self.{first}, "{second}": self.{second}}}
-
-### Result
-{{"ok": true, "written": "shop/models/{name}.py"}}
-"""
 
 _ACTION = "### Action\n"
 
@@ -164,14 +132,9 @@ def growing(prompts: Prompts, common: str, n_turns: int, n_words: int) -> list[s
 
 def code_edit(prompts: Prompts) -> str:
     """The file twice, and the beginning of a third with a line more: the rest of it follows unchanged."""
-    beginning = _CODE[: _CODE.index(_EDIT_AFTER) + len(_EDIT_AFTER)]
-    return f"# {prompts.of(4)}\n\n{_CODE}\n\n{_CODE}\n\n{beginning}{_ADDED_LINE}"
-
-
-def quotation(prompts: Prompts) -> str:
-    """The passage twice, and its first words."""
-    opening = " ".join(_PASSAGE.split()[:8])
-    return f"{prompts.of(4)}.\n\n{_PASSAGE}\n{_PASSAGE}\n{opening}"
+    code = _TEXTS["code"]
+    beginning = code[: code.index(_EDIT_AFTER) + len(_EDIT_AFTER)]
+    return f"# {prompts.of(4)}\n\n{code}\n\n{code}\n\n{beginning}{_ADDED_LINE}"
 
 
 def agent_loop(prompts: Prompts, n_turns: int) -> list[str]:
@@ -181,11 +144,11 @@ def agent_loop(prompts: Prompts, n_turns: int) -> list[str]:
     The prompts contain the agent's scripted actions, not a server's answers: both sides get the same prompts. One turn
     comes before the first prompt, as an example.
     """
-    history = f"# {prompts.of(4)}\n\n{_INSTRUCTIONS}"
+    history = f"# {prompts.of(4)}\n\n{_TEXTS['instructions']}"
     asked: list[str] = []
     for _ in range(n_turns + 1):
         name, first, second = prompts.words(3)
-        turn = _TURN.format(name=name, title=name.title(), first=first, second=second)
+        turn = _TEXTS["turn"].format(name=name, title=name.title(), first=first, second=second)
         asked.append(history + turn[: turn.index(_ACTION) + len(_ACTION)])
         history += turn
     return asked[1:]

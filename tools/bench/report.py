@@ -1,10 +1,10 @@
 """All that a run of `load` found: each measure of ours beside each peer's, the spread of their ratio, a verdict.
 
-Pure: turns to lines.
+Pure: turns to lines, and lines to the cells of tables and the sentences of what is wrong.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
@@ -14,6 +14,7 @@ from tools.bench.processes import Memory
 from tools.bench.prompts import Text
 from tools.bench.scenarios import Scenario
 from tools.bench.sides import Side, Turn
+from tools.markdown import Cells
 
 MB = 1_000_000
 FRONT_LIMIT_BYTES = 120 * MB
@@ -103,8 +104,6 @@ class Circumstances:
     """The versions of the packages, and of each peer as it reports itself."""
     commands: Mapping[str, str]
     """The flags of each side, or a note that it was running already."""
-    openmp: Mapping[str, str]
-    """OMP_* and GOMP_* of the environment, which all sides were given."""
     n_rounds: int
     """Counted ones; a warm-up came before."""
     seed: int
@@ -162,13 +161,9 @@ def _line(played: Played, measure: Measure, peer: Side | None, bound: Bound | No
         ratio=Spread.of(ratios) if ratios else None,
         bound=str(bound or ""),
         verdict=_verdict(bound, ours, ratios if peer else ours, has_failed=has_failed),
-        ours_per_cpu_s=_per_cpu_s(our_turns),
-        theirs_per_cpu_s=_per_cpu_s(their_turns),
+        ours_per_cpu_s=tuple(turn.per_cpu_s for turn in our_turns if turn.per_cpu_s),
+        theirs_per_cpu_s=tuple(turn.per_cpu_s for turn in their_turns if turn.per_cpu_s),
     )
-
-
-def _per_cpu_s(turns: Iterable[Turn]) -> tuple[float, ...]:
-    return tuple(turn.per_cpu_s for turn in turns if turn.per_cpu_s)
 
 
 def _numbers(turns: Sequence[Turn], measure: Measure) -> tuple[float, ...]:
@@ -198,15 +193,94 @@ def resident_of(sides: Mapping[str, Mapping[str, Memory | None]]) -> list[Reside
     limits = {"front": FRONT_LIMIT_BYTES}
     if peers:
         limits["engine"] = peers[0].resident_bytes + ENGINE_OVER_PEER_LIMIT_BYTES
-    return [
-        _resident(side if part == "server" else f"{side}, {part}", memory, limits.get(part))
-        for side, parts in sides.items()
-        for part, memory in parts.items()
-        if memory is not None
-    ]
+    found = []
+    for side, parts in sides.items():
+        for part, memory in parts.items():
+            limit = limits.get(part)
+            if memory is not None:
+                verdict: Verdict = "" if limit is None else "holds" if memory.resident_bytes <= limit else "MISSED"
+                found.append(Resident(side if part == "server" else f"{side}, {part}", memory, limit, verdict))
+    return found
 
 
-def _resident(process: str, memory: Memory, limit: int | None) -> Resident:
-    if limit is None:
-        return Resident(process, memory, None, "")
-    return Resident(process, memory, limit, "holds" if memory.resident_bytes <= limit else "MISSED")
+# ── tables and sentences ─────────────────────────────────────────────────────────────────────────
+
+
+def tables(report: Report) -> Iterator[tuple[Cells, Sequence[Cells]]]:
+    """Columns and rows: the main measures of the scenarios, with a column for each peer that is only reported; memory,
+    the circumstances. `>`: aligned to the right."""
+    own = [line for line in report.lines if line.is_own]
+    beside = list(dict.fromkeys(line.peer for line in own if line.peer and line.is_beside))
+    columns = (
+        *("scenario (words in / tokens out)", "text", "drafts", "measure", ">ours"),
+        *("peer", ">peer's", ">ours / peer's", ">bound", ""),
+        *(f">{peer}: its, ours / its" for peer in beside),
+        *(">tokens per CPU second, ours", ">peer's"),
+    )
+    by_peer = {(line.scenario, line.measure, line.peer): line for line in own}
+    yield (
+        columns,
+        [_cells(row, [by_peer.get((row.scenario, row.measure, peer)) for peer in beside]) for row in _rows(own)],
+    )
+    if report.resident:
+        rows = [
+            (one.process, _mb(one.memory.resident_bytes), _mb(one.limit_bytes), one.verdict) for one in report.resident
+        ]
+        yield ("process after warm-up", ">resident", ">at most", ""), rows
+    yield ("measured", ""), list(_measured(report.circumstances))
+
+
+def bad_news(report: Report) -> Iterator[str]:
+    """A sentence for each bound that does not hold, and for each request that failed."""
+    for line in report.lines:
+        if line.verdict == "MISSED":
+            value = f"{line.ratio} beside {line.peer}" if line.peer else _shown(line.ours, line.unit)
+            yield f"{line.scenario}: {line.measure} is {value}, the bound is {line.bound}"
+    for one in report.resident:
+        if one.verdict == "MISSED":
+            yield f"{one.process} has {_mb(one.memory.resident_bytes)}, the bound is {_mb(one.limit_bytes)}"
+    yield from report.failures
+
+
+def _rows(own: Sequence[Line]) -> Iterator[Line]:
+    """A row for each line but those of a peer that is a column of another row."""
+    rows = {(line.scenario, line.measure) for line in own if not line.is_beside}
+    for line in own:
+        if not line.is_beside:
+            yield line
+        elif (line.scenario, line.measure) not in rows:
+            rows.add((line.scenario, line.measure))
+            yield replace(line, peer=None, theirs=(), ratio=None, theirs_per_cpu_s=())
+
+
+def _cells(line: Line, beside: Iterable[Line | None]) -> Cells:
+    ratios = [(one, f"{one.ratio.median:.3f}" if one.ratio else "-") if one else None for one in beside]
+    return (
+        *(line.title, line.text, "on" if line.has_drafts else "off", line.measure, _shown(line.ours, line.unit)),
+        *(line.peer or "", _shown(line.theirs, line.unit) if line.peer else "", str(line.ratio or "")),
+        *(line.bound, line.verdict),
+        *(f"{_shown(one[0].theirs, one[0].unit)}, {one[1]}" if one else "" for one in ratios),
+        *(f"{median(rates):.1f}" if rates else "" for rates in (line.ours_per_cpu_s, line.theirs_per_cpu_s)),
+    )
+
+
+def _measured(found: Circumstances) -> Iterator[Cells]:
+    """With what and where it was."""
+    machine = found.machine
+    yield "model", found.model
+    yield "when", f"{found.created}, {found.n_rounds} rounds, seed {found.seed}"
+    yield "machine", f"{machine.cpu}, {machine.n_usable} of {machine.n_cores} processors, {machine.system}"
+    for name, command in found.commands.items():
+        yield name, " ".join(filter(None, [command, f"({found.versions[name]})" if name in found.versions else ""]))
+
+
+def _shown(values: Sequence[float], unit: Unit) -> str:
+    """Their median, `-` where there are none."""
+    if not values:
+        return "-"
+    value = median(values)
+    return f"{value:.3f} ×" if unit == "×" else f"{value:.{1 if abs(value) < 1000 else 0}f} {unit}"
+
+
+def _mb(n_bytes: int | None) -> str:
+    return "" if n_bytes is None else f"{n_bytes / MB:.0f} MB"

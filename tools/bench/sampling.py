@@ -9,12 +9,12 @@ a decode, which leaves nothing of either in them, both take some 25 µs more.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import rich_click as click
@@ -22,17 +22,24 @@ from msgspec.structs import replace
 
 from tools.bench.llama import chain
 from tools.bench.llama.chain import Chain, Logits, Stage
-from tools.bench.llama.logit_rows import Origin, Rows, model_rows, synthetic_rows
 from tools.bench.measures import check
 from worker.commands.places import not_here, where
 from worker.commands.tables import print_table
 from worker.engine.sampling.sample import candidates, log_probabilities, sample
+from worker.engine.step import Slice
+from worker.errors import ModelLoadFailed
 from worker.host import cpu_quota
+from worker.llama.context import Context
+from worker.llama.devices import devices
+from worker.llama.model import Model
 from worker.llama.runner import DrawThreads, fastest_estimate
 from worker.models.downloads.catalog import load_catalog, locate
-from worker.wire.jobs import SamplingParams, TokenId
+from worker.models.facts.info import read_info
+from worker.models.plan.devices import choose_device
+from worker.wire.jobs import SamplingParams, SlotId, TokenId
 
 Settings = Literal["greedy", "worst case"]
+Origin = Literal["model", "synthetic"]
 Draw = Callable[[int], object]
 """Draws from the row of that number."""
 
@@ -40,14 +47,14 @@ _GREEDY = SamplingParams(seed=0, temperature=0.0)
 _WORST_CASE = SamplingParams(seed=0, temperature=0.8, top_p=0.95)
 """top_k off: every token of the vocabulary may be in the nucleus."""
 _OURS: dict[Settings, SamplingParams] = {"greedy": _GREEDY, "worst case": _WORST_CASE}
-_THEIRS: dict[Settings, dict[str, tuple[tuple[Stage, ...], Stage]]] = {
-    "greedy": {"greedy": ((), chain.greedy)},
+_THEIRS: dict[Settings, dict[str, tuple[Stage, ...]]] = {
+    "greedy": {"greedy": (chain.greedy,)},
     "worst case": {
-        "top_p, temp, dist": ((chain.top_p(0.95), chain.temp(0.8)), chain.dist(1)),
-        "temp, top_p, dist": ((chain.temp(0.8), chain.top_p(0.95)), chain.dist(1)),
+        "top_p, temp, dist": (chain.top_p(0.95), chain.temp(0.8), chain.dist(1)),
+        "temp, top_p, dist": (chain.temp(0.8), chain.top_p(0.95), chain.dist(1)),
     },
 }
-"""Name → stages and selection. The worst case in llama-server's order and in ours."""
+"""Name → stages. The worst case in llama-server's order and in ours."""
 
 BOUNDS: dict[tuple[Settings, Origin], float] = {
     ("greedy", "model"): 1 / 10,
@@ -64,6 +71,14 @@ SYNTHETIC_VOCABULARIES = (49_152, 152_064)
 
 N_STEP_ROWS = 32
 """The rows of a step that many jobs share."""
+
+_N_SYNTHETIC, _N_PEAKS = 8, 8
+_TEXT = (
+    "The harbour was quiet when the last ferry came in. Three people left it: a man with a cello, "
+    "a woman who counted her steps aloud, and a child asleep"
+)
+_MAX_TOKENS = 16
+"""The number of tokens of the text; its first two tokens give the first row, its first three the next."""
 
 _N_PHRASE, _N_BIASED = 250, 16
 """The generated tokens that penalties look back on are a phrase of this many, twice; this many tokens have a bias."""
@@ -108,6 +123,61 @@ def _model_file(asked: str | None, models_dir: Path, catalog_file: Path | None) 
         raise not_here(asked)
     click.echo(f"{catalog.default.name} is not here: synthetic rows only", err=True)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows, at least one, each float32[n_vocab] without NaN. A context's rows are valid until it decodes again."""
+
+    origin: Origin
+    logits: Sequence[Logits]
+    context: Context | None = None
+    indexes: Sequence[int] = ()
+    """The context's index of each row."""
+
+    @property
+    def n_vocab(self) -> int:
+        return len(self.logits[0])
+
+
+def synthetic_rows(n_vocab: int) -> Rows:
+    """Normal logits of standard deviation 3 and mean 0, eight of them replaced by a uniform number in 8..14; seeded."""
+    chance = np.random.default_rng(n_vocab)
+    rows = chance.normal(0.0, 3.0, (_N_SYNTHETIC, n_vocab)).astype(np.float32)
+    for row in rows:
+        row[chance.integers(n_vocab, size=_N_PEAKS)] = chance.uniform(8.0, 14.0, _N_PEAKS)
+    return Rows("synthetic", list(rows))
+
+
+@contextmanager
+def model_rows(path: Path) -> Iterator[Rows]:
+    """A model's answers to the beginnings of a fixed text, one decode for all of them, on the CPU.
+
+    Raises: BadModelFile, ModelLoadFailed, InsufficientMemory.
+    """
+    info = read_info(path)
+    cpu = choose_device("cpu", devices())
+    with Model.load(info.path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+        tokens = model.tokenize(_TEXT)[:_MAX_TOKENS]
+        beginnings = [tokens[:n_tokens] for n_tokens in range(2, len(tokens) + 1)]
+        n_tokens, n_threads = sum(map(len, beginnings)), cpu_quota()
+        context = Context(
+            model,
+            n_ctx=n_tokens,
+            n_batch=n_tokens,
+            n_ubatch=n_tokens,
+            n_seq_max=len(beginnings),
+            n_threads=n_threads,
+            n_threads_batch=n_threads,
+        )
+        wanted = SamplingParams(seed=0)
+        indexes = context.decode(
+            [Slice(SlotId(slot), 0, beginning, wanted) for slot, beginning in enumerate(beginnings)]
+        )
+        logits = list(context.rows())
+        if np.isnan(logits).any():
+            raise ModelLoadFailed(f"{path}: its logits are not numbers")
+        yield Rows("model", logits, context, indexes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +240,7 @@ def compare(rows: Rows, settings: Settings, n_rounds: int) -> Comparison:
     estimate = fastest_estimate()
     with ExitStack() as closing:
         chains = {
-            name: closing.enter_context(Chain(rows.n_vocab, *stages)) for name, stages in _THEIRS[settings].items()
+            name: closing.enter_context(Chain(rows.n_vocab, stages)) for name, stages in _THEIRS[settings].items()
         }
         ours_us, *theirs_us = _medians_us(
             [
@@ -230,27 +300,29 @@ def costs_by_threads(rows: Rows, n_rounds: int) -> dict[int, float]:
 
 def _fields(tokens: Sequence[int]) -> dict[str, SamplingParams]:
     """A typical value of each field; what `SamplingParams` leaves out is off. `tokens`: to be biased."""
-    bias = {str(token): 1.5 for token in tokens[:_N_BIASED]}
-    return {
-        "all off (temperature 1)": SamplingParams(seed=0),
-        "temperature 0": _GREEDY,
-        "temperature 0.8": SamplingParams(seed=0, temperature=0.8),
-        "temperature 0.8, top_p 0.95": _WORST_CASE,
-        "logit_bias, 16 tokens": SamplingParams(seed=0, logit_bias=bias),
-        "ignore_eos": SamplingParams(seed=0, ignore_eos=True),
-        "min_tokens 1000": SamplingParams(seed=0, min_tokens=1000),
-        "repetition_penalty 1.1": SamplingParams(seed=0, repetition_penalty=1.1),
-        "frequency_penalty 0.5": SamplingParams(seed=0, frequency_penalty=0.5),
-        "presence_penalty 0.5": SamplingParams(seed=0, presence_penalty=0.5),
-        "dry_multiplier 0.8": SamplingParams(seed=0, dry_multiplier=0.8),
-        "top_n_sigma 1": SamplingParams(seed=0, top_n_sigma=1.0),
-        "top_k 40": SamplingParams(seed=0, top_k=40),
-        "typical_p 0.9": SamplingParams(seed=0, typical_p=0.9),
-        "top_p 0.95": SamplingParams(seed=0, top_p=0.95),
-        "min_p 0.05": SamplingParams(seed=0, min_p=0.05),
-        "xtc_probability 1": SamplingParams(seed=0, xtc_probability=1.0),
-        "logprobs 20": SamplingParams(seed=0, logprobs=20),
+    fields: dict[str, dict[str, Any]] = {
+        "all off (temperature 1)": {},
+        "temperature 0.8, top_p 0.95": {"temperature": 0.8, "top_p": 0.95},
+        "logit_bias, 16 tokens": {"logit_bias": {str(token): 1.5 for token in tokens[:_N_BIASED]}},
+        "ignore_eos": {"ignore_eos": True},
     }
+    values = {
+        "temperature": 0.0,
+        "min_tokens": 1000,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.5,
+        "dry_multiplier": 0.8,
+        "top_n_sigma": 1.0,
+        "top_k": 40,
+        "typical_p": 0.9,
+        "top_p": 0.95,
+        "min_p": 0.05,
+        "xtc_probability": 1.0,
+        "logprobs": 20,
+    }
+    fields |= {f"{name} {value:g}": {name: value} for name, value in values.items()}
+    return {name: SamplingParams(seed=0, **changes) for name, changes in fields.items()}
 
 
 def _one_seed_a_row(asked: SamplingParams, rows: Rows) -> list[SamplingParams]:
@@ -291,5 +363,5 @@ def _time_ns(draw: Draw, row: int, logits: Logits) -> int:
 def _added_by_python_us() -> float:
     """The cost of calling a chain with nothing to do: a vocabulary of one token."""
     row = np.zeros(1, dtype=np.float32)
-    with Chain(1, [], chain.greedy) as nothing:
+    with Chain(1, [chain.greedy]) as nothing:
         return _medians_us([lambda _: nothing.sample(row)], [row], 200)[0]

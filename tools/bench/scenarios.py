@@ -5,7 +5,6 @@ Pure: all chance comes from the prompts' seed.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import exp, log
 from typing import Literal
 
 from tools.bench.answers import Ask
@@ -19,17 +18,15 @@ from tools.bench.measures import (
     computed_by_new,
     first_token,
     gap_at_ends,
-    last_end,
     last_first_token,
     longest_gap_beside_the_last,
-    loss_of_the_long,
-    share_of_the_late,
     stream_rate,
     total_rate,
 )
-from tools.bench.prompts import REAL, WORDS, Prompts, Text, agent_loop, code_edit, growing, in_sentences, quotation
+from tools.bench.prompts import REAL, WORDS, Prompts, Text, agent_loop, code_edit, growing, in_sentences
 from worker.config.settings import Settings
 
+LLAMA_BENCH, LLAMA_BATCHED_BENCH = "llama-bench", "llama-batched-bench"
 Role = Literal["judged", "beside", "speculating"]
 """The role of a peer: a bound for us, a column of the report, or a bound for us with drafts."""
 _USUAL_PEERS, _LOOKUP_PEERS = frozenset[Role]({"judged", "beside"}), frozenset[Role]({"judged", "speculating"})
@@ -52,12 +49,8 @@ class Scenario:
     has_drafts: bool = True
     """Our worker drafts tokens from earlier text, as it does by default."""
     peers: frozenset[Role] = _USUAL_PEERS
-    has_llama_bench: bool = False
-    """llama-bench has the same number, without HTTP."""
-    has_batched_bench: bool = False
-    """llama-batched-bench has it."""
-    worker_flags: tuple[str, ...] = ()
-    """It runs on a worker of its own with these flags, and on no peer."""
+    tool: str = ""
+    """llama.cpp's benchmark that has the same number without HTTP, if there is one."""
 
     @property
     def measures(self) -> tuple[Measure, ...]:
@@ -94,8 +87,7 @@ def _generating(
         text=text,
         has_drafts=has_drafts,
         peers=_JUDGED_ALONE if has_drafts else _USUAL_PEERS,
-        has_llama_bench=is_alone and not has_drafts,
-        has_batched_bench=not is_alone and not has_drafts,
+        tool="" if has_drafts else LLAMA_BENCH if is_alone else LLAMA_BATCHED_BENCH,
     )
 
 
@@ -176,10 +168,6 @@ def _ending(prompts: Prompts) -> list[Ask]:
     return [Ask(prompt=prompts.of(64), n_tokens=n_tokens) for n_tokens in lengths]
 
 
-def _repetitive(make: Callable[[Prompts], str]) -> Callable[[Prompts], list[Ask]]:
-    return lambda prompts: _in_turn([Ask(prompt=make(prompts), n_tokens=160) for _ in range(2)])
-
-
 def _agent_loop(n_turns: int) -> Scenario:
     return Scenario(
         name="agent-loop",
@@ -189,60 +177,6 @@ def _agent_loop(n_turns: int) -> Scenario:
         text=REAL,
         peers=_LOOKUP_PEERS,
     )
-
-
-N_SLOTS, N_JOBS = 8, 64
-
-
-def _many_jobs(prompts: Prompts) -> list[Ask]:
-    """The streams whose rate is the measure, then all jobs at once."""
-    return [*_streams(N_SLOTS)(prompts), *(replace(ask, phase=1) for ask in _streams(N_JOBS)(prompts))]
-
-
-_SMALL_AT_S = 3.0
-
-
-def _small_among(n_long: int) -> Callable[[Prompts], list[Ask]]:
-    """A small one alone; the same size among long ones that have been running for a while; long ones without it."""
-
-    def asks(prompts: Prompts) -> list[Ask]:
-        small, late = (Ask(prompt=prompts.of(16), n_tokens=24) for _ in range(2))
-        beside, without = ([Ask(prompt=prompts.of(48), n_tokens=320) for _ in range(n_long)] for _ in range(2))
-        together = [*beside, replace(late, at_s=_SMALL_AT_S)]
-        return [small, *(replace(ask, phase=1) for ask in together), *(replace(ask, phase=2) for ask in without)]
-
-    return asks
-
-
-def _small_among_long(name: str, title: str, n_long: int, *more_flags: str) -> Scenario:
-    return Scenario(
-        name=f"small-among-{name}",
-        title=title,
-        asks=_small_among(n_long),
-        own=(
-            share_of_the_late(Bound("at most", 2.0, "value"), n_long=n_long),
-            loss_of_the_long(Bound("at most", 1.05, "value"), n_long=n_long),
-        ),
-        peers=frozenset(),
-        worker_flags=("--parallel", "6", *more_flags),
-    )
-
-
-_N_MIXED, _MEAN_PAUSE_S = 24, 0.7
-_MIXED_WORDS, _MIXED_TOKENS = (8, 600), (8, 128)
-
-
-def _mixture(prompts: Prompts) -> list[Ask]:
-    """Short ones more often than long ones, as a person's requests are; arrivals without memory."""
-    chance = prompts.chance()
-    asks, at_s = [], 0.0
-    for _ in range(_N_MIXED):
-        n_words, n_tokens = (
-            round(exp(chance.uniform(log(low), log(high)))) for low, high in (_MIXED_WORDS, _MIXED_TOKENS)
-        )
-        asks.append(Ask(prompt=prompts.of(n_words), n_tokens=n_tokens, at_s=at_s))
-        at_s += chance.expovariate(1 / _MEAN_PAUSE_S)
-    return asks
 
 
 _SHARED_PREFIX = Scenario(
@@ -275,38 +209,12 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         name="code-edit",
         title="a file repeated with an edit, 1 stream, 160 out",
-        asks=_repetitive(code_edit),
-        own=(stream_rate(at_least(1.6), at_least(1.0)),),
-        text=REAL,
-        peers=_LOOKUP_PEERS,
-    ),
-    Scenario(
-        name="quoting",
-        title="a passage quoted, 1 stream, 160 out",
-        asks=_repetitive(quotation),
+        asks=lambda prompts: _in_turn([Ask(prompt=code_edit(prompts), n_tokens=160) for _ in range(2)]),
         own=(stream_rate(at_least(1.6), at_least(1.0)),),
         text=REAL,
         peers=_LOOKUP_PEERS,
     ),
     _agent_loop(20),
-    Scenario(
-        name="64-jobs",
-        title="64 jobs at once into 8 slots, 64 / 96",
-        asks=_many_jobs,
-        own=(last_end(Bound("at most", 1.1, "value"), n_first=N_SLOTS),),
-        peers=frozenset(),
-        worker_flags=("--parallel", str(N_SLOTS)),
-    ),
-    _small_among_long("5", "a small job among 5 long ones in 6 slots, 16 / 24 among 48 / 320", 5),
-    _small_among_long("5-in-512", "the same in 512 cells", 5, "--ctx-size", "512", "--prefix-cache-mb", "64"),
-    _small_among_long("8", "a small job among 8 long ones for 6 slots", 8),
-    Scenario(
-        name="mixture",
-        title="24 requests of mixed lengths arriving by chance",
-        asks=_mixture,
-        own=(total_rate(),),
-        peers=_JUDGED_ALONE,
-    ),
 )
 """The scenarios of a small model."""
 

@@ -19,7 +19,7 @@ import msgspec
 
 from client.child import START_S, end, free_port
 from tools.bench.dialects import Dialect, LlamaServer, Ours
-from tools.bench.exchange import Address, NotReached, ask_once
+from tools.bench.exchange import Address, Exchange, NotReached, ask_once
 from tools.bench.load import Server
 from tools.bench.processes import children
 from worker.errors import WorkerError
@@ -27,8 +27,6 @@ from worker.errors import WorkerError
 OURS, LLAMA_SERVER = "llorch-worker", "llama-server"
 NO_CACHE = f"{LLAMA_SERVER}-no-cache"
 """llama-server that keeps no finished jobs' cells in main memory."""
-IK_SERVER = "ik-llama-server"
-"""The server of ik_llama.cpp, which is asked as llama-server is."""
 HOST = "127.0.0.1"
 _LOOK_EVERY_S = 0.1
 _OK = 200
@@ -51,10 +49,6 @@ class Plan:
     url: str = ""
     """The URL of a running server; then there is no program."""
     token: str | None = None
-    port: int = 0
-    """The port to listen on; 0 is any free one."""
-    takes_address: bool = True
-    """True if it takes --host and --port; else its own flags name the address."""
 
     def with_flags(self, flags: Sequence[str]) -> "Plan":
         """The same with more flags, which win over those before."""
@@ -86,7 +80,7 @@ def llama_server(name: str, binary: Path, model: Path, flags: Sequence[str]) -> 
 def found(name: str, url: str, token: str | None = None) -> Plan:
     """A running server: llama-server where the name says so, else one that speaks as ours does. Raises: UsageError."""
     Address.of(url)
-    dialect = LlamaServer() if name.startswith((LLAMA_SERVER, IK_SERVER)) else _ours()
+    dialect = LlamaServer() if name.startswith((LLAMA_SERVER, f"ik-{LLAMA_SERVER}")) else _ours()
     return Plan(name=name, dialect=dialect, url=url, token=token)
 
 
@@ -105,7 +99,7 @@ async def served(plan: Plan, logs: Path, environment: Mapping[str, str]) -> Asyn
         await _check_ready(plan, address)
         yield await _server(plan, address, {})
         return
-    address = Address(HOST, plan.port or free_port())
+    address = Address(HOST, free_port())
     log = logs / f"{plan.name}-{address.port}.log"
     process = _start(plan, address, log, environment)
     try:
@@ -116,8 +110,7 @@ async def served(plan: Plan, logs: Path, environment: Mapping[str, str]) -> Asyn
 
 
 def _start(plan: Plan, address: Address, log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    where = ["--host", address.host, "--port", str(address.port)] if plan.takes_address else []
-    command = [*plan.program, *plan.flags, *where]
+    command = [*plan.program, *plan.flags, "--host", address.host, "--port", str(address.port)]
     try:
         with log.open("ab") as output:
             return subprocess.Popen(
@@ -129,7 +122,7 @@ def _start(plan: Plan, address: Address, log: Path, environment: Mapping[str, st
 
 async def _until_ready(plan: Plan, address: Address, process: "subprocess.Popen[bytes]", log: Path) -> None:
     give_up_s = time.monotonic() + START_S
-    while not await _is_ready(plan, address):
+    while (await _asked(address, plan.dialect.health_path)).status != _OK:
         if process.poll() is not None:
             raise NotStarted(f"{plan.name} ended with {process.returncode} before it was ready: {_last_words(log)}")
         if time.monotonic() > give_up_s:
@@ -137,20 +130,20 @@ async def _until_ready(plan: Plan, address: Address, process: "subprocess.Popen[
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-async def _is_ready(plan: Plan, address: Address) -> bool:
+async def _asked(address: Address, path: str) -> Exchange:
+    """What a server that may not listen yet says."""
     try:
-        return (await ask_once(address, "GET", plan.dialect.health_path)).status == _OK
+        return await ask_once(address, "GET", path)
     except NotReached:
-        return False
+        return Exchange(sent_s=0.0)
 
 
 async def _check_ready(plan: Plan, address: Address) -> None:
-    exchange = await ask_once(address, "GET", plan.dialect.health_path)
+    path = plan.dialect.health_path
+    exchange = await ask_once(address, "GET", path)
     if exchange.status != _OK:
         what = exchange.status or exchange.broken
-        raise NotReached(
-            f"{plan.name} at {address} is not ready ({what}): wait until {plan.dialect.health_path} is 200"
-        )
+        raise NotReached(f"{plan.name} at {address} is not ready ({what}): wait until {path} is 200")
 
 
 class _Props(msgspec.Struct, frozen=True):

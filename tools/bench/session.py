@@ -19,7 +19,7 @@ from tools.bench.prompts import Prompts
 from tools.bench.report import Circumstances, Played, Report, Resident, failures_of, lines_of, resident_of
 from tools.bench.scenarios import WARM_UP, Scenario
 from tools.bench.servers import Plan, served
-from tools.bench.sides import LlamaBatchedBench, LlamaBench, Part, ServedSide, Side, Turn, plays, until_quiet
+from tools.bench.sides import Part, ServedSide, Side, Tool, Turn, plays, until_quiet
 
 Announce = Callable[[int, Scenario], None]
 """A function that gets the round (0 is a warm-up) and the scenario before each."""
@@ -31,18 +31,13 @@ class Wanted:
 
     sides: Sequence[tuple[Part, Plan]]
     """Ours first. One that plays none of the scenarios is not started."""
-    llama_bench: LlamaBench | None
-    batched_bench: LlamaBatchedBench | None
+    tools: Sequence[Tool]
     scenarios: Sequence[Scenario]
     n_rounds: int
     seed: int
     logs: Path
     """A folder for the logs of what is started."""
     environment: Mapping[str, str]
-
-    @property
-    def ours(self) -> Plan:
-        return next(plan for part, plan in self.sides if part == "ours")
 
 
 @dataclass(slots=True)
@@ -76,27 +71,20 @@ async def measure(wanted: Wanted, announce: Announce) -> Found:
             async with AsyncExitStack() as stack:
                 sides = await _open_sides(stack, found, rounds.scenarios)
                 await rounds.warm_up(sides)
-                await rounds.play([number], sides)
+                await rounds.play(number, sides)
                 # A model's pages are in memory once they have been computed with.
                 found.resident = found.resident or resident_of(_memory(sides))
     for rounds in groups:
         found.played += rounds.played
-    for scenario in wanted.scenarios:
-        if scenario.worker_flags:
-            async with served(wanted.ours.with_flags(scenario.worker_flags), wanted.logs, wanted.environment) as server:
-                rounds, sides = Rounds([scenario], prompts, announce), [ServedSide(server, "ours")]
-                await rounds.warm_up(sides)
-                await rounds.play(range(1, wanted.n_rounds + 1), sides)
-            found.played += rounds.played
     return found
 
 
 def groups_of(scenarios: Iterable[Scenario]) -> list[list[Scenario]]:
-    """The scenarios that are played on the same servers; those on a worker of their own are in none."""
-    together = [scenario for scenario in scenarios if not scenario.worker_flags]
-    speculative = [scenario for scenario in together if "speculating" in scenario.peers]
-    usual = [scenario for scenario in together if scenario not in speculative]
-    return [group for group in (usual, speculative) if group]
+    """The scenarios that are played on the same servers."""
+    groups: tuple[list[Scenario], list[Scenario]] = ([], [])
+    for scenario in scenarios:
+        groups["speculating" in scenario.peers].append(scenario)
+    return [group for group in groups if group]
 
 
 async def _open_sides(stack: AsyncExitStack, found: Found, scenarios: Sequence[Scenario]) -> list[Side]:
@@ -108,9 +96,7 @@ async def _open_sides(stack: AsyncExitStack, found: Found, scenarios: Sequence[S
             if server.version:
                 found.versions[plan.name] = server.version
             sides.append(ServedSide(server, part))
-    tools = [tool for tool in (wanted.llama_bench, wanted.batched_bench) if tool is not None]
-    sides += [tool for tool in tools if any(map(tool.plays, scenarios))]
-    return sides
+    return sides + [tool for tool in wanted.tools if any(map(tool.plays, scenarios))]
 
 
 def _memory(sides: Sequence[Side]) -> dict[str, dict[str, Memory | None]]:
@@ -137,17 +123,16 @@ class Rounds:
         for side in sides:
             await side.turn(WARM_UP, asks)
 
-    async def play(self, numbers: Iterable[int], sides: Sequence[Side]) -> None:
-        """The rounds of these numbers, from 1 on. `sides` has ours first, and the same names in every call.
+    async def play(self, number: int, sides: Sequence[Side]) -> None:
+        """The round of this number, from 1 on. `sides` has ours first, and the same names in every call.
 
         Raises: NotReached.
         """
-        for number in numbers:
-            for played in self.played:
-                turns = await self._turns(number, played.scenario, sides)
-                played.sides = [side for side in sides if side.name in turns]
-                for name, turn in turns.items():
-                    played.turns.setdefault(name, []).append(turn)
+        for played in self.played:
+            turns = await self._turns(number, played.scenario, sides)
+            played.sides = [side for side in sides if side.name in turns]
+            for name, turn in turns.items():
+                played.turns.setdefault(name, []).append(turn)
 
     async def _turns(self, number: int, scenario: Scenario, sides: Sequence[Side]) -> dict[str, Turn]:
         """The turns by side. The order alternates between forwards and backwards, so that no side always follows the

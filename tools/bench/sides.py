@@ -13,15 +13,14 @@ from tools.bench.answers import Answer, Ask, per_s
 from tools.bench.load import Server, play
 from tools.bench.measures import Bound, Measure, numbers_of
 from tools.bench.processes import cpu_s
-from tools.bench.scenarios import Role, Scenario
+from tools.bench.scenarios import LLAMA_BENCH, Role, Scenario
 
 _QUIET_S, _GIVE_UP_S = 0.1, 10.0
 _QUIET_CPU_S = 0.02
 """The clock of /proc ticks every 10 ms."""
-LLAMA_BENCH, LLAMA_BATCHED_BENCH = "llama-bench", "llama-batched-bench"
 _N_PROMPT = 85
 """The tokens of 64 words."""
-_LLAMA_BENCH_S = 600.0
+_TOOL_S = 600.0
 
 Part = Literal["ours", "ours without drafts"] | Role
 """The part of a side in a run: our worker with or without its drafts, or a peer."""
@@ -134,77 +133,50 @@ class _Batched(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaBench:
-    """`llama-bench`: as many tokens at the same depth as a lone stream, or a prompt, without HTTP and sampling.
+class Tool:
+    """`llama-bench` or `llama-batched-bench`: as many tokens of one stream at the same depth, or of several with
+    prompts as long, without HTTP, sampling and arrivals.
 
-    Source: llama.cpp, tools/llama-bench/README.md.
+    Source: llama.cpp, tools/llama-bench/README.md and tools/batched-bench/README.md.
     """
 
-    binary: Path
-    model: Path
-    n_threads: int
-    pids: Sequence[int] = ()
-    name: str = LLAMA_BENCH
-    part: Part = "beside"
-
-    def plays(self, scenario: Scenario) -> bool:
-        return scenario.has_llama_bench
-
-    def bound(self, measure: Measure) -> Bound | None:  # noqa: ARG002 - a side's
-        return None
-
-    async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
-        task = ["-p", "0", "-d", str(_N_PROMPT), "-n", str(asks[0].n_tokens)]
-        process = await asyncio.create_subprocess_exec(
-            *(str(self.binary), "-m", str(self.model), *task),
-            *("-t", str(self.n_threads), "-r", str(len(asks)), "-o", "json"),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        output, _ = await asyncio.wait_for(process.communicate(), _LLAMA_BENCH_S)
-        if process.returncode:
-            error = f"llama-bench ended with {process.returncode}"
-            return Turn(numbers={}, n_asked=1, n_failed=1, error=error)
-        (rate,) = msgspec.json.decode(output, type=list[Rate])
-        return Turn(numbers={scenario.own[0].name: rate.avg_ts}, n_asked=1)
-
-
-@dataclass(frozen=True, slots=True)
-class LlamaBatchedBench:
-    """`llama-batched-bench`: as many streams at once with prompts as long, without HTTP, sampling and arrivals.
-
-    Source: llama.cpp, tools/batched-bench/README.md.
-    """
-
+    name: str
     binary: Path
     model: Path
     n_cells: int
     n_threads: int
     pids: Sequence[int] = ()
-    name: str = LLAMA_BATCHED_BENCH
     part: Part = "beside"
 
     def plays(self, scenario: Scenario) -> bool:
-        return scenario.has_batched_bench
+        return scenario.tool == self.name
 
     def bound(self, measure: Measure) -> Bound | None:  # noqa: ARG002 - a side's
         return None
 
     async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
-        task = ["-npp", str(_N_PROMPT), "-ntg", str(asks[0].n_tokens), "-npl", str(len(asks)), "-kvu"]
+        n_tokens, n_asks, n_prompt = str(asks[0].n_tokens), str(len(asks)), str(_N_PROMPT)
+        if self.name == LLAMA_BENCH:
+            task = ["-p", "0", "-d", n_prompt, "-n", n_tokens, "-r", n_asks, "-o", "jsonl"]
+        else:
+            task = ["-npp", n_prompt, "-ntg", n_tokens, "-npl", n_asks, "-kvu", "-c", str(self.n_cells)]
+            task += ["--output-format", "jsonl"]
         process = await asyncio.create_subprocess_exec(
-            *(str(self.binary), "-m", str(self.model), *task, "-c", str(self.n_cells)),
-            *("-t", str(self.n_threads), "--output-format", "jsonl"),
+            *(str(self.binary), "-m", str(self.model), "-t", str(self.n_threads), *task),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
-        output, _ = await asyncio.wait_for(process.communicate(), _LLAMA_BENCH_S)
+        output, _ = await asyncio.wait_for(process.communicate(), _TOOL_S)
         lines = [line for line in output.splitlines() if line.startswith(b"{")]
         if process.returncode or not lines:
-            error = f"llama-batched-bench ended with {process.returncode} and {len(lines)} lines of numbers"
+            error = f"{self.name} ended with {process.returncode} and {len(lines)} lines of numbers"
             return Turn(numbers={}, n_asked=1, n_failed=1, error=error)
-        found = msgspec.json.decode(lines[-1], type=_Batched)
-        return Turn(numbers={scenario.own[0].name: per_s(found.tg * found.pl, found.t)}, n_asked=1)
+        if self.name == LLAMA_BENCH:
+            rate = msgspec.json.decode(lines[-1], type=Rate).avg_ts
+        else:
+            batched = msgspec.json.decode(lines[-1], type=_Batched)
+            rate = per_s(batched.tg * batched.pl, batched.t)
+        return Turn(numbers={scenario.own[0].name: rate}, n_asked=1)
 
 
 async def until_quiet(pids: Sequence[int]) -> None:

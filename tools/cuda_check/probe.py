@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
 
@@ -91,7 +92,9 @@ def probe(model: Path, device: str, sizes: Sizes) -> Iterator[Figure]:
     loaded = load_runner(configure(settings, model), lambda _: None)
     load_s = time.perf_counter() - began_s
     try:
-        for figure in (Figure(what="load", value=load_s, unit="s"), *_facts(loaded), *_parts(loaded.runner, sizes)):
+        for figure in chain(
+            [Figure(what="load", value=load_s, unit="s")], _facts(loaded), _parts(loaded.runner, sizes)
+        ):
             yield msgspec.structs.replace(figure, device=device, model=model.name)
     finally:
         loaded.runner.close()
@@ -110,7 +113,7 @@ def _facts(loaded: LoadedRunner) -> Iterator[Figure]:
 
 
 def _parts(runner: LlamaRunner, sizes: Sizes) -> Iterator[Figure]:
-    steps = Steps(runner)
+    steps = Steps(runner, sizes.n_steps)
     yield from _prompts(steps, sizes)
     yield from _widths(steps, sizes)
     yield from _switches(steps, sizes)
@@ -123,23 +126,28 @@ def _parts(runner: LlamaRunner, sizes: Sizes) -> Iterator[Figure]:
 class Steps:
     """Steps of random tokens, each slot behind what it has already."""
 
-    def __init__(self, runner: LlamaRunner) -> None:
+    def __init__(self, runner: LlamaRunner, n_steps: int) -> None:
         runner.context.row_groups = RowGroups()
         self.kv = runner.kv
         self._runner = runner
+        self._n_steps = n_steps
         self._chance = np.random.default_rng(0)
 
-    def clear(self) -> None:
-        self.kv.clear()
-
-    def read(self, slot: int, n_tokens: int) -> Times:
-        """A prefill step. A token is drawn at its end, because only that waits for a device."""
-        return self._run("prefill", [self._slice(slot, n_tokens)])
-
     def fill(self, slot: int, n_cells: int) -> None:
-        """Read until the slot has `n_cells` cells."""
+        """Read until the slot has `n_cells` cells. A token is drawn at a step's end: only that waits for a device."""
         while (n_more := n_cells - self.kv.n_cells(SlotId(slot))) > 0:
-            self.read(slot, min(n_more, self._runner.context.n_ubatch))
+            self._run("prefill", [self._slice(slot, min(n_more, self._runner.context.n_ubatch))])
+
+    def begin(self, slots: Iterable[int]) -> None:
+        """Empty the memory but for a few cells of each slot."""
+        self.kv.clear()
+        for slot in slots:
+            self.fill(slot, _N_FIRST)
+
+    def settled(self, step: Callable[[], Times]) -> list[Times]:
+        for _ in range(_N_SETTLING):
+            step()
+        return [step() for _ in range(self._n_steps)]
 
     def rows(self, slots: Iterable[int]) -> Times:
         """A decode step with a token of each slot."""
@@ -174,7 +182,7 @@ def _prompts(steps: Steps, sizes: Sizes) -> Iterator[Figure]:
     for n_tokens in sizes.prompts:
         taken_s = []
         for _ in range(_N_PREFILLS):
-            steps.clear()
+            steps.kv.clear()
             began_s = time.perf_counter()
             steps.fill(0, n_tokens)
             taken_s.append(time.perf_counter() - began_s)
@@ -186,26 +194,25 @@ def _prompts(steps: Steps, sizes: Sizes) -> Iterator[Figure]:
 
 def _widths(steps: Steps, sizes: Sizes) -> Iterator[Figure]:
     for width in sizes.widths:
-        _begin(steps, range(width))
-        settled = _settled(partial(steps.rows, range(width)), sizes)
+        steps.begin(range(width))
+        settled = steps.settled(partial(steps.rows, range(width)))
         yield _ms(f"step of {width}", median(one.step_s for one in settled))
-        yield _ms(f"step of {width}: submit", median(one.submit_s for one in settled))
-        yield _ms(f"step of {width}: wait", median(one.wait_s for one in settled))
-        yield _ms(f"step of {width}: draw", median(one.draw_s for one in settled))
+        for part in ("submit", "wait", "draw"):
+            yield _ms(f"step of {width}: {part}", median(getattr(one, f"{part}_s") for one in settled))
 
 
 def _switches(steps: Steps, sizes: Sizes) -> Iterator[Figure]:
     """The surplus of one step of another width, of a slot with drafts, and of the steps of one token behind it."""
 
     def steady_s(width: int) -> float:
-        _begin(steps, [0])
-        return median(one.step_s for one in _settled(lambda: steps.wide(width), sizes))
+        steps.begin([0])
+        return median(one.step_s for one in steps.settled(lambda: steps.wide(width)))
 
     one_s = steady_s(1)
     for width in sizes.switched:
         pattern = (width, *(1,) * (1 + _N_SETTLING))
         plain_s = steady_s(width) + (len(pattern) - 1) * one_s
-        _begin(steps, [0])
+        steps.begin([0])
         rounds = [sum(steps.wide(each).step_s for each in pattern) for _ in range(1 + sizes.n_steps // len(pattern))]
         yield _ms(f"one step of {width} among steps of 1, surplus", fmean(rounds[1:] or rounds) - plain_s)
 
@@ -213,22 +220,22 @@ def _switches(steps: Steps, sizes: Sizes) -> Iterator[Figure]:
 def _dead_cells(steps: Steps, sizes: Sizes) -> Iterator[Figure]:
     for n_dead in (0, *sizes.dead):
         for n_rows in sizes.beside_dead:
-            _begin(steps, range(n_rows))
+            steps.begin(range(n_rows))
             steps.fill(N_SLOTS - 1, n_dead)
-            settled = _settled(partial(steps.rows, range(n_rows)), sizes)
+            settled = steps.settled(partial(steps.rows, range(n_rows)))
             yield _ms(f"step of {n_rows} beside {n_dead} unused cells", median(one.step_s for one in settled))
 
 
 def _copies(steps: Steps, sizes: Sizes) -> Iterator[Figure]:
     """A prompt lies in one run of cells. Of a job that generated while others did, each token is a run."""
     for n_cells in sizes.copied:
-        steps.clear()
+        steps.kv.clear()
         steps.fill(0, n_cells)
         out_s, in_s, n_bytes = _copied(steps, n_cells)
         yield Figure(what=f"copy of {n_cells} cells in one run", value=n_bytes, unit="bytes")
         yield _ms(f"copy out of {n_cells} cells in one run", out_s)
         yield _ms(f"copy in of {n_cells} cells in one run", in_s)
-    _begin(steps, range(_N_BESIDE))
+    steps.begin(range(_N_BESIDE))
     for _ in range(sizes.n_generated):
         steps.rows(range(_N_BESIDE))
     out_s, _, _ = _copied(steps, 0)
@@ -250,19 +257,6 @@ def _copied(steps: Steps, n_back: int) -> tuple[float, float, int]:
             in_s.append(time.perf_counter() - began_s)
             steps.kv.trim(SlotId(1), 0)
     return median(out_s), median(in_s), n_bytes
-
-
-def _begin(steps: Steps, slots: Iterable[int]) -> None:
-    """Empty memory but for a few cells of each slot."""
-    steps.clear()
-    for slot in slots:
-        steps.fill(slot, _N_FIRST)
-
-
-def _settled(step: Callable[[], Times], sizes: Sizes) -> list[Times]:
-    for _ in range(_N_SETTLING):
-        step()
-    return [step() for _ in range(sizes.n_steps)]
 
 
 def _ms(what: str, seconds: float) -> Figure:

@@ -4,8 +4,7 @@ Where the model is the default one, the golden reference in float64 judges the d
 tokens by chance.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,16 +27,6 @@ GOLDEN = CHECKOUT / "tests" / "parity" / "golden" / "smollm2-135m-instruct-q4_1.
 _SEED = 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Both:
-    """The compared tokens, and the reference with rows for them, if there is one."""
-
-    windows: Sequence[Window]
-    reference: LogitsFile | None = None
-    numbers: Sequence[int] = ()
-    """The numbers of the reference's windows."""
-
-
 def compare(model: Path, asked: str, *, n_tokens: int) -> list[Figure]:
     """The device's rows against the CPU's, and against the reference: every number, some with a bound.
 
@@ -45,16 +34,16 @@ def compare(model: Path, asked: str, *, n_tokens: int) -> list[Figure]:
     Raises: ModelLoadFailed, InsufficientMemory; ValueError for logits that are not finite.
     """
     device, info = choose_device(asked, devices()), read_info(model)
-    both = _chosen(model, info.vocab_size, n_tokens)
+    golden = LogitsFile.open(GOLDEN) if is_golden(model) else None
+    numbers = evaluated(golden, n_tokens) if golden else []
+    windows = [golden.windows[number] for number in numbers] if golden else _by_chance(info.vocab_size, n_tokens)
     with TemporaryDirectory(prefix="llorch-check-") as folder:
-        on_cpu = compute(
-            model, as_served(), both.windows, folder=Path(folder) / "cpu", n_threads=cpu_quota(), device=cpu()
-        )
-        on_it = compute(
-            model, as_served(), both.windows, folder=Path(folder) / "it", n_threads=cpu_quota(), device=device
+        on_cpu, on_it = (
+            compute(model, as_served(), windows, folder=Path(folder) / name, n_threads=cpu_quota(), device=one)
+            for name, one in (("cpu", cpu()), ("it", device))
         )
         beside = on_it.against(on_cpu.logits)
-        beyond = on_it.against(both.reference, both.numbers) if both.reference else None
+        beyond = on_it.against(golden, numbers) if golden else None
     return [
         msgspec.structs.replace(figure, device=asked, model=model.name)
         for figure in (
@@ -69,15 +58,10 @@ def is_golden(model: Path) -> bool:
     return sha256_of(model) == LogitsFile.open(GOLDEN).provenance.made_from_sha256
 
 
-def _chosen(model: Path, n_vocab: int, n_tokens: int) -> _Both:
-    if is_golden(model):
-        golden = LogitsFile.open(GOLDEN)
-        numbers = evaluated(golden, n_tokens)
-        return _Both([golden.windows[number] for number in numbers], golden, numbers)
-    chance = np.random.default_rng(_SEED)
+def _by_chance(n_vocab: int, n_tokens: int) -> list[Window]:
     n_each = min(n_tokens, LONG)
-    rows = chance.integers(0, n_vocab, (n_tokens // n_each, n_each)).tolist()
-    return _Both([Window("long", tuple(row)) for row in rows])
+    rows = np.random.default_rng(_SEED).integers(0, n_vocab, (n_tokens // n_each, n_each)).tolist()
+    return [Window("long", tuple(row)) for row in rows]
 
 
 def _beside(summary: Summary, kind: str, backend: str) -> Iterator[Figure]:

@@ -15,8 +15,8 @@ from tools.bench.asked import Asked
 from tools.bench.load_command import measured
 from tools.bench.measures import Unit as BenchUnit
 from tools.bench.report import Line, Report
+from tools.bench.scenarios import LLAMA_BATCHED_BENCH, LLAMA_BENCH
 from tools.bench.servers import LLAMA_SERVER, NO_CACHE, OURS
-from tools.bench.sides import LLAMA_BATCHED_BENCH, LLAMA_BENCH
 from tools.cuda_check.report import Figure, Unit
 from worker.host import cpu_quota
 
@@ -57,27 +57,17 @@ TARGETS = (
 """A peer is named as the bench names it. NO_CACHE copies no finished jobs to main memory, which costs a GPU tokens."""
 
 
-class Peers(msgspec.Struct, frozen=True, kw_only=True):
-    """The programs of the build that the worker has its libraries of."""
-
-    llama_server: str
-    llama_bench: str
-    llama_batched_bench: str
-
-    @classmethod
-    def within(cls, folder: Path) -> "Peers":
-        """The programs in a folder. Raises: FileNotFoundError."""
-        programs = [folder / name for name in ("llama-server", "llama-bench", "llama-batched-bench")]
-        for program in programs:
-            if not program.is_file():
-                raise FileNotFoundError(f"{program} is not there")
-        return cls(**dict(zip(cls.__struct_fields__, map(str, programs), strict=True)))
+PROGRAMS = (LLAMA_SERVER, LLAMA_BENCH, LLAMA_BATCHED_BENCH)
+"""The peers: programs of the build that the worker has its libraries of."""
 
 
 def serve(
-    model: Path, device: str, peers: Peers, out: Path, *, n_rounds: int, scenarios: tuple[str, ...] = SCENARIOS
+    model: Path, device: str, peers: Path, out: Path, *, n_rounds: int, scenarios: tuple[str, ...] = SCENARIOS
 ) -> Report:
-    """Measure the scenarios, and leave the bench's report in `out`. Raises: NotStarted, NotReached."""
+    """Measure the scenarios beside the programs in `peers`, and leave the bench's report in `out`.
+
+    Raises: NotStarted, NotReached.
+    """
     out.mkdir(parents=True, exist_ok=True)
     asked = Asked(
         model=str(model),
@@ -92,11 +82,10 @@ def serve(
         url=None,
         api_key=None,
         peers=(),
-        peer_binary=Path(peers.llama_server),
+        peer_binary=peers / LLAMA_SERVER,
         our_flags_binary=None,
-        ik_server=None,
-        llama_bench=Path(peers.llama_bench),
-        llama_batched_bench=Path(peers.llama_batched_bench),
+        llama_bench=peers / LLAMA_BENCH,
+        llama_batched_bench=peers / LLAMA_BATCHED_BENCH,
     )
     return measured(asked, _SEED, out)
 
@@ -112,43 +101,34 @@ def figures_of(report: Report, device: str, targets: Sequence[Target] = TARGETS)
 
 def failures_of(report: Report, targets: Sequence[Target] = TARGETS) -> list[str]:
     """A line for each target that is missed or was not measured, and for each side's failed requests."""
-    return [*_missed(report, targets), *report.failures]
-
-
-def _missed(report: Report, targets: Sequence[Target]) -> Iterator[str]:
     lines = [line for line in report.lines if line.is_own]
-    for figure in _ratios(lines, targets):
-        if not figure.holds:
-            yield f"{figure.what}: {figure.value:.3g}, the target is {figure.bound}"
-    for line in lines:
-        if _target(line, targets) is not None and _value(line) is None:
-            yield f"{_what(line)}: not measured"
+    missed = [figure for figure in _ratios(lines, targets) if not figure.holds]
+    unknown = [line for line in lines if _target(line, targets) is not None and _value(line) is None]
+    return [
+        *(f"{figure.what}: {figure.value:.3g}, the target is {figure.bound}" for figure in missed),
+        *(f"{_what(line)}: not measured" for line in unknown),
+        *report.failures,
+    ]
 
 
 def _numbers(lines: Iterable[Line]) -> list[Figure]:
     """Each side's number once. Ours stands in a line for each peer; where it has a target itself, _ratios has it."""
     found: dict[str, Figure] = {}
     for line in lines:
-        what, unit = f"{line.title}: {line.measure}", _UNITS[line.unit]
-        sides = {f"{what}, {OURS}": line.ours, f"{what}, {line.peer}": line.theirs} if line.peer else {}
-        found |= {
-            side: Figure(what=side, value=median(numbers), unit=unit) for side, numbers in sides.items() if numbers
-        }
+        for side, numbers in ((OURS, line.ours), (line.peer, line.theirs)):
+            if line.peer and numbers:
+                what = f"{line.title}: {line.measure}, {side}"
+                found[what] = Figure(what=what, value=median(numbers), unit=_UNITS[line.unit])
     return list(found.values())
 
 
 def _ratios(lines: Iterable[Line], targets: Sequence[Target]) -> Iterator[Figure]:
     """Ours by each peer's; and ours alone, where no peer has the number or none is the measure."""
     for line in lines:
-        value, target = _value(line), _target(line, targets)
+        value, target = _value(line), _target(line, targets) or Target(line.scenario, line.peer)
+        unit = "" if line.peer else _UNITS[line.unit]
         if value is not None:
-            yield Figure(
-                what=_what(line),
-                value=value,
-                unit="" if line.peer else _UNITS[line.unit],
-                at_least=target.at_least if target else None,
-                at_most=target.at_most if target else None,
-            )
+            yield Figure(what=_what(line), value=value, unit=unit, at_least=target.at_least, at_most=target.at_most)
 
 
 def _what(line: Line) -> str:

@@ -1,31 +1,29 @@
 """The steps of a round. Each runs in a process of its own, so that a crash of one is one step's failure."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from xml.etree import ElementTree
 
 import msgspec
 
-from tools.bench.steps import step_costs
+from tools import CHECKOUT
 from tools.cuda_check import certificate as certificates
 from tools.cuda_check import probe as probes
 from tools.cuda_check import served as rounds
-from tools.cuda_check import suites
-from tools.cuda_check.report import Figure
+from tools.cuda_check.report import Figure, Found
 from tools.cuda_check.same_numbers import GOLDEN, compare, is_golden
 from tools.made_model import Q4_1, Q8_0, SHAPES, made_model
 from worker.commands.places import present
-from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.llama.devices import devices
 from worker.models.plan.devices import choose_device
 
 CPU = "cpu"
-STREAMS = (1, 8, 32)
-"""The streams of the step `steps`."""
-_STREAM_CELLS = 512
-"""The cells for a stream of `steps`: no stream has to pause, even with the smallest chunks of prompts."""
 _CONTROL_LAYERS = 12
 """Enough for errors to add up, few enough for a file that is written in seconds."""
 
@@ -52,15 +50,6 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Tiny sizes, to try the round itself."""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a complete step."""
-
-    summary: str
-    figures: tuple[Figure, ...] = ()
-    failures: tuple[str, ...] = ()
-    """A line for each thing that does not hold; a step with one has failed, and keeps its figures."""
-
-
 def device(asked: Asked) -> Found:
     """Is the device there? Raises: ModelLoadFailed, naming what is."""
     one = choose_device(asked.device, devices())
@@ -75,16 +64,11 @@ def device(asked: Asked) -> Found:
 
 def tests(asked: Asked) -> Found:
     """The tests of GPUs, of which one must have run. Raises: StepFailedError."""
-    return of_suite(*suites.of_gpus(), _backend(asked))
-
-
-def all_tests(asked: Asked) -> Found:
-    """The project's whole suite, with its workers on the device. Raises: StepFailedError."""
-    return of_suite(*suites.whole(_backend(asked)), _backend(asked))
-
-
-def _backend(asked: Asked) -> str:
-    return asked.device.partition(":")[0]
+    with TemporaryDirectory(prefix="llorch-check-") as folder:
+        junit = Path(folder) / "results.xml"
+        options = ("-q", "-p", "no:cacheprovider", f"--junitxml={junit}", "tests/backends")
+        code = subprocess.run([sys.executable, "-m", "pytest", *options], cwd=CHECKOUT, check=False).returncode
+        return of_suite(junit.read_text() if junit.is_file() else None, code, asked.device.partition(":")[0])
 
 
 def of_suite(junit: str | None, code: int, backend: str) -> Found:
@@ -94,21 +78,27 @@ def of_suite(junit: str | None, code: int, backend: str) -> Found:
     """
     if junit is None:
         raise StepFailedError("the tests could not run: see the step's log")
-    results = suites.read(junit)
-    if code and not results.failed:
+    names: dict[str, list[str]] = {"passed": [], "failed": [], "skipped": []}
+    for case in ElementTree.fromstring(junit).iter("testcase"):  # noqa: S314 - written by our own pytest just now
+        # An error of the set-up and one of the end are elements of their own.
+        tags = {element.tag for element in case}
+        outcome = "failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"
+        names[outcome].append(f"{case.get('classname', '')}::{case.get('name', '')}")
+    n_passed, n_failed, n_skipped = map(len, names.values())
+    if code and not n_failed:
         raise StepFailedError(f"no test failed, but the suite ended with {code}: see the step's log")
-    n_of_it = results.n_passed_on(backend)
-    if not n_of_it and not results.failed and backend != CPU:
-        raise StepFailedError(f"none of {results.n_all} tests ran on {backend}")
-    n_passed, n_failed = len(results.passed), len(results.failed)
-    of_it = f"{n_passed} passed, {n_of_it} of them on {backend}; {results.n_skipped} skipped"
+    n_of_it = sum(name.endswith(f"[{backend}]") for name in names["passed"])
+    n_all = n_passed + n_failed + n_skipped
+    if not n_of_it and not n_failed and backend != CPU:
+        raise StepFailedError(f"none of {n_all} tests ran on {backend}")
+    of_it = f"{n_passed} passed, {n_of_it} of them on {backend}; {n_skipped} skipped"
     return Found(
-        summary=f"{n_failed} of {results.n_all} failed; {of_it}" if n_failed else of_it,
+        summary=f"{n_failed} of {n_all} failed; {of_it}" if n_failed else of_it,
         figures=(
             Figure(what="tests passed", value=n_passed, device=backend),
             Figure(what="tests failed", value=n_failed, device=backend, at_most=0),
         ),
-        failures=results.failed,
+        failures=tuple(names["failed"]),
     )
 
 
@@ -163,11 +153,9 @@ def probe(asked: Asked) -> Found:
             for figure in probes.probe(model, asked.device, sizes):
                 figures.append(figure)
                 kept.write(msgspec.json.encode(figure) + b"\n")
-    shown = ("load", "step of 1", "step of 2", "step of 9")
-    return Found(
-        summary=_summary([figure for figure in figures if figure.what in shown]),
-        figures=tuple(figures),
-    )
+    shown = [figure for figure in figures if figure.what in ("load", "step of 1", "step of 2", "step of 9")]
+    summary = "; ".join(f"{figure.what} {figure.value:.4g} {figure.unit}" for figure in shown)
+    return Found(summary=summary, figures=tuple(figures))
 
 
 def served(asked: Asked) -> Found:
@@ -185,10 +173,9 @@ def _served(asked: Asked, model: Path, *, n_rounds: int, scenarios: tuple[str, .
     """A round with tiny sizes has no targets, because no speed means anything then."""
     if asked.tools is None:
         raise StepFailedError("there are no peers: name the folder of llama-server and its benchmarks with --tools")
-    try:
-        peers = rounds.Peers.within(Path(asked.tools))
-    except FileNotFoundError as error:
-        raise StepFailedError(f"--tools: {error}") from None
+    peers = Path(asked.tools)
+    if missing := [name for name in rounds.PROGRAMS if not (peers / name).is_file()]:
+        raise StepFailedError(f"--tools: {peers / missing[0]} is not there")
     out = Path(asked.out) / "served" / model.stem
     report = rounds.serve(model, asked.device, peers, out, n_rounds=n_rounds, scenarios=scenarios)
     targets = () if asked.is_small else rounds.TARGETS
@@ -213,27 +200,6 @@ def make(asked: Asked) -> Found:
     )
 
 
-def steps(asked: Asked) -> Found:
-    """Time a decode step of either model on the device, and the part of it within llama_decode."""
-    figures = [
-        figure
-        for model in (_small_model(asked), _large_model(asked))
-        for n_streams in (STREAMS[:1] if asked.is_small else STREAMS)
-        for figure in _step_figures(model, asked.device, n_streams, n_rounds=1 if asked.is_small else 5)
-    ]
-    return Found(summary=_summary(figures), figures=tuple(figures))
-
-
-def _step_figures(model: Path, device: str, n_streams: int, *, n_rounds: int) -> list[Figure]:
-    """The time of a decode step of these streams and of its llama_decode: the rest is the engine's work."""
-    config = configure(Settings(device=device, parallel=n_streams, ctx_size=n_streams * _STREAM_CELLS), model)
-    costs = step_costs(config, n_streams, n_rounds)
-    return [
-        Figure(what=f"{what} of {n_streams}", value=value_ms, unit="ms", device=device, model=model.name)
-        for what, value_ms in (("step", costs.step_ms), ("llama_decode", costs.decode_ms))
-    ]
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The place of a step in a round."""
@@ -241,8 +207,6 @@ class Plan:
     run: Callable[[Asked], Found]
     limit_s: float
     """The most that it may take. It is the safety stop for a device that hangs, not the expected time."""
-    is_usual: bool = True
-    """It runs in a round that names no steps."""
 
 
 STEPS: Mapping[str, Plan] = {
@@ -255,19 +219,12 @@ STEPS: Mapping[str, Plan] = {
     "control": Plan(control, 180.0),
     "certificate": Plan(certificate, 420.0),
     "served-small": Plan(served_small, 240.0),
-    "steps": Plan(steps, 180.0),
-    "all-tests": Plan(all_tests, 3600.0, is_usual=False),
 }
 """The steps in the order in which they run: the first one is needed by all others, `make` by those of the large model,
-and what only a GPU can show comes before the rest, in case the time is short."""
+and what only a GPU can show comes before the rest, in case the time is short. scripts/cuda_check.sh has the time each
+is expected to take."""
 OF_PEERS = ("served", "served-small")
 """The steps that need llama.cpp's own servers and benchmarks."""
-USUAL = tuple(name for name, plan in STEPS.items() if plan.is_usual)
-"""The steps of a round that names none. scripts/cuda_check.sh has the time each is expected to take."""
-
-
-def _summary(figures: Sequence[Figure]) -> str:
-    return "; ".join(f"{figure.what} {figure.value:.4g} {figure.unit}" for figure in figures)
 
 
 def _small_model(asked: Asked) -> Path:

@@ -87,7 +87,7 @@ def _place_wheel(image: Image) -> None:
     if image.wheel_comes_from == "outside":
         shutil.rmtree(image.wheels, ignore_errors=True)
         image.wheels.mkdir(parents=True)
-        command = [CHECKOUT / "scripts" / "build_llama.sh", *image.wheel]
+        command = [str(CHECKOUT / "scripts" / "build_llama.sh"), *image.wheel]
         environment = {**os.environ, "PYTHON": sys.executable}
         made = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
         shutil.copy(made.stdout.strip(), image.wheels)

@@ -10,7 +10,6 @@ CIRCUMSTANCES = Circumstances(
     machine=this_machine(2),
     versions={"llorch-worker": "0.1.0", "llama-server": "b1"},
     commands={"llorch-worker": "llorch-worker --threads 2"},
-    openmp={"OMP_WAIT_POLICY": "PASSIVE"},
     n_rounds=3,
     seed=7,
 )

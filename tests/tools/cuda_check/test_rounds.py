@@ -10,14 +10,12 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.worker_process import eventually
 from tools import CHECKOUT
-from tools.cuda_check.report import Figure, Report
-from tools.cuda_check.runs import BUILD, REPORT, run_apart, step_of
-from tools.cuda_check.steps import STEPS, USUAL, Asked, Found
+from tools.cuda_check.__main__ import BUILD, REPORT, run_apart
+from tools.cuda_check.report import Figure, Found, Report
+from tools.cuda_check.steps import STEPS, Asked, StepFailedError, of_suite
 from tools.made_model import SHAPES, made_model
 
 PATIENCE_S = 120.0
@@ -42,14 +40,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.process
-def test_a_step_reports_what_it_found(tmp_path: Path) -> None:
+def test_a_step_reports_what_it_found_and_a_device_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     found = run_apart("device", asked(tmp_path), tmp_path, limit_s=PATIENCE_S)
     assert isinstance(found, Found)
     assert found.summary.startswith("CPU: ")
-
-
-@pytest.mark.process
-def test_a_device_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     ended = run_apart("device", asked(tmp_path, "cuda:99"), tmp_path, limit_s=PATIENCE_S)
     assert isinstance(ended, str)
     assert "no such device: --device cuda:99" in ended
@@ -76,18 +70,6 @@ def suspended(processes: list[psutil.Process]) -> bool:
     for process in processes:
         process.suspend()
     return bool(processes)
-
-
-@pytest.mark.process
-def test_steps_are_measured_on_both_models_with_the_part_of_llama_decode(tmp_path: Path) -> None:
-    model = made_model(tmp_path, SHAPES["tiny"])
-    found = run_apart("steps", asked(tmp_path, model=str(model)), tmp_path, limit_s=PATIENCE_S)
-    assert isinstance(found, Found), found
-    step, decode = "step of 1", "llama_decode of 1"
-    assert [(figure.what, figure.model) for figure in found.figures] == [(step, model.name), (decode, model.name)] * 2
-    assert all(
-        whole.value > part.value > 0 for whole, part in zip(found.figures[::2], found.figures[1::2], strict=True)
-    )
 
 
 @pytest.mark.process
@@ -137,10 +119,12 @@ def test_the_control_compares_two_types_of_random_weights(tmp_path: Path) -> Non
 
 
 @pytest.mark.process
-def test_a_round_goes_on_where_it_was_and_keeps_what_failed(tmp_path: Path) -> None:
-    flags = ("run", "--small", "--out", str(tmp_path), "--work", str(tmp_path), "--device", "cpu")
-    assert run(*flags, "probe").returncode == 1
-    first = run(*flags, "device", "make")
+def test_a_round_goes_on_and_keeps_what_failed_and_without_the_device_no_other_step_runs(tmp_path: Path) -> None:
+    flags = ("run", "--small", "--out", str(tmp_path), "--work", str(tmp_path), "--device")
+    (tmp_path / REPORT).write_text("{}")
+    assert "is not a report" in run("render", str(tmp_path / REPORT)).stderr
+    assert run(*flags, "cpu", "probe").returncode == 1
+    first = run(*flags, "cpu", "device", "make")
     assert first.returncode == 1, first.stderr
     assert "failed: probe" in first.stderr
     report = Report.read(tmp_path / REPORT)
@@ -150,49 +134,37 @@ def test_a_round_goes_on_where_it_was_and_keeps_what_failed(tmp_path: Path) -> N
         ("probe", "failed"),
     ]
     assert "run the step `make` first" in report.steps[2].summary
-    assert "make: passed before" in run(*flags, "make").stderr
-
-
-@given(st.lists(st.text(min_size=1)), st.lists(st.floats(allow_nan=False, allow_infinity=False)))
-def test_a_step_fails_where_something_does_not_hold_and_keeps_all_its_figures(
-    failures: list[str], values: list[float]
-) -> None:
-    figures = tuple(Figure(what=f"figure {number}", value=value) for number, value in enumerate(values))
-    found = Found(summary="found", figures=figures, failures=tuple(failures))
-    sent = msgspec.json.decode(msgspec.json.encode(found), type=Found)
-    step = step_of("served", sent, 1.0)
-    assert (step.outcome, step.failures) == ("failed" if failures else "passed", tuple(failures))
-    assert step.figures == figures
-
-
-def test_the_expected_times_of_the_script_are_of_the_usual_steps_and_fit_in_twenty_minutes() -> None:
-    """Each step's limit leaves room beyond its expected time."""
-    expected = dict(re.findall(r"^#  +([a-z-]+) +(\d+) s\b", SCRIPT.read_text(), re.MULTILINE))
-    assert list(expected) == [BUILD, *USUAL]
-    assert sum(map(int, expected.values())) <= MOST_S
-    assert all(int(expected[name]) < STEPS[name].limit_s for name in USUAL)
-
-
-@pytest.mark.process
-def test_without_the_device_no_other_step_runs(tmp_path: Path) -> None:
-    ended = run("run", "--small", "--out", str(tmp_path), "--work", str(tmp_path), "--device", "cuda:99")
-    assert ended.returncode == 1
+    assert "| probe | failed |" in run("render", str(tmp_path / REPORT)).stdout
+    assert [path.read_text() for path in tmp_path.glob(f"before-*/{REPORT}")] == ["{}"]
+    assert run(*flags, "cuda:99").returncode == 1
     assert [step.name for step in Report.read(tmp_path / REPORT).steps] == ["device"]
 
 
-@pytest.mark.process
-def test_another_rounds_report_is_kept_aside(tmp_path: Path) -> None:
-    (tmp_path / REPORT).write_text("{}")
-    assert run("run", "--small", "--out", str(tmp_path), "--device", "cpu", "device").returncode == 0
-    assert [path.read_text() for path in tmp_path.glob(f"before-*/{REPORT}")] == ["{}"]
+def test_the_expected_times_of_the_script_are_of_all_steps_and_fit_in_twenty_minutes() -> None:
+    """Each step's limit leaves room beyond its expected time."""
+    expected = dict(re.findall(r"^#  +([a-z-]+) +(\d+) s\b", SCRIPT.read_text(), re.MULTILINE))
+    assert list(expected) == [BUILD, *STEPS]
+    assert sum(map(int, expected.values())) <= MOST_S
+    assert all(int(expected[name]) < STEPS[name].limit_s for name in STEPS)
 
 
-@pytest.mark.long
-def test_a_page_is_refused_for_what_is_no_report(tmp_path: Path) -> None:
-    (tmp_path / REPORT).write_text("{}")
-    refused = run("render", str(tmp_path / REPORT))
-    assert refused.returncode == 1
-    assert "is not a report" in refused.stderr
+def junit(**cases: str) -> str:
+    inner = "".join(f'<testcase classname="t" name="{name}[cuda]">{what}</testcase>' for name, what in cases.items())
+    return f"<testsuites><testsuite>{inner}</testsuite></testsuites>"
+
+
+def test_a_suite_fails_by_its_tests_and_where_none_ran_on_the_device() -> None:
+    found = of_suite(junit(a="", b="<failure/>", c="<error/>", d="<skipped/>"), 1, "cuda")
+    assert found.failures == ("t::b[cuda]", "t::c[cuda]")
+    assert found.summary == "2 of 4 failed; 1 passed, 1 of them on cuda; 1 skipped"
+    assert of_suite(junit(d="<skipped/>"), 0, "cpu").summary == "0 passed, 0 of them on cpu; 1 skipped"
+    for text, code, words in (
+        (junit(d="<skipped/>"), 0, "none of 1 tests ran on cuda"),
+        (junit(a=""), 2, "ended with 2"),
+        (None, 2, "the tests could not run"),
+    ):
+        with pytest.raises(StepFailedError, match=words):
+            of_suite(text, code, "cuda")
 
 
 def test_the_script_refuses_a_machine_without_a_gpu_in_one_line(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""The side of llama.cpp in the benchmarks: its own sampler chains, and rows of logits to draw from."""
+"""The side of llama.cpp in the benchmarks: its own sampler chains."""

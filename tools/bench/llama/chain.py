@@ -20,11 +20,10 @@ from worker.wire.jobs import TokenId
 
 Stage = Callable[[], Any]
 """Makes one sampler, which the chain then owns: a llama_sampler_init_* with its arguments. Any: an opaque pointer."""
+Logits = NDArray[np.float32]
 
 _ROW = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 """llama_token_data (llama.h)."""
-
-Logits = NDArray[np.float32]
 
 
 def greedy() -> Any:
@@ -48,22 +47,19 @@ def dist(seed: int) -> Stage:
 
 
 class Chain:
-    """The stages in their order, for logits of `n_vocab` tokens. After `close` every method raises ValueError."""
+    """The stages in their order, for logits of `n_vocab` tokens. Use as a context manager.
 
-    def __init__(self, n_vocab: int, stages: Seq[Stage], selection: Stage | None = None) -> None:
-        """`selection`: the last stage, `greedy` or a `dist`; without one the chain can only `apply`.
+    To sample, its last stage must be `greedy` or a `dist`; else the library aborts the process.
+    """
 
-        Raises: ValueError for a stage that makes no sampler.
-        """
+    def __init__(self, n_vocab: int, stages: Seq[Stage]) -> None:
         open_library()
-        self._selects = selection is not None
         self._handle: Any = capi.llama_sampler_chain_init(capi.llama_sampler_chain_default_params())
-        try:
-            for stage in (*stages, selection) if selection is not None else stages:
-                self._add(stage())
-        except BaseException:
-            self.close()
-            raise
+        for stage in stages:
+            sampler = stage()
+            # NULL is a falsy pointer object here, not None; in a chain it would crash the process.
+            assert sampler, "llama.cpp has made no sampler of a stage's arguments"
+            capi.llama_sampler_chain_add(self._handle, sampler)
         self._all_ids = np.arange(n_vocab, dtype=np.int32)
         rows = np.zeros(n_vocab, _ROW)
         self._ids, self._logits = rows["id"], rows["logit"]
@@ -71,20 +67,12 @@ class Chain:
         self._data = rows.ctypes.data_as(capi.llama_token_data_p)
         self._array = capi.llama_token_data_array()
 
-    def _add(self, sampler: Any) -> None:
-        # NULL is a falsy pointer object here, not None; in a chain it would crash the process.
-        if not sampler:
-            raise ValueError("llama.cpp has made no sampler of a stage's arguments")
-        capi.llama_sampler_chain_add(self._handle, sampler)
-
     def sample(self, logits: Logits) -> TokenId:
         """The token the chain selects, which it then accepts: what `sample_output` does, for any row of logits.
 
         `logits`: float32[n_vocab], only read. They hold no NaN: the library's sort would leave its array, and to look
-        for one here would be timed as the library's own work. Raises: ValueError for another shape or type, and for a
-        chain without a selection.
+        for one here would be timed as the library's own work.
         """
-        self._check_selects()
         left = self.apply(logits)
         token = TokenId(left.data[left.selected].id)
         self.accept(token)
@@ -93,50 +81,30 @@ class Chain:
     def sample_output(self, context: Context, index: int) -> TokenId:
         """The same for a row of the context's last decode, all of it in the library.
 
-        `index`: one that this decode returned; for another the process would abort. Raises: ValueError for a chain
-        without a selection. Source: llama_sampler_sample.
+        `index`: one that this decode returned; for another the process would abort. Source: llama_sampler_sample.
         """
-        self._check_selects()
-        return TokenId(capi.llama_sampler_sample(self.handle, context.handle, index))
+        return TokenId(capi.llama_sampler_sample(self._handle, context.handle, index))
 
     def apply(self, logits: Logits) -> Any:
         """The llama_token_data_array after all stages, valid until the next call. Any: opaque pointers of the library.
 
-        Arguments as for `sample`, which says what they must not hold. Raises: ValueError for another shape or type.
-        Source: llama_sampler_apply.
+        Arguments as for `sample`, which says what they must not hold. Source: llama_sampler_apply.
         """
-        handle, array = self.handle, self._array
-        if logits.dtype != self._logits.dtype or logits.shape != self._logits.shape:
-            raise ValueError(f"logits are {logits.dtype}{list(logits.shape)}, not float32[{len(self._logits)}]")
+        array = self._array
         # As llama_sampler_sample does for every token; the stages before have sorted the ids.
         self._ids[:] = self._all_ids
         self._logits[:] = logits
         array.data, array.size, array.selected, array.sorted = self._data, len(self._ids), -1, False
-        capi.llama_sampler_apply(handle, ctypes.byref(array))
+        capi.llama_sampler_apply(self._handle, ctypes.byref(array))
         return array
 
     def accept(self, token: TokenId) -> None:
         """Pass the accepted token to the stages; penalties look back on it. Source: llama_sampler_accept."""
-        capi.llama_sampler_accept(self.handle, token)
-
-    def close(self) -> None:
-        """Free the chain and its samplers. Idempotent."""
-        if self._handle is not None:
-            capi.llama_sampler_free(self._handle)
-            self._handle = None
-
-    def _check_selects(self) -> None:
-        if not self._selects:
-            raise ValueError("the chain has no selection: give it greedy or a dist")
-
-    @property
-    def handle(self) -> Any:
-        if self._handle is None:
-            raise ValueError("the chain is closed")
-        return self._handle
+        capi.llama_sampler_accept(self._handle, token)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        """Free the chain and its samplers."""
+        capi.llama_sampler_free(self._handle)
