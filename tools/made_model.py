@@ -6,6 +6,7 @@ are of one type, norms are F32.
 
 import os
 import string as characters
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -89,37 +90,9 @@ class Shape:
 
 
 SHAPES = {
-    shape.name: shape
-    for shape in (
-        Shape(name="tiny", n_layers=2, n_embd=256, n_ff=512, n_head=4, n_head_kv=2),
-        Shape(
-            name="smollm2-135m",
-            n_layers=30,
-            n_embd=576,
-            n_ff=1536,
-            n_head=9,
-            n_head_kv=3,
-            n_vocab=49_152,
-            is_tied=True,
-            n_ctx_train=8192,
-            type_id=Q4_1,
-        ),
-        Shape(name="tinyllama-1.1b", n_layers=22, n_embd=2048, n_ff=5632, n_head=32, n_head_kv=4),
-        Shape(
-            name="llama-3.2-1b",
-            n_layers=16,
-            n_embd=2048,
-            n_ff=8192,
-            n_head=32,
-            n_head_kv=8,
-            n_vocab=128_256,
-            is_tied=True,
-        ),
-        Shape(name="llama-2-7b", n_layers=32, n_embd=4096, n_ff=11_008, n_head=32, n_head_kv=32),
-        Shape(name="mistral-7b", n_layers=32, n_embd=4096, n_ff=14_336, n_head=32, n_head_kv=8),
-    )
+    name: Shape(name=name, **sizes)
+    for name, sizes in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
 }
-
 
 Floats = Callable[[TensorRow, np.random.Generator], NDArray[np.floating]]
 

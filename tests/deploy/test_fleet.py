@@ -168,12 +168,3 @@ def test_every_alert_is_evaluated_and_none_fires_for_workers_that_are_well(scrap
     rules = [rule for group in scraped.ask("rules")["groups"] for rule in group["rules"]]
     assert {rule["name"]: rule["health"] for rule in rules} == {rule["alert"]: "ok" for rule in alerts()}
     assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
-
-
-def test_the_board_can_be_drawn_from_what_prometheus_remembers(
-    scraped: Prometheus, tools: Environment, tmp_path: Path
-) -> None:
-    picture = tmp_path / "board.png"
-    drawn = ("python", str(TOOLS / "board_picture.py"), scraped.url, str(picture), "--minutes", "1")
-    tools.run(*drawn, extra={"MPLCONFIGDIR": str(tmp_path)})
-    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -5,7 +5,9 @@ one right answer.
 """
 
 import hashlib
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -18,37 +20,10 @@ Json = dict[str, Any]
 EXECUTE, COMPLETIONS, CHAT = "/execute", "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
-_WORDS = ("sea", "hill", "lamp", "river", "stone", "glass", "bread", "cloud", "winter", "größe", "東京", "x = 1", "\n")
-_REGEXES = ("[a-c]{3,9}", "(yes|no|maybe)", r"\d{1,3}(\.\d)?", "[^aeiou]{2,5}x", "(ab|ba)+c")
-GRAMMARS = (
-    'root ::= "a" root | "b"',
-    'root ::= item ("," item)*\nitem ::= [a-f]{1,3}',
-    'root ::= "(" root ")" | "x"',
-    '%llguidance {}\nstart: "n=" /[0-9]{1,4}/ ("," start)?',
-)
-_CHOICES = (["yes", "no"], ["red", "reddish", "blue"])
+TABLE: Json = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+"""What is drawn from."""
 _PLAIN: Json = {"type": "object", "properties": {"x": {"type": "integer"}}}
 _TOKENS = range(3, 300)
-_BIASES = (-100.0, -5.0, 2.5, 20.0)
-
-_MORE: dict[str, tuple[Any, ...]] = {
-    "top_p": (0.0, 0.3, 0.9, 1.0),
-    "top_k": (0, 1, 5, 40),
-    "repetition_penalty": (0.0, 0.7, 1.1, 2.0),
-    "min_p": (0.0, 0.05, 0.5),
-    "frequency_penalty": (-1.0, 0.4, 2.0),
-    "presence_penalty": (-2.0, 0.4, 1.5),
-    "repeat_last_n": (-1, 0, 4, 64),
-    "typical_p": (0.2, 0.9),
-    "top_n_sigma": (0.5, 2.0),
-    "xtc_probability": (0.5, 1.0),
-    "xtc_threshold": (0.0, 0.05, 0.3),
-    "dry_multiplier": (0.8, 5.0),
-    "dry_base": (1.0, 2.0),
-    "dry_allowed_length": (1, 3),
-}
-"""Sampling fields that all routes have in common, and the values that are drawn for them."""
-SAMPLING_FIELDS = frozenset(_MORE) | {"logit_bias"}
 _SHARE = 0.12
 """The share of requests that has a field."""
 SALTS = (None, None, None, "a", "größe", "s" * 256)
@@ -104,7 +79,7 @@ class Asks:
     # ── texts ────────────────────────────────────────────────────────────────────────────────────
 
     def _words(self, n: int) -> str:
-        return " ".join(self._rng.choices(_WORDS, k=n))
+        return " ".join(self._rng.choices(TABLE["words"], k=n))
 
     def _prompt(self) -> str:
         """A prefix that others have too, up to a place that is drawn, and a few words of its own."""
@@ -133,9 +108,11 @@ class Asks:
         """Fields that all routes have. Chance always has a seed."""
         rng = self._rng
         fields: Json = {"temperature": rng.choice([0.0, 0.0, 0.7, 1.0, 1.0, 1.6]), "seed": rng.randrange(2**40)}
-        fields |= {name: rng.choice(values) for name, values in _MORE.items() if self._has()}
+        fields |= {name: rng.choice(values) for name, values in TABLE["sampling"].items() if self._has()}
         if self._has():
-            fields["logit_bias"] = {str(rng.choice(_TOKENS)): rng.choice(_BIASES) for _ in range(rng.randint(1, 4))}
+            fields["logit_bias"] = {
+                str(rng.choice(_TOKENS)): rng.choice(TABLE["biases"]) for _ in range(rng.randint(1, 4))
+            }
         if self._has():
             fields["stop_token_ids"] = rng.sample(_TOKENS, rng.randint(1, 20))
         return fields
@@ -155,7 +132,11 @@ class Asks:
         rng = self._rng
         if not self._has(0.25):
             return {"ignore_eos": True} if self._has(0.3) else {}
-        kinds = {"regex": rng.choice(_REGEXES), "grammar": rng.choice(GRAMMARS), "json_schema": self._schema()}
+        kinds = {
+            "regex": rng.choice(TABLE["regexes"]),
+            "grammar": rng.choice(TABLE["grammars"]),
+            "json_schema": self._schema(),
+        }
         name = rng.choice([*kinds])
         return {name: kinds[name]}
 
@@ -169,9 +150,9 @@ class Asks:
             [
                 {"response_format": {"type": "json_object"}},
                 {"response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": self._schema()}}},
-                {"structured_outputs": {"choice": rng.choice(_CHOICES)}},
-                {"guided_regex": rng.choice(_REGEXES)},
-                {"structured_outputs": {"grammar": rng.choice(GRAMMARS)}},
+                {"structured_outputs": {"choice": rng.choice(TABLE["choices"])}},
+                {"guided_regex": rng.choice(TABLE["regexes"])},
+                {"structured_outputs": {"grammar": rng.choice(TABLE["grammars"])}},
             ]
         )
 

@@ -27,24 +27,7 @@ _LETTERS = 'abcdefghijklmnopqrstuvwxyz0123456789.,:"{}[]() \n'
 _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _MULTIPLE = 16
 
-TEMPLATE = """\
-{%- if tools %}{{ '<|im_start|>system\\n' }}{% for tool in tools %}{{ tool | tojson }}{{ '\\n' }}{% endfor -%}
-{{ '<tool_call>\\n{"name": NAME, "arguments": ARGUMENTS}\\n</tool_call><|im_end|>\\n' }}{% endif -%}
-{%- for m in messages %}
-{%- if m.role == 'tool' %}{{ '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response><|im_end|>\\n' }}
-{%- else %}{{ '<|im_start|>' + m.role + '\\n' }}
-{%- if m.reasoning_content %}{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{% endif -%}
-{{ m.content or '' }}
-{%- for call in m.tool_calls or [] -%}
-{{ '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
-{%- if call.function.arguments is string %}{{ call.function.arguments }}
-{%- else %}{{ call.function.arguments | tojson }}{% endif %}{{ '}\\n</tool_call>' }}
-{%- endfor %}{{ '<|im_end|>\\n' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
-{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
-{%- endif %}"""
+TEMPLATE = Path(__file__).with_name("template.jinja").read_text(encoding="utf-8").removesuffix("\n")
 
 
 def model(folder: Path, name: Name, *, seed: int = 1) -> Path:

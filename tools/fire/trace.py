@@ -8,7 +8,7 @@ from random import Random
 
 import msgspec
 
-from tools.fire.asks import Ask, Asks
+from tools.fire.asks import TABLE, Ask, Asks
 from tools.fire.models import N_CTX, NAMES, Name
 
 Flags = tuple[str, ...]
@@ -147,19 +147,7 @@ def _flags(rng: Random, model: Name) -> Flags:
     At a hybrid model answers are equal for one job at a time only, and the worker takes no other number. The default
     model was trained on more than the fewest cells; with more of them a job could use more.
     """
-    choices: dict[str, tuple[str, ...]] = {
-        "--ctx-size": ("2048", "2560", "4096", "8192"),
-        "--parallel": ("1", "2", "3", "8", "16"),
-        "--prefix-cache-mb": ("0", "1", "auto", "auto", "auto"),
-        "--prompt-lookup": ("on", "on", "own", "off"),
-        "--scheduling": ("fair", "fair", "fair", "first-come"),
-        "--batch-size": ("64", "512", "2048"),
-        "--ubatch-size": ("16", "64", "512"),
-        "--itl-target-ms": ("0", "1", "150"),
-        "--threads": ("1", "2"),
-        "--max-queue": ("32", "256", "256", "256"),
-    }
-    picked = {name: rng.choice(values) for name, values in choices.items()}
+    picked = {name: rng.choice(values) for name, values in TABLE["flags"].items()}
     if model == "hybrid":
         picked["--parallel"] = "1"
     if model == "default":

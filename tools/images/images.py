@@ -1,8 +1,9 @@
 """The images, one description each: what is built of what, and what must be true of it. Everything else reads these."""
 
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +16,7 @@ REPOSITORY = "llorch-worker"
 class Image:
     name: str
     """The tag, and the end of Dockerfile.NAME."""
-    wheel: tuple[str, ...]
+    wheel: Sequence[str]
     """The arguments of scripts/build_llama.sh: the backend first."""
     goal_bytes: int
     """The largest size added to the base, unpacked, as podman and docker show it."""
@@ -23,7 +24,7 @@ class Image:
     """The goal is the whole image's, base and all."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """Build arguments beside WHEEL."""
-    here: tuple[str, ...] = ()
+    here: Sequence[str] = ()
     """Podman's options with which it serves without the GPU that it is for."""
     refusal: str = ""
     """The error without devices; empty if the image serves without them."""
@@ -35,8 +36,8 @@ class Image:
     is_for_every_processor: bool = False
     """True if it must run on an x86-64 processor of 2008."""
     wheel_comes_from: Literal["outside", "inside", "before"] = "outside"
-    """This machine's build_llama.sh, the Dockerfile's own stage, or a wheel that lies in `wheels` already; if
-    it is not built outside, one that lies there is used."""
+    """This machine's build_llama.sh if its glibc is old enough, the Dockerfile's own stage, or a wheel that lies in
+    `wheels` already; if it is not built outside, one that lies there is used."""
 
     @property
     def tag(self) -> str:
@@ -61,44 +62,17 @@ class Image:
 
 
 MB = 1000**2
-
 _GLIBC_OF_BOOKWORM = (2, 36)
+"""Programs that are compiled with a newer glibc may need symbols that Debian 12 lacks."""
 
 
-def _is_old_enough() -> bool:
-    """True if programs compiled here run on Debian 12. With a newer glibc they may need symbols that Debian 12
-    lacks."""
-    name, version = platform.libc_ver()
-    return name == "glibc" and tuple(map(int, version.split("."))) <= _GLIBC_OF_BOOKWORM
+def _all() -> Iterator[Image]:
+    for name, of in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items():
+        library, version = platform.libc_ver()
+        is_old_enough = library == "glibc" and tuple(map(int, version.split("."))) <= _GLIBC_OF_BOOKWORM
+        image = Image(name, goal_bytes=of.pop("goal_mb") * MB, **of)
+        is_outside = image.wheel_comes_from == "outside"
+        yield replace(image, wheel_comes_from="inside") if is_outside and not is_old_enough else image
 
 
-_ALL = (
-    Image(
-        "cpu",
-        wheel=("cpu", "--portable"),
-        goal_bytes=250 * MB,
-        goal_has_base=True,
-        is_for_every_processor=True,
-        wheel_comes_from="outside" if _is_old_enough() else "inside",
-    ),
-    Image(
-        "cuda",
-        wheel=("cuda", "--portable"),
-        goal_bytes=2500 * MB,
-        here=("--env=LLORCH_DEVICE=cpu",),
-        refusal="--device cuda is not there",
-        missing="there is no NVIDIA driver here",
-        # An hour of compiling: not something to begin unasked.
-        wheel_comes_from="before",
-    ),
-    Image(
-        "metal",
-        wheel=("vulkan", "--portable"),
-        goal_bytes=400 * MB,
-        missing="Vulkan's drivers find no GPU",
-        has_software_gpu=True,
-        # Vulkan's headers must be newer than many a machine's.
-        wheel_comes_from="inside",
-    ),
-)
-IMAGES = {image.name: image for image in _ALL}
+IMAGES = {image.name: image for image in _all()}

@@ -1,7 +1,13 @@
+"""The tiny model is that of tests/llama."""
+
 import os
 from pathlib import Path
 
 import pytest
+
+from tests.llama.conftest import tiny
+
+__all__ = ["tiny"]
 
 
 @pytest.fixture

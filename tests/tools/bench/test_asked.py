@@ -31,7 +31,6 @@ def asked(tmp_path: Path) -> Asked:
         peers=(),
         peer_binary=binary,
         our_flags_binary=binary,
-        ik_server=binary,
         llama_bench=None,
         llama_batched_bench=None,
     )
@@ -61,27 +60,21 @@ def test_on_a_gpu_any_model_is_asked_everything_and_the_peer_is_started_without_
     assert [flags[-2:] for flags in uncached] == ([("--cache-ram", "0")] if is_for_gpu else [])
 
 
-def test_every_side_has_a_name_of_its_own_and_ours_comes_first(asked: Asked) -> None:
+def test_every_side_has_a_name_and_our_two_workers_differ_by_their_drafts_alone(asked: Asked) -> None:
     sides = asked.wanted(1, Path()).sides
     assert [(part, plan.name) for part, plan in sides] == [
         ("ours", "llorch-worker"),
         ("ours without drafts", "llorch-worker-no-drafts"),
         ("judged", "llama-server"),
         ("beside", "llama-server-our-flags"),
-        ("beside", "ik-llama-server"),
         ("speculating", "llama-server-ngram"),
         ("speculating", "llama-server-ngram-simple"),
     ]
-    assert all(
-        isinstance(plan.dialect, LlamaServer) == (part not in ("ours", "ours without drafts")) for part, plan in sides
-    )
-
-
-def test_all_sides_have_the_same_threads_and_our_two_workers_differ_by_their_drafts_alone(asked: Asked) -> None:
-    (_, ours), (_, without), *peers = asked.wanted(1, Path()).sides
+    (_, ours), (_, without), *peers = sides
     assert without.flags == (*ours.flags, "--prompt-lookup", "off")
     assert ours.flags[-2:] == ("--itl-target-ms", "0")
     for _, plan in peers:
+        assert isinstance(plan.dialect, LlamaServer)
         assert plan.flags[plan.flags.index("-t") + 1] == "2"
         assert plan.flags[plan.flags.index("-np") + 1] == "16"
 
@@ -89,30 +82,17 @@ def test_all_sides_have_the_same_threads_and_our_two_workers_differ_by_their_dra
 def test_a_small_model_is_asked_everything_and_a_large_one_less_and_less_often(asked: Asked) -> None:
     wanted = asked.wanted(1, Path())
     assert (wanted.scenarios, wanted.n_rounds) == (list(SCENARIOS), ROUNDS)
+    names = tuple(scenario.name for scenario in CONVERSATIONS)
+    assert replace(asked, scenarios=names).wanted(1, Path()).scenarios == list(CONVERSATIONS)
     wanted = large(asked).wanted(1, Path())
     assert (wanted.scenarios, wanted.n_rounds) == (list(LARGE), ROUNDS_OF_LARGE)
-    assert replace(asked, rounds=5).wanted(1, Path()).n_rounds == 5
+    with pytest.raises(UsageError, match=r"--scenario code-edit is not asked of a model as large as m\.gguf"):
+        replace(asked, scenarios=("code-edit",)).check()
 
 
-def test_what_is_not_asked_of_a_large_model_is_refused_by_name(asked: Asked) -> None:
-    with pytest.raises(UsageError, match=r"--scenario 64-jobs is not asked of a model as large as m\.gguf"):
-        replace(large(asked), scenarios=("64-jobs",)).check()
-
-
-@pytest.mark.parametrize("is_large", [False, True])
-def test_conversations_are_asked_by_name_alone_of_a_model_of_any_size(asked: Asked, *, is_large: bool) -> None:
-    of = large(asked) if is_large else asked
-    assert not set(CONVERSATIONS) & set(of.wanted(1, Path()).scenarios)
-    names = tuple(scenario.name for scenario in CONVERSATIONS)
-    assert replace(of, scenarios=names).wanted(1, Path()).scenarios == list(CONVERSATIONS)
-
-
-def test_at_a_url_what_needs_a_worker_of_its_own_is_left_out(asked: Asked) -> None:
-    there = replace(
-        asked, url="http://127.0.0.1:1", worker_flags=[], peer_binary=None, our_flags_binary=None, ik_server=None
-    )
+def test_at_a_url_what_needs_a_worker_without_drafts_is_left_out(asked: Asked) -> None:
+    there = replace(asked, url="http://127.0.0.1:1", worker_flags=[], peer_binary=None, our_flags_binary=None)
     wanted = there.wanted(1, Path())
     assert [part for part, _ in wanted.sides] == ["ours"]
-    known = {scenario.name for scenario in SCENARIOS}
-    assert {scenario.name for scenario in wanted.scenarios} | set(there.left_out) == known
-    assert all(scenario.has_drafts and not scenario.worker_flags for scenario in wanted.scenarios)
+    assert {scenario.name for scenario in wanted.scenarios} | set(there.left_out) == {one.name for one in SCENARIOS}
+    assert all(scenario.has_drafts for scenario in wanted.scenarios)

@@ -15,7 +15,7 @@ from tools.made_model import SHAPES, made_model
 
 pytestmark = pytest.mark.usefixtures("no_models")
 
-QUICK = ("1-stream", "again", "quoting")
+QUICK = ("1-stream", "again", "code-edit")
 """The scenarios against stand-ins, which answer at once."""
 
 
@@ -36,8 +36,8 @@ def loaded(*more: str, ours: dict[str, Any] | None = None, theirs: dict[str, Any
 def test_both_sides_are_asked_the_same_in_every_round(capsys: pytest.CaptureFixture[str]) -> None:
     with stand_in() as ours, stand_in() as theirs:
         run(arguments(ours, theirs, "--seed", "5"))
-        prompts = [job["prompt"] for job in ours.heard.jobs]
-        assert sorted(prompts) == sorted(job["prompt"] for job in theirs.heard.jobs)
+        prompts = [job["prompt"] for job in ours.jobs]
+        assert sorted(prompts) == sorted(job["prompt"] for job in theirs.jobs)
     assert len(prompts) == len(set(prompts)) == 2 * (1 + 3 + 2 + 1 + 2)
     capsys.readouterr()
 
@@ -92,7 +92,7 @@ def test_a_worker_is_started_measured_next_to_a_peer_and_stopped(
     with stand_in() as peer:
         given = [*sizes, *names, "--model", str(shallow_model), "--peer", f"llama-server={peer.address}"]
         code = run(["load", *given, "--out", str(tmp_path)])
-        jobs = list(peer.heard.jobs)
+        jobs = list(peer.jobs)
     shown = capsys.readouterr()
     report = json.loads((tmp_path / "report.json").read_text())
     assert code == 1, shown.err  # nothing keeps up with a peer that computes nothing

@@ -1,28 +1,24 @@
 """Answers to numbers, numbers to verdicts."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from tests.tools.bench.made import answer, steady
+from tools.bench.answers import Answer
 from tools.bench.measures import (
     USUAL,
     Bound,
-    BoundMissed,
     Measure,
     at_least,
     at_most,
-    check,
     computed,
     computed_by_new,
     first_token,
     gap_at_ends,
-    last_end,
     last_first_token,
     longest_gap_beside_the_last,
-    loss_of_the_long,
     numbers_of,
-    share_of_the_late,
     stream_rate,
     total_rate,
 )
@@ -34,10 +30,14 @@ def of(measure: Measure, *answers: object) -> float:
     return measure.of(answers)  # type: ignore[arg-type] # tests pass answers only
 
 
-def test_bad_news_are_one_line_and_none_is_none() -> None:
-    check([])
-    with pytest.raises(BoundMissed, match=r"^one; two$"):
-        check(["one", "two"])
+def answer(arrivals_s: Sequence[float], *, sent_s: float = 0.0) -> Answer:
+    """Ends with its last token."""
+    return Answer(sent_s=sent_s, arrivals_s=tuple(arrivals_s), ended_s=arrivals_s[-1], n_tokens=len(arrivals_s))
+
+
+def steady(n_tokens: int, per_s: float, *, ttft_s: float = 0.0) -> Answer:
+    """An answer of n tokens at an even pace."""
+    return answer([ttft_s + number / per_s for number in range(n_tokens)])
 
 
 @pytest.mark.parametrize("limit", [0.15, 1.0, 1.5])
@@ -78,10 +78,7 @@ def test_the_longest_gap_is_that_of_the_streams_once_the_last_request_came() -> 
     during = answer([4.0, 5.9, 7.4, 7.6])
     late = answer([8.0, 20.0], sent_s=5.5)
     assert of(longest_gap_beside_the_last(NO_BOUND), before, during, late) == pytest.approx(1900)
-
-
-def test_a_gap_that_was_over_before_the_last_request_does_not_count() -> None:
-    assert of(longest_gap_beside_the_last(NO_BOUND), answer([0.0, 5.0, 6.0]), answer([7.0], sent_s=5.0)) == 1000
+    assert of(longest_gap_beside_the_last(NO_BOUND), before, answer([7.0], sent_s=5.0)) == 1000
 
 
 def test_the_delay_at_an_end_is_what_the_others_waited_beyond_an_ordinary_token() -> None:
@@ -91,28 +88,9 @@ def test_the_delay_at_an_end_is_what_the_others_waited_beyond_an_ordinary_token(
     soon_after = answer([1.01, 2.01, 3.01, 4.01, 5.01])
     assert of(gap_at_ends(NO_BOUND), ending, soon_after) == pytest.approx(0, abs=1e-6)
     assert of(gap_at_ends(NO_BOUND), ending, delayed, soon_after) == pytest.approx(500)
-
-
-def test_a_gap_far_from_an_end_or_a_lone_stream_is_no_delay() -> None:
+    # A gap far from an end or of a lone stream is no delay.
     assert of(gap_at_ends(NO_BOUND), answer([1.0, 2.0]), answer([1.0, 2.0, 3.0, 4.0, 5.0, 9.0])) == 0
     assert of(gap_at_ends(NO_BOUND), answer([1.0, 2.0, 7.0])) == 0
-
-
-def test_the_end_of_the_last_is_measured_in_the_time_of_the_first_ones() -> None:
-    """Two streams of 10 tokens in 1 s: 20 a second. Forty tokens take 2 s; these took 3."""
-    first = [answer([0.5, 1.0], n_tokens=10) for _ in range(2)]
-    rest = [answer([2.0, ended_s], sent_s=1.0, n_tokens=10) for ended_s in (2.5, 3.0, 3.5, 4.0)]
-    assert of(last_end(NO_BOUND, n_first=2), *first, *rest) == pytest.approx(1.5)
-
-
-def test_a_small_ones_share_is_its_time_alone_as_many_times_as_there_are_jobs() -> None:
-    """1 s alone, 6 s among two: twice the 3 s of an even share. The two took 8 s, and 5 s without it."""
-    alone, late = answer([0.5, 1.0]), answer([3.0, 8.0], sent_s=2.0)
-    beside = [answer([2.0, 7.0], sent_s=1.0), answer([2.0, 9.0], sent_s=1.0)]
-    without = [answer([11.0, 15.0], sent_s=10.0), answer([11.0, 14.0], sent_s=10.0)]
-    answers = (alone, *beside, late, *without)
-    assert of(share_of_the_late(NO_BOUND, n_long=2), *answers) == pytest.approx(2.0)
-    assert of(loss_of_the_long(NO_BOUND, n_long=2), *answers) == pytest.approx(8 / 5)
 
 
 def test_total_rate_is_all_tokens_by_all_time() -> None:

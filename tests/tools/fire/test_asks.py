@@ -1,11 +1,13 @@
-"""Requests of traces: the same for the same seed, of all routes, and with every field that changes an answer."""
+"""Traces and their requests: the same for the same seed, of all routes, with every field that changes an answer."""
 
+from pathlib import Path
 from random import Random
 
 import msgspec
 import pytest
 
 from tools.fire.asks import CHAT, COMPLETIONS, EXECUTE, MESSAGES, RESPONSES, SALTS, Ask, Asks
+from tools.fire.trace import Cancel, Cut, Pause, draw, read, saved
 from worker.wire.jobs import SamplingParams
 
 N = 4000
@@ -21,14 +23,12 @@ def asks() -> list[Ask]:
     return drawn(1)
 
 
-def test_a_seed_gives_the_same_requests_again(asks: list[Ask]) -> None:
+def test_a_seed_gives_the_same_requests_again_which_have_seeds_and_of_which_some_repeat(asks: list[Ask]) -> None:
     assert drawn(1) == asks
     assert drawn(2, 20) != asks[:20]
-
-
-def test_every_route_gets_requests_and_some_repeat(asks: list[Ask]) -> None:
     assert {ask.path for ask in asks} == {EXECUTE, COMPLETIONS, CHAT, RESPONSES, MESSAGES}
     assert 0.5 * N < len({ask.digest for ask in asks}) < 0.8 * N
+    assert all("seed" in ask.body for ask in asks)
 
 
 def test_every_sampling_field_is_asked_for_at_execute(asks: list[Ask]) -> None:
@@ -59,12 +59,23 @@ def test_every_route_gets_each_salt_and_one_text_gets_several_and_none(path: str
     assert sum({None, "a"} <= salts for salts in salts_by_digest.values()) > 10
 
 
-def test_what_is_drawn_by_chance_has_a_seed(asks: list[Ask]) -> None:
-    assert all("seed" in ask.body for ask in asks)
-
-
 def test_the_name_of_a_job_is_on_the_wire_and_neither_it_nor_a_salt_is_in_the_digest() -> None:
     ask = Ask(EXECUTE, {"prompt": "a", "max_tokens": 1})
     assert msgspec.json.decode(ask.encoded("it"))["job_id"] == "it"
     assert ask.digest == Ask(EXECUTE, {"max_tokens": 1, "prompt": "a"}).digest != Ask(CHAT, ask.body).digest
     assert ask.digest == Ask(EXECUTE, ask.body | {"cache_salt": "b"}).digest
+
+
+def test_a_file_has_the_whole_trace(tmp_path: Path) -> None:
+    trace = draw(1, n_requests=60)
+    assert trace.n_requests == 60
+    assert read(saved(trace, tmp_path / "trace.json")) == trace == draw(1, n_requests=60)
+
+
+def test_all_that_a_client_can_do_happens() -> None:
+    lives = [life for seed in range(20) for life in draw(seed).lives]
+    fates = {type(act.fate) for life in lives for act in life.acts}
+    assert fates == {Cut, Cancel, Pause, type(None)}
+    assert any(life.kills_ms for life in lives)
+    assert {draw(seed).has_cache_dir for seed in range(20)} == {True, False}
+    assert {draw(seed).has_draft_model for seed in range(20)} == {True, False}
