@@ -1,16 +1,12 @@
 """Small models that were really trained: a Llama and a Gemma 3, saved as a publisher saves them, and their F32 GGUFs.
 
-    python -m tools.trained_model FOLDER [--shape llama|gemma3] [--steps 1200]
-
 The text is English prose that every Python brings along: the reference topics of pydoc and the docstrings of the
 standard library. What is made depends on the Python's version, torch's version and the number of threads, and on
 nothing else: there are seeds, and no download. Needs the parity extra and `make vocabularies`.
 """
 
-import argparse
 import ast
 import math
-import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
@@ -177,18 +173,3 @@ def _rate(step: int, n_steps: int) -> float:
         return (step + 1) / _WARM_UP_STEPS
     done = (step - _WARM_UP_STEPS) / max(n_steps - _WARM_UP_STEPS, 1)
     return _LAST_SHARE + (1 - _LAST_SHARE) * 0.5 * (1 + math.cos(math.pi * done))
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--shape", choices=SHAPES, default="llama")
-    parser.add_argument("--steps", type=int, default=1200)
-    asked = parser.parse_args()
-    made = train(asked.shape, asked.folder, n_steps=asked.steps, say=lambda line: print(line, file=sys.stderr))
-    print(f"{made.checkpoint}\n{made.gguf}\nloss {made.loss:.3f}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -196,15 +196,10 @@ def _run(*command: str) -> None:
     subprocess.run(command, cwd=CHECKOUT, check=True, stdout=subprocess.DEVNULL)
 
 
-def _own_wheel(folder: Path) -> Path:
-    _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder))
-    return next(folder.glob("*.whl"))
-
-
 def main(llama: str, folder: str, variant: str = "") -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        own = _own_wheel(Path(scratch))
-        print(assemble(own, Path(llama), Path(folder), variant))
+        _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", scratch)
+        print(assemble(next(Path(scratch).glob("*.whl")), Path(llama), Path(folder), variant))
 
 
 if __name__ == "__main__":

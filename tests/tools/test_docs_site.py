@@ -15,14 +15,7 @@ DOCS = ROOT / "docs"
 def test_the_navigation_has_every_page_once_and_no_other() -> None:
     named = re.findall(r": ([\w./-]+\.md)$", CONFIG, re.MULTILINE)
     assert sorted(named) == sorted([*OUTSIDE, *(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))])
-
-
-@pytest.mark.parametrize("name", OUTSIDE.values())
-def test_a_page_outside_of_docs_exists(name: str) -> None:
-    assert (ROOT / name).is_file()
-
-
-def test_the_site_asks_no_other_server() -> None:
+    # The site asks no other server.
     assert "font: false" in CONFIG
     assert re.findall(r"https?://", CONFIG) == []
 
@@ -47,6 +40,11 @@ def test_a_link_works_on_the_site(page: str, link: str, moved: str) -> None:
     assert for_site(link, page) == moved
 
 
+def test_a_source_file_is_linked_if_the_repository_has_an_address() -> None:
+    link = for_site("[a](../worker/cli.py)", "page.md", "https://example.com/repo/")
+    assert link == "[a](https://example.com/repo/blob/HEAD/worker/cli.py)"
+
+
 BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 STARTS = re.compile(r"^(?P<text>[^\n#|>-][^\n]*)\n(?:\| |- |\* |1\. )", re.MULTILINE)
 """A line of text with a list or a table right behind it, which GitHub shows as such and MkDocs as more text."""
@@ -57,14 +55,6 @@ STARTS = re.compile(r"^(?P<text>[^\n#|>-][^\n]*)\n(?:\| |- |\* |1\. )", re.MULTI
 )
 def test_lists_and_tables_begin_behind_an_empty_line(page: str) -> None:
     text = BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    assert STARTS.search("Some text:\n- one\n")
     found = [start["text"] for start in STARTS.finditer(text) if not re.match(r" |[-*] |\d+\. |<!--", start["text"])]
     assert found == []
-
-
-def test_a_list_behind_a_line_of_text_is_found() -> None:
-    assert STARTS.search("Some text:\n- one\n")
-
-
-def test_a_source_file_is_linked_if_the_repository_has_an_address() -> None:
-    link = for_site("[a](../worker/cli.py)", "page.md", "https://example.com/repo/")
-    assert link == "[a](https://example.com/repo/blob/HEAD/worker/cli.py)"

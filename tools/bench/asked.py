@@ -9,15 +9,7 @@ import worker
 from client.child import without_settings
 from parity.provenance import now_rfc3339, this_machine
 from tools.bench.report import Circumstances
-from tools.bench.scenarios import (
-    CONVERSATIONS,
-    LARGE,
-    LLAMA_BATCHED_BENCH,
-    LLAMA_BENCH,
-    ON_GPU,
-    SCENARIOS,
-    Scenario,
-)
+from tools.bench.scenarios import CONVERSATIONS, LARGE, LLAMA_BATCHED_BENCH, LLAMA_BENCH, ON_GPU, SCENARIOS, Scenario
 from tools.bench.servers import LLAMA_SERVER, NO_CACHE, OURS, Plan, found, llama_server, our_worker
 from tools.bench.session import Found, Wanted
 from tools.bench.sides import Part, Tool
@@ -25,11 +17,11 @@ from worker.commands.places import present
 from worker.errors import UsageError
 
 NAMES = tuple(scenario.name for scenario in (*ON_GPU, *CONVERSATIONS))
-_ALONE = {one.name for one in ON_GPU if not one.has_drafts}
-"""The scenarios that need a worker with other flags."""
 LARGE_BYTES = 300_000_000
 """A file of more is asked less, and less often, on a CPU."""
 ROUNDS, ROUNDS_OF_LARGE = 7, 3
+_ALONE = {one.name for one in ON_GPU if not one.has_drafts}
+"""The scenarios that need a worker with other flags."""
 _NO_DRAFTS = ("--prompt-lookup", "off")
 _NO_HOST_CACHE = ("--cache-ram", "0")
 """llama-server copies finished jobs' cells to main memory, which costs a GPU half of its tokens."""
@@ -66,43 +58,28 @@ class Asked:
     llama_bench: Path | None
     llama_batched_bench: Path | None
 
-    def check(self) -> None:
-        """Raises: UsageError; ModelNotFound where something has to be started."""
-        self.wanted(0, Path())
-
     @property
     def file(self) -> Path:
         """Raises: ModelNotFound, UsageError."""
         return present(self.model, self.models_dir, self.catalog)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the scenarios. Raises: UsageError for one that cannot run at a URL or with such a large
-        model."""
-        usual = [scenario.name for scenario in self._scenarios]
-        known = {*usual, *(scenario.name for scenario in self._by_name)}
-        if self.url and (refused := _ALONE.intersection(self.scenarios)):
-            raise UsageError(f"--scenario {min(refused)} needs a worker of its own: leave out --url")
-        if unknown := [name for name in self.scenarios if name not in known]:
-            raise UsageError(f"--scenario {unknown[0]} is not asked of a model as large as {self.file.name}: remove it")
-        return self.scenarios or tuple(name for name in usual if name not in (_ALONE if self.url else ()))
-
-    @property
     def left_out(self) -> list[str]:
         """The scenarios that were not excluded by name."""
-        names = [scenario.name for scenario in self._scenarios if scenario.name in _ALONE]
+        names = [scenario.name for scenario in self._usual if scenario.name in _ALONE]
         return names if self.url and not self.scenarios else []
 
     def wanted(self, seed: int, logs: Path) -> Wanted:
         """Raises: UsageError; ModelNotFound where something has to be started."""
+        sides = list(self._sides())
+        names = [plan.name for _, plan in sides]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise UsageError(f"two sides are called {min(twice)}: give --peer another name")
+        tools = ((LLAMA_BENCH, self.llama_bench), (LLAMA_BATCHED_BENCH, self.llama_batched_bench))
         return Wanted(
-            sides=self._sides(),
-            tools=[
-                Tool(name, binary, self.file, self.ctx_size, self.threads)
-                for name, binary in ((LLAMA_BENCH, self.llama_bench), (LLAMA_BATCHED_BENCH, self.llama_batched_bench))
-                if binary
-            ],
-            scenarios=[scenario for scenario in self._by_name if scenario.name in self.names],
+            sides=sides,
+            tools=[Tool(name, binary, self.file, self.ctx_size, self.threads) for name, binary in tools if binary],
+            scenarios=self._scenarios(),
             n_rounds=self.rounds or (ROUNDS_OF_LARGE if self._is_large else ROUNDS),
             seed=seed,
             logs=logs,
@@ -110,21 +87,17 @@ class Asked:
         )
 
     def circumstances(self, wanted: Wanted, found: Found) -> Circumstances:
+        binaries = (self.peer_binary, self.our_flags_binary, self.llama_bench, self.llama_batched_bench)
         own = {OURS: worker.__version__, "llama-cpp-python": version("llama-cpp-python")}
         return Circumstances(
             created=now_rfc3339(),
-            model=self.file.name if self._needs_model else "",
+            model=self.file.name if not self.url or any(binaries) else "",
             machine=this_machine(self.threads),
             versions=own | found.versions,
             commands={plan.name: plan.shown for _, plan in wanted.sides},
             n_rounds=wanted.n_rounds,
             seed=wanted.seed,
         )
-
-    @property
-    def _needs_model(self) -> bool:
-        binaries = (self.peer_binary, self.our_flags_binary, self.llama_bench, self.llama_batched_bench)
-        return not self.url or any(binaries)
 
     @property
     def _is_large(self) -> bool:
@@ -137,34 +110,35 @@ class Asked:
         return any(flag == "--device" and next(flags, "cpu") != "cpu" for flag in flags)
 
     @property
-    def _scenarios(self) -> Sequence[Scenario]:
-        if self._is_for_gpu:
-            return ON_GPU
-        return LARGE if self._is_large else SCENARIOS
+    def _usual(self) -> Sequence[Scenario]:
+        return ON_GPU if self._is_for_gpu else LARGE if self._is_large else SCENARIOS
 
-    @property
-    def _by_name(self) -> Sequence[Scenario]:
-        """The usual ones, and those that run only if they are named."""
-        return (*(LARGE if self._is_large else ON_GPU), *CONVERSATIONS)
+    def _scenarios(self) -> list[Scenario]:
+        """The usual ones, or those that were named. Raises: UsageError for one that cannot run at a URL or with such a
+        large model."""
+        if not self.scenarios:
+            return [one for one in self._usual if not (self.url and one.name in _ALONE)]
+        if self.url and (refused := _ALONE.intersection(self.scenarios)):
+            raise UsageError(f"--scenario {min(refused)} needs a worker of its own: leave out --url")
+        known = {one.name: one for one in (*(LARGE if self._is_large else ON_GPU), *CONVERSATIONS)}
+        if unknown := [name for name in self.scenarios if name not in known]:
+            raise UsageError(f"--scenario {unknown[0]} is not asked of a model as large as {self.file.name}: remove it")
+        return [one for name, one in known.items() if name in self.scenarios]
 
-    def _sides(self) -> list[tuple[Part, Plan]]:
-        sides = list(self._all_sides())
-        names = [plan.name for _, plan in sides]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise UsageError(f"two sides are called {min(twice)}: give --peer another name")
-        return sides
-
-    def _all_sides(self) -> Iterator[tuple[Part, Plan]]:
+    def _sides(self) -> Iterator[tuple[Part, Plan]]:
         ours = self._ours()
         yield "ours", ours
         if not self.url:
-            yield "ours without drafts", ours.with_flags(_NO_DRAFTS).named(f"{OURS}-no-drafts")
+            yield "ours without drafts", ours.with_flags(f"{OURS}-no-drafts", _NO_DRAFTS)
         if self.peer_binary:
             yield "judged", self._llama_server(LLAMA_SERVER, self.peer_binary)
         if self.peer_binary and self._is_for_gpu:
             yield "judged", self._llama_server(NO_CACHE, self.peer_binary, _NO_HOST_CACHE)
         for peer in self.peers:
-            yield "judged", _named(peer)
+            name, equals, url = peer.partition("=")
+            if not name or not equals:
+                raise UsageError(f"--peer {peer}: give it as NAME=URL, as in {LLAMA_SERVER}=http://127.0.0.1:8081")
+            yield "judged", found(name, url)
         if self.our_flags_binary:
             yield "beside", self._llama_server(f"{LLAMA_SERVER}-our-flags", self.our_flags_binary)
         if self.peer_binary:
@@ -182,10 +156,3 @@ class Asked:
     def _llama_server(self, name: str, binary: Path, flags: Sequence[str] = ()) -> Plan:
         own = ["-c", str(self.ctx_size), "-np", str(self.parallel), "-kvu", "-t", str(self.threads)]
         return llama_server(name, binary, self.file, [*own, *flags])
-
-
-def _named(peer: str) -> Plan:
-    name, equals, url = peer.partition("=")
-    if not name or not equals:
-        raise UsageError(f"--peer {peer}: give it as NAME=URL, as in {LLAMA_SERVER}=http://127.0.0.1:8081")
-    return found(name, url)

@@ -10,8 +10,8 @@ import msgspec
 from client import execute
 from client.openai import Error
 from client.sse import Frames, is_comment
-from tools.bench.answers import Answer, Ask
 from tools.bench.exchange import Exchange
+from tools.bench.measures import Answer, Ask
 
 OK = 200
 _SHOWN_OF_A_BODY = 200

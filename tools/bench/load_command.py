@@ -83,7 +83,7 @@ def load(*, models: tuple[str, ...], seed: int | None, out: Path | None, **optio
     seed = secrets.randbits(32) if seed is None else seed
     all_asked = [Asked(model=model, **options) for model in models or (None,)]
     for asked in all_asked:
-        asked.check()
+        asked.wanted(seed, Path())  # a mistake ends the command before anything is started
     news: list[str] = []
     for asked in all_asked:
         report = measured(asked, seed, out / asked.file.stem if out and len(all_asked) > 1 else out)

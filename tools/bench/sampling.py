@@ -306,22 +306,13 @@ def _fields(tokens: Sequence[int]) -> dict[str, SamplingParams]:
         "logit_bias, 16 tokens": {"logit_bias": {str(token): 1.5 for token in tokens[:_N_BIASED]}},
         "ignore_eos": {"ignore_eos": True},
     }
-    values = {
-        "temperature": 0.0,
-        "min_tokens": 1000,
-        "repetition_penalty": 1.1,
-        "frequency_penalty": 0.5,
-        "presence_penalty": 0.5,
-        "dry_multiplier": 0.8,
-        "top_n_sigma": 1.0,
-        "top_k": 40,
-        "typical_p": 0.9,
-        "top_p": 0.95,
-        "min_p": 0.05,
-        "xtc_probability": 1.0,
-        "logprobs": 20,
-    }
-    fields |= {f"{name} {value:g}": {name: value} for name, value in values.items()}
+    values = (
+        *(("temperature", 0.0), ("temperature", 0.8), ("min_tokens", 1000), ("repetition_penalty", 1.1)),
+        *(("frequency_penalty", 0.5), ("presence_penalty", 0.5), ("dry_multiplier", 0.8), ("top_n_sigma", 1.0)),
+        *(("top_k", 40), ("typical_p", 0.9), ("top_p", 0.95), ("min_p", 0.05), ("xtc_probability", 1.0)),
+        ("logprobs", 20),
+    )
+    fields |= {f"{name} {value:g}": {name: value} for name, value in values}
     return {name: SamplingParams(seed=0, **changes) for name, changes in fields.items()}
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tools.bench.answers import Ask
 from tools.bench.measures import (
     USUAL,
+    Ask,
     Bound,
     Measure,
     at_least,

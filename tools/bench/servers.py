@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,9 +19,9 @@ import msgspec
 
 from client.child import START_S, end, free_port
 from tools.bench.dialects import Dialect, LlamaServer, Ours
-from tools.bench.exchange import Address, Exchange, NotReached, ask_once
-from tools.bench.load import Server
+from tools.bench.exchange import Address, NotReached, ask_once
 from tools.bench.processes import children
+from tools.bench.sides import Server
 from worker.errors import WorkerError
 
 OURS, LLAMA_SERVER = "llorch-worker", "llama-server"
@@ -50,9 +50,9 @@ class Plan:
     """The URL of a running server; then there is no program."""
     token: str | None = None
 
-    def with_flags(self, flags: Sequence[str]) -> "Plan":
-        """The same with more flags, which win over those before."""
-        return replace(self, flags=(*self.flags, *flags))
+    def with_flags(self, name: str, flags: Sequence[str]) -> "Plan":
+        """The same under another name with more flags, which win over those before."""
+        return replace(self, name=name, flags=(*self.flags, *flags))
 
     @property
     def shown(self) -> str:
@@ -60,10 +60,6 @@ class Plan:
         if self.url:
             return "already running"
         return shlex.join([LLAMA_SERVER if isinstance(self.dialect, LlamaServer) else OURS, *self.flags])
-
-    def named(self, name: str) -> "Plan":
-        """The same under another name."""
-        return replace(self, name=name)
 
 
 def our_worker(model: Path, flags: Sequence[str]) -> Plan:
@@ -94,56 +90,44 @@ async def served(plan: Plan, logs: Path, environment: Mapping[str, str]) -> Asyn
 
     `logs` is a folder, `environment` the child's. Raises: NotReached, NotStarted.
     """
+    path = plan.dialect.health_path
     if plan.url:
         address = Address.of(plan.url, plan.token)
-        await _check_ready(plan, address)
+        exchange = await ask_once(address, "GET", path)
+        if exchange.status != _OK:
+            what = exchange.status or exchange.broken
+            raise NotReached(f"{plan.name} at {address} is not ready ({what}): wait until {path} is 200")
         yield await _server(plan, address, {})
         return
     address = Address(HOST, free_port())
     log = logs / f"{plan.name}-{address.port}.log"
-    process = _start(plan, address, log, environment)
+    command = [*plan.program, *plan.flags, "--host", address.host, "--port", str(address.port)]
+    process = _started(command, log, environment)
     try:
-        await _until_ready(plan, address, process, log)
-        yield await _server(plan, address, _parts(process.pid))
+        give_up_s = time.monotonic() + START_S
+        while not await _is_ready(address, path):
+            if process.poll() is not None or time.monotonic() > give_up_s:
+                words = " ".join(log.read_bytes()[-_KEPT_OF_A_LOG:].decode("utf-8", "replace").split())
+                raise NotStarted(f"{plan.name} was not ready ({process.poll()}): {words or 'it said nothing'}")
+            await asyncio.sleep(_LOOK_EVERY_S)
+        # Our front has its engine for a child; llama-server is one process.
+        engines = children(process.pid)
+        pids = {"front": process.pid, "engine": engines[0]} if engines else {"server": process.pid}
+        yield await _server(plan, address, pids)
     finally:
         await asyncio.to_thread(end, process)
 
 
-def _start(plan: Plan, address: Address, log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    command = [*plan.program, *plan.flags, "--host", address.host, "--port", str(address.port)]
+def _started(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    with log.open("ab") as output:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(environment))
+
+
+async def _is_ready(address: Address, path: str) -> bool:
     try:
-        with log.open("ab") as output:
-            return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(environment)
-            )
-    except OSError as error:
-        raise NotStarted(f"{plan.name} cannot be started: {plan.program[0]}: {error.strerror or error}") from None
-
-
-async def _until_ready(plan: Plan, address: Address, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    give_up_s = time.monotonic() + START_S
-    while (await _asked(address, plan.dialect.health_path)).status != _OK:
-        if process.poll() is not None:
-            raise NotStarted(f"{plan.name} ended with {process.returncode} before it was ready: {_last_words(log)}")
-        if time.monotonic() > give_up_s:
-            raise NotStarted(f"{plan.name} was not ready after {START_S:g} s: {_last_words(log)}")
-        await asyncio.sleep(_LOOK_EVERY_S)
-
-
-async def _asked(address: Address, path: str) -> Exchange:
-    """What a server that may not listen yet says."""
-    try:
-        return await ask_once(address, "GET", path)
+        return (await ask_once(address, "GET", path)).status == _OK
     except NotReached:
-        return Exchange(sent_s=0.0)
-
-
-async def _check_ready(plan: Plan, address: Address) -> None:
-    path = plan.dialect.health_path
-    exchange = await ask_once(address, "GET", path)
-    if exchange.status != _OK:
-        what = exchange.status or exchange.broken
-        raise NotReached(f"{plan.name} at {address} is not ready ({what}): wait until {path} is 200")
+        return False
 
 
 class _Props(msgspec.Struct, frozen=True):
@@ -151,23 +135,9 @@ class _Props(msgspec.Struct, frozen=True):
 
 
 async def _server(plan: Plan, address: Address, pids: Mapping[str, int]) -> Server:
-    version = await _version(address) if isinstance(plan.dialect, LlamaServer) else ""
+    """`version`: the build that a llama-server reports; "" where it says none."""
+    version = ""
+    if isinstance(plan.dialect, LlamaServer):
+        with suppress(msgspec.DecodeError):
+            version = msgspec.json.decode((await ask_once(address, "GET", "/props")).body, type=_Props).build_info
     return Server(name=plan.name, address=address, dialect=plan.dialect, version=version, pids=pids)
-
-
-async def _version(address: Address) -> str:
-    """The build that a llama-server reports; "" where it says none."""
-    try:
-        return msgspec.json.decode((await ask_once(address, "GET", "/props")).body, type=_Props).build_info
-    except msgspec.DecodeError:
-        return ""
-
-
-def _parts(pid: int) -> dict[str, int]:
-    """Our front has its engine for a child; llama-server is one process."""
-    engines = children(pid)
-    return {"front": pid, "engine": engines[0]} if engines else {"server": pid}
-
-
-def _last_words(log: Path) -> str:
-    return " ".join(log.read_bytes()[-_KEPT_OF_A_LOG:].decode("utf-8", "replace").split()) or "it said nothing"

@@ -17,6 +17,7 @@ from parity.provenance import new_run_id
 from parity.report import Report, from_json
 from tools import CHECKOUT
 from tools.cuda_check.report import Figure
+from worker.errors import WorkerError
 from worker.server.front.certificate import REPORT_FILE
 
 N_TOKENS = 1024
@@ -24,7 +25,7 @@ SMALL_TOKENS = 512
 """The least that `parity run` takes."""
 
 
-class NoReportError(Exception):
+class NoReportError(WorkerError):
     """One line: `parity run` ended without a report."""
 
 

@@ -1,4 +1,4 @@
-"""`python -m tools.fire run|replay|shrink|day`: traces of concurrent requests against the law that answers do not
+"""`python -m tools.fire run|replay|day`: traces of concurrent requests against the law that answers do not
 depend on traffic.
 """
 
@@ -18,7 +18,7 @@ from tools.command_line import exit_code
 from tools.fire.campaign import Campaign
 from tools.fire.day import Day
 from tools.fire.models import ALL, NAMES, Name
-from tools.fire.trace import read, saved
+from tools.fire.trace import read
 
 _folder = click.option(
     "--folder",
@@ -27,7 +27,6 @@ _folder = click.option(
     show_default=True,
     help="Keep models, answers alone, progress and failed traces in DIR.",
 )
-_trace = click.argument("trace", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 
 
 def _say(line: str) -> None:
@@ -55,7 +54,7 @@ def run(folder: Path, requests: int, first_seed: int, models: tuple[str, ...]) -
 
 @fire.command
 @_folder
-@_trace
+@click.argument("trace", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--tries", type=click.IntRange(1), default=3, show_default=True, help="Play it up to N times.")
 def replay(folder: Path, trace: Path, tries: int) -> None:
     """Play the trace of a file. Exit 1 if it fails."""
@@ -64,19 +63,6 @@ def replay(folder: Path, trace: Path, tries: int) -> None:
     _say("\n".join(found) or "no faults")
     if found:
         sys.exit(1)
-
-
-@fire.command
-@_folder
-@_trace
-def shrink(folder: Path, trace: Path) -> None:
-    """Make a failed trace smaller, and write it beside the file."""
-    with closing(Campaign(folder)) as campaign:
-        smaller = campaign.shrink(read(trace), _say)
-        _say("\n".join(campaign.again(smaller)))
-        _say(f"{saved(smaller, trace.with_suffix('.small.json'))}: {smaller.n_requests} requests")
-        if differing := campaign.alone_afresh(smaller):
-            _say(f"alone on a worker of their own these have another answer than the stored one: {differing}")
 
 
 @fire.command

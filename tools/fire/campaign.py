@@ -7,16 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from tools.fire.alone import Store, alone, ask_alone
+from tools.fire.alone import Store, alone
 from tools.fire.models import NAMES, Name
 from tools.fire.player import Run, play
-from tools.fire.shrinking import shrunk
 from tools.fire.trace import Trace, draw, saved
 from tools.fire.verdicts import faults
 
 Say = Callable[[str], None]
-_N_TRIES = 3
-"""A fault that depends on the moment need not come again at once."""
 _REPORT_S = 60.0
 
 
@@ -79,38 +76,18 @@ class Campaign:
 
     def judged(self, trace: Trace) -> tuple[Run, list[str]]:
         """Play a trace. Return its outcomes, and the faults."""
-        answers = alone(self._store, self._models_folder, trace)
-        run = play(trace, self._models_folder)
+        models = self.folder / "models"
+        answers = alone(self._store, models, trace)
+        run = play(trace, models)
         return run, faults(run, answers)
 
-    def again(self, trace: Trace, n_tries: int = _N_TRIES) -> list[str]:
-        """The faults of the first of some tries that has any."""
+    def again(self, trace: Trace, n_tries: int) -> list[str]:
+        """The faults of the first of some tries that has any: one that depends on the moment need not come at once."""
         for _ in range(n_tries):
             _, found = self.judged(trace)
             if found:
                 return found
         return []
-
-    def shrink(self, trace: Trace, say: Say) -> Trace:
-        def fails(smaller: Trace) -> bool:
-            found = self.again(smaller)
-            say(f"{smaller.n_requests} requests: {found[0][:200] if found else 'fine'}")
-            return bool(found)
-
-        return shrunk(trace, fails)
-
-    def alone_afresh(self, trace: Trace) -> list[str]:
-        """The requests of a trace whose answer alone is not the stored one, each asked of a worker of its own."""
-        stored = alone(self._store, self._models_folder, trace)
-        return [
-            ask.digest
-            for ask in trace.used
-            if ask_alone(self._models_folder, trace, [ask])[ask.digest] != stored[ask.digest]
-        ]
-
-    @property
-    def _models_folder(self) -> Path:
-        return self.folder / "models"
 
     def _count(self, trace: Trace, run: Run, took_s: float) -> None:
         progress = self.progress

@@ -18,13 +18,12 @@ import msgspec
 import psutil
 
 from client.child import Child
-from tools.bench.exchange import Address, NotReached, ask_once
 from tools.bench.processes import memory_of
 from tools.fire.alone import Store, alone
 from tools.fire.answers import Answer
 from tools.fire.campaign import Say
 from tools.fire.models import N_CTX, Name
-from tools.fire.player import Client, Run, base_flags, complaints, engines_of, sample_of
+from tools.fire.player import Client, Run, base_flags, complaints, engines_of, metrics_of, sample_of
 from tools.fire.trace import Life, Trace, draw
 from tools.fire.verdicts import faults, unanswered
 
@@ -132,13 +131,12 @@ class Day:
         for n in count():
             seed = n // _KNOWN_EVERY % _N_KNOWN if n % _KNOWN_EVERY == 0 else _FIRST_FRESH + n
             trace = draw(seed, n_requests=_N_EACH, models=(self._name,))
-            answers = self._alone(trace) if seed < _N_KNOWN else None
+            answers = None
+            if seed < _N_KNOWN:
+                with closing(Store(self._folder / "alone.sqlite")) as store:
+                    answers = alone(store, self._models, trace)
             for life in trace.lives:
                 yield trace, life, answers
-
-    def _alone(self, trace: Trace) -> dict[str, Answer]:
-        with closing(Store(self._folder / "alone.sqlite")) as store:
-            return alone(store, self._models, trace)
 
     def _live(self, child: Child, trace: Trace, life: Life, answers: dict[str, Answer] | None, say: Say) -> None:
         """Play a part of a trace. No engine is killed: what it holds is what is measured."""
@@ -157,10 +155,7 @@ class Day:
             say(line[:1000])
 
     def _sample(self, child: Child, at_s: float) -> Sample:
-        try:
-            metrics = asyncio.run(ask_once(Address.of(child.url), "GET", "/metrics")).body.decode()
-        except NotReached:
-            metrics = ""
+        metrics = metrics_of(child)
         return Sample(
             at_s=at_s,
             n_requests=self._counts["requests"],

@@ -108,19 +108,20 @@ def _live(trace: Trace, number: int, life: Life, flags: list[str], run: Run) -> 
         child.ready()
         run.outcomes += asyncio.run(Client(child, trace, number).play(life))
         run.complaints += [f"life {number}: {complaint}" for complaint in complaints(child)]
-        run.counts += _counts(child)
+        metrics = metrics_of(child)
+        run.counts += Counter({name: int(sample_of(metrics, series)) for name, series in _COUNTED.items()})
         child.process.terminate()
         code = child.process.wait(_IDLE_S)
         if code:
             run.complaints.append(f"life {number}: exit code {code}: {' | '.join(child.stderr[-5:])}")
 
 
-def _counts(child: Child) -> Counter[str]:
+def metrics_of(child: Child) -> str:
+    """The text of `/metrics`; "" if it does not answer."""
     try:
-        metrics = asyncio.run(ask_once(Address.of(child.url), "GET", "/metrics")).body.decode()
+        return asyncio.run(ask_once(Address.of(child.url), "GET", "/metrics")).body.decode()
     except NotReached:
-        return Counter()
-    return Counter({name: int(sample_of(metrics, series)) for name, series in _COUNTED.items()})
+        return ""
 
 
 def sample_of(metrics: str, series: str) -> float:
@@ -141,16 +142,14 @@ def engines_of(child: Child) -> list[psutil.Process]:
 def complaints(child: Child) -> Iterator[str]:
     """Yield the faults of a worker that should be idle. It may take a while to end its jobs."""
     give_up_s = time.monotonic() + _IDLE_S
-    address = Address.of(child.url)
     while True:
         try:
-            health = msgspec.json.decode(asyncio.run(ask_once(address, "GET", "/health")).body)
-            metrics = asyncio.run(ask_once(address, "GET", "/metrics")).body.decode()
+            health = msgspec.json.decode(asyncio.run(ask_once(Address.of(child.url), "GET", "/health")).body)
         except (NotReached, msgspec.DecodeError) as error:
             yield f"it does not answer: {error}"
             return
         busy = {name: health[name] for name in ("slots_busy", "queue_depth")}
-        busy["cells"] = sample_of(metrics, "worker_kv_cells_used")
+        busy["cells"] = sample_of(metrics_of(child), "worker_kv_cells_used")
         if health["state"] == "ready" and not any(busy.values()):
             return
         if time.monotonic() > give_up_s:

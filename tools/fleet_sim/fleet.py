@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
 
-from tools.bench.answers import per_s, percentile
+from tools.bench.measures import per_s, percentile
 from tools.fleet_sim.policies import Policy, policy_of
 from tools.fleet_sim.sim_worker import Served, SimWorker, StepCosts
 from tools.fleet_sim.workloads import Ask, Session

@@ -1,5 +1,8 @@
 """An image from its description: the wheel, the base, the build, and what came of it in seconds and bytes.
 
+A base that cannot be pulled is made, so that the Dockerfiles are used unchanged on a machine that reaches a Debian
+mirror and nothing else. What is made leaves out what Debian's own slim images leave out, so that sizes can be compared.
+
 How this machine reaches its package index (mirrors, its own certificates) is mounted while the image is built: nothing
 of it stays in the image, and the Dockerfiles know nothing of it. Proxies of the environment are passed on by buildah.
 """
@@ -10,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from tools import CHECKOUT
-from tools.images.bases import provide, stages
 from tools.images.images import MB, Image
 from tools.images.store import Skipped, Store
 
@@ -26,6 +29,11 @@ PIP = Path("/etc/xdg/pip")
 """The place where pip looks for the system's configuration on every distribution; distributions have no file there."""
 _AUTHORITIES, _CONSTRAINTS = "authorities.pem", "constraints-{}.txt"
 
+_PULL_TIMEOUT_S = 600.0
+_DEBIAN = re.compile(r"debian:(?P<suite>[a-z]+)(?:-slim)?")
+_DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
+_SLIM_EXCLUDES = ("doc", "man", "info", "locale", "groff", "lintian", "linda")
+"""Folders of /usr/share; the licences in doc stay."""
 _TRUST_VARIABLES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 
 
@@ -68,18 +76,16 @@ def build(store: Store, image: Image) -> Built:
     Raises: Skipped; AssertionError with the builder's last lines.
     """
     _place_wheel(image)
-    arguments = image.all_arguments
-    file = stages(image.dockerfile.read_text(encoding="utf-8"), arguments)
-    provided = {name: provide(store, name) for name in file.images}
-    arguments |= {name: provided[value] for name, value in file.arguments.items() if value in provided}
-    options = [f"--build-arg={name}={value}" for name, value in arguments.items()]
-    options += pip_mounts(store)
+    arguments = {name: provide(store, base) for name, base in image.bases.items()}
+    base = arguments["BASE"]
+    arguments |= {"WHEEL": "prebuilt" if image.has_wheel else "build"}
+    options = [*(f"--build-arg={name}={value}" for name, value in arguments.items()), *pip_mounts(store)]
     began_s = time.monotonic()
     store.ask(
         *("buildah", "build", "--format=docker", "--layers", "--pull-never", *options),
         *(f"--tag={image.tag}", f"--file={image.dockerfile}", str(CHECKOUT)),
     )
-    return Built(image, store, time.monotonic() - began_s, provided[file.last_base])
+    return Built(image, store, time.monotonic() - began_s, base)
 
 
 def _place_wheel(image: Image) -> None:
@@ -136,3 +142,56 @@ def _local_folders(settings: dict[str, str]) -> list[Path]:
     # A local index: its pages lie in `simple`, what they point to beside that.
     whole = [path.parent if path.name == "simple" else path for path in named]
     return sorted({path for path in whole if path.is_absolute() and path.is_dir()})
+
+
+# ── bases: pulled where a registry answers, else made of Debian's packages under the same name ───
+
+
+def provide(store: Store, name: str) -> str:
+    """Make the image `name` be in the store, and return the name that it has there. Raises: Skipped.
+
+    An image that is made here cannot have the digest of the published one, so its name has none.
+    """
+    bare = _DIGEST.sub("", name)
+    if _has(store, name) or store.run("podman", "pull", "--quiet", name, timeout_s=_PULL_TIMEOUT_S).returncode == 0:
+        return name
+    if _has(store, bare):
+        return bare
+    debian = _DEBIAN.fullmatch(bare)
+    if debian is None or shutil.which("debootstrap") is None:
+        raise Skipped(f"{name} cannot be pulled, and debootstrap is not installed or cannot make it")
+    _bootstrap(store, debian["suite"], bare)
+    return bare
+
+
+def _has(store: Store, name: str) -> bool:
+    return store.run("podman", "image", "exists", name).returncode == 0
+
+
+def _bootstrap(store: Store, suite: str, name: str) -> None:
+    mirror: list[str] = []
+    if shutil.which("apt-get"):
+        # This machine's own mirror of Debian, where apt has one.
+        asked = ("apt-get", "indextargets", "--format", "$(REPO_URI)", "Label: Debian", "Component: main")
+        mirror = store.ask(*asked).split()[:1]
+    with tempfile.TemporaryDirectory(dir=store.folder) as folder:
+        root, archive = Path(folder) / "root", Path(folder) / "root.tar"
+        store.ask("debootstrap", "--variant=minbase", suite, str(root), *mirror)
+        _slim(root)
+        store.ask("tar", "-C", str(root), "-cf", str(archive), ".")
+        store.ask("podman", "import", "--quiet", "--change", "CMD=bash", str(archive), name)
+
+
+def _slim(root: Path) -> None:
+    """Remove what debootstrap downloaded, and now and in later installations files that are not used in a container."""
+    rules = [f"path-exclude=/usr/share/{folder}/*" for folder in _SLIM_EXCLUDES]
+    rules.append("path-include=/usr/share/doc/*/copyright")
+    (root / "etc/dpkg/dpkg.cfg.d/slim").write_text("\n".join(rules) + "\n", encoding="utf-8")
+    for folder in _SLIM_EXCLUDES[1:]:
+        shutil.rmtree(root / "usr/share" / folder, ignore_errors=True)
+    for path in (root / "usr/share/doc").rglob("*"):
+        if not path.is_dir() and path.name != "copyright":
+            path.unlink()
+    for folder in ("var/cache/apt", "var/lib/apt/lists", "var/log"):
+        for path in (root / folder).iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -1,15 +1,17 @@
 """The images, one description each: what is built of what, and what must be true of it. Everything else reads these."""
 
 import platform
+import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from tools import CHECKOUT
 
 REPOSITORY = "llorch-worker"
+_BASE = re.compile(r"^ARG (BASE|TOOLKIT)=(\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,6 @@ class Image:
     """The largest size added to the base, unpacked, as podman and docker show it."""
     goal_has_base: bool = False
     """The goal is the whole image's, base and all."""
-    arguments: Mapping[str, str] = field(default_factory=dict)
-    """Build arguments beside WHEEL."""
     here: Sequence[str] = ()
     """Podman's options with which it serves without the GPU that it is for."""
     refusal: str = ""
@@ -57,8 +57,11 @@ class Image:
         return any(self.wheels.glob("*.whl"))
 
     @property
-    def all_arguments(self) -> dict[str, str]:
-        return {"WHEEL": "prebuilt" if self.has_wheel else "build", **self.arguments}
+    def bases(self) -> dict[str, str]:
+        """The images that the Dockerfile begins with, by its arguments: the one under every stage that is shipped, and
+        the one that compiles, unless a wheel is there."""
+        found = dict(_BASE.findall(self.dockerfile.read_text(encoding="utf-8")))
+        return {name: base for name, base in found.items() if name == "BASE" or not self.has_wheel}
 
 
 MB = 1000**2

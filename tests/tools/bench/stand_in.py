@@ -11,7 +11,7 @@ from typing import Any
 from tests.loopback import QuietHandler
 from tools.bench.dialects import LlamaServer
 from tools.bench.exchange import Address
-from tools.bench.load import Server
+from tools.bench.sides import Server
 
 Event = dict[str, Any]
 

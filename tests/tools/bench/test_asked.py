@@ -87,7 +87,7 @@ def test_a_small_model_is_asked_everything_and_a_large_one_less_and_less_often(a
     wanted = large(asked).wanted(1, Path())
     assert (wanted.scenarios, wanted.n_rounds) == (list(LARGE), ROUNDS_OF_LARGE)
     with pytest.raises(UsageError, match=r"--scenario code-edit is not asked of a model as large as m\.gguf"):
-        replace(asked, scenarios=("code-edit",)).check()
+        replace(asked, scenarios=("code-edit",)).wanted(1, Path())
 
 
 def test_at_a_url_what_needs_a_worker_without_drafts_is_left_out(asked: Asked) -> None:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.bench.answers import Ask
-from tools.bench.measures import Bound, Measure, at_least, at_most, stream_rate, total_rate
+from tools.bench.measures import Ask, Bound, Measure, at_least, at_most, stream_rate, total_rate
 from tools.bench.prompts import Prompts
 from tools.bench.report import Line, Played, Spread, failures_of, lines_of
 from tools.bench.scenarios import SCENARIOS, Scenario

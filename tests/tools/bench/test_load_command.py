@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,49 +24,33 @@ def arguments(ours: StandIn, theirs: StandIn, *more: str) -> list[str]:
     return ["load", *sides, "--rounds", "2", *names, *more]
 
 
-def loaded(*more: str, ours: dict[str, Any] | None = None, theirs: dict[str, Any] | None = None) -> int:
-    with stand_in(**(ours or {})) as one, stand_in(**(theirs or {})) as other:
-        return run(arguments(one, other, *more))
-
-
-# ── a run ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_both_sides_are_asked_the_same_in_every_round(capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_sides_are_asked_the_same_and_the_exit_code_is_the_report_s_verdicts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "new" / "out"
     with stand_in() as ours, stand_in() as theirs:
-        run(arguments(ours, theirs, "--seed", "5"))
+        code = run(arguments(ours, theirs, "--out", str(folder), "--seed", "5"))
         prompts = [job["prompt"] for job in ours.jobs]
         assert sorted(prompts) == sorted(job["prompt"] for job in theirs.jobs)
     assert len(prompts) == len(set(prompts)) == 2 * (1 + 3 + 2 + 1 + 2)
-    capsys.readouterr()
-
-
-def test_the_exit_code_is_the_report_s_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "new" / "out"
-    code = loaded("--out", str(folder), "--seed", "5")
     shown = capsys.readouterr()
     assert {path.name for path in folder.iterdir()} == {"report.json", "report.md", "logs"}
     report = json.loads((folder / "report.json").read_text())
     assert list(report) == list(Report.__dataclass_fields__)
-    assert report["circumstances"]["seed"] == 5
     assert report["circumstances"]["versions"]["llama-server"] == "b1-stand-in"
     own = [line for line in report["lines"] if line["is_own"]]
     assert [line["scenario"] for line in own] == list(QUICK)
     assert all(len(line["ours"]) == len(line["theirs"]) == 2 for line in own)
     missed = [line["scenario"] for line in own if line["verdict"] == "MISSED"]
     assert code == (1 if missed else 0)
-    for name in missed:
-        assert f"{name}: " in shown.err.splitlines()[-1]
+    assert all(f"{name}: " in shown.err.splitlines()[-1] for name in missed)
 
 
-def test_requests_that_fail_are_named_and_the_exit_code_is_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert loaded(theirs={"status": 500}) == 1
+def test_requests_that_fail_are_named_and_a_server_that_is_not_ready_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with stand_in() as ours, stand_in(status=500) as theirs:
+        assert run(arguments(ours, theirs)) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert "1-stream: 6 of 6 requests failed on llama-server, first: 500" in last
-
-
-def test_a_url_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
-    """Stand-ins are not ready: nothing is measured, but a wrong choice would have been refused before."""
     with stand_in(is_ready=False) as server:
         assert run(["load", "--url", str(server.address)]) == 1
     assert "is not ready (503)" in capsys.readouterr().err
@@ -97,7 +80,6 @@ def test_a_worker_is_started_measured_next_to_a_peer_and_stopped(
     report = json.loads((tmp_path / "report.json").read_text())
     assert code == 1, shown.err  # nothing keeps up with a peer that computes nothing
     assert [line["verdict"] for line in report["lines"] if line["is_own"]] == ["MISSED", "MISSED"]
-    assert report["failures"] == []
     assert [one["process"] for one in report["resident"]] == ["llorch-worker, front", "llorch-worker, engine"]
     assert report["circumstances"]["commands"]["llorch-worker"].startswith("llorch-worker --ctx-size 2048 ")
     assert len(jobs) == 1 + (3 + 2)  # the warm-up and a round

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from tools.bench.answers import Answer
 from tools.bench.measures import (
     USUAL,
+    Answer,
     Bound,
     Measure,
     at_least,

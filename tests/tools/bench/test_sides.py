@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tests.tools.bench.stand_in import stand_in
-from tools.bench.answers import Ask
-from tools.bench.measures import at_least, stream_rate
+from tools.bench.measures import Ask, at_least, stream_rate
 from tools.bench.scenarios import LARGE, LLAMA_BATCHED_BENCH, LLAMA_BENCH, ON_GPU, SCENARIOS, Scenario
 from tools.bench.sides import Part, ServedSide, Tool, Turn, plays
 

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.fire.day import MAX_GROWTH_BYTES, MAX_MORE, Day, Footprint, Sample, grown
+from tools.fire.day import MAX_GROWTH_BYTES, MAX_MORE, Footprint, Sample, grown
 
 MB = 1000**2
 N_SAMPLES = 200
@@ -82,18 +81,3 @@ def test_ctrl_c_ends_a_day_with_its_figures_and_leaves_no_process(tmp_path: Path
     assert last.processes.keys() == {"front", "engine"}
     assert processes
     assert not [process for process in processes if process.is_running()]
-
-
-@pytest.mark.soak
-@pytest.mark.process
-@pytest.mark.timeout(900)
-def test_a_minute_loses_nothing_and_has_its_figures(tmp_path: Path) -> None:
-    """A minute is too short to tell a leak from what a worker needs anyway."""
-    end_s = time.monotonic() + 60
-    day = Day(tmp_path, "attention")
-    found = day.run(lambda: time.monotonic() >= end_s, print, every_s=10)
-    assert [line for line in found if "grew" not in line] == []
-    counts = [one.n_requests for one in day.samples]
-    assert counts == sorted(set(counts))
-    assert counts[-1] > 0
-    assert len(day.figures.read_bytes().splitlines()) >= 3

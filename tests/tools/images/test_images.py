@@ -7,7 +7,6 @@ import pytest
 from tools import CHECKOUT
 from tools.images import contents, hosts, life, lint
 from tools.images.__main__ import checks_of, has_failed, main, tried
-from tools.images.bases import stages
 from tools.images.images import IMAGES, Image
 from tools.images.store import Skipped
 from worker import __version__
@@ -50,30 +49,15 @@ def test_all_images_are_run_alike(image: Image) -> None:
     assert ending(image) == ending(IMAGES["cpu"])
 
 
-DOCKERFILE = """
-ARG BASE=debian:trixie-slim
-ARG KIT=kit:1
-ARG WHEEL=build
-FROM ${BASE} AS python
-FROM $KIT AS wheel-build
-FROM scratch AS wheel-prebuilt
-FROM wheel-${WHEEL} AS wheel
-FROM --platform=linux/amd64 python AS libraries
-COPY --chmod=644 --from=wheel /wheels /wheels
-FROM python
-COPY --from=libraries /opt /opt
-COPY --from=tool:2 /bin/tool /bin/tool
-"""
-
-
-def test_only_the_images_that_the_last_stage_comes_from_are_needed_and_a_base_keeps_its_digest() -> None:
-    assert set(stages(DOCKERFILE, {}).images) == {"debian:trixie-slim", "kit:1", "tool:2"}
-    assert set(stages(DOCKERFILE, {"WHEEL": "prebuilt"}).images) == {"debian:trixie-slim", "tool:2"}
-    pinned = f"debian:trixie-slim@sha256:{'0a' * 32}"
-    read = stages(DOCKERFILE.replace("debian:trixie-slim", pinned), {})
-    assert read.last_base == pinned
-    assert read.arguments == {"BASE": pinned, "KIT": "kit:1", "WHEEL": "build"}
-    assert stages(DOCKERFILE, {"BASE": "debian:forky"}).last_base == "debian:forky"
+@each_image
+def test_every_stage_begins_with_a_base_or_a_stage(image: Image) -> None:
+    named = re.findall(r"^ARG (BASE|TOOLKIT)=\S+$", text(image), re.MULTILINE)
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", text(image), re.MULTILINE)
+    begins = re.findall(r"^FROM (\S+)", text(image), re.MULTILINE)
+    copied = re.findall(r"^COPY --from=(\S+)", text(image), re.MULTILINE)
+    assert {*begins, *copied} - {*stages, "scratch", "wheel-${WHEEL}"} == {f"${{{name}}}" for name in named}
+    assert re.search(r"^FROM \$\{BASE\} AS python$", text(image), re.MULTILINE)
+    assert begins[-1] == "python"
 
 
 def it_cannot_be_tried(_: None) -> str:
