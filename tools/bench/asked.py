@@ -6,12 +6,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import worker
-from client.child import without_settings
 from parity.provenance import now_rfc3339, this_machine
 from tools.bench.report import Circumstances
 from tools.bench.scenarios import CONVERSATIONS, LARGE, LLAMA_BATCHED_BENCH, LLAMA_BENCH, ON_GPU, SCENARIOS, Scenario
 from tools.bench.servers import LLAMA_SERVER, NO_CACHE, OURS, Plan, found, llama_server, our_worker
-from tools.bench.session import Found, Wanted
+from tools.bench.session import Wanted
 from tools.bench.sides import Part, Tool
 from worker.commands.places import present
 from worker.errors import UsageError
@@ -75,28 +74,22 @@ class Asked:
         names = [plan.name for _, plan in sides]
         if twice := {name for name in names if names.count(name) > 1}:
             raise UsageError(f"two sides are called {min(twice)}: give --peer another name")
-        tools = ((LLAMA_BENCH, self.llama_bench), (LLAMA_BATCHED_BENCH, self.llama_batched_bench))
+        named = ((LLAMA_BENCH, self.llama_bench), (LLAMA_BATCHED_BENCH, self.llama_batched_bench))
+        tools = [Tool(name, binary, self.file, self.ctx_size, self.threads) for name, binary in named if binary]
         return Wanted(
             sides=sides,
-            tools=[Tool(name, binary, self.file, self.ctx_size, self.threads) for name, binary in tools if binary],
+            tools=tools,
             scenarios=self._scenarios(),
-            n_rounds=self.rounds or (ROUNDS_OF_LARGE if self._is_large else ROUNDS),
-            seed=seed,
             logs=logs,
-            environment=without_settings(),
-        )
-
-    def circumstances(self, wanted: Wanted, found: Found) -> Circumstances:
-        binaries = (self.peer_binary, self.our_flags_binary, self.llama_bench, self.llama_batched_bench)
-        own = {OURS: worker.__version__, "llama-cpp-python": version("llama-cpp-python")}
-        return Circumstances(
-            created=now_rfc3339(),
-            model=self.file.name if not self.url or any(binaries) else "",
-            machine=this_machine(self.threads),
-            versions=own | found.versions,
-            commands={plan.name: plan.shown for _, plan in wanted.sides},
-            n_rounds=wanted.n_rounds,
-            seed=wanted.seed,
+            circumstances=Circumstances(
+                created=now_rfc3339(),
+                model=self.file.name if not self.url or self.peer_binary or self.our_flags_binary or tools else "",
+                machine=this_machine(self.threads),
+                versions={OURS: worker.__version__, "llama-cpp-python": version("llama-cpp-python")},
+                commands={plan.name: plan.shown for _, plan in sides},
+                n_rounds=self.rounds or (ROUNDS_OF_LARGE if self._is_large else ROUNDS),
+                seed=seed,
+            ),
         )
 
     @property

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
 
 import msgspec
 
@@ -32,22 +31,8 @@ class Event:
     error: str = ""
 
 
-class Dialect(Protocol):
-    """One server's words."""
-
-    path: str
-    health_path: str
-    """200 when requests are taken."""
-
-    def body(self, ask: Ask) -> bytes:
-        """The request, streamed, with the length it asks for."""
-
-    def event(self, data: bytes) -> Event:
-        """One event of the stream. Raises: msgspec.DecodeError, UnicodeDecodeError."""
-
-
 class Ours:
-    """`POST /execute` with server-sent events."""
+    """`POST /execute` with server-sent events. `health_path`: 200 when requests are taken."""
 
     path, health_path = "/execute", "/readyz"
 
@@ -129,6 +114,9 @@ class LlamaServer:
             n_tokens=chunk.timings.predicted_n if chunk.stop else None,
             error=chunk.error.message if chunk.error else "",
         )
+
+
+Dialect = Ours | LlamaServer
 
 
 def answer_of(exchange: Exchange, dialect: Dialect) -> Answer:

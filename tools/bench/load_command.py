@@ -101,8 +101,7 @@ def measured(asked: Asked, seed: int, out: Path | None) -> Report:
         logs = Path(temporary) if out is None else out / "logs"
         wanted = asked.wanted(seed, logs)
         logs.mkdir(parents=True, exist_ok=True)
-        found = uvloop.run(measure(wanted, announce))
-    report = found.report(asked.circumstances(wanted, found))
+        report = uvloop.run(measure(wanted, announce))
     if out is not None:
         data = msgspec.json.format(msgspec.json.encode(report), indent=2)
         (out / "report.json").write_bytes(data + b"\n")

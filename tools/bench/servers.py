@@ -17,11 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from client.child import START_S, end, free_port
+from client.child import START_S, end, free_port, without_settings
 from tools.bench.dialects import Dialect, LlamaServer, Ours
 from tools.bench.exchange import Address, NotReached, ask_once
 from tools.bench.processes import children
-from tools.bench.sides import Server
+from tools.bench.sides import Part, ServedSide
 from worker.errors import WorkerError
 
 OURS, LLAMA_SERVER = "llorch-worker", "llama-server"
@@ -85,10 +85,10 @@ def _ours() -> Ours:
 
 
 @asynccontextmanager
-async def served(plan: Plan, logs: Path, environment: Mapping[str, str]) -> AsyncIterator[Server]:
-    """The server, ready; one that was started here has ended afterwards.
+async def served(plan: Plan, part: Part, logs: Path) -> AsyncIterator[ServedSide]:
+    """The server, ready; one that was started here has ended afterwards. `logs` is a folder.
 
-    `logs` is a folder, `environment` the child's. Raises: NotReached, NotStarted.
+    Raises: NotReached, NotStarted.
     """
     path = plan.dialect.health_path
     if plan.url:
@@ -97,12 +97,12 @@ async def served(plan: Plan, logs: Path, environment: Mapping[str, str]) -> Asyn
         if exchange.status != _OK:
             what = exchange.status or exchange.broken
             raise NotReached(f"{plan.name} at {address} is not ready ({what}): wait until {path} is 200")
-        yield await _server(plan, address, {})
+        yield await _side(plan, part, address, {})
         return
     address = Address(HOST, free_port())
     log = logs / f"{plan.name}-{address.port}.log"
     command = [*plan.program, *plan.flags, "--host", address.host, "--port", str(address.port)]
-    process = _started(command, log, environment)
+    process = _started(command, log)
     try:
         give_up_s = time.monotonic() + START_S
         while not await _is_ready(address, path):
@@ -113,14 +113,14 @@ async def served(plan: Plan, logs: Path, environment: Mapping[str, str]) -> Asyn
         # Our front has its engine for a child; llama-server is one process.
         engines = children(process.pid)
         pids = {"front": process.pid, "engine": engines[0]} if engines else {"server": process.pid}
-        yield await _server(plan, address, pids)
+        yield await _side(plan, part, address, pids)
     finally:
         await asyncio.to_thread(end, process)
 
 
-def _started(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+def _started(command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
     with log.open("ab") as output:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(environment))
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=without_settings())
 
 
 async def _is_ready(address: Address, path: str) -> bool:
@@ -134,10 +134,10 @@ class _Props(msgspec.Struct, frozen=True):
     build_info: str = ""
 
 
-async def _server(plan: Plan, address: Address, pids: Mapping[str, int]) -> Server:
+async def _side(plan: Plan, part: Part, address: Address, processes: Mapping[str, int]) -> ServedSide:
     """`version`: the build that a llama-server reports; "" where it says none."""
     version = ""
     if isinstance(plan.dialect, LlamaServer):
         with suppress(msgspec.DecodeError):
             version = msgspec.json.decode((await ask_once(address, "GET", "/props")).body, type=_Props).build_info
-    return Server(name=plan.name, address=address, dialect=plan.dialect, version=version, pids=pids)
+    return ServedSide(plan.name, part, address, plan.dialect, version, processes)

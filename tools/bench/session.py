@@ -9,12 +9,12 @@ started anew for every round: two processes of the same program differ in speed 
 for as long as they live, and rounds on the same two would take that for a difference of the programs.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tools.bench.processes import Memory, memory_of
+from tools.bench.processes import memory_of
 from tools.bench.prompts import Prompts
 from tools.bench.report import Circumstances, Played, Report, Resident, failures_of, lines_of, resident_of
 from tools.bench.scenarios import WARM_UP, Scenario
@@ -33,50 +33,35 @@ class Wanted:
     """Ours first. One that plays none of the scenarios is not started."""
     tools: Sequence[Tool]
     scenarios: Sequence[Scenario]
-    n_rounds: int
-    seed: int
     logs: Path
     """A folder for the logs of what is started."""
-    environment: Mapping[str, str]
+    circumstances: Circumstances
 
 
-@dataclass(slots=True)
-class Found:
-    """The results of a run."""
-
-    wanted: Wanted
-    played: list[Played] = field(default_factory=list)
-    resident: Sequence[Resident] = ()
-    versions: dict[str, str] = field(default_factory=dict)
-    """The versions of the peers."""
-
-    def report(self, circumstances: Circumstances) -> Report:
-        order = {scenario.name: place for place, scenario in enumerate(self.wanted.scenarios)}
-        played = sorted(self.played, key=lambda one: order[one.scenario.name])
-        return Report(
-            circumstances=circumstances,
-            lines=[line for one in played for line in lines_of(one)],
-            failures=[failure for one in played for failure in failures_of(one)],
-            resident=self.resident,
-        )
-
-
-async def measure(wanted: Wanted, announce: Announce) -> Found:
+async def measure(wanted: Wanted, announce: Announce) -> Report:
     """Everything wanted. Raises: NotReached, NotStarted."""
-    found = Found(wanted)
-    prompts = Prompts(wanted.seed)
+    prompts, resident, versions = Prompts(wanted.circumstances.seed), list[Resident](), dict[str, str]()
     groups = [Rounds(scenarios, prompts, announce) for scenarios in groups_of(wanted.scenarios)]
-    for number in range(1, wanted.n_rounds + 1):
+    for number in range(1, wanted.circumstances.n_rounds + 1):
         for rounds in groups:
             async with AsyncExitStack() as stack:
-                sides = await _open_sides(stack, found, rounds.scenarios)
+                sides = await _open_sides(stack, wanted, rounds.scenarios)
                 await rounds.warm_up(sides)
                 await rounds.play(number, sides)
+                servers = [side for side in sides if isinstance(side, ServedSide)]
+                versions |= {server.name: server.version for server in servers if server.version}
                 # A model's pages are in memory once they have been computed with.
-                found.resident = found.resident or resident_of(_memory(sides))
-    for rounds in groups:
-        found.played += rounds.played
-    return found
+                resident = resident or resident_of(
+                    {one.name: {part: memory_of(pid) for part, pid in one.processes.items()} for one in servers}
+                )
+    order = [scenario.name for scenario in wanted.scenarios]
+    played = sorted([one for rounds in groups for one in rounds.played], key=lambda one: order.index(one.scenario.name))
+    return Report(
+        circumstances=replace(wanted.circumstances, versions={**wanted.circumstances.versions, **versions}),
+        lines=[line for one in played for line in lines_of(one)],
+        failures=[failure for one in played for failure in failures_of(one)],
+        resident=resident,
+    )
 
 
 def groups_of(scenarios: Iterable[Scenario]) -> list[list[Scenario]]:
@@ -87,24 +72,12 @@ def groups_of(scenarios: Iterable[Scenario]) -> list[list[Scenario]]:
     return [group for group in groups if group]
 
 
-async def _open_sides(stack: AsyncExitStack, found: Found, scenarios: Sequence[Scenario]) -> list[Side]:
-    wanted = found.wanted
+async def _open_sides(stack: AsyncExitStack, wanted: Wanted, scenarios: Sequence[Scenario]) -> list[Side]:
     sides: list[Side] = []
     for part, plan in wanted.sides:
         if any(plays(part, scenario) for scenario in scenarios):
-            server = await stack.enter_async_context(served(plan, wanted.logs, wanted.environment))
-            if server.version:
-                found.versions[plan.name] = server.version
-            sides.append(ServedSide(server, part))
+            sides.append(await stack.enter_async_context(served(plan, part, wanted.logs)))
     return sides + [tool for tool in wanted.tools if any(map(tool.plays, scenarios))]
-
-
-def _memory(sides: Sequence[Side]) -> dict[str, dict[str, Memory | None]]:
-    return {
-        side.name: {part: memory_of(pid) for part, pid in side.server.pids.items()}
-        for side in sides
-        if isinstance(side, ServedSide)
-    }
 
 
 class Rounds:

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from tools.bench.dialects import Dialect, answer_of
-from tools.bench.exchange import SILENCE_S, Address, Connection, Exchange, connect
+from tools.bench.exchange import Address, Connection, Exchange, connect
 from tools.bench.measures import Answer, Ask, Bound, Measure, numbers_of, per_s
 from tools.bench.processes import cpu_s
 from tools.bench.scenarios import LLAMA_BENCH, Role, Scenario
@@ -26,21 +26,6 @@ _QUIET_CPU_S = 0.02
 _N_PROMPT = 85
 """The tokens of 64 words."""
 _TOOL_S = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A server that takes requests."""
-
-    name: str
-    address: Address
-    dialect: Dialect
-    version: str = ""
-    """The version of llama.cpp that a llama-server reports."""
-    pids: Mapping[str, int] = field(default_factory=dict)
-    """Its processes by their kind; none if it was not started here."""
-    silence_s: float = SILENCE_S
-    """A stream that says nothing for so long is given up."""
 
 
 Part = Literal["ours", "ours without drafts"] | Role
@@ -60,7 +45,6 @@ class Turn:
     per_cpu_s: float = 0.0
     """Tokens of prompts and answers by the processor time of all its processes, until they rest again; 0 where it
     is unknown."""
-    """The requests; empty if anything failed."""
 
 
 class Side(Protocol):
@@ -87,18 +71,20 @@ class Side(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedSide:
-    """A server under load."""
+    """A server that takes requests, under load."""
 
-    server: Server
+    name: str
     part: Part
-
-    @property
-    def name(self) -> str:
-        return self.server.name
+    address: Address
+    dialect: Dialect
+    version: str = ""
+    """The version of llama.cpp that a llama-server reports."""
+    processes: Mapping[str, int] = field(default_factory=dict)
+    """Its processes by their kind; none if it was not started here."""
 
     @property
     def pids(self) -> Sequence[int]:
-        return tuple(self.server.pids.values())
+        return tuple(self.processes.values())
 
     def plays(self, scenario: Scenario) -> bool:
         return plays(self.part, scenario)
@@ -108,7 +94,7 @@ class ServedSide:
 
     async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
         before_s = cpu_s(self.pids)
-        answers = await play(self.server, asks)
+        answers = await play(self, asks)
         await until_quiet(self.pids)
         spent_s = cpu_s(self.pids) - before_s
         errors = [error for answer, ask in zip(answers, asks, strict=True) if (error := _wrong(answer, ask))]
@@ -200,7 +186,7 @@ class Tool:
         return Turn(numbers={scenario.own[0].name: rate}, n_asked=1)
 
 
-async def play(server: Server, asks: Sequence[Ask]) -> list[Answer]:
+async def play(server: ServedSide, asks: Sequence[Ask]) -> list[Answer]:
     """The answers, in the order of `asks`, which are sorted by phase. Raises: NotReached."""
     exchanges: list[Exchange] = []
     for _, phase in groupby(asks, key=lambda ask: ask.phase):
@@ -208,7 +194,7 @@ async def play(server: Server, asks: Sequence[Ask]) -> list[Answer]:
     return [answer_of(exchange, server.dialect) for exchange in exchanges]
 
 
-async def _play_phase(server: Server, asks: Sequence[Ask]) -> list[Exchange]:
+async def _play_phase(server: ServedSide, asks: Sequence[Ask]) -> list[Exchange]:
     """The connections of what is sent at once are open, and all bodies are made, before the first request is sent."""
     bodies = [server.dialect.body(ask) for ask in asks]
     async with AsyncExitStack() as stack:
@@ -222,14 +208,14 @@ async def _play_phase(server: Server, asks: Sequence[Ask]) -> list[Exchange]:
         return await asyncio.gather(*sent)
 
 
-async def _send_late(server: Server, body: bytes, early: Sequence[Connection], stack: AsyncExitStack) -> Exchange:
+async def _send_late(server: ServedSide, body: bytes, early: Sequence[Connection], stack: AsyncExitStack) -> Exchange:
     """Send the request when the early ones are going, on a new connection, because servers close idle ones."""
     await asyncio.gather(*(connection.is_going.wait() for connection in early))
     return await (await _open(server, stack)).ask("POST", server.dialect.path, body)
 
 
-async def _open(server: Server, stack: AsyncExitStack) -> Connection:
-    connection = await connect(server.address, server.silence_s)
+async def _open(server: ServedSide, stack: AsyncExitStack) -> Connection:
+    connection = await connect(server.address)
     stack.callback(connection.close)
     return connection
 

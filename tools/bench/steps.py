@@ -73,15 +73,9 @@ class StepCosts:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        return (
-            str(self.n_streams),
-            f"{self.step_ms:.2f} ms",
-            f"{self.decode_ms:.2f} ms",
-            f"{self.rest_us:.0f} µs",
-            f"{self.overhead:.1%}",
-            f"{BOUNDS[self.n_streams]:.1%}",
-            "ok" if self.holds else "MISSED",
-        )
+        times = (f"{self.step_ms:.2f} ms", f"{self.decode_ms:.2f} ms", f"{self.rest_us:.0f} µs")
+        shares = (f"{self.overhead:.1%}", f"{BOUNDS[self.n_streams]:.1%}")
+        return (str(self.n_streams), *times, *shares, "ok" if self.holds else "MISSED")
 
 
 def bad_news(found: list[StepCosts]) -> list[str]:

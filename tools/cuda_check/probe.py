@@ -95,7 +95,7 @@ def probe(model: Path, device: str, sizes: Sizes) -> Iterator[Figure]:
         for figure in chain(
             [Figure(what="load", value=load_s, unit="s")], _facts(loaded), _parts(loaded.runner, sizes)
         ):
-            yield msgspec.structs.replace(figure, device=device, model=model.name)
+            yield msgspec.structs.replace(figure, model=model.name)
     finally:
         loaded.runner.close()
 

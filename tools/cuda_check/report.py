@@ -37,8 +37,6 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """`1 stream`; the same words for the same measure of every model and device."""
     value: float
     unit: Unit = ""
-    device: str = ""
-    """The device as for `--device`; empty for a result without a device."""
     model: str = ""
     """File name; empty for what is of no model."""
     at_most: float | None = None

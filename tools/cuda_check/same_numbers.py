@@ -45,7 +45,7 @@ def compare(model: Path, asked: str, *, n_tokens: int) -> list[Figure]:
         beside = on_it.against(on_cpu.logits)
         beyond = on_it.against(golden, numbers) if golden else None
     return [
-        msgspec.structs.replace(figure, device=asked, model=model.name)
+        msgspec.structs.replace(figure, model=model.name)
         for figure in (
             *_beside(beside, info.quant_kind, device.backend),
             *(_beyond(beyond, info.quant_kind, device.backend) if beyond else ()),

@@ -90,11 +90,11 @@ def serve(
     return measured(asked, _SEED, out)
 
 
-def figures_of(report: Report, device: str, targets: Sequence[Target] = TARGETS) -> list[Figure]:
+def figures_of(report: Report, targets: Sequence[Target] = TARGETS) -> list[Figure]:
     """The numbers of every side, then ours by theirs, with the targets."""
     lines = [line for line in report.lines if line.is_own]
     return [
-        msgspec.structs.replace(figure, device=device, model=report.circumstances.model)
+        msgspec.structs.replace(figure, model=report.circumstances.model)
         for figure in (*_numbers(lines), *_ratios(lines, targets))
     ]
 

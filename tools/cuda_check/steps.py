@@ -3,8 +3,9 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -12,8 +13,12 @@ from xml.etree import ElementTree
 
 import msgspec
 
+from client.child import Child, without_settings
+from client.worker import connect
+from parity.bundle import verify
+from parity.provenance import new_run_id
+from parity.report import Report, from_json
 from tools import CHECKOUT
-from tools.cuda_check import certificate as certificates
 from tools.cuda_check import probe as probes
 from tools.cuda_check import served as rounds
 from tools.cuda_check.report import Figure, Found
@@ -23,6 +28,7 @@ from worker.commands.places import present
 from worker.config.settings import Settings
 from worker.llama.devices import devices
 from worker.models.plan.devices import choose_device
+from worker.server.front.certificate import REPORT_FILE
 
 CPU = "cpu"
 _CONTROL_LAYERS = 12
@@ -57,8 +63,8 @@ def device(asked: Asked) -> Found:
     return Found(
         summary=f"{one.name}: {one.description}",
         figures=(
-            Figure(what="memory", value=one.total_bytes, unit="bytes", device=asked.device),
-            Figure(what="free memory", value=one.free_bytes, unit="bytes", device=asked.device),
+            Figure(what="memory", value=one.total_bytes, unit="bytes"),
+            Figure(what="free memory", value=one.free_bytes, unit="bytes"),
         ),
     )
 
@@ -96,8 +102,8 @@ def of_suite(junit: str | None, code: int, backend: str) -> Found:
     return Found(
         summary=f"{n_failed} of {n_all} failed; {of_it}" if n_failed else of_it,
         figures=(
-            Figure(what="tests passed", value=n_passed, device=backend),
-            Figure(what="tests failed", value=n_failed, device=backend, at_most=0),
+            Figure(what="tests passed", value=n_passed),
+            Figure(what="tests failed", value=n_failed, at_most=0),
         ),
         failures=tuple(names["failed"]),
     )
@@ -126,21 +132,70 @@ def _judged(figures: Sequence[Figure]) -> Found:
 
 
 def certificate(asked: Asked) -> Found:
-    """A certificate of the small model on the device, which a worker there is held against. Raises: StepFailedError."""
+    """A parity certificate of the small model on the device: made, verified, and held against a worker there.
+
+    Raises: StepFailedError.
+    """
     model = _small_model(asked)
     if not is_golden(model):
         raise StepFailedError(f"there are no reference logits of {model.name}: leave out --model")
-    proofs = Path(asked.out) / "proof_bundle"
-    report, bundle = certificates.make(model, asked.device, GOLDEN, proofs, is_small=asked.is_small)
-    failures = list(certificates.failures_of(report, bundle))
+    run_id, proofs = new_run_id(), Path(asked.out) / "proof_bundle"
+    bundle = proofs / "parity" / run_id
+    size = ("--tokens", "512", "--level", "logits") if asked.is_small else ("--tokens", "1024")
+    command = [
+        *(sys.executable, "-m", "worker", "parity", "run", "--model", str(model), "--device", asked.device),
+        *("--reference", str(GOLDEN), "--proof-dir", str(proofs), "--run-id", run_id, *size),
+    ]
+    ended = subprocess.run(command, cwd=CHECKOUT, env=without_settings(), check=False)
+    if not (bundle / REPORT_FILE).is_file():
+        raise StepFailedError(f"parity run ended with {ended.returncode} and without a report: see the step's log")
+    report = from_json((bundle / REPORT_FILE).read_bytes())
+    failures = list(uncertified(report, bundle))
     if not failures:
-        failures = [f"a worker is not covered: {one}" for one in certificates.uncovered(model, asked.device, bundle)]
+        failures = [f"a worker is not covered: {one}" for one in uncovered(model, asked.device, bundle)]
     passed = ", ".join(level.name for level in report.levels if level.verdict == "pass") or "no level"
     return Found(
         summary=f"passed: {passed}; it covers {'not all that' if failures else 'exactly what'} a worker runs there",
-        figures=tuple(certificates.figures_of(report, asked.device)),
+        figures=tuple(certified(report)),
         failures=tuple(failures),
     )
+
+
+def certified(report: Report) -> list[Figure]:
+    """Every number that the report judged, with its bound. JSON has no form for one that is not finite; its level has
+    failed."""
+    return [
+        Figure(
+            what=f"{level.name}: {check.name}",
+            value=check.value,
+            model=report.model.file,
+            at_most=check.bound if check.relation == "at most" else None,
+            at_least=check.bound if check.relation == "at least" else None,
+        )
+        for level in report.levels
+        for check in level.checks
+        if isfinite(check.value)
+    ]
+
+
+def uncertified(report: Report, bundle: Path) -> Iterator[str]:
+    """A line for each level that failed, and for what is wrong with the bundle."""
+    for level in report.levels:
+        if level.verdict == "fail":
+            yield f"level {level.name}: {level.summary}"
+    yield from (f"the proof bundle: {wrong}" for wrong in verify(bundle))
+
+
+def uncovered(model: Path, device: str, bundle: Path) -> list[str]:
+    """The differences between the certificate and a worker on the device. Raises: NotServed."""
+    flags = ("--model", str(model), "--device", device, "--port", "0", "--parity-report", str(bundle))
+    with Child(*flags) as worker:
+        worker.ready()
+        with connect(worker.url) as client:
+            parity = client.get("/health").json()["parity"]
+    if parity is None:
+        return ["the worker has no certificate"]
+    return [] if parity["covers"] == "exact" else list(parity["differences"])
 
 
 def probe(asked: Asked) -> Found:
@@ -177,7 +232,7 @@ def _served(asked: Asked, model: Path, *, n_rounds: int, scenarios: tuple[str, .
     out = Path(asked.out) / "served" / model.stem
     report = rounds.serve(model, asked.device, peers, out, n_rounds=n_rounds, scenarios=scenarios)
     targets = () if asked.is_small else rounds.TARGETS
-    figures, failures = rounds.figures_of(report, asked.device, targets), rounds.failures_of(report, targets)
+    figures, failures = rounds.figures_of(report, targets), rounds.failures_of(report, targets)
     judged = [figure for figure in figures if figure.bound]
     n_reached = sum(figure.holds for figure in judged)
     return Found(

@@ -40,7 +40,7 @@ def once(
     """
     name = _new_name()
     entry = (f"--entrypoint={program}",) if program else ()
-    run = _podman_run(f"--name={name}", "--no-healthcheck", *HARDENED, *_models(volume), *entry, *options)
+    run = _podman_run(name, "--no-healthcheck", *HARDENED, *entry, *options, volume=volume)
     try:
         done = built.store.run(*run, built.image.tag, *arguments, timeout_s=ONCE_PATIENCE_S)
     finally:
@@ -62,7 +62,7 @@ class Container(WorkerProcess):
         self.name = _new_name()
         self._store = built.store
         # The check itself is run by hand: its timer would be systemd's, which may not be there.
-        run = _podman_run(f"--name={self.name}", "--health-interval=disable", *_models(), *built.image.here, *options)
+        run = _podman_run(self.name, "--health-interval=disable", *built.image.here, *options)
         super().__init__(
             *("--model", default_file().name, *arguments),
             command=(*run, built.image.tag),
@@ -131,12 +131,9 @@ def _remove(store: Store, name: str) -> None:
     store.run("podman", "rm", "--force", "--time=0", "--ignore", name)
 
 
-def _podman_run(*options: str) -> tuple[str, ...]:
-    return ("podman", "run", "--rm", "--network=host", *options)
-
-
-def _models(volume: str = "") -> tuple[str, ...]:
-    return ("--volume", f"{volume}:/models" if volume else f"{default_file().parent}:/models:ro")
+def _podman_run(name: str, *options: str, volume: str = "") -> tuple[str, ...]:
+    models = f"{volume}:/models" if volume else f"{default_file().parent}:/models:ro"
+    return ("podman", "run", "--rm", "--network=host", f"--name={name}", "--volume", models, *options)
 
 
 @contextmanager

@@ -10,16 +10,14 @@ from tools import CHECKOUT
 from tools.command_line import exit_code
 from tools.reference import openapi
 from tools.reference.errors import errors_page
-from tools.reference.log_events import log_events_page
-from tools.reference.metrics import metrics_page
+from tools.reference.operating import log_events_page, metrics_page
 from tools.reference.options import commands_page, configuration_page
-from tools.reference.routes import routes_page
 
 FOLDER: Final = CHECKOUT / "docs" / "reference"
 PAGES: Final = {
     "configuration.md": configuration_page,
     "commands.md": commands_page,
-    "routes.md": routes_page,
+    "routes.md": openapi.routes_page,
     "errors.md": errors_page,
     "metrics.md": metrics_page,
     "log-events.md": log_events_page,

@@ -1,4 +1,5 @@
-"""The OpenAPI document, worker/server/web/page/openapi.json, with the schemas that the worker's structs have now.
+"""The OpenAPI document, worker/server/web/page/openapi.json, with the schemas that the worker's structs have now; and
+the page of its routes.
 
 Paths, answers, headers, examples, and rules that concern several fields of a body, are written by hand in the document;
 tests hold them to the routes and to the schemas.
@@ -11,6 +12,8 @@ from typing import Annotated, Any, Final, get_args, get_origin
 import msgspec
 
 from tools import CHECKOUT
+from tools.markdown import table
+from tools.reference.text import code, codes, page, sentence
 from worker.apis.chat.message import ChatCompletion
 from worker.apis.chat.request import ChatRequest
 from worker.apis.completions.request import Completion, CompletionRequest
@@ -185,3 +188,37 @@ def _lines(value: Any, depth: int) -> Iterator[str]:
         yield f"{',' if at else ''}{indent}{name}"
         yield from _lines(member, depth + 1)
     yield f"{indent[:-1]}{'}' if isinstance(value, dict) else ']'}"
+
+
+# ── the page of routes ───────────────────────────────────────────────────────────────────────────
+
+
+_TITLES: Final[dict[str, str]] = {
+    "state": "State",
+    "jobs": "Jobs",
+    "openai": "OpenAI, vLLM, llama-server and Anthropic",
+    "life": "Shutdown",
+}
+
+
+def routes_page() -> str:
+    found = document()
+    tags = {tag["name"]: tag["description"] for tag in found["tags"]}
+    blocks = [f"## {_TITLES[name]}\n\n{sentence(text)}\n\n{_routes(found, name)}" for name, text in tags.items()]
+    return page("Routes", "routes", *blocks)
+
+
+def _routes(document: Json, tag: str) -> str:
+    rows = [
+        (
+            code(method.upper()),
+            code(path),
+            sentence(operation["summary"]),
+            "open" if operation.get("security") == [] else "needed",
+            codes([*operation["responses"]]),
+        )
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+        if method != "parameters" and tag in operation["tags"]
+    ]
+    return table(("method", "path", "what it does", "token", "statuses"), rows)

@@ -11,7 +11,7 @@ from typing import Any
 from tests.loopback import QuietHandler
 from tools.bench.dialects import LlamaServer
 from tools.bench.exchange import Address
-from tools.bench.sides import Server
+from tools.bench.sides import Part, ServedSide
 
 Event = dict[str, Any]
 
@@ -44,8 +44,8 @@ class StandIn(ThreadingHTTPServer):
     def address(self) -> Address:
         return Address("127.0.0.1", self.server_address[1])
 
-    def as_server(self) -> Server:
-        return Server("stand-in", self.address, LlamaServer())
+    def as_side(self, part: Part = "ours") -> ServedSide:
+        return ServedSide("stand-in", part, self.address, LlamaServer())
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that leaves early is no error here."""

@@ -81,11 +81,11 @@ def test_every_side_has_a_name_and_our_two_workers_differ_by_their_drafts_alone(
 
 def test_a_small_model_is_asked_everything_and_a_large_one_less_and_less_often(asked: Asked) -> None:
     wanted = asked.wanted(1, Path())
-    assert (wanted.scenarios, wanted.n_rounds) == (list(SCENARIOS), ROUNDS)
+    assert (wanted.scenarios, wanted.circumstances.n_rounds) == (list(SCENARIOS), ROUNDS)
     names = tuple(scenario.name for scenario in CONVERSATIONS)
     assert replace(asked, scenarios=names).wanted(1, Path()).scenarios == list(CONVERSATIONS)
     wanted = large(asked).wanted(1, Path())
-    assert (wanted.scenarios, wanted.n_rounds) == (list(LARGE), ROUNDS_OF_LARGE)
+    assert (wanted.scenarios, wanted.circumstances.n_rounds) == (list(LARGE), ROUNDS_OF_LARGE)
     with pytest.raises(UsageError, match=r"--scenario code-edit is not asked of a model as large as m\.gguf"):
         replace(asked, scenarios=("code-edit",)).wanted(1, Path())
 

@@ -13,7 +13,7 @@ import pytest
 from tests.tools.bench.stand_in import stand_in
 from tools.bench.measures import Ask, at_least, stream_rate
 from tools.bench.scenarios import LARGE, LLAMA_BATCHED_BENCH, LLAMA_BENCH, ON_GPU, SCENARIOS, Scenario
-from tools.bench.sides import Part, ServedSide, Tool, Turn, plays
+from tools.bench.sides import Part, Tool, Turn, plays
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 ASKS = [Ask(prompt="a b", n_tokens=5, phase=phase) for phase in range(3)]
@@ -21,8 +21,7 @@ ASKS = [Ask(prompt="a b", n_tokens=5, phase=phase) for phase in range(3)]
 
 def turn(manner: dict[str, Any], asks: Sequence[Ask] = ASKS, scenario: Scenario = SCENARIOS[0]) -> Turn:
     with stand_in(**manner) as server:
-        side = ServedSide(server.as_server(), "ours")
-        return asyncio.run(side.turn(scenario, asks))
+        return asyncio.run(server.as_side().turn(scenario, asks))
 
 
 # ── a server ─────────────────────────────────────────────────────────────────────────────────────
@@ -54,8 +53,8 @@ def test_a_turn_in_which_anything_failed_has_no_number(manner: dict[str, Any], s
 def test_a_turn_has_what_a_second_of_the_processors_yielded() -> None:
     """The stand-in counts a prompt's words. It is this process, so that its processor time is not nothing."""
     with stand_in() as server:
-        known = replace(server.as_server(), pids={"server": os.getpid()})
-        found = asyncio.run(ServedSide(known, "ours").turn(SCENARIOS[0], ASKS * 20))
+        known = replace(server.as_side(), processes={"server": os.getpid()})
+        found = asyncio.run(known.turn(SCENARIOS[0], ASKS * 20))
     assert 10 < found.per_cpu_s < 1_000_000
     assert turn({}).per_cpu_s == 0.0
 
@@ -80,7 +79,7 @@ def test_a_peer_has_the_bound_of_its_part() -> None:
     both = stream_rate(at_least(1.6), at_least(1.0))
     parts: tuple[Part, ...] = ("judged", "speculating", "beside", "ours")
     with stand_in() as server:
-        bounds = [ServedSide(server.as_server(), part).bound(both) for part in parts]
+        bounds = [server.as_side(part).bound(both) for part in parts]
     assert bounds == [at_least(1.6), at_least(1.0), None, None]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -18,14 +19,15 @@ from tools.bench.report import Line, Spread
 from tools.bench.report import Report as BenchReport
 from tools.bench.scenarios import ON_GPU
 from tools.bench.servers import LLAMA_SERVER, OURS
-from tools.cuda_check import certificate, served
+from tools.cuda_check import served
 from tools.cuda_check.report import Figure, Gpu, Report, Step, page, parse_gpu
 from tools.cuda_check.served import SCENARIOS, TARGETS, Target
+from tools.cuda_check.steps import certified, uncertified, uncovered
 from worker.host import sha256_of
 
 
 def step(name: str, *figures: Figure, failures: tuple[str, ...] = ()) -> Step:
-    outcome = "failed" if failures else "passed"
+    outcome: Literal["failed", "passed"] = "failed" if failures else "passed"
     return Step(name=name, outcome=outcome, seconds=1.5, summary="a | b", figures=figures, failures=failures)
 
 
@@ -86,13 +88,13 @@ def test_a_page_has_every_step_figure_and_failure() -> None:
 
 def test_every_judged_number_of_a_certificate_is_a_figure_and_each_failure_is_named(tmp_path: Path) -> None:
     made = report(levels(logits=level("logits", HOLDS, BROKEN, NOT_A_NUMBER), checkpoints=FAILED))
-    figures = certificate.figures_of(made, "cuda")
+    figures = certified(made)
     assert [figure.holds for figure in figures if figure.what.startswith("logits: ")] == [True, False]
     assert msgspec.json.decode(msgspec.json.encode(figures), type=list[Figure]) == figures
     bundle = write(tmp_path, proof_of(made))
-    assert f"level checkpoints: {FAILED.summary}" in certificate.failures_of(made, bundle)
+    assert f"level checkpoints: {FAILED.summary}" in uncertified(made, bundle)
     (bundle / "report.md").write_text("changed")
-    assert any(one.startswith("the proof bundle: report.md") for one in certificate.failures_of(made, bundle))
+    assert any(one.startswith("the proof bundle: report.md") for one in uncertified(made, bundle))
 
 
 @pytest.mark.process
@@ -102,7 +104,7 @@ def test_a_worker_that_is_not_covered_is_reported_with_each_difference(tmp_path:
     model = write_tiny(tmp_path / "tiny.gguf")
     other = tiny_model().write(tmp_path / "other.gguf")
     bundle = write(tmp_path, proof_of(report(sha256=sha256_of(model if is_of_it else other))))
-    found = certificate.uncovered(model, "cpu", bundle)
+    found = uncovered(model, "cpu", bundle)
     assert any(one.startswith("model: sha256") for one in found) is not is_of_it
     assert any(one.startswith("llama_cpp_sha256: ") for one in found)
 
@@ -126,12 +128,12 @@ def report_of(lines: Sequence[Line], *failures: str) -> BenchReport:
 def test_a_target_is_missed_by_name_beyond_its_number_or_without_one(target: Target) -> None:
     for factor, is_kept in ((0.99, target.at_least is None), (1.01, target.at_most is None)):
         made = report_of([line_of(target, factor * (target.at_least or target.at_most or 0))])
-        (figure,) = [figure for figure in served.figures_of(made, "cuda") if figure.bound]
+        (figure,) = [figure for figure in served.figures_of(made) if figure.bound]
         assert figure.holds is is_kept
         assert [one.split(":")[0] for one in served.failures_of(made)] == ([] if is_kept else [target.scenario])
         assert served.failures_of(made, ()) == []
     unknown = report_of([replace(line_of(target, 1.0), ours=(), theirs=(), ratio=None)], "8 of 8 requests failed")
-    assert served.figures_of(unknown, "cuda") == []
+    assert served.figures_of(unknown) == []
     first, rest = served.failures_of(unknown)
     assert first.endswith(": not measured")
     assert rest == "8 of 8 requests failed"
@@ -139,7 +141,7 @@ def test_a_target_is_missed_by_name_beyond_its_number_or_without_one(target: Tar
 
 def test_each_sides_number_is_reported_once_as_its_median_and_every_scenario_has_a_target() -> None:
     lines = [made_report.line(peer=peer) for peer in (LLAMA_SERVER, "other")]
-    figures = served.figures_of(report_of(lines), "cuda")
+    figures = served.figures_of(report_of(lines))
     told = {figure.what: figure.value for figure in figures if figure.unit == "tokens/s"}
     title = "1 stream, 64 / 96: decode, "
     assert told == {title + OURS: 151.0, title + LLAMA_SERVER: 150.0, title + "other": 150.0}

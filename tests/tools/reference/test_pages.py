@@ -8,9 +8,8 @@ import pytest
 
 from tools.reference.__main__ import FOLDER, PAGES, pages
 from tools.reference.errors import api_codes, refusal_classes, startup_classes
-from tools.reference.log_events import written
-from tools.reference.metrics import metrics_page, own_series, vllm_series
 from tools.reference.openapi import DOCUMENT
+from tools.reference.operating import metrics_page, own_series, vllm_series, written
 from tools.reference.options import configuration_page
 from tools.reference.text import GENERATED, TEXTS
 from worker.apis.core.events import StreamCode
