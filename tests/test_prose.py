@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.sentences import counted, n_words
+from tests.sentences import counted, n_words
 
 ROOT = Path(__file__).parents[1]
 

@@ -42,20 +42,20 @@ class Asked:
 
     model: str | None
     models_dir: Path
-    catalog: Path | None
-    rounds: int | None
-    scenarios: tuple[str, ...]
+    catalog: Path | None = None
+    rounds: int | None = None
+    scenarios: tuple[str, ...] = ()
     ctx_size: int
     parallel: int
     threads: int
     worker_flags: list[str]
-    url: str | None
-    api_key: str | None
-    peers: tuple[str, ...]
-    peer_binary: Path | None
-    our_flags_binary: Path | None
-    llama_bench: Path | None
-    llama_batched_bench: Path | None
+    url: str | None = None
+    api_key: str | None = None
+    peers: tuple[str, ...] = ()
+    peer_binary: Path | None = None
+    our_flags_binary: Path | None = None
+    llama_bench: Path | None = None
+    llama_batched_bench: Path | None = None
 
     @property
     def file(self) -> Path:

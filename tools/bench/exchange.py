@@ -76,44 +76,28 @@ class Connection(asyncio.Protocol):
         self._silence_s = silence_s
         self._parser = httptools.HttpResponseParser(self)
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._exchange = Exchange(sent_s=0.0)
-        self._now_s = 0.0
+        self.exchange = Exchange(sent_s=0.0)
+        """The current exchange, as far as it has come."""
+        self.heard_s = 0.0
+        """The time.perf_counter() of the last bytes that came; 0 before the first."""
         self._n_going = N_GOING
-        self.has_begun = asyncio.Event()
-        """Set when an answer's head arrived, or it has ended."""
         self.is_going = asyncio.Event()
         """Set when `n_going` pieces of an answer arrived, or it has ended."""
-
-    @property
-    def status(self) -> int:
-        """The status of the current answer; 0 before it begins."""
-        return self._exchange.status
 
     @property
     def is_open(self) -> bool:
         """False once either side has closed it."""
         return not self._transport.is_closing()
 
-    @property
-    def heard_s(self) -> float:
-        """The time.perf_counter() of the last bytes that came; 0 before the first."""
-        return self._now_s
-
-    @property
-    def exchange(self) -> Exchange:
-        """The current exchange, as far as it has come."""
-        return self._exchange
-
     async def ask(self, method: str, path: str, body: bytes = b"", *, n_going: int = N_GOING) -> Exchange:
         """Send a request and wait for the end of its answer, or of the connection. Never raises for what comes back."""
-        self.has_begun.clear()
         self.is_going.clear()
         self._n_going = n_going
         self._done = asyncio.get_running_loop().create_future()
-        self._exchange = Exchange(sent_s=time.perf_counter())
+        self.exchange = Exchange(sent_s=time.perf_counter())
         if self._transport.is_closing():
-            self._exchange.broken = "the connection was closed before"
-            return self._exchange
+            self.exchange.broken = "the connection was closed before"
+            return self.exchange
         self._transport.write(self._head(method, path, len(body)) + body)
         return await self._ended()
 
@@ -130,12 +114,12 @@ class Connection(asyncio.Protocol):
 
     async def _ended(self) -> Exchange:
         while not self._done.done():
-            n_pieces = len(self._exchange.pieces)
+            n_pieces = len(self.exchange.pieces)
             await asyncio.wait([self._done], timeout=self._silence_s)
-            if not self._done.done() and len(self._exchange.pieces) == n_pieces:
-                self._exchange.broken = f"nothing for {self._silence_s:g} s"
+            if not self._done.done() and len(self.exchange.pieces) == n_pieces:
+                self.exchange.broken = f"nothing for {self._silence_s:g} s"
                 break
-        return self._exchange
+        return self.exchange
 
     def _head(self, method: str, path: str, n_bytes: int) -> bytes:
         lines = [f"{method} {path} HTTP/1.1", f"Host: {self._address.host}:{self._address.port}"]
@@ -144,19 +128,16 @@ class Connection(asyncio.Protocol):
         return "\r\n".join([*lines, "", ""]).encode()
 
     def _end(self, broken: str) -> None:
-        self.has_begun.set()
         self.is_going.set()
         if not self._done.done():
-            self._exchange.broken = broken
+            self.exchange.broken = broken
             self._done.set_result(None)
-
-    # ── asyncio.Protocol ─────────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._now_s = time.perf_counter()
+        self.heard_s = time.perf_counter()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -166,15 +147,12 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(f"the connection was lost: {exc}" if exc else "the connection was closed")
 
-    # ── httptools ────────────────────────────────────────────────────────────────────────────────
-
     def on_headers_complete(self) -> None:
-        self._exchange.status = self._parser.get_status_code()
-        self.has_begun.set()
+        self.exchange.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        self._exchange.pieces.append((self._now_s, body))
-        if len(self._exchange.pieces) == self._n_going:
+        self.exchange.pieces.append((self.heard_s, body))
+        if len(self.exchange.pieces) == self._n_going:
             self.is_going.set()
 
     def on_message_complete(self) -> None:

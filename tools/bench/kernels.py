@@ -29,8 +29,7 @@ LEAST = 0.97
 ROWS = (1, 2, 4, 8, 16, 512)
 """The lengths of the prompts: llama-bench computes each in one step, so a product has as many rows."""
 TYPES = ("Q4_K_M", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q5_K_M", "Q6_K", "Q8_0", "IQ4_XS", "F16", "BF16")
-MADE = CHECKOUT / ".bench" / "models"
-"""The folder of made files, unless another is named."""
+_OUT = CHECKOUT / ".bench"
 _SHORT = TYPES[:1]
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -86,10 +85,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--threads", type=click.IntRange(1, 512), multiple=True, help="[default: 1, and all processors]")
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Turns of each program.")
 @click.option("--short", is_flag=True, help=f"Only {', '.join(_SHORT)}, with all processors.")
-@click.option("--made", type=_FOLDER, default=MADE, show_default=".bench/models", help="Where made files are kept.")
-@click.option(
-    "--out", type=_FOLDER, default=CHECKOUT / ".bench", show_default=".bench", help="For kernels.json and .md."
-)
+@click.option("--out", type=_FOLDER, default=_OUT, show_default=".bench", help="For kernels.json, kernels.md, models/.")
 def kernels(
     *,
     ours: Path,
@@ -102,7 +98,6 @@ def kernels(
     threads: tuple[int, ...],
     rounds: int,
     short: bool,
-    made: Path,
     out: Path,
 ) -> None:
     """Compare this build's products with stock llama.cpp's, in turns, for each file type and number of rows.
@@ -117,7 +112,7 @@ def kernels(
     out.mkdir(parents=True, exist_ok=True)
     found = read(out)
     for file_type in wanted:
-        path = made_file(made, source, file_type, n_threads=machine.n_usable)
+        path = made_file(out / "models", source, file_type, n_threads=machine.n_usable)
         for n_threads in counts:
             key = (file_type, n_threads, compiler, machine.cpu)
             if key in found:
@@ -172,8 +167,7 @@ def read_bytes_per_s(n_threads: int, n_bytes: int) -> float:
 
 def _in_turns(programs: tuple[Path, Path], path: Path, n_threads: int, n_rounds: int) -> tuple[Rates, Rates]:
     """The rates of both. The first program changes with each round, so that neither is always the warmer one."""
-    ours: Rates = {n_rows: [] for n_rows in ROWS}
-    stock: Rates = {n_rows: [] for n_rows in ROWS}
+    ours, stock = ({n_rows: list[float]() for n_rows in ROWS} for _ in programs)
     turns = [*zip(programs, (ours, stock), strict=True)]
     for number in range(n_rounds):
         for program, rates in turns if number % 2 == 0 else turns[::-1]:
@@ -192,9 +186,6 @@ def _run(program: Path, path: Path, n_threads: int) -> list[Rate]:
     if ended.returncode:
         raise ModelLoadFailed(f"{program} ended with {ended.returncode} for {path}")
     return msgspec.json.decode(ended.stdout, type=list[Rate])
-
-
-# ── the file and the table ───────────────────────────────────────────────────────────────────────
 
 
 def read(folder: Path) -> dict[tuple[str, int, str, str], Pair]:
@@ -217,14 +208,10 @@ def cells(pairs: Sequence[Pair]) -> tuple[Cells, Sequence[Cells]]:
     rows = [
         (
             *(pair.file_type, str(pair.n_threads)),
-            *(f"{_rate(pair.ours, n)} / {_rate(pair.stock, n)} = {pair.ratio(n):.2f}" for n in ROWS),
+            *(f"{median(pair.ours[n]):.3g} / {median(pair.stock[n]):.3g} = {pair.ratio(n):.2f}" for n in ROWS),
             f"{pair.share:.0%} of {pair.read_bytes_per_s / 1e9:.1f} GB/s" if pair.share else "",
         )
         for pair in pairs
     ]
     whole = [f"{pair.cpu}; {pair.compiler}; {pair.created[:10]}" for pair in pairs]
     return columns, [*rows, *((where_, *[""] * (len(columns) - 1)) for where_ in dict.fromkeys(whole))]
-
-
-def _rate(rates: Rates, n_rows: int) -> str:
-    return f"{median(rates[n_rows]):.3g}"

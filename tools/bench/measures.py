@@ -53,11 +53,6 @@ class Answer:
         return self.arrivals_s[0] - self.sent_s
 
     @property
-    def gaps_s(self) -> list[float]:
-        """The times between consecutive token events."""
-        return [after - before for before, after in pairwise(self.arrivals_s)]
-
-    @property
     def tokens_per_s(self) -> float:
         """The rate of the tokens after the first."""
         return per_s(self.n_tokens - 1, self.ended_s - self.arrivals_s[0])
@@ -68,14 +63,10 @@ def per_s(count: float, seconds: float) -> float:
     return count / seconds if seconds > 0 else 0.0
 
 
-def whole_s(answers: Sequence[Answer]) -> float:
-    """The time from the first request to the last token."""
-    return max(answer.ended_s for answer in answers) - min(answer.sent_s for answer in answers)
-
-
 def whole_rate(answers: Sequence[Answer]) -> float:
-    """All tokens by that time."""
-    return per_s(sum(answer.n_tokens for answer in answers), whole_s(answers))
+    """All tokens by the time from the first request to the last token."""
+    whole_s = max(answer.ended_s for answer in answers) - min(answer.sent_s for answer in answers)
+    return per_s(sum(answer.n_tokens for answer in answers), whole_s)
 
 
 def percentile(values: Iterable[float], percent: int) -> float:
@@ -87,8 +78,8 @@ def percentile(values: Iterable[float], percent: int) -> float:
 
 
 def gaps_of(answers: Iterable[Answer]) -> list[float]:
-    """All of them, in no order that matters."""
-    return [gap for answer in answers for gap in answer.gaps_s]
+    """The times between consecutive token events, in no order that matters."""
+    return [after - before for answer in answers for before, after in pairwise(answer.arrivals_s)]
 
 
 Answers = Sequence[Answer]
@@ -196,11 +187,6 @@ def computed_by_new(bound: Bound, *, n_conversations: int) -> Measure:
         return per_s(_computed(answers), n_new)
 
     return Measure("computed by new", "×", of, bound)
-
-
-def numbers_of(measures: Iterable[Measure], answers: Answers) -> dict[str, float]:
-    """The numbers by the measure's name."""
-    return {measure.name: measure.of(answers) for measure in measures}
 
 
 USUAL: tuple[Measure, ...] = (

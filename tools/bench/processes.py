@@ -1,4 +1,4 @@
-"""The data of the kernel about processes: their memory, processor time and children.
+"""The data of the kernel about processes: their memory and processor time.
 
 Runs on whichever thread calls.
 """
@@ -37,10 +37,3 @@ def cpu_s(pids: Iterable[int]) -> float:
             times = psutil.Process(pid).cpu_times()
             seconds += times.user + times.system
     return seconds
-
-
-def children(pid: int) -> list[int]:
-    """The processes that it started and that are still there, oldest first."""
-    with suppress(psutil.NoSuchProcess):
-        return sorted(child.pid for child in psutil.Process(pid).children())
-    return []

@@ -306,9 +306,6 @@ def _drawing(peer: Chain, rows: Rows) -> Draw:
     return lambda row: peer.sample_output(context, rows.indexes[row])
 
 
-# ── the clock ────────────────────────────────────────────────────────────────────────────────────
-
-
 def _medians_us(draws: Sequence[Draw], logits: Sequence[Logits], n_rounds: int) -> list[float]:
     """Each draw's median over all rows and rounds. They take turns, so that a busy moment hits all of them alike."""
     times_ns: list[list[int]] = [[] for _ in draws]

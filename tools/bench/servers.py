@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from client.child import START_S, end, free_port, without_settings
 from tools.bench.dialects import Dialect, LlamaServer, Ours
 from tools.bench.exchange import Address, NotReached, ask_once
-from tools.bench.processes import children
 from tools.bench.sides import Part, ServedSide
 from worker.errors import WorkerError
 
@@ -111,8 +111,8 @@ async def served(plan: Plan, part: Part, logs: Path) -> AsyncIterator[ServedSide
                 raise NotStarted(f"{plan.name} was not ready ({process.poll()}): {words or 'it said nothing'}")
             await asyncio.sleep(_LOOK_EVERY_S)
         # Our front has its engine for a child; llama-server is one process.
-        engines = children(process.pid)
-        pids = {"front": process.pid, "engine": engines[0]} if engines else {"server": process.pid}
+        engines = psutil.Process(process.pid).children()
+        pids = {"front": process.pid, "engine": engines[0].pid} if engines else {"server": process.pid}
         yield await _side(plan, part, address, pids)
     finally:
         await asyncio.to_thread(end, process)

@@ -16,7 +16,7 @@ import msgspec
 
 from tools.bench.dialects import Dialect, answer_of
 from tools.bench.exchange import Address, Connection, Exchange, connect
-from tools.bench.measures import Answer, Ask, Bound, Measure, numbers_of, per_s
+from tools.bench.measures import Answer, Ask, Bound, Measure, per_s
 from tools.bench.processes import cpu_s
 from tools.bench.scenarios import LLAMA_BENCH, Role, Scenario
 
@@ -101,7 +101,7 @@ class ServedSide:
         if errors:
             return Turn(numbers={}, n_asked=len(asks), n_failed=len(errors), error=errors[0])
         return Turn(
-            numbers=numbers_of(scenario.measures, answers),
+            numbers={measure.name: measure.of(answers) for measure in scenario.measures},
             n_asked=len(asks),
             per_cpu_s=per_s(sum(answer.n_prompt + answer.n_tokens for answer in answers), spent_s),
         )

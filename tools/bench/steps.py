@@ -22,7 +22,7 @@ from worker.config.engine_settings import Configure
 from worker.config.settings import Settings
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.engine.sequence import Queued, Sequence, State
+from worker.engine.sequence import Queued, State
 from worker.llama.runner import LlamaRunner
 from worker.models.loading.load import load_model
 from worker.wire.encoding import encode_frame
@@ -116,7 +116,8 @@ def timed_round(rules: EngineConfig, runner: LlamaRunner, n_streams: int, seed: 
         n_tokens = n_streams * _N_PROMPT + _N_TOKENS
         submit = Submit(job=job, prompt=tuple(prompt), sampling=structs.replace(sampling, max_tokens=n_tokens))
         engine.submit(Queued(submit, prompt))
-    while any(one.state is not State.DECODE for one in _all_of(engine)):
+    scheduler = engine.scheduler
+    while any(one.state is not State.DECODE for one in (*scheduler.waiting, *scheduler.running.values())):
         engine.step()
     decoding_s, began_s = runner.context.decoding_s, time.perf_counter()
     for _ in range(_N_TOKENS):
@@ -128,10 +129,6 @@ def timed_round(rules: EngineConfig, runner: LlamaRunner, n_streams: int, seed: 
     while engine.prefix_cache.evict(()):
         pass
     return taken_s / _N_TOKENS, decoding_s / _N_TOKENS
-
-
-def _all_of(engine: Engine) -> list[Sequence]:
-    return [*engine.scheduler.waiting, *engine.scheduler.running.values()]
 
 
 def encode(frame: Outbound) -> None:

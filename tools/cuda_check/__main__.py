@@ -46,13 +46,30 @@ def main() -> None:
 @click.option("--tools", type=_FOLDER, help="Where llama-server and llama.cpp's benchmarks of that build are.")
 @click.option("--wheel", type=_FILE, help="The build of llama.cpp that is used, for the report.")
 @click.option("--build-s", type=float, default=0.0, help="How long building it took.")
-def run(names: tuple[str, ...], out: Path, *, wheel: Path | None, build_s: float, **options: Any) -> None:
+def run(
+    names: tuple[str, ...],
+    out: Path,
+    *,
+    work: Path,
+    tools: Path | None,
+    wheel: Path | None,
+    build_s: float,
+    **options: Any,
+) -> None:
     """Run the steps that are named, or all that have not passed; write the report, and go on with one that was broken
     off. Without the device no other step runs.
 
     Exit 1 when a step of the report has failed.
     """
-    asked = _asked(out=out.absolute(), **options)
+    small, shape = options.pop("small"), options.pop("shape")
+    asked = Asked(
+        work=str(work.absolute()),
+        out=str(out.absolute()),
+        tools=str(tools.absolute()) if tools else None,
+        shape="tiny" if small else shape,
+        is_small=small,
+        **options,
+    )
     out.mkdir(parents=True, exist_ok=True)
     report = _begun(out / REPORT, Report.new(asked.device, is_small=asked.is_small, wheel=wheel))
     passed = [step.name for step in report.steps if step.outcome == "passed"]
@@ -97,17 +114,6 @@ def step(name: str, asked: str, result: Path) -> None:
     except (StepFailedError, WorkerError) as error:
         sys.exit(str(error))
     result.write_bytes(msgspec.json.encode(found))
-
-
-def _asked(*, work: Path, out: Path, shape: str, small: bool, tools: Path | None, **others: Any) -> Asked:
-    return Asked(
-        work=str(work.absolute()),
-        out=str(out),
-        tools=str(tools.absolute()) if tools else None,
-        shape="tiny" if small else shape,
-        is_small=small,
-        **others,
-    )
 
 
 def _begun(path: Path, new: Report) -> Report:

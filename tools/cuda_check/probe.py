@@ -55,17 +55,7 @@ class Sizes:
 
 
 USUAL = Sizes()
-SMALL = Sizes(
-    n_cells=1024,
-    prompts=(16, 32),
-    widths=(1, 2, 9),
-    switched=(2,),
-    dead=(256,),
-    beside_dead=(1,),
-    copied=(40,),
-    n_generated=4,
-    n_steps=3,
-)
+SMALL = Sizes(1024, (16, 32), (1, 2, 9), (2,), (256,), (1,), (40,), n_generated=4, n_steps=3)
 """The sizes for testing the round."""
 
 
@@ -90,11 +80,9 @@ def probe(model: Path, device: str, sizes: Sizes) -> Iterator[Figure]:
     settings = Settings(device=device, parallel=N_SLOTS, ctx_size=sizes.n_cells)
     began_s = time.perf_counter()
     loaded = load_runner(configure(settings, model), lambda _: None)
-    load_s = time.perf_counter() - began_s
+    load = Figure(what="load", value=time.perf_counter() - began_s, unit="s")
     try:
-        for figure in chain(
-            [Figure(what="load", value=load_s, unit="s")], _facts(loaded), _parts(loaded.runner, sizes)
-        ):
+        for figure in chain([load], _facts(loaded), _parts(loaded.runner, sizes)):
             yield msgspec.structs.replace(figure, model=model.name)
     finally:
         loaded.runner.close()
@@ -108,8 +96,7 @@ def _facts(loaded: LoadedRunner) -> Iterator[Figure]:
     yield _ms("change of width there and back, as the warm-up has it", shapes.switch_s)
     for width, filled in shapes.padded_widths:
         yield Figure(what=f"rows of a step of {width}, filled up", value=filled)
-    if shapes.retention is not None:
-        yield Figure(what="cells of finished jobs that may stay", value=shapes.retention.max_dead_cells)
+    yield Figure(what="cells of finished jobs that may stay", value=shapes.retention.max_dead_cells)
 
 
 def _parts(runner: LlamaRunner, sizes: Sizes) -> Iterator[Figure]:

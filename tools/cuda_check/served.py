@@ -72,18 +72,13 @@ def serve(
     asked = Asked(
         model=str(model),
         models_dir=model.parent,
-        catalog=None,
         rounds=n_rounds,
         scenarios=scenarios,
         ctx_size=_N_CELLS,
         parallel=N_STREAMS,
         threads=min(_MAX_THREADS, cpu_quota()),
         worker_flags=["--device", device],
-        url=None,
-        api_key=None,
-        peers=(),
         peer_binary=peers / LLAMA_SERVER,
-        our_flags_binary=None,
         llama_bench=peers / LLAMA_BENCH,
         llama_batched_bench=peers / LLAMA_BATCHED_BENCH,
     )

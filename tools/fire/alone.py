@@ -33,10 +33,6 @@ class Store:
     def close(self) -> None:
         self._base.close()
 
-    def __len__(self) -> int:
-        (n,) = self._base.execute("SELECT count(*) FROM alone").fetchone()
-        return int(n)
-
     def get(self, model: Name, digest: str) -> Answer | None:
         key = (model, digest)
         row = self._base.execute("SELECT answer FROM alone WHERE model = ? AND digest = ?", key).fetchone()

@@ -3,7 +3,6 @@
 Pure.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -60,7 +59,7 @@ def answer_of(ask: Ask, status: int, body: bytes) -> Answer:
         return Answer(status=status, body=_scrubbed(msgspec.json.decode(body)) if body else None)
     answer = Answer(status=status)
     reader = {EXECUTE: _job, COMPLETIONS: _chunk, CHAT: _chunk, RESPONSES: _response, MESSAGES: _message}[ask.path]
-    for data in _events(body):
+    for data in filter(None, map(data_of, Frames().feed(body))):
         if answer.n_endings:
             raise ValueError(f"{data[:80]!r} follows the end")
         if data == DONE:
@@ -84,12 +83,8 @@ def excesses(answer: Answer, alone: Answer) -> list[str]:
     """The parts of an answer that broke off which the one alone does not begin with."""
     found = [name for name, value in answer.fixed.items() if alone.fixed.get(name) != value]
     found += [name for name, text in answer.texts.items() if not alone.texts.get(name, "").startswith(text)]
-    found += [name for name, items in answer.lists.items() if not _is_prefix(items, alone.lists.get(name, []))]
+    found += [name for name, items in answer.lists.items() if items != alone.lists.get(name, [])[: len(items)]]
     return found
-
-
-def _is_prefix(items: list[Any], whole: list[Any]) -> bool:
-    return items == whole[: len(items)]
 
 
 def _shown(value: object, alone: object) -> str:
@@ -102,10 +97,6 @@ def _shown(value: object, alone: object) -> str:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 300 else f"{text[:300]}…"
-
-
-def _events(body: bytes) -> Iterator[bytes]:
-    return filter(None, map(data_of, Frames().feed(body)))
 
 
 def _scrubbed(value: Any) -> Any:

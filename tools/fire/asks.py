@@ -76,8 +76,6 @@ class Asks:
         self._seen.append(self._rng.choice(kinds)())
         return self._seen[-1]
 
-    # ── texts ────────────────────────────────────────────────────────────────────────────────────
-
     def _words(self, n: int) -> str:
         return " ".join(self._rng.choices(TABLE["words"], k=n))
 
@@ -95,8 +93,6 @@ class Asks:
                 {"role": "user", "content": self._words(self._rng.randint(1, 12))},
             ]
         return turns
-
-    # ── fields ───────────────────────────────────────────────────────────────────────────────────
 
     def _has(self, share: float = _SHARE) -> bool:
         return self._rng.random() < share
@@ -165,8 +161,6 @@ class Asks:
             return {}
         options = [{}, {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}]
         return {"stream": True, "stream_options": self._rng.choice(options)}
-
-    # ── routes ───────────────────────────────────────────────────────────────────────────────────
 
     def _execute(self) -> Ask:
         source: Json = {"messages": self._turns()} if self._has(0.2) else {"prompt": self._prompt()}

@@ -1,6 +1,5 @@
 """Models of the size of a test's for traces: random weights, so that each token depends on all before it."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -46,7 +45,7 @@ def model(folder: Path, name: Name, *, seed: int = 1) -> Path:
 
 
 def _tokens() -> list[str]:
-    tokens = ["<unk>", "<s>", "</s>", *_BYTES, *_spelled(_LETTERS)]
+    tokens = ["<unk>", "<s>", "</s>", *_BYTES, *_LETTERS.replace(" ", "▁")]
     n_more = -(len(tokens) + len(_CONTROLS) + len(MARKS)) % _MULTIPLE
     words = [f"{a}{b}" for a in "xyz" for b in "abcdefgh"][:n_more]
     return [*tokens, *words, *_CONTROLS, *MARKS]
@@ -66,7 +65,3 @@ def _tokenizer() -> dict[str, Value]:
         "tokenizer.ggml.add_bos_token": True,
         "tokenizer.chat_template": TEMPLATE,
     }
-
-
-def _spelled(letters: Iterable[str]) -> list[str]:
-    return [letter.replace(" ", "▁") for letter in letters]

@@ -7,6 +7,7 @@ run takes minutes for every image, later ones build what has changed. Exit 1 whe
 it fails, when an image that was named cannot be tried here, and when none could be; 2 for an image that there is not.
 """
 
+import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable
 from inspect import getmembers, isfunction
@@ -18,7 +19,7 @@ from platformdirs import user_cache_path
 from tools.images import contents, hosts, life, lint
 from tools.images.building import Built, build
 from tools.images.images import IMAGES, Image
-from tools.images.store import Skipped, Store, missing_programs
+from tools.images.store import Skipped, Store
 from tools.markdown import table
 
 Row = tuple[str, str, str, str]
@@ -30,7 +31,7 @@ _Subject = TypeVar("_Subject")
 def main(names: list[str]) -> int:
     if unknown := [name for name in names if name not in IMAGES]:
         return _say(f"there is no image {unknown[0]}: images are {', '.join(IMAGES)}", 2)
-    if missing := missing_programs(["podman", "buildah"]):
+    if missing := [name for name in ("podman", "buildah") if shutil.which(name) is None]:
         return _say(f"{' and '.join(missing)} must be installed", 1)
     store = Store(user_cache_path("llorch-worker") / "images")
     built: dict[str, Built] = {}

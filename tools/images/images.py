@@ -10,7 +10,6 @@ from typing import Literal
 
 from tools import CHECKOUT
 
-REPOSITORY = "llorch-worker"
 _BASE = re.compile(r"^ARG (BASE|TOOLKIT)=(\S+)$", re.MULTILINE)
 
 
@@ -41,7 +40,7 @@ class Image:
 
     @property
     def tag(self) -> str:
-        return f"{REPOSITORY}:{self.name}"
+        return f"llorch-worker:{self.name}"
 
     @property
     def dockerfile(self) -> Path:

@@ -7,7 +7,7 @@ import os
 import resource
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -73,10 +73,6 @@ class Store:
 def last_lines(text: str, n: int = 12) -> str:
     """The last lines of a program, on one line."""
     return " | ".join(line.strip() for line in text.strip().splitlines()[-n:])
-
-
-def missing_programs(names: Sequence[str]) -> list[str]:
-    return [name for name in names if shutil.which(name) is None]
 
 
 def _containers_conf() -> str:

@@ -27,12 +27,8 @@ def codes(texts: list[str] | tuple[str, ...]) -> str:
     return ", ".join(map(code, texts))
 
 
-def linked(text: str) -> str:
-    """The text, in which pages named as code names them are links from docs/reference."""
-    return _PAGE.sub(r"[\1](../\1)", text)
-
-
 def sentence(text: str) -> str:
     """The text on one line, with links, flags as code, and no mark that a table or Markdown would read."""
     line = " ".join(text.split())
-    return linked(_FLAG.sub(r"`\g<0>`", line.replace("<", "&lt;").replace("*", "\\*")))
+    coded = _FLAG.sub(r"`\g<0>`", line.replace("<", "&lt;").replace("*", "\\*"))
+    return _PAGE.sub(r"[\1](../\1)", coded)

@@ -19,20 +19,12 @@ def asked(tmp_path: Path) -> Asked:
     return Asked(
         model=str(model),
         models_dir=tmp_path,
-        catalog=None,
-        rounds=None,
-        scenarios=(),
         ctx_size=16_384,
         parallel=16,
         threads=2,
         worker_flags=["--itl-target-ms", "0"],
-        url=None,
-        api_key=None,
-        peers=(),
         peer_binary=binary,
         our_flags_binary=binary,
-        llama_bench=None,
-        llama_batched_bench=None,
     )
 
 

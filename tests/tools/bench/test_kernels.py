@@ -38,12 +38,13 @@ class Bench:
         self.ours, self.stock = program(folder / "ours", factor), program(folder / "stock", 1.0)
         self.model = folder / "m.gguf"
         self.model.write_bytes(b"GGUF")
+        (folder / "models").mkdir()
         for name in ("Q4_K_M", "Q8_0"):
-            (folder / f"m.as-{name}.gguf").write_bytes(bytes(1000))
+            (folder / "models" / f"m.as-{name}.gguf").write_bytes(bytes(1000))
 
     def run(self, *arguments: str) -> int:
         programs = ("--ours", str(self.ours), "--stock", str(self.stock), "--compiler", "a compiler")
-        places = ("--model", str(self.model), "--made", str(self.folder), "--out", str(self.folder))
+        places = ("--model", str(self.model), "--out", str(self.folder))
         return run(["kernels", *programs, *places, "--threads", "1", "--rounds", "2", *arguments])
 
 
