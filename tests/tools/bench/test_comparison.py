@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.bench.measures import Ask, Bound, Measure, at_least, at_most, stream_rate, total_rate
+from tools.bench.measures import Ask, Bound, Measure, at_least, at_most, stream_rate
 from tools.bench.prompts import Prompts
 from tools.bench.report import Line, Played, Spread, failures_of, lines_of
 from tools.bench.scenarios import SCENARIOS, Scenario
@@ -25,7 +25,6 @@ class FakeSide:
     name: str
     values: Sequence[float | None]
     part: Part = "judged"
-    per_cpu_s: float = 0.0
     pids: Sequence[int] = ()
     n_turns: int = 0
 
@@ -41,7 +40,7 @@ class FakeSide:
         if value is None:
             return Turn(numbers={}, n_asked=4, n_failed=1, error="the stream was cut")
         numbers = {measure.name: value for measure in scenario.measures}
-        return Turn(numbers=numbers, n_asked=4, per_cpu_s=self.per_cpu_s)
+        return Turn(numbers=numbers, n_asked=4)
 
 
 def scenario(bound: Bound | None = None) -> Scenario:
@@ -71,10 +70,7 @@ def test_only_rounds_in_which_both_have_a_number_make_a_ratio(
     pairs = [(one, other) for one, other in zip(ours, theirs, strict=True) if one is not None and other is not None]
     line = headline(ours, theirs)
     assert line.ours == tuple(value for value in ours if value is not None)
-    if pairs:
-        assert line.ratio == Spread.of([one / other for one, other in pairs])
-    else:
-        assert line.ratio is None
+    assert line.ratio == (Spread.of([one / other for one, other in pairs]) if pairs else None)
 
 
 @pytest.mark.parametrize(
@@ -105,27 +101,11 @@ def test_a_peer_that_failed_everywhere_or_is_only_shown_and_no_peer_prove_nothin
     assert (line.ours, line.peer, line.bound, line.verdict) == ((3.0,), None, "", "")
 
 
-def test_what_a_second_of_the_processors_yields_is_measured_for_both_sides() -> None:
-    sides = [FakeSide("ours", [1.0, 1.0], per_cpu_s=60.0), FakeSide("peer", [2.0, 2.0], per_cpu_s=50.0)]
-    line, *_ = lines_of(played(scenario(), sides))
-    assert (line.ours_per_cpu_s, line.theirs_per_cpu_s) == ((60.0, 60.0), (50.0, 50.0))
-
-
 @pytest.mark.parametrize(("limit", "verdict"), [(3.0, "holds"), (2.9, "MISSED")])
 def test_a_bound_of_the_value_is_judged_without_a_peer(limit: float, verdict: str) -> None:
     sides = [FakeSide("ours", [1.0, 3.0, 9.0])]
     line, *_ = lines_of(played(scenario(Bound("at most", limit, "value")), sides))
     assert (line.peer, line.verdict) == (None, verdict)
-
-
-def test_every_measure_has_a_line_for_each_peer() -> None:
-    one = replace(SCENARIOS[0], own=(stream_rate(), total_rate()))
-    sides = [FakeSide(name, [1.0]) for name in ("ours", "peer", "other")]
-    lines = lines_of(played(one, sides))
-    assert [(line.measure, line.peer) for line in lines] == [
-        (measure.name, peer) for measure in one.measures for peer in ("peer", "other")
-    ]
-    assert [line.is_own for line in lines] == [measure in one.own for measure in one.measures for _ in range(2)]
 
 
 def test_failures_are_counted_by_side_with_their_first_words() -> None:

@@ -1,10 +1,7 @@
 """One side's part of a round: the numbers of a server under load, or of llama-bench; or what went wrong."""
 
 import asyncio
-import os
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +9,16 @@ import pytest
 
 from tests.tools.bench.stand_in import stand_in
 from tools.bench.measures import Ask, at_least, stream_rate
-from tools.bench.scenarios import LARGE, LLAMA_BATCHED_BENCH, LLAMA_BENCH, ON_GPU, SCENARIOS, Scenario
+from tools.bench.scenarios import LLAMA_BATCHED_BENCH, LLAMA_BENCH, SCENARIOS
 from tools.bench.sides import Part, Tool, Turn, plays
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 ASKS = [Ask(prompt="a b", n_tokens=5, phase=phase) for phase in range(3)]
 
 
-def turn(manner: dict[str, Any], asks: Sequence[Ask] = ASKS, scenario: Scenario = SCENARIOS[0]) -> Turn:
+def turn(manner: dict[str, Any]) -> Turn:
     with stand_in(**manner) as server:
-        return asyncio.run(server.as_side().turn(scenario, asks))
-
-
-# ── a server ─────────────────────────────────────────────────────────────────────────────────────
+        return asyncio.run(server.as_side().turn(SCENARIOS[0], ASKS))
 
 
 def test_a_turn_has_every_number_of_its_scenario() -> None:
@@ -50,15 +44,6 @@ def test_a_turn_in_which_anything_failed_has_no_number(manner: dict[str, Any], s
     assert said in found.error
 
 
-def test_a_turn_has_what_a_second_of_the_processors_yielded() -> None:
-    """The stand-in counts a prompt's words. It is this process, so that its processor time is not nothing."""
-    with stand_in() as server:
-        known = replace(server.as_side(), processes={"server": os.getpid()})
-        found = asyncio.run(known.turn(SCENARIOS[0], ASKS * 20))
-    assert 10 < found.per_cpu_s < 1_000_000
-    assert turn({}).per_cpu_s == 0.0
-
-
 WITHOUT_DRAFTS = {"late-prompt", "late-prompt-real", *(name for name in BY_NAME if name.endswith("-no-drafts"))}
 
 
@@ -81,9 +66,6 @@ def test_a_peer_has_the_bound_of_its_part() -> None:
     with stand_in() as server:
         bounds = [server.as_side(part).bound(both) for part in parts]
     assert bounds == [at_least(1.6), at_least(1.0), None, None]
-
-
-# ── llama.cpp's own benchmarks ───────────────────────────────────────────────────────────────────
 
 
 def tool(folder: Path, name: str, script: str) -> Tool:
@@ -120,12 +102,3 @@ def test_a_benchmark_that_fails_is_a_failed_turn(tmp_path: Path, script: str, st
     found = asyncio.run(tool(tmp_path, LLAMA_BENCH, script).turn(SCENARIOS[0], ASKS))
     error = f"llama-bench ended with {status} and 0 lines of numbers"
     assert (dict(found.numbers), found.n_failed, found.error) == ({}, 1, error)
-
-
-def test_benchmarks_play_streams_without_drafts() -> None:
-    for scenarios in (SCENARIOS, LARGE):
-        played = [one.name for one in scenarios if one.tool == LLAMA_BENCH]
-        assert played == ["1-stream-no-drafts", "1-stream-real-no-drafts"]
-    played = [one.name for one in ON_GPU if one.tool == LLAMA_BATCHED_BENCH]
-    numbers = ("4-streams", "8-streams", "16-streams", "8-streams-real", "32-streams")
-    assert played == [f"{number}-no-drafts" for number in numbers]

@@ -19,10 +19,6 @@ def test_a_step_is_llama_decode_and_the_rest(tmp_path: Path, capsys: pytest.Capt
         step_ms, decode_ms, rest_us = (float(cell.split()[0]) for cell in (step, decode, rest))
         assert step_ms > decode_ms > 0
         assert rest_us == pytest.approx(1e3 * (step_ms - decode_ms), abs=11)
-        # The times are shown in hundredths of a millisecond, and the steps of such a small model have few of them.
-        least = (rest_us - 0.5) / (decode_ms + 0.005) / 10
-        most = (rest_us + 0.5) / (decode_ms - 0.005) / 10
-        assert least - 0.051 <= float(share.rstrip("%")) <= most + 0.051
         assert verdict == ("ok" if float(share.rstrip("%")) <= float(bound.rstrip("%")) else "MISSED")
 
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parity.bundle import proof_of, write
+from parity.provenance import this_machine
 from tests.gguf_files import tiny_model
 from tests.llama.tiny import write_tiny
 from tests.parity.reports import BROKEN, FAILED, HOLDS, NOT_A_NUMBER, level, levels, report
-from tests.tools.bench import made_report
-from tools.bench.report import Line, Spread
+from tools.bench.report import Circumstances, Line, Spread
 from tools.bench.report import Report as BenchReport
 from tools.bench.scenarios import ON_GPU
 from tools.bench.servers import LLAMA_SERVER, OURS
@@ -83,9 +83,6 @@ def test_a_page_has_every_step_figure_and_failure() -> None:
     assert "| x.gguf | KL | 0.001 nats | ≤ 0.0001 | MISSED |" in text
 
 
-# ── a certificate ────────────────────────────────────────────────────────────────────────────────
-
-
 def test_every_judged_number_of_a_certificate_is_a_figure_and_each_failure_is_named(tmp_path: Path) -> None:
     made = report(levels(logits=level("logits", HOLDS, BROKEN, NOT_A_NUMBER), checkpoints=FAILED))
     figures = certified(made)
@@ -109,7 +106,38 @@ def test_a_worker_that_is_not_covered_is_reported_with_each_difference(tmp_path:
     assert any(one.startswith("llama_cpp_sha256: ") for one in found)
 
 
-# ── served rounds ────────────────────────────────────────────────────────────────────────────────
+CIRCUMSTANCES = Circumstances(
+    created="2026-01-02T03:04:05Z",
+    model="tiny.gguf",
+    machine=this_machine(2),
+    versions={},
+    commands={},
+    n_rounds=3,
+    seed=7,
+)
+
+
+def bench_line(**changes: object) -> Line:
+    fields: dict[str, object] = {
+        "scenario": "1-stream",
+        "title": "1 stream, 64 / 96",
+        "text": "random words",
+        "has_drafts": True,
+        "measure": "decode",
+        "is_own": True,
+        "unit": "tokens/s",
+        "peer": "llama-server",
+        "is_beside": False,
+        "ours": (150.0, 152.0, 151.0),
+        "theirs": (150.0, 150.0, 149.0),
+        "ratio": Spread(1.0, 1.01, 1.02),
+        "bound": "≥ 0.98",
+        "verdict": "holds",
+        "ours_per_cpu_s": (60.0, 61.0, 62.0),
+        "theirs_per_cpu_s": (50.0,),
+        **changes,
+    }
+    return Line(**fields)  # type: ignore[arg-type] # the fields above are a line's
 
 
 def line_of(target: Target, value: float) -> Line:
@@ -117,11 +145,11 @@ def line_of(target: Target, value: float) -> Line:
     ratio = Spread.of([value]) if target.peer else None
     theirs = (1.0,) if target.peer else ()
     changes = {"title": target.scenario, "ours": (value,), "theirs": theirs, "ratio": ratio}
-    return made_report.line(scenario=target.scenario, peer=target.peer, **changes)
+    return bench_line(scenario=target.scenario, peer=target.peer, **changes)
 
 
 def report_of(lines: Sequence[Line], *failures: str) -> BenchReport:
-    return replace(made_report.report(), lines=lines, failures=failures)
+    return BenchReport(circumstances=CIRCUMSTANCES, lines=lines, failures=failures, resident=[])
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -140,7 +168,7 @@ def test_a_target_is_missed_by_name_beyond_its_number_or_without_one(target: Tar
 
 
 def test_each_sides_number_is_reported_once_as_its_median_and_every_scenario_has_a_target() -> None:
-    lines = [made_report.line(peer=peer) for peer in (LLAMA_SERVER, "other")]
+    lines = [bench_line(peer=peer) for peer in (LLAMA_SERVER, "other")]
     figures = served.figures_of(report_of(lines))
     told = {figure.what: figure.value for figure in figures if figure.unit == "tokens/s"}
     title = "1 stream, 64 / 96: decode, "

@@ -83,9 +83,6 @@ def test_a_request_that_fails_alone_fails_in_traffic() -> None:
     assert found(EVENTS, alone=failing)
 
 
-# ── without the answer alone ─────────────────────────────────────────────────────────────────────
-
-
 def lacking(events: list[dict[str, object]], fate: Fate = None, *, broken: str = "", status: int = 200) -> list[str]:
     whole = body(EXECUTE, events) if status == 200 else msgspec.json.encode({"code": "x"})
     return unanswered(Run([Outcome(0, Act(0, 0, fate), ASK, status, whole, broken)]))
