@@ -49,20 +49,14 @@ def test_the_links_of_a_workflows_wheel_lead_to_files_of_its_commit() -> None:
     assert all((CHECKOUT / path).exists() for path in paths.values())
 
 
-@pytest.mark.parametrize("in_a_workflow", [True, False])
-def test_the_wheels_metadata_has_those_links(
-    in_a_workflow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wheels_metadata_has_those_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in WORKFLOW.items():
-        monkeypatch.setenv(name, value) if in_a_workflow else monkeypatch.delenv(name, raising=False)
-    information = tmp_path / "llorch_worker-0.1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Name: llorch-worker\nVersion: 0.1.0\nLicense-Expression: MIT\n\n# Text\n")
-    (information / "WHEEL").write_text("Root-Is-Purelib: true\nTag: py3-none-any\n")
-    describe(information, PINNED_VERSION, "", [])
-    metadata = HeaderParser().parsestr((information / "METADATA").read_text())
-    wanted = links(WORKFLOW) if in_a_workflow else {}
-    assert metadata.get_all("Project-URL", []) == [f"{label}, {url}" for label, url in wanted.items()]
+        monkeypatch.setenv(name, value)
+    (tmp_path / "METADATA").write_text("Name: llorch-worker\nVersion: 0.1.0\nLicense-Expression: MIT\n\n# Text\n")
+    (tmp_path / "WHEEL").write_text("Root-Is-Purelib: true\nTag: py3-none-any\n")
+    describe(tmp_path, PINNED_VERSION, "", [])
+    metadata = HeaderParser().parsestr((tmp_path / "METADATA").read_text())
+    assert metadata.get_all("Project-URL", []) == [f"{label}, {url}" for label, url in links(WORKFLOW).items()]
     assert metadata.get_payload() == "# Text\n"
 
 

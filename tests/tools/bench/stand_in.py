@@ -1,14 +1,10 @@
 """A small loopback server that speaks both dialects as its manner says: whole answers, cut ones, refusals."""
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import ThreadingHTTPServer
 from typing import Any
 
-from tests.loopback import QuietHandler
+from tests.loopback import LoopbackServer, QuietHandler
 from tools.bench.dialects import LlamaServer
 from tools.bench.exchange import Address
 from tools.bench.sides import Part, ServedSide
@@ -29,64 +25,42 @@ class Manner:
     is_ready: bool = True
 
 
-class StandIn(ThreadingHTTPServer):
+class StandIn(LoopbackServer):
     """`jobs` grows with every request."""
 
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, manner: Manner) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.manner = manner
+    def __init__(self, **manner: Any) -> None:
         self.jobs: list[Event] = []
-
-    @property
-    def address(self) -> Address:
-        return Address("127.0.0.1", self.server_address[1])
+        super().__init__(type("_Handler", (_Handler,), {"manner": Manner(**manner), "jobs": self.jobs}))
 
     def as_side(self, part: Part = "ours") -> ServedSide:
-        return ServedSide("stand-in", part, self.address, LlamaServer())
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that leaves early is no error here."""
-
-
-@contextmanager
-def stand_in(**manner: Any) -> Iterator[StandIn]:
-    with StandIn(Manner(**manner)) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+        return ServedSide("stand-in", part, Address.of(self.url), LlamaServer())
 
 
 class _Handler(QuietHandler):
-    server: StandIn
+    manner: Manner
+    jobs: list[Event]
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         said = {"build_info": "b1-stand-in"} if self.path == "/props" else {}
-        self._plain(200 if self.server.manner.is_ready else 503, json.dumps(said).encode())
+        self._plain(200 if self.manner.is_ready else 503, json.dumps(said).encode())
 
     def do_POST(self) -> None:
         job = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.jobs.append(job)
-        if self.server.manner.status != 200:
-            self._plain(self.server.manner.status, b'{"code":"TEAPOT"}')
+        self.jobs.append(job)
+        if self.manner.status != 200:
+            self._plain(self.manner.status, b'{"code":"TEAPOT"}')
             return
         self.send_response(200)
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
         is_ours = "job_id" in job
-        n_tokens = job["max_tokens" if is_ours else "n_predict"] - self.server.manner.n_fewer
+        n_tokens = job["max_tokens" if is_ours else "n_predict"] - self.manner.n_fewer
         n_prompt = len(job["prompt"].split())
         if is_ours:
             self._send({"type": "started", "job_id": job["job_id"], "seed": 1, "prompt_tokens": n_prompt})
         for number in range(n_tokens):
-            if number == self.server.manner.cut_after:
+            if number == self.manner.cut_after:
                 self.close_connection = True
                 return
             ours = {"type": "token", "t": f" w{number}", "i": number}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.bench.stand_in import StandIn, stand_in
+from tests.tools.bench.stand_in import StandIn
 from tools.bench.__main__ import run
 from tools.bench.report import Report
 from tools.made_model import SHAPES, made_model
@@ -20,7 +20,7 @@ QUICK = ("1-stream", "again", "code-edit")
 
 def arguments(ours: StandIn, theirs: StandIn, *more: str) -> list[str]:
     names = [part for name in QUICK for part in ("--scenario", name)]
-    sides = ["--url", str(ours.address), "--peer", f"llama-server={theirs.address}"]
+    sides = ["--url", ours.url, "--peer", f"llama-server={theirs.url}"]
     return ["load", *sides, "--rounds", "2", *names, *more]
 
 
@@ -28,7 +28,7 @@ def test_both_sides_are_asked_the_same_and_the_exit_code_is_the_report_s_verdict
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "new" / "out"
-    with stand_in() as ours, stand_in() as theirs:
+    with StandIn() as ours, StandIn() as theirs:
         code = run(arguments(ours, theirs, "--out", str(folder), "--seed", "5"))
         prompts = [job["prompt"] for job in ours.jobs]
         assert sorted(prompts) == sorted(job["prompt"] for job in theirs.jobs)
@@ -47,12 +47,12 @@ def test_both_sides_are_asked_the_same_and_the_exit_code_is_the_report_s_verdict
 
 
 def test_requests_that_fail_are_named_and_a_server_that_is_not_ready_is(capsys: pytest.CaptureFixture[str]) -> None:
-    with stand_in() as ours, stand_in(status=500) as theirs:
+    with StandIn() as ours, StandIn(status=500) as theirs:
         assert run(arguments(ours, theirs)) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert "1-stream: 6 of 6 requests failed on llama-server, first: 500" in last
-    with stand_in(is_ready=False) as server:
-        assert run(["load", "--url", str(server.address)]) == 1
+    with StandIn(is_ready=False) as server:
+        assert run(["load", "--url", server.url]) == 1
     assert "is not ready (503)" in capsys.readouterr().err
 
 
@@ -69,8 +69,8 @@ def test_a_worker_is_started_measured_next_to_a_peer_and_stopped(
 ) -> None:
     sizes = ["--ctx-size", "2048", "--parallel", "4", "--threads", "1", "--rounds", "1"]
     names = ["--scenario", "1-stream", "--scenario", "again"]
-    with stand_in() as peer:
-        given = [*sizes, *names, "--model", str(shallow_model), "--peer", f"llama-server={peer.address}"]
+    with StandIn() as peer:
+        given = [*sizes, *names, "--model", str(shallow_model), "--peer", f"llama-server={peer.url}"]
         code = run(["load", *given, "--out", str(tmp_path)])
         jobs = list(peer.jobs)
     shown = capsys.readouterr()
@@ -88,8 +88,8 @@ def test_a_worker_is_started_measured_next_to_a_peer_and_stopped(
 def test_several_models_are_measured_one_after_another_each_with_a_report(tmp_path: Path) -> None:
     models = [made_model(tmp_path / name, SHAPES["tiny"]).rename(tmp_path / f"{name}.gguf") for name in ("one", "two")]
     given = [part for model in models for part in ("--model", str(model))]
-    with stand_in() as ours:
-        assert run(["load", "--url", str(ours.address), "--scenario", "1-stream", "--out", str(tmp_path), *given]) == 0
+    with StandIn() as ours:
+        assert run(["load", "--url", ours.url, "--scenario", "1-stream", "--out", str(tmp_path), *given]) == 0
     for model in models:
         report = json.loads((tmp_path / model.stem / "report.json").read_text())
         assert [line["verdict"] for line in report["lines"] if line["is_own"]] == [""]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools.bench.stand_in import stand_in
+from tests.tools.bench.stand_in import StandIn
 from tools.bench.measures import Ask, at_least, stream_rate
 from tools.bench.scenarios import LLAMA_BATCHED_BENCH, LLAMA_BENCH, SCENARIOS
 from tools.bench.sides import Part, Tool, Turn, plays
@@ -17,7 +17,7 @@ ASKS = [Ask(prompt="a b", n_tokens=5, phase=phase) for phase in range(3)]
 
 
 def turn(manner: dict[str, Any]) -> Turn:
-    with stand_in(**manner) as server:
+    with StandIn(**manner) as server:
         return asyncio.run(server.as_side().turn(SCENARIOS[0], ASKS))
 
 
@@ -63,7 +63,7 @@ def test_who_plays_what(part: Part, names: set[str]) -> None:
 def test_a_peer_has_the_bound_of_its_part() -> None:
     both = stream_rate(at_least(1.6), at_least(1.0))
     parts: tuple[Part, ...] = ("judged", "speculating", "beside", "ours")
-    with stand_in() as server:
+    with StandIn() as server:
         bounds = [server.as_side(part).bound(both) for part in parts]
     assert bounds == [at_least(1.6), at_least(1.0), None, None]
 

@@ -40,13 +40,19 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.process
-def test_a_step_reports_what_it_found_and_a_device_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_step_reports_what_it_found_and_what_it_lacks_is_one_line(tmp_path: Path) -> None:
     found = run_apart("device", asked(tmp_path), tmp_path, limit_s=PATIENCE_S)
     assert isinstance(found, Found)
     assert found.summary.startswith("CPU: ")
-    ended = run_apart("device", asked(tmp_path, "cuda:99"), tmp_path, limit_s=PATIENCE_S)
-    assert isinstance(ended, str)
-    assert "no such device: --device cuda:99" in ended
+    tiny = str(made_model(tmp_path, SHAPES["tiny"]))
+    for name, lacking, words in (
+        ("device", asked(tmp_path, "cuda:99"), "no such device: --device cuda:99"),
+        ("served", asked(tmp_path, model=tiny), "there are no peers: name the folder"),
+        ("certificate", asked(tmp_path, model=tiny), "there are no reference logits of"),
+    ):
+        ended = run_apart(name, lacking, tmp_path, limit_s=PATIENCE_S)
+        assert isinstance(ended, str)
+        assert words in ended
 
 
 @pytest.mark.model
@@ -88,18 +94,6 @@ def test_the_probe_times_every_part_with_both_models_and_keeps_each_figure_at_on
         parts = [values[f"step of {width}: {part}"] for part in ("submit", "wait", "draw")]
         assert all(part >= 0 for part in parts)
         assert parts[1] == pytest.approx(0, abs=1e-3), "a CPU is not waited for"
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("served", "there are no peers: name the folder"), ("certificate", "there are no reference logits of")],
-)
-def test_what_a_step_lacks_is_one_line(tmp_path: Path, name: str, words: str) -> None:
-    model = made_model(tmp_path, SHAPES["tiny"])
-    ended = run_apart(name, asked(tmp_path, model=str(model)), tmp_path, limit_s=PATIENCE_S)
-    assert isinstance(ended, str)
-    assert words in ended
 
 
 @pytest.mark.process

@@ -47,13 +47,10 @@ def test_a_leak_is_found_however_slow_it_is(factor: float) -> None:
     assert line.startswith("own_bytes of the engine grew by ")
 
 
-def test_memory_that_is_given_back_each_minute_is_no_growth_however_busy_the_minutes_become() -> None:
-    """The samples are ten seconds apart; the first of each minute follows a return."""
+def test_memory_that_is_given_back_is_no_growth_and_descriptors_threads_and_lost_answers_are_found() -> None:
+    # The samples are ten seconds apart; the first of each minute follows a return of memory.
     samples = [sample(n, 50 * MB + (0.1 * n * MB if (n + 1) % 6 else 0)) for n in range(N_SAMPLES)]
     assert grown(samples) == []
-
-
-def test_descriptors_threads_and_lost_answers_are_found_too() -> None:
     samples = [sample(n, n_descriptors=20 + n, n_threads=5 + n) for n in range(N_SAMPLES)]
     assert [line.split()[0] for line in grown(samples)] == ["n_descriptors", "n_threads"]
     assert grown([sample(n, n_descriptors=20 + n * MAX_MORE // N_SAMPLES) for n in range(N_SAMPLES)]) == []
