@@ -57,16 +57,10 @@ def test_the_name_of_a_job_is_on_the_wire_and_neither_it_nor_a_salt_is_in_the_di
     assert ask.digest == Ask(EXECUTE, ask.body | {"cache_salt": "b"}).digest
 
 
-def test_a_file_has_the_whole_trace(tmp_path: Path) -> None:
+def test_a_file_has_the_whole_trace_and_all_that_a_client_can_do_happens(tmp_path: Path) -> None:
     trace = draw(1, n_requests=60)
     assert trace.n_requests == 60
     assert read(saved(trace, tmp_path / "trace.json")) == trace == draw(1, n_requests=60)
-
-
-def test_all_that_a_client_can_do_happens() -> None:
     lives = [life for seed in range(20) for life in draw(seed).lives]
-    fates = {type(act.fate) for life in lives for act in life.acts}
-    assert fates == {Cut, Cancel, Pause, type(None)}
+    assert {type(act.fate) for life in lives for act in life.acts} == {Cut, Cancel, Pause, type(None)}
     assert any(life.kills_ms for life in lives)
-    assert {draw(seed).has_cache_dir for seed in range(20)} == {True, False}
-    assert {draw(seed).has_draft_model for seed in range(20)} == {True, False}

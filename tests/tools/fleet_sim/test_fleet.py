@@ -65,11 +65,6 @@ def test_every_request_ends_once_with_the_tokens_it_asked_for(policy: str) -> No
     assert fleet.result() == ran(sessions, policy).result(), "the same seed gives the same result"
 
 
-def test_with_one_worker_all_policies_are_the_same() -> None:
-    found = [ran(chats(), policy, n_workers=1).served for policy in POLICIES]
-    assert all(served == found[0] for served in found)
-
-
 def test_a_lone_request_takes_what_its_steps_cost() -> None:
     """The first 128 tokens of a prompt of 200 are one step, and the rest is the next."""
     (served,) = ran([alone(200, 3)]).served
@@ -92,12 +87,6 @@ def test_a_prompt_that_begins_as_another_did_costs_its_rest() -> None:
 def test_who_looks_at_the_prefix_finds_more_cached_than_round_robin(policy: str) -> None:
     blind, seeing = (ran(chats(), name).cached_share() for name in ("round-robin", policy))
     assert seeing > blind
-
-
-def test_more_workers_never_make_a_burst_slower() -> None:
-    burst = [alone(64, 16, number=number) for number in range(24)]
-    ends = [max(one.ended_s for one in ran(burst, "least-loaded", n_workers=n).served) for n in (1, 2, 4, 8)]
-    assert ends == sorted(ends, reverse=True)
 
 
 def test_a_session_that_no_worker_has_room_for_is_refused() -> None:
