@@ -265,7 +265,7 @@ def _cells(line: Line, beside: Iterable[Line | None]) -> Cells:
 
 
 def _measured(found: Circumstances) -> Iterator[Cells]:
-    """With what and where it was."""
+    """The machine, the model and the sides."""
     machine = found.machine
     yield "model", found.model
     yield "when", f"{found.created}, {found.n_rounds} rounds, seed {found.seed}"

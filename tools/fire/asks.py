@@ -21,7 +21,7 @@ EXECUTE, COMPLETIONS, CHAT = "/execute", "/v1/completions", "/v1/chat/completion
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 TABLE: Json = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-"""What is drawn from."""
+"""The values that are drawn."""
 _PLAIN: Json = {"type": "object", "properties": {"x": {"type": "integer"}}}
 _TOKENS = range(3, 300)
 _SHARE = 0.12
