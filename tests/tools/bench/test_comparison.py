@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tools.bench.measures import Ask, Bound, Measure, at_least, at_most, stream_rate
 from tools.bench.prompts import Prompts
-from tools.bench.report import Line, Played, Spread, failures_of, lines_of
+from tools.bench.report import Line, Played, Spread, lines_of
 from tools.bench.scenarios import SCENARIOS, Scenario
 from tools.bench.session import Rounds
 from tools.bench.sides import Part, Turn
@@ -106,10 +106,3 @@ def test_a_bound_of_the_value_is_judged_without_a_peer(limit: float, verdict: st
     sides = [FakeSide("ours", [1.0, 3.0, 9.0])]
     line, *_ = lines_of(played(scenario(Bound("at most", limit, "value")), sides))
     assert (line.peer, line.verdict) == (None, verdict)
-
-
-def test_failures_are_counted_by_side_with_their_first_words() -> None:
-    sides = [FakeSide("ours", [1.0, None, None]), FakeSide("peer", [1.0, 1.0, 1.0])]
-    assert list(failures_of(played(scenario(), sides))) == [
-        f"{SCENARIOS[0].name}: 2 of 12 requests failed on ours, first: the stream was cut"
-    ]
