@@ -15,8 +15,8 @@ from typing import Literal
 import pytest
 
 from tests.llama_source import build_files
+from tests.scripts import ROOT, program
 
-ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "build_llama.sh"
 
 
@@ -37,35 +37,42 @@ def flags(*arguments: str, **environment: str) -> list[str]:
     return shlex.split(run.stdout)
 
 
+def set_as_named(*found: str) -> dict[str, str]:
+    """The values of what CMake is given, by name."""
+    return dict(flag.removeprefix("-D").split("=", 1) for flag in found)
+
+
 @pytest.mark.parametrize(
-    ("backend", "switch"),
-    [("cuda", "-DGGML_CUDA=ON"), ("metal", "-DGGML_METAL=ON"), ("vulkan", "-DGGML_VULKAN=ON")],
+    ("arguments", "environment", "wanted"),
+    [
+        (("cuda",), {}, {"GGML_CUDA": "ON", "GGML_CUDA_NCCL": "OFF", "GGML_RPC_RDMA": "OFF", "LLAMA_OPENSSL": "OFF"}),
+        (("metal",), {}, {"GGML_METAL": "ON", "GGML_CUDA": None}),
+        (("vulkan",), {}, {"GGML_VULKAN": "ON", "GGML_CUDA": None}),
+        (("cpu",), {}, {"GGML_CUDA": None, "GGML_METAL": None, "GGML_VULKAN": None, "GGML_NATIVE": None}),
+        (
+            ("cpu", "--portable"),
+            {},
+            {"GGML_NATIVE": "OFF", "GGML_CPU_ALL_VARIANTS": "ON", "GGML_BACKEND_DL": "ON"},
+        ),
+        (
+            ("cuda", "--portable"),
+            {"LLORCH_CUDA_ARCHITECTURES": "80-real;90-real"},
+            {"CMAKE_CUDA_ARCHITECTURES": "80-real;90-real"},
+        ),
+        (("cuda",), {"LLORCH_CUDA_ARCHITECTURES": ""}, {"CMAKE_CUDA_ARCHITECTURES": "native"}),
+        (("cuda", "--portable"), {"LLORCH_CUDA_ARCHITECTURES": ""}, {"CMAKE_CUDA_ARCHITECTURES": None}),
+    ],
 )
-def test_a_backend_is_switched_on_and_what_would_be_picked_up_by_accident_off(backend: str, switch: str) -> None:
-    assert switch in flags(backend)
-    assert switch not in flags("cpu")
-    assert {"-DGGML_CUDA_NCCL=OFF", "-DGGML_RPC_RDMA=OFF", "-DLLAMA_OPENSSL=OFF"} <= set(flags(backend))
-
-
-def test_a_portable_build_has_a_module_for_each_generation_and_nothing_of_this_processor() -> None:
-    portable = flags("cpu", "--portable")
-    assert {"-DGGML_NATIVE=OFF", "-DGGML_CPU_ALL_VARIANTS=ON", "-DGGML_BACKEND_DL=ON"} <= set(portable)
-    assert "-DGGML_NATIVE=OFF" not in flags("cpu")
-
-
-def test_cuda_is_compiled_for_the_gpus_that_are_named_else_for_this_machines() -> None:
-    named = flags("cuda", "--portable", LLORCH_CUDA_ARCHITECTURES="80-real;90-real")
-    assert "-DCMAKE_CUDA_ARCHITECTURES=80-real;90-real" in named
-    assert "-DCMAKE_CUDA_ARCHITECTURES=native" in flags("cuda", LLORCH_CUDA_ARCHITECTURES="")
-    portable = flags("cuda", "--portable", LLORCH_CUDA_ARCHITECTURES="")
-    assert [flag for flag in portable if "ARCHITECTURES" in flag] == []
+def test_a_build_has_what_its_backend_and_its_machines_need_and_nothing_that_is_picked_up_by_accident(
+    arguments: tuple[str, ...], environment: dict[str, str], wanted: dict[str, str | None]
+) -> None:
+    found = set_as_named(*flags(*arguments, **environment))
+    assert {name: found.get(name) for name in wanted} == wanted
 
 
 def test_the_users_own_flags_come_last_and_so_win() -> None:
-    assert flags("cpu", CMAKE_ARGS="-DGGML_OPENMP=OFF -DCMAKE_C_FLAGS='-O2 -g'")[-2:] == [
-        "-DGGML_OPENMP=OFF",
-        "-DCMAKE_C_FLAGS=-O2 -g",
-    ]
+    own = ["-DGGML_OPENMP=OFF", "-DCMAKE_C_FLAGS=-O2 -g"]
+    assert flags("cpu", CMAKE_ARGS="-DGGML_OPENMP=OFF -DCMAKE_C_FLAGS='-O2 -g'")[-2:] == own
 
 
 @pytest.mark.model
@@ -93,7 +100,7 @@ def test_the_peers_of_a_build_have_its_flags(backend: str) -> None:
 SDIST_NAME = "llama_cpp_python-0.0.0"
 SDIST_LINE = "    add_subdirectory(tools)\n"
 
-PYTHON_STAND_IN = """#!/bin/sh
+PYTHON_STAND_IN = """
 while [ $# -gt 0 ]; do
     case $1 in
         download | wheel) action=$1 ;;
@@ -124,12 +131,11 @@ def test_one_build_gives_the_wheel_and_the_tools_that_use_its_libraries(tmp_path
     source.mkdir(parents=True)
     (source / "CMakeLists.txt").write_text(SDIST_LINE)
     (source.parents[1] / "CMakeLists.txt").write_text("")
-    sdist, python = tmp_path / f"{SDIST_NAME}.tar.gz", tmp_path / "python"
+    sdist = tmp_path / f"{SDIST_NAME}.tar.gz"
     with tarfile.open(sdist, "w:gz") as archive:
         archive.add(tmp_path / SDIST_NAME, SDIST_NAME)
-    python.write_text(PYTHON_STAND_IN.format(sdist=sdist, folder=tmp_path))
-    python.chmod(0o755)
-    variables = {"PYTHON": str(python), "LLORCH_WHEELS": str(tmp_path / "wheels"), "LLORCH_STOCK": "1"}
+    python = program(tmp_path / "python", PYTHON_STAND_IN.format(sdist=sdist, folder=tmp_path))
+    variables = {"PYTHON": python, "LLORCH_WHEELS": str(tmp_path / "wheels"), "LLORCH_STOCK": "1"}
     printed = [build_llama("cpu", "--tools", **variables) for _ in range(2)]
     assert printed[0].returncode == 0, printed[0].stderr
     assert printed[0].stdout == printed[1].stdout
@@ -174,16 +180,8 @@ def test_a_build_that_is_stopped_leaves_only_its_log(tmp_path: Path, sent: signa
     began, scratch, wheels = tmp_path / "began", tmp_path / "scratch", tmp_path / "wheels"
     os.mkfifo(began)
     scratch.mkdir()
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho >"{began}"\nexec sleep 600\n')
-    python.chmod(0o755)
-    variables = {
-        "CC": "true",
-        "CXX": "true",
-        "PYTHON": str(python),
-        "TMPDIR": str(scratch),
-        "LLORCH_WHEELS": str(wheels),
-    }
+    python = program(tmp_path / "python", f'echo >"{began}"\nexec sleep 600')
+    variables = {"CC": "true", "CXX": "true", "PYTHON": python, "TMPDIR": str(scratch), "LLORCH_WHEELS": str(wheels)}
     with subprocess.Popen(
         [SCRIPT, "cpu"], env={**os.environ, **variables}, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as build:
@@ -198,26 +196,33 @@ def test_a_build_that_is_stopped_leaves_only_its_log(tmp_path: Path, sent: signa
     assert str(log) in said
 
 
-def test_make_keeps_the_installed_backend_until_another_is_asked_for(tmp_path: Path) -> None:
-    needed = [ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "constraints.txt"]
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / ".venv").mkdir()
-    for path in needed:
-        shutil.copy(path, tmp_path)
-    shutil.copy(SCRIPT, tmp_path / "scripts")
-    for stamp in ("llama-cuda", "installed"):
-        (tmp_path / ".venv" / stamp).touch()
-
-    def make(*arguments: str) -> str:
-        command = ["make", "--dry-run", ".venv/installed", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True).stdout
-
-    assert "build_llama.sh" not in make()
-    assert "build_llama.sh cpu" in make("BACKEND=cpu")
-    (tmp_path / ".llorch-test.toml").write_text("[build]\nbuild_cpu = true\n")
-    assert "build_llama.sh cpu" in make()
-    (tmp_path / ".llorch-test.toml").write_text("[build]\nbuild_cpu = true\nbuild_vulkan = true\n")
-    assert "build_llama.sh vulkan" in make()
+@pytest.mark.parametrize(
+    ("chosen", "installed", "arguments", "built"),
+    [
+        (None, None, (), "cpu"),
+        (None, "cuda", (), None),
+        (None, "cuda", ("BACKEND=cpu",), "cpu"),
+        ("build_cpu = true", "cuda", (), "cpu"),
+        ("build_cpu = true\n# build_cuda = true\nbuild_metal = false", None, (), "cpu"),
+        ("build_vulkan=true # llvmpipe", "cuda", (), "vulkan"),
+        ("build_cuda = true", None, ("BACKEND=metal",), "metal"),
+    ],
+)
+def test_make_builds_what_is_asked_for_else_what_the_file_chooses_else_keeps_what_is_installed(
+    tmp_path: Path, chosen: str | None, installed: str | None, arguments: tuple[str, ...], built: str | None
+) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "scripts/build_llama.sh"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    if chosen is not None:
+        (tmp_path / ".llorch-test.toml").write_text(f"[build]\n{chosen}\n")
+    if installed is not None:
+        (tmp_path / ".venv").mkdir()
+        for stamp in (f"llama-{installed}", "installed"):
+            (tmp_path / ".venv" / stamp).touch()
+    command = ["make", "--dry-run", ".venv/installed", *arguments]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert re.findall(r"build_llama\.sh (\w+)", said)[:1] == [built][: built is not None]
 
 
 # ── the compiler ─────────────────────────────────────────────────────────────────────────────────
@@ -231,7 +236,7 @@ WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 Judged = Literal["sound", "unsound", "without OpenMP"]
 
-STAND_IN = """#!/bin/sh
+STAND_IN = """
 case "$*" in *"{unknown}"*) exit 1;; esac
 output= && while [ $# -gt 0 ]; do [ "$1" != -o ] || output=$2; shift; done
 case $output in
@@ -265,8 +270,7 @@ class Machine:
         refused = "-fopenmp" if judged == "without OpenMP" else unknown
         plus = {"cc": "c++"}.get(compiler, compiler.replace("clang", "clang++").replace("gcc", "g++"))
         for name in (compiler, plus):
-            (self.bin / name).write_text(STAND_IN.format(unknown=refused, exit=exit_code))
-            (self.bin / name).chmod(0o755)
+            program(self.bin / name, STAND_IN.format(unknown=refused, exit=exit_code))
         return self
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -356,10 +360,8 @@ def test_a_compiler_that_loses_what_configures_the_tiles_is_found_out(
     assert real is not None
     header.write_text(f"#include <immintrin.h>\n#undef _tile_loadconfig\n#define _tile_loadconfig(p) {intrinsic}\n")
     for name, includes in (("cc", f"-include {header}"), ("c++", "")):
-        path = machine.bin / name
         includes_it = f'case "$*" in *.c*) set -- {includes} "$@";; esac'
-        path.write_text(f'#!/bin/sh\nPATH={os.environ["PATH"]}\n{includes_it}\nexec {real} "$@"\n')
-        path.chmod(0o755)
+        program(machine.bin / name, f'PATH={os.environ["PATH"]}\n{includes_it}\nexec {real} "$@"')
     run = machine.run("--compiler")
     assert (run.stderr == "") is is_sound, run.stderr
 
@@ -375,35 +377,23 @@ RUNTIME_FIRST = next(
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="about ELF")
-@pytest.mark.parametrize(
-    ("link", "is_refused"),
-    [((), False), (("-static-libstdc++",), True), (("-static-libstdc++", *RUNTIME_FIRST), False)],
-)
-def test_a_library_with_a_private_c_plus_plus_runtime_is_refused(
-    tmp_path: Path, link: tuple[str, ...], *, is_refused: bool
-) -> None:
-    source, library = tmp_path / "regex.cpp", tmp_path / "libregex.so"
-    source.write_text(REGEX)
-    compiler = shutil.which("g++")
-    assert compiler is not None
-    subprocess.run([compiler, "-shared", "-fPIC", *link, str(source), "-o", str(library)], check=True, timeout=60)
-    run = build_llama("--check-runtime", str(library))
-    assert (run.returncode == 1) is is_refused
-    assert ("build it with a compiler that links libstdc++ dynamically" in run.stderr) is is_refused
-
-
-@pytest.mark.skipif(platform.system() != "Linux", reason="about ELF")
-def test_each_library_is_looked_at_and_those_in_c_pass(tmp_path: Path) -> None:
-    private, plain = tmp_path / "libprivate.so", tmp_path / "libplain.so"
+def test_a_library_with_a_private_c_plus_plus_runtime_is_refused_and_those_in_c_pass(tmp_path: Path) -> None:
+    """Each library is looked at."""
     (tmp_path / "regex.cpp").write_text(REGEX)
     (tmp_path / "plain.c").write_text("int f(void) { return 1; }\n")
-    for source, library in (("regex.cpp", private), ("plain.c", plain)):
-        command = ["g++" if library == private else "gcc", "-shared", "-fPIC", "-static-libstdc++"]
-        subprocess.run([*command, str(tmp_path / source), "-o", str(library)], check=True, timeout=60)
-    assert build_llama("--check-runtime", str(plain)).returncode == 0
-    run = build_llama("--check-runtime", str(plain), str(private))
+    private, *public = (tmp_path / f"lib{name}.so" for name in ("private", "shared", "first", "c"))
+    linked = [("-static-libstdc++",), (), ("-static-libstdc++", *RUNTIME_FIRST), ("-static-libstdc++",)]
+    sources = ["regex.cpp"] * 3 + ["plain.c"]
+    for library, link, source in zip((private, *public), linked, sources, strict=True):
+        compiler = shutil.which("gcc" if source == "plain.c" else "g++")
+        assert compiler is not None
+        made = [compiler, "-shared", "-fPIC", *link, str(tmp_path / source), "-o", str(library)]
+        subprocess.run(made, check=True, timeout=60)
+    assert build_llama("--check-runtime", *map(str, public)).returncode == 0
+    run = build_llama("--check-runtime", *map(str, public), str(private))
     assert run.returncode == 1
     assert f"{private} has a C++ runtime of its own" in run.stderr
+    assert "build it with a compiler that links libstdc++ dynamically" in run.stderr
 
 
 BOTH = sorted(

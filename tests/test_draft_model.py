@@ -4,9 +4,9 @@ engine and llama.cpp as the engine process puts them together.
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,21 @@ import pytest
 from parity.f32_copy import rewrite
 from parity.llama.quantise import quantise
 from tests.llama.tiny import write_tiny
-from tests.queued import put_away, queued
-from tests.server.front.rehearsal import CHEAP_ROWS, CONFIG
+from tests.queued import queued
+from tests.real_engine import SLOW_S, Told, answered, config_of, served, tokens_of
+from tests.server.front.rehearsal import CHEAP_ROWS
 from tests.shared_files import made_once, shared_folder
 from tests.worker_process import PATIENCE_S, eventually, own_environment, serve_default
-from worker.engine.backend import LoadedDraft, LoadedModel, Meanwhile, Read, do_nothing
-from worker.engine.config import EngineConfig
+from worker.engine.backend import LoadedDraft, LoadedModel, Meanwhile, do_nothing
 from worker.engine.loop import Engine
 from worker.engine.step import Step
 from worker.errors import ModelLoadFailed
 from worker.llama.runner import LlamaRunner
-from worker.models.loading.load import load_model
-from worker.wire.jobs import Finished, JobKey, SamplingParams, StepDone
-from worker.wire.messages import Outbound
+from worker.wire.jobs import JobKey, SamplingParams
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("default_model")]
 
 NO_COST = ((1, 1e-9), (32, 1.1e-9))
-SLOW_S = 60.0
 PROMPTS = (
     "The capital of France is",
     "def fibonacci(n):\n    if n < 2:\n        return n\n",
@@ -54,60 +51,30 @@ def q4_0(any_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(path, lambda target: quantise(any_model, target, "Q4_0", n_threads=2))
 
 
-def loaded(model_path: Path, draft: Path, **changes: Any) -> LoadedModel:
-    beside = {"draft_path": str(draft), "draft_device": "cpu", "draft_max": 8}
-    sizes = {"ctx_size": 1024, "parallel": 4, "cache_type_k": "auto", "prompt_lookup": "off"}
-    config = replace(CONFIG, model_path=str(model_path), **{**beside, **sizes, **changes})
-    return load_model(config, lambda _: None)
+def served_with(model_path: Path, draft: Path) -> AbstractContextManager[LoadedModel]:
+    return served(model_path, draft_path=str(draft), draft_device="cpu", draft_max=8, parallel=4)
 
 
 @pytest.fixture(scope="module")
 def model(any_model: Path, q4_0: Path) -> Iterator[LoadedModel]:
-    model = loaded(any_model, q4_0)
-    assert isinstance(model.runner, LlamaRunner)
-    yield model
-    model.runner.close()
-
-
-@dataclass
-class Told:
-    """The answers of all jobs, by job."""
-
-    texts: dict[JobKey, str] = field(default_factory=dict)
-    ends: dict[JobKey, Finished] = field(default_factory=dict)
-    n_drafted: int = 0
-    n_accepted: int = 0
-    n_steps: int = 0
-    n_paused: int = 0
-    warnings: list[str] = field(default_factory=list)
-
-    def hear(self, frame: Outbound) -> None:
-        if isinstance(frame, StepDone):
-            self.n_steps += frame.kind == "decode"
-            self.n_paused += frame.n_victims
-            self.n_drafted += frame.n_drafted
-            self.n_accepted += frame.n_accepted
-            for delta in frame.deltas:
-                self.texts[delta.job] = self.texts.get(delta.job, "") + delta.text
-            self.ends.update({end.job: end for end in frame.finished})
+    with served_with(any_model, q4_0) as model:
+        yield model
 
 
 def answers(model: LoadedModel, draft: LoadedDraft | None, *, cancelled_at: int = 0, **changes: Any) -> Told:
     """Run the four jobs, together. `cancelled_at`: the decode step before which the second leaves."""
-    told = Told()
-    config = replace(EngineConfig.of(replace(CONFIG, parallel=4), model), itl_target_s=SLOW_S, **changes)
-    config = replace(config, row_costs=CHEAP_ROWS if draft else (), has_own_text=False, history_bytes=0)
-    engine = Engine(model.runner, config, emit=told.hear, clock=time.monotonic, draft=draft, warn=told.warnings.append)
-    for number, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
-        read = model.prompts.read(prompt)
-        assert isinstance(read, Read)
-        engine.submit(queued(JobKey(number), read.tokens, N_TOKENS, sampling))
-    while not engine.is_idle:
-        if cancelled_at and told.n_steps >= cancelled_at:
+    config = config_of(model, 4, itl_target_s=SLOW_S, has_own_text=False, history_bytes=0, **changes)
+    jobs = [
+        queued(JobKey(number), tokens_of(model, prompt), N_TOKENS, sampling)
+        for number, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True))
+    ]
+
+    def leave(engine: Engine, told: Told) -> None:
+        if cancelled_at and told.n_decodes >= cancelled_at:
             engine.cancel(JobKey(1))
-        engine.step()
-    put_away(engine)
-    return told
+
+    costs = CHEAP_ROWS if draft else ()
+    return answered(model.runner, replace(config, row_costs=costs), jobs, before_step=leave, draft=draft)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +93,7 @@ def cheap(model: LoadedModel) -> LoadedDraft:
 def test_every_job_has_the_same_tokens_in_fewer_steps(model: LoadedModel, plain: Told) -> None:
     told = answers(model, cheap(model))
     assert told.texts == plain.texts
-    assert told.n_steps < 0.8 * plain.n_steps
+    assert told.n_decodes < 0.8 * plain.n_decodes
     assert told.n_accepted > 0.5 * told.n_drafted > 0
     assert not told.warnings
 
@@ -182,7 +149,7 @@ def test_a_draft_model_with_another_vocabulary_is_refused(any_model: Path, tmp_p
     other = tmp_path / "other.gguf"
     rewrite(any_model, other, metadata={"tokenizer.ggml.eos_token_id": 5})
     with pytest.raises(ModelLoadFailed, match="its vocabulary is not the model's: its EOS token is 5, the model's is"):
-        loaded(any_model, other)
+        served_with(any_model, other).__enter__()
 
 
 # ── the worker ───────────────────────────────────────────────────────────────────────────────────

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 from llama_cpp import llama_cpp as capi
 
-from tests.on_cpu import loaded_on_cpu
+from tests.real_engine import plain_runner
 from tests.turns import N_CELLS, NEAR, PROMPTS, answers, first_turns
-from worker.llama.context import Context
-from worker.llama.runner import LlamaRunner
 
 pytestmark = pytest.mark.model
 
@@ -34,20 +32,7 @@ def test_an_answer_that_turns_among_others_turns_at_a_near_tie(
     default_model: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = default_model if name == "default" else quantised(default_model, tmp_path / "q.gguf", FILE_TYPES[name])
-    with loaded_on_cpu(path) as model:
-        runner = LlamaRunner(
-            model,
-            Context(
-                model,
-                n_ctx=N_CELLS,
-                n_batch=512,
-                n_ubatch=512,
-                n_seq_max=len(PROMPTS),
-                n_threads=1,
-                n_threads_batch=1,
-                type_k="bf16",
-            ),
-        )
+    with plain_runner(path, n_cells=N_CELLS, n_slots=len(PROMPTS), type_k="bf16") as runner:
         alone = [answers(runner, [prompt])[0] for prompt in PROMPTS]
         beside = answers(runner, PROMPTS)
     found = first_turns(alone, beside)

@@ -3,23 +3,11 @@
 The truth is a worker that has none of these: one slot, no prefix cache, no prompt lookup.
 """
 
-import time
 from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tests.queued import queued
-from tests.server.front.rehearsal import CHEAP_ROWS, CONFIG
 from tests.worker_process import Event, WorkerProcess, eventually, serving, text_of
-from worker.engine.backend import Read
-from worker.engine.config import EngineConfig
-from worker.engine.loop import Engine
-from worker.llama.runner import LlamaRunner
-from worker.models.loading.load import load_model
-from worker.wire.jobs import JobKey, SamplingParams, StepDone
-from worker.wire.messages import Outbound
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -102,29 +90,6 @@ def test_jobs_that_outgrow_the_cells_pause_and_answer_as_alone(plain: WorkerProc
 
 @pytest.mark.usefixtures("default_model")
 def test_drafts_change_no_token_greedy_or_drawn(plain: WorkerProcess, worker: WorkerProcess) -> None:
-    """There may be none here, by what steps cost; the next test gives the costs."""
+    """There may be none here, by what steps cost; tests/test_drafts.py gives the costs."""
     for request in REPETITIVE:
         assert worker.text(**request) == plain.text(**request)
-
-
-@pytest.mark.usefixtures("default_model")
-def test_drafts_are_right_where_a_text_repeats_itself(any_model: Path, plain: WorkerProcess) -> None:
-    """The same, where wide steps are said to cost next to nothing."""
-    config = replace(CONFIG, model_path=str(any_model), ctx_size=512, parallel=1, cache_type_k="auto")
-    model = load_model(replace(config, prompt_lookup="off"), lambda _: None)
-    cheap = replace(EngineConfig.of(config, model), row_costs=CHEAP_ROWS)
-    assert isinstance(model.runner, LlamaRunner)
-    steps: list[Outbound] = []
-    engine = Engine(model.runner, cheap, emit=steps.append, clock=time.monotonic)
-    for number, request in enumerate(REPETITIVE):
-        steps.clear()
-        read = model.prompts.read(request["prompt"])
-        assert isinstance(read, Read)
-        sampling = SamplingParams(temperature=request["temperature"], seed=request.get("seed", 0), ignore_eos=True)
-        engine.submit(queued(JobKey(number), read.tokens, request["max_tokens"], sampling))
-        while not engine.is_idle:
-            engine.step()
-        done = [step for step in steps if isinstance(step, StepDone)]
-        assert "".join(delta.text for step in done for delta in step.deltas) == plain.text(**request)
-        assert sum(step.n_accepted for step in done) > request["max_tokens"] / 4
-    model.runner.close()

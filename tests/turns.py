@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.queued import queued
+from tests.real_engine import answered
 from worker.engine.config import EngineConfig
-from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
-from worker.wire.jobs import MAX_LOGPROBS, JobKey, Logprob, SamplingParams, StepDone
-from worker.wire.messages import Outbound
+from worker.wire.jobs import MAX_LOGPROBS, JobKey, Logprob, SamplingParams
 
 NEAR = 1.0
 """Nats between the two best tokens. Rounding moves a logit of the default model by up to about half of that."""
@@ -44,21 +43,11 @@ class Turn:
 
 def answers(runner: LlamaRunner, prompts: Sequence[str]) -> list[list[Logprob]]:
     """The tokens of each prompt's answer, all prompts at once."""
-    told: list[list[Logprob]] = [[] for _ in prompts]
-
-    def hear(message: Outbound) -> None:
-        for delta in message.deltas if isinstance(message, StepDone) else ():
-            assert delta.logprob is not None
-            told[delta.job].append(delta.logprob)
-
     config = EngineConfig(n_slots=len(PROMPTS), n_cells=N_CELLS, context_length=N_CELLS, chunk=32)
-    engine = Engine(runner, config, emit=hear, clock=lambda: 0.0)
     greedy = SamplingParams(seed=0, temperature=0.0, logprobs=MAX_LOGPROBS, ignore_eos=True)
-    for key, prompt in enumerate(prompts):
-        engine.submit(queued(JobKey(key), runner.model.tokenize(prompt), N_TOKENS, greedy))
-    while not engine.is_idle:
-        engine.step()
-    return told
+    asked = [queued(JobKey(key), runner.model.tokenize(prompt), N_TOKENS, greedy) for key, prompt in enumerate(prompts)]
+    told = answered(runner, config, asked)
+    return [told.logprobs[JobKey(key)] for key in range(len(prompts))]
 
 
 def first_turns(ones: Sequence[list[Logprob]], others: Sequence[list[Logprob]]) -> list[Turn]:

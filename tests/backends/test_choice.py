@@ -1,8 +1,6 @@
 """`.llorch-test.toml`: what it may say, what it means to leave something out, and the words for a mistake."""
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -117,26 +115,3 @@ def test_a_mistake_names_the_file_the_key_and_what_is_allowed(tmp_path: Path, te
 def test_a_variable_that_names_no_file_is_reported_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(MistakenChoiceError, match=f"^{MODEL_VARIABLE}: .*nowhere.gguf is not a file"):
         read(tmp_path, "", **{MODEL_VARIABLE: "nowhere.gguf"})
-
-
-@pytest.mark.parametrize(
-    ("text", "arguments", "backend"),
-    [
-        (None, [], "cpu"),
-        ("[build]\nbuild_cpu = true\n# build_cuda = true\nbuild_metal = false\n", [], "cpu"),
-        ("[build]\nbuild_cuda = true\n", [], "cuda"),
-        ("[build]\nbuild_vulkan=true # llvmpipe\n", [], "vulkan"),
-        ("[build]\nbuild_cuda = true\n", ["BACKEND=metal"], "metal"),
-    ],
-)
-def test_make_builds_what_the_file_says_and_the_command_line_goes_before_it(
-    tmp_path: Path, text: str | None, arguments: list[str], backend: str
-) -> None:
-    for name in ("Makefile", "pyproject.toml", "constraints.txt", "scripts/build_llama.sh"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    if text is not None:
-        (tmp_path / FILE).write_text(text)
-    command = ["make", "--dry-run", "--always-make", "run", *arguments]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60).stdout
-    assert f"scripts/build_llama.sh {backend}" in said
