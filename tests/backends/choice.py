@@ -93,27 +93,17 @@ def read_choice(path: Path, environ: Mapping[str, str]) -> Choice:
 
     Raises: MistakenChoiceError.
     """
-    choice, where = _checked(_tables(path), path.name), f"{path.name}: model.path"
+    tables = _tables(path)
+    choice, where = _checked(tables, path.name), f"{path.name}: model.path"
+    if backend := environ.get(BACKEND_VARIABLE):
+        chosen_there = tables.get("backend", {}) | {"test_backend": backend}
+        choice = _checked(tables | {"backend": chosen_there}, BACKEND_VARIABLE)
     if asked := environ.get(MODEL_VARIABLE):
         absolute = ModelTable(path=str(Path(asked).absolute()))
         choice, where = msgspec.structs.replace(choice, model=absolute), MODEL_VARIABLE
-    if backend := environ.get(BACKEND_VARIABLE):
-        choice = _with_backend(choice, backend)
     if choice.model_path is not None and not choice.model_path.is_file():
         raise MistakenChoiceError(f"{where}: {choice.model_path} is not a file; name a GGUF, or leave it out")
     return choice
-
-
-def _with_backend(choice: Choice, name: str) -> Choice:
-    """Raises: MistakenChoiceError."""
-    try:
-        table = msgspec.convert({"test_backend": name, "gpu_layers": choice.backend.gpu_layers}, BackendTable)
-    except msgspec.ValidationError:
-        raise MistakenChoiceError(f"{BACKEND_VARIABLE}: {name} is none of {', '.join(BACKENDS)}") from None
-    changed = msgspec.structs.replace(choice, backend=table)
-    for problem in _contradictions(changed):
-        raise MistakenChoiceError(f"{BACKEND_VARIABLE}: {problem}")
-    return changed
 
 
 def _tables(path: Path) -> dict[str, Any]:
@@ -126,7 +116,6 @@ def _tables(path: Path) -> dict[str, Any]:
 
 
 def _checked(tables: dict[str, Any], name: str) -> Choice:
-    _refuse_unknown(tables, name)
     try:
         choice = msgspec.convert(tables, Choice)
     except msgspec.ValidationError as error:
@@ -135,17 +124,6 @@ def _checked(tables: dict[str, Any], name: str) -> Choice:
     for problem in _contradictions(choice):
         raise MistakenChoiceError(f"{name}: {problem}")
     return choice
-
-
-def _refuse_unknown(tables: dict[str, Any], name: str) -> None:
-    known = {"backend": BackendTable, "features": FeaturesTable, "build": BuildTable, "model": ModelTable}
-    for table, values in tables.items():
-        if table not in known:
-            raise MistakenChoiceError(f"{name}: there is no table [{table}]; there are {', '.join(known)}")
-        keys = known[table].__struct_fields__
-        for key in values if isinstance(values, dict) else ():
-            if key not in keys:
-                raise MistakenChoiceError(f"{name}: there is no {table}.{key}; [{table}] has {', '.join(keys)}")
 
 
 def _contradictions(choice: Choice) -> list[str]:
