@@ -6,10 +6,11 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import rich_click as click
@@ -41,14 +42,14 @@ def environment(changes: Mapping[str, str]) -> dict[str, str]:
     return kept | {"COLUMNS": "80"} | dict(changes)
 
 
-def llorch_worker(*argv: str, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return python("-m", "worker", *argv, environ=environ)
+def llorch_worker(*argv: str) -> subprocess.CompletedProcess[str]:
+    return python("-m", "worker", *argv)
 
 
-def python(*argv: str, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def python(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *argv],
-        env=environment(environ or {}),
+        env=environment({}),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -72,20 +73,16 @@ def test_serve_help_explains_every_setting_and_hides_the_legacy_spellings() -> N
 
 
 @pytest.mark.process
-def test_the_top_level_help_lists_the_commands_and_says_that_flags_mean_serve() -> None:
-    shown = llorch_worker("--help").stdout
-    for part in (*COMMANDS, "Flags without a command mean `serve`", "llorch-worker --model smollm2-135m-instruct"):
-        assert part in shown
-
-
-@pytest.mark.process
-def test_help_imports_neither_server_nor_llama() -> None:
+def test_the_help_lists_the_commands_and_imports_neither_server_nor_llama() -> None:
     program = (
         "import sys; from worker.cli import run; code = run(['--help']);"
         "assert not {'llama_cpp', 'litestar', 'uvicorn', 'huggingface_hub', 'numpy'} & set(sys.modules);"
         "sys.exit(code)"
     )
-    assert subprocess.run([sys.executable, "-c", program], stdout=subprocess.DEVNULL, check=False).returncode == 0
+    found = python("-c", program)
+    assert found.returncode == 0
+    for part in (*COMMANDS, "Flags without a command mean `serve`", "llorch-worker --model smollm2-135m-instruct"):
+        assert part in found.stdout
 
 
 def test_every_command_and_those_below_have_help_also_by_h(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,24 +108,15 @@ def every_command() -> Iterator[list[str]]:
 
 
 @pytest.mark.process
-def test_the_command_of_another_package_says_what_to_install_when_it_is_not_there() -> None:
-    program = (
-        "import sys; sys.modules['parity'] = None; from worker.cli import run; sys.exit(run(['parity', 'bounds']))"
-    )
-    found = python("-c", program)
+@pytest.mark.parametrize(
+    ("missing", "says"),
+    [("parity", "is not installed"), ("gguf", "needs gguf"), ("safetensors", "needs safetensors")],
+)
+def test_the_command_of_another_package_says_what_to_install(missing: str, says: str) -> None:
+    program = "import sys; sys.modules[{!r}] = None; from worker.cli import run; sys.exit(run(['parity', 'bounds']))"
+    found = python("-c", program.format(missing))
     assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr == "llorch-worker: error: parity is not installed: pip install -e '.[parity]' in a checkout\n"
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("package", ["gguf", "safetensors"])
-def test_the_command_of_another_package_names_the_library_that_is_missing(package: str) -> None:
-    program = (
-        f"import sys; sys.modules[{package!r}] = None; from worker.cli import run; sys.exit(run(['parity', 'bounds']))"
-    )
-    found = python("-c", program)
-    assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr == (f"llorch-worker: error: parity needs {package}: pip install -e '.[parity]' in a checkout\n")
+    assert found.stderr == f"llorch-worker: error: parity {says}: pip install -e '.[parity]' in a checkout\n"
 
 
 def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,24 +156,14 @@ def test_a_bare_model_file_is_the_model(argv: list[str]) -> None:
     assert parse(argv, {"LLORCH_MODEL": "other"}).model == bare
 
 
-@pytest.mark.parametrize(
-    ("argv", "is_serve"),
-    [
-        ([], True),
-        (["serve"], True),
-        (["--model", "x"], True),
-        (["dir/x.gguf", "--port", "0"], True),
-        (["-m"], True),
-        (["-h"], False),
-        (["--help"], False),
-        (["--version"], False),
-        (["generate", "x.gguf"], False),
-        (["models"], False),
-        (["x.bin"], False),
-    ],
-)
-def test_what_is_no_command_means_serve(argv: list[str], is_serve: bool) -> None:
-    assert means_serve(argv) is is_serve
+@pytest.mark.parametrize("line", ["", "serve", "--model x", "dir/x.gguf --port 0", "-m"])
+def test_what_is_no_command_means_serve(line: str) -> None:
+    assert means_serve(line.split())
+
+
+@pytest.mark.parametrize("line", ["-h", "--help", "--version", "generate x.gguf", "models", "x.bin"])
+def test_a_command_does_not(line: str) -> None:
+    assert not means_serve(line.split())
 
 
 def test_a_default_model_stands_in_only_where_none_is_given() -> None:
@@ -207,124 +185,37 @@ def test_options_can_be_had_by_group() -> None:
 
 # ── mistakes ─────────────────────────────────────────────────────────────────────────────────────
 
-MISTAKES: list[tuple[list[str], dict[str, str], str]] = [
-    ([], {}, "no model: give --model"),
-    (["--no-such-flag"], {}, "--no-such-flag"),
-    ([*MODEL, "--prot", "1"], {}, "--port"),
-    ([*MODEL, "--hive-ur", "x"], {}, "no such option: --hive-ur\n"),
-    ([*MODEL, "--backen", "cpu"], {}, "--backen"),
-    ([*MODEL, "-tb", "4"], {}, "no such option: -tb; did you mean --threads-batch?"),
-    ([*MODEL, "-ctk", "q8_0"], {}, "no such option: -ctk; did you mean --cache-type-k?"),
-    ([*MODEL, "-ub=512"], {}, "no such option: -ub; did you mean --ubatch-size?"),
-    (["-m", "m.gguf", "-md", "d.gguf"], {}, "no such option: -md; did you mean --draft-model?\n"),
-    (
-        ["-m", "m.gguf", "-ngl", "99", "--jinja", "-ctk", "q8_0", "--temp", "0.7", "--metrics"],
-        {},
-        "on here, so leave it out; -ctk: did you mean --cache-type-k?; --temp: each request sets its own temperature;",
-    ),
-    ([*MODEL, "--prot", "1", "--jinja"], {}, "no such options: --prot: did you mean --port or --host?; --jinja: it is"),
-    (["-hf", "org/repo", *MODEL], {}, "two models: --model 'm.gguf' and -hf 'org/repo'; give one"),
-    (["-hf", "org/repo", "x.gguf"], {}, "two models: -hf 'org/repo' and 'x.gguf'; give one"),
-    (["-hf"], {}, "-hf"),
-    (["-np", "many", *MODEL], {}, "--parallel: 'many' is not a valid integer"),
-    ([*MODEL, "--temp", "1"], {}, "--temp; each request sets its own temperature"),
-    (["generate", "Hi", "--temp", "1"], {}, "did you mean --temperature?"),
-    (["generate", "Hi", "--port", "1"], {}, "no such option: --port"),
-    (["generate", "Hi", "--parity-repor", "1"], {}, "no such option: --parity-repor\n"),
-    (["generate", "Hi"], {"LLORCH_WATCHDOG_SEC": "soon"}, "LLORCH_WATCHDOG_SEC: 'soon'"),
-    (["x.gguf", *MODEL], {}, "two models: --model 'm.gguf' and 'x.gguf'"),
-    (["x.gguf", "y.gguf"], {}, "y.gguf"),
-    (["x\ny.gguf"], {}, r"'x\ny.gguf' is not valid"),
-    (["\udcff.gguf"], {}, r"'\udcff.gguf' is not valid"),
-    (
-        [*MODEL, "--device", "cpu", "--gpu-layers", "all"],
-        {},
-        "--gpu-layers all conflicts with --device cpu: remove one of the two",
-    ),
-    ([*MODEL, "--parallel", "8", "--ctx-size", "16"], {}, "the smallest --ctx-size for 8 jobs is 136"),
-    ([*MODEL, "--catalog", "/nowhere.toml"], {}, "catalogue /nowhere.toml cannot be read"),
-    ([*MODEL, "--chat-template", "/nowhere.jinja"], {}, "--chat-template /nowhere.jinja cannot be read"),
-    (MODEL, {"LLORCH_CHAT_TEMPLATE_KWARGS": "[1]"}, "LLORCH_CHAT_TEMPLATE_KWARGS: '[1]' is not a JSON object"),
-    (["-x"], {}, "-x"),
-    (["frobnicate"], {}, "frobnicate"),
-    (["servr", *MODEL], {}, "serve"),
-    ([*MODEL, "leftover"], {}, "leftover"),
-    ([*MODEL, "serve"], {}, "serve"),
-    (["--model"], {}, "--model: a value is missing\n"),
-    (["-m"], {}, "-m: a value is missing\n"),
-    (["--model", "--port", "0"], {}, "--port"),
-    ([*MODEL, "--port", "65536"], {}, "0<=x<=65535"),
-    ([*MODEL, "--port", "http"], {}, "--port"),
-    ([*MODEL, "--sse-event-names=yes"], {}, "--sse-event-names"),
-    ([*MODEL, "--worker-id", "a\nb"], {}, "--worker-id"),
-    ([*MODEL, "--local-mode=1"], {}, "--local-mode"),
-    ([*MODEL, "--config", "/nowhere.toml"], {}, "/nowhere.toml"),
-    ([*MODEL, "--api-key", ""], {}, "API token is empty"),
-    (MODEL, {"LLORCH_API_TOKEN": ""}, "API token is empty"),
-    (MODEL, {"LLORCH_API_KEY": ""}, "LLORCH_API_KEY: the API token is empty"),
-    (MODEL, {"LLORCH_API_TOKEN": "a", "LLORCH_API_KEY": "b"}, "LLORCH_API_TOKEN and LLORCH_API_KEY"),
-    (MODEL, {"LLORCH_MAX_QUEUE": "many"}, "LLORCH_MAX_QUEUE"),
-    (["models"], {}, "--help"),
-    (["models", "frobnicate"], {}, "frobnicate"),
-    (["inspect"], {}, "MODEL"),
-    (["devices", "--jason"], {}, "--json"),
-]
+MISTAKES = [json.loads(line) for line in Path(__file__).with_name("mistakes.jsonl").read_text().splitlines()]
+"""Wrong uses: `argv`, `environ` where a variable is wrong, and what the one line `says`."""
 
 
-@pytest.mark.parametrize(("argv", "environ", "wording"), MISTAKES)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake["says"])
 def test_a_wrong_usage_is_one_line_and_exit_2(
-    argv: Sequence[str],
-    environ: Mapping[str, str],
-    wording: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    mistake: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key in set(os.environ) - set(environment({})):
         monkeypatch.delenv(key)
-    for key, value in environ.items():
+    for key, value in mistake.get("environ", {}).items():
         monkeypatch.setenv(key, value)
-    assert run(argv) == 2
+    assert run(mistake["argv"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("llorch-worker: error: ")
-    assert wording in err
+    assert mistake["says"] in err
     assert err.count("\n") == 1
     assert err[:-1].isprintable()
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("argv", "environ", "code"),
-    [
-        (["--help"], {}, 0),
-        (["--version"], {}, 0),
-        ([], {}, 2),
-        (["--no-such-flag"], {}, 2),
-        ([*MODEL, "--port", "65536"], {}, 2),
-        (MODEL, {"LLORCH_API_TOKEN": ""}, 2),
-        (["models"], {}, 2),
-        (["inspect", "/nowhere/m.gguf"], {}, 1),
-    ],
+    ("argv", "code"),
+    [(["--version"], 0), (["--no-such-flag"], 2), (["--model", b"\xff.gguf"], 2), (["inspect", "/nowhere/m.gguf"], 1)],
 )
-def test_the_process_leaves_with_the_documented_code_and_no_traceback(
-    argv: list[str], environ: Mapping[str, str], code: int
-) -> None:
-    ended = llorch_worker(*argv, environ=environ)
+def test_the_process_leaves_with_the_documented_code_and_no_traceback(argv: list[str], code: int) -> None:
+    ended = llorch_worker(*argv)
     assert ended.returncode == code
     assert ended.stderr.count("\n") == (1 if code else 0)
     assert bool(ended.stdout) == (code == 0)
-
-
-@pytest.mark.process
-def test_arguments_that_are_not_utf_8_are_one_line_too() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "worker", "--model", b"\xff\xfe.gguf"],
-        env=environment({}),
-        capture_output=True,
-        check=False,
-    )
-    assert ended.returncode == 2
-    assert ended.stderr.count(b"\n") == 1
 
 
 def limited(limit: int, most: int, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -362,16 +253,12 @@ def test_a_small_address_space_is_one_line_and_exit_1(mebibytes: int) -> None:
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
+    command = [sys.executable, "-m", "worker", "serve", "--help"]
     with os.fdopen(write_end, "wb") as closed_pipe:
         ended = subprocess.run(
-            [sys.executable, "-m", "worker", "serve", "--help"],
-            env=environment({}),
-            stdout=closed_pipe,
-            stderr=subprocess.PIPE,
-            check=False,
+            command, env=environment({}), stdout=closed_pipe, stderr=subprocess.PIPE, check=False, timeout=60
         )
-    assert ended.returncode == 141
-    assert ended.stderr == b""
+    assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 # ── signals ──────────────────────────────────────────────────────────────────────────────────────
@@ -397,24 +284,19 @@ def reading_a_fifo(fifo: Path, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.process
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("command", [["serve"], []])
-def test_a_signal_while_serve_reads_its_settings_is_a_quiet_exit_0(
-    command: list[str], number: signal.Signals, tmp_path: Path
+@pytest.mark.parametrize(
+    ("argv", "number", "code"),
+    [
+        (["serve", "--config"], signal.SIGTERM, 0),
+        (["--config"], signal.SIGINT, 0),
+        (["models", "list", "--catalog"], signal.SIGTERM, 143),
+        (["models", "list", "--catalog"], signal.SIGINT, 130),
+    ],
+)
+def test_a_signal_is_a_quiet_end_of_serve_and_the_conventional_code_of_another_command(
+    argv: list[str], number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
-    fifo = tmp_path / "config.toml"
-    with reading_a_fifo(fifo, *command, "--config", str(fifo)) as process:
-        assert ended_by(partial(process.send_signal, number), process) == 0
-        assert process.communicate() == (b"", b"")
-
-
-@pytest.mark.process
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_another_command_with_the_conventional_code(
-    number: signal.Signals, code: int, tmp_path: Path
-) -> None:
-    fifo = tmp_path / "models.toml"
-    with reading_a_fifo(fifo, "models", "list", "--catalog", str(fifo)) as process:
+    fifo = tmp_path / "file.toml"
+    with reading_a_fifo(fifo, *argv, str(fifo)) as process:
         assert ended_by(partial(process.send_signal, number), process) == code
         assert process.communicate() == (b"", b"")
