@@ -42,6 +42,10 @@ class Scene:
         }
 
     @property
+    def timings(self) -> Event:
+        return {"uptime_seconds": self.health["uptime_seconds"]}
+
+    @property
     def log_lines(self) -> str:
         return f"```\n{self._without_folders(json_lines(self.log).decode())}```\n"
 
@@ -54,14 +58,6 @@ class Scene:
         for folder in {self.model.parent, self.model.parent.resolve()}:
             text = text.replace(f"{folder}/", "")
         return text
-
-
-def run_id() -> str:
-    return os.environ.get("LLORCH_RUN_ID") or new_run_id()
-
-
-def root() -> Path:
-    return Path(os.environ.get("LLORCH_PROOF_DIR") or CHECKOUT / DEFAULT_ROOT)
 
 
 def determinism(
@@ -77,12 +73,12 @@ def determinism(
         files[f"diffs/{n}.diff"] = _diff(first, second)
     return Proof(
         type="determinism",
-        run_id=run_id(),
+        run_id=os.environ.get("LLORCH_RUN_ID") or new_run_id(),
         about=f"The same requests alone and beside others: **{verdict}**.",
         metadata={**scene.metadata, "verdict": verdict},
         seeds=[{"request": n, "seed": request.get("seed")} for n, request in enumerate(requests)],
         transcript=[{"request": request, "alone": first, "beside": second} for request, first, second in pairs],
-        timings=_timings(scene),
+        timings=scene.timings,
         files=files,
     )
 
@@ -100,12 +96,12 @@ def haiku(scene: Scene, requests: Sequence[Event], answers: Sequence[Sequence[Ev
     events = [{"request": n, **event} for n, stream in enumerate(answers) for event in stream]
     return Proof(
         type="e2e-haiku",
-        run_id=run_id(),
+        run_id=os.environ.get("LLORCH_RUN_ID") or new_run_id(),
         about=f"Haiku over HTTP from a running worker: **{verdict}**, see [test_report.md](test_report.md).",
         metadata={**scene.metadata, "verdict": verdict},
         seeds=[{"request": n, "seed": request["seed"]} for n, request in enumerate(requests)],
         transcript=[{"request": request, "text": text} for request, text in zip(requests, texts, strict=True)],
-        timings={**_timings(scene), "ends": [stream[-1] for stream in answers]},
+        timings={**scene.timings, "ends": [stream[-1] for stream in answers]},
         files={
             "gpu_env.json": document({"device": ready.get("device"), "vram_bytes": scene.health["vram_bytes"]}),
             "sse_transcript.ndjson": lines(events),
@@ -118,14 +114,10 @@ def haiku(scene: Scene, requests: Sequence[Event], answers: Sequence[Sequence[Ev
 
 def keep(proof: Proof, into: Path | None = None) -> Path:
     """Write the bundle and check it as a reader would: nothing is missing or changed, and it names nobody."""
-    folder = write(into or root(), proof)
+    folder = write(into or Path(os.environ.get("LLORCH_PROOF_DIR") or CHECKOUT / DEFAULT_ROOT), proof)
     assert verify(folder) == []
     check_clean({path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()})
     return folder
-
-
-def _timings(scene: Scene) -> Event:
-    return {"uptime_seconds": scene.health["uptime_seconds"]}
 
 
 def _diff(first: str, second: str) -> bytes:

@@ -9,7 +9,6 @@ from tests import proof
 from tests.gguf_files import tiny_model
 from tests.proof import Scene
 from tests.worker_process import Event
-from worker.errors import UsageError
 
 REQUESTS: list[Event] = [{"prompt": "One", "seed": 1}, {"prompt": "Two", "seed": 1}, {"prompt": "Three", "seed": 2}]
 
@@ -50,16 +49,3 @@ def test_a_haiku_bundle_has_stream_metrics_log_and_report(
     assert '"path":"tiny.gguf"' in (folder / "run_log_redacted.md").read_text()
     assert json.loads((folder / "gpu_env.json").read_text())["device"] == "A CPU"
     assert json.loads((folder / "metrics_snapshot.json").read_text())["samples"] == scene.metrics
-
-
-def test_root_and_run_id_come_from_the_environment(
-    tmp_path: Path, scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLORCH_PROOF_DIR", str(tmp_path / "proofs"))
-    monkeypatch.setenv("LLORCH_RUN_ID", "ci-7")
-    made = proof.haiku(scene, REQUESTS, streams("a", "a", "b"))
-    assert proof.keep(made) == tmp_path / "proofs" / "e2e-haiku" / "ci-7"
-    with pytest.raises(UsageError, match="LLORCH_RUN_ID"):
-        proof.keep(made)
-    monkeypatch.delenv("LLORCH_PROOF_DIR")
-    assert proof.root() == proof.CHECKOUT / ".proof_bundle"

@@ -29,44 +29,31 @@ N_TURNS = 100
 # ── who is asked ─────────────────────────────────────────────────────────────────────────────────
 
 
-def questions(facts: Loaded, *, dies: bool = False) -> list[int]:
-    """The number of questions that each engine is asked when one is due at every turn of the loop."""
-
-    async def play() -> list[int]:
-        stage = Stage(residency_period_s=0.0)
-        await stage.open(facts)
-        await turn()
-        if dies:
-            await stage.die()
-            await turn()
-        assert stage.client.state is (EngineState.RESTARTING if dies else EngineState.RUNNING)
-        await stage.client.close()
-        asked = [engine.sent.count(AskResidency()) for engine in stage.engines]
-        await turn()
-        assert asked == [engine.sent.count(AskResidency()) for engine in stage.engines], "closed, it asks no more"
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        return asked
-
-    return asyncio.run(play())
-
-
 async def turn() -> None:
     for _ in range(N_TURNS):
         await asyncio.sleep(0)
 
 
-def test_an_engine_on_a_gpu_is_asked_again_and_again() -> None:
-    assert questions(ON_A_GPU)[0] > 2
-
-
-def test_an_engine_on_a_cpu_is_never_asked() -> None:
-    assert questions(FACTS) == [0]
-
-
-def test_an_engine_that_loads_is_not_asked_yet() -> None:
-    first, second = questions(ON_A_GPU, dies=True)
-    assert first > 2
-    assert second == 0
+@pytest.mark.parametrize(("facts", "dies"), [(ON_A_GPU, False), (ON_A_GPU, True), (FACTS, False)])
+@on_a_loop
+async def test_an_engine_on_a_gpu_is_asked_again_and_again_but_none_that_loads_or_is_on_a_cpu(
+    facts: Loaded, dies: bool
+) -> None:
+    """A question is due at every turn of the loop."""
+    stage = Stage(residency_period_s=0.0)
+    await stage.open(facts)
+    await turn()
+    if dies:
+        await stage.die()
+        await turn()
+    assert stage.client.state is (EngineState.RESTARTING if dies else EngineState.RUNNING)
+    await stage.client.close()
+    asked = [engine.sent.count(AskResidency()) for engine in stage.engines]
+    await turn()
+    assert asked == [engine.sent.count(AskResidency()) for engine in stage.engines], "closed, it asks no more"
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert asked[1:] == [0] * dies
+    assert asked[0] > 2 if facts is ON_A_GPU else asked == [0]
 
 
 @on_a_loop
@@ -79,9 +66,6 @@ async def test_the_first_question_comes_after_a_period() -> None:
 
 
 # ── what is told ─────────────────────────────────────────────────────────────────────────────────
-
-
-GAUGES = ("worker_vram_bytes", "worker_resident")
 
 
 class Listening(Front):
@@ -105,29 +89,23 @@ async def served(answers: Sequence[Residency], facts: Loaded = ON_A_GPU) -> tupl
     return front, stage
 
 
-def told(*answers: Residency) -> tuple[bool, int, int, str, float, float]:
-    """(resident, vram_bytes, vram_bytes_used, status of /health, worker_vram_bytes, worker_resident) after these
-    answers."""
-
-    async def play() -> tuple[bool, int, int, str, float, float]:
-        front, stage = await served(answers)
-        health, metrics = front.health(), front.scrape(None)[0].decode()
-        gauges = dict(line.rsplit(" ", 1) for line in metrics.splitlines())
-        bytes_told, resident = (float(gauges[f'{name}{{worker_id="w-1"}}']) for name in GAUGES)
-        await stage.client.close()
-        return health.resident, health.vram_bytes, health.vram_bytes_used, health.status, bytes_told, resident
-
-    return asyncio.run(play())
-
-
-@pytest.mark.parametrize("answers", [(), (THERE,), (GONE, THERE)])
-def test_a_model_that_is_there_is_reported_as_it_was_loaded(answers: tuple[Residency, ...]) -> None:
-    assert told(*answers) == (True, 1000, 1000, "healthy", 1000.0, 1.0)
-
-
-@pytest.mark.parametrize("answers", [(GONE,), (THERE, GONE), (GONE, GONE)])
-def test_a_model_that_is_gone_is_reported_and_the_worker_goes_on(answers: tuple[Residency, ...]) -> None:
-    assert told(*answers) == (False, 30, 30, "healthy", 30.0, 0.0)
+@pytest.mark.parametrize(
+    ("answers", "is_there"),
+    [((), True), ((THERE,), True), ((GONE, THERE), True), ((GONE,), False), ((THERE, GONE), False)],
+)
+@on_a_loop
+async def test_health_and_metrics_report_where_the_model_is_and_the_worker_goes_on(
+    answers: tuple[Residency, ...], is_there: bool
+) -> None:
+    front, stage = await served(answers)
+    health, metrics = front.health(), front.scrape(None)[0].decode()
+    gauges = dict(line.rsplit(" ", 1) for line in metrics.splitlines())
+    n_bytes = 1000 if is_there else 30
+    assert (health.resident, health.vram_bytes, health.vram_bytes_used) == (is_there, n_bytes, n_bytes)
+    assert health.status == "healthy"
+    assert float(gauges['worker_vram_bytes{worker_id="w-1"}']) == n_bytes
+    assert float(gauges['worker_resident{worker_id="w-1"}']) == is_there
+    await stage.client.close()
 
 
 @pytest.mark.parametrize(
