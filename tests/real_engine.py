@@ -104,7 +104,7 @@ def served(path: Path, **changes: Any) -> Iterator[LoadedModel]:
 @contextmanager
 def plain_runner(path: Path, *, n_cells: int, n_slots: int, **options: Any) -> Iterator[LlamaRunner]:
     """A runner on the CPU with one thread, without what loading measures. `options` are those of Context."""
-    sizes = {"n_ctx": n_cells, "n_batch": 512, "n_ubatch": 512, "n_seq_max": n_slots}
+    sizes: dict[str, Any] = {"n_ctx": n_cells, "n_batch": 512, "n_ubatch": 512, "n_seq_max": n_slots}
     with loaded_on_cpu(path) as model:
         yield LlamaRunner(model, Context(model, **sizes, n_threads=1, n_threads_batch=1, **options))
 

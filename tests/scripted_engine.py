@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from tests.engine.fake_runner import FakeRunner, ToyModel
 from tests.server.front.rehearsal import FACTS
+from tests.toy_engine import first_draws
 from worker.config.engine_settings import Configure
 from worker.engine.backend import LoadedModel, Meanwhile, Read, do_nothing
 from worker.engine.step import Sampled, Step
@@ -57,16 +58,13 @@ END = TokenId(63)
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """An answer in pieces."""
+    """An answer, a few characters in each token."""
 
-    pieces: tuple[bytes, ...]
+    text: str
     ends_in_a_crash: bool = False
 
-    @classmethod
-    def of(cls, text: str, *, ends_in_a_crash: bool = False) -> "Script":
-        """The script of a text, a few characters in each token."""
-        parts = (text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS))
-        return cls(tuple(part.encode() for part in parts), ends_in_a_crash)
+    def pieces(self) -> list[bytes]:
+        return [self.text[at : at + PIECE_CHARS].encode() for at in range(0, len(self.text), PIECE_CHARS)]
 
 
 def script_of(conversation: Conversation, *, has_crashed: bool) -> Script:
@@ -76,18 +74,18 @@ def script_of(conversation: Conversation, *, has_crashed: bool) -> Script:
     last = messages[-1]
     if last["role"] == "tool":
         is_between = sum(message["role"] == "tool" for message in messages) == 1 and _has_loop(tools)
-        return _calling(FORECAST, {"city": _text(last), "days": DAYS}) if is_between else Script.of(SAYS + _text(last))
+        return _calling(FORECAST, {"city": _text(last), "days": DAYS}) if is_between else Script(SAYS + _text(last))
     if any(CRASH in _text(message) for message in messages if message["role"] == "user"):
-        return Script.of(RECOVERED) if has_crashed else Script.of(BEFORE_THE_CRASH, ends_in_a_crash=True)
+        return Script(RECOVERED) if has_crashed else Script(BEFORE_THE_CRASH, ends_in_a_crash=True)
     if _has_loop(tools):
         return _calling(FIND, FIND_ARGUMENTS)
-    return _call_of_a_shell(tools) or Script.of(TITLE)
+    return _call_of_a_shell(tools) or Script(TITLE)
 
 
 def _calling(name: str, arguments: Mapping[str, Any]) -> Script:
     """The script of a call."""
     call = msgspec.json.encode({"name": name, "arguments": arguments}).decode()
-    return Script.of(f"<tool_call>\n{call}\n</tool_call>")
+    return Script(f"<tool_call>\n{call}\n</tool_call>")
 
 
 def _has_loop(tools: Sequence[dict[str, Any]]) -> bool:
@@ -124,7 +122,7 @@ class ScriptedPrompts:
 
     def __init__(self, crashed: Path) -> None:
         self._crashed = crashed
-        self.scripts: list[Script] = [Script.of(TITLE)] * N_SCRIPTS
+        self.scripts: list[Script] = [Script(TITLE)] * N_SCRIPTS
         self._n_read = 0
 
     def read(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> Read | Violation:
@@ -149,17 +147,13 @@ class ScriptedRunner(FakeRunner):
         self._crashed = crashed
 
     def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
-        n_said = {slice_.slot: len(slice_.generated) for slice_ in step.slices}
-        # No draft is ever right: only the first draw of a slot counts.
-        first = {sampled.slot: sampled for sampled in reversed(super().run(step, meanwhile))}
-        return [
-            self._scripted(first[slice_.slot], n_said[slice_.slot]) for slice_ in step.slices if slice_.slot in first
-        ]
+        return [self._scripted(one, n_said) for one, n_said in first_draws(step, super().run(step, meanwhile))]
 
     def _scripted(self, sampled: Sampled, n_said: int) -> Sampled:
         script = self._prompts.scripts[self.kv.cells[SlotId(sampled.slot)][0].token]
-        if n_said < len(script.pieces):
-            return replace(sampled, token=TokenId(n_said % int(END)), piece=script.pieces[n_said])
+        pieces = script.pieces()
+        if n_said < len(pieces):
+            return replace(sampled, token=TokenId(n_said % int(END)), piece=pieces[n_said])
         if script.ends_in_a_crash:
             self._crashed.touch()
             os.kill(os.getpid(), signal.SIGKILL)

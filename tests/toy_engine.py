@@ -8,9 +8,9 @@ STARVED: it cannot be loaded, and UNLOADABLE warns of that before; KEEPING: what
 something; SLOW: steps that read a long prompt go on until one is stopped; HOSTILE: each job is told ANSWER again and
 again, a few bytes with each token; TALKATIVE: its library has a mebibyte to say at every step, more than anybody reads;
 THINKING: its model thinks before it answers, as gpt-oss does, by SCRIPT; PREAMBLE: so does this one, and says what it
-does before it answers, by PREAMBLE_SCRIPT; UNCLOSED: its model calls a tool in a thought that it does not close, as
-Qwen 3 does; FRAGILE: it dies of POISON in a text that is
-read or a schema that is compiled, and of POISON_TOKEN when that becomes text.
+does before it answers, by PREAMBLE_SAID; UNCLOSED: its model calls a tool in a thought that it does not close, as
+Qwen 3 does; FRAGILE: it dies of POISON in a text that is read or a schema that is compiled, and of POISON_TOKEN when
+that becomes text.
 """
 
 import logging
@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace as replaced
 from functools import partial
 from itertools import chain, cycle, repeat
@@ -54,80 +54,40 @@ ON_A_GPU = replace(FACTS, backend="cuda", memory_architecture="vram-only", memor
 THERE, GONE = Residency(is_resident=True, memory_bytes=1000), Residency(is_resident=False, memory_bytes=30)
 
 LOUD_BYTES = 64 * 1024
-
-
-class LoudRunner(FakeRunner):
-    def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
-        return [replace(sampled, piece=b"x" * LOUD_BYTES) for sampled in super().run(step, meanwhile)]
-
-
-class BrokenRunner(FakeRunner):
-    def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
-        raise RuntimeError("llama_decode failed with code -3")
-
-
 LONG = 256
 """The number of tokens that SLOW reads in one step, without an end if it is not stopped."""
-
-
-class SlowRunner(FakeRunner):
-    def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
-        if step.n_tokens == LONG:
-            assert _stopped.wait(PATIENCE_S), "the step is in somebody's way"
-        return super().run(step, meanwhile)
-
-    def request_abort(self) -> None:
-        super().request_abort()
-        _stopped.set()
-
-
-_stopped = threading.Event()
 PATIENCE_S = 60.0
 
 ANSWER = "\n\n".join(TEXTS)
 PIECE_BYTES = 7
-_pieces = cycle(ANSWER.encode()[at : at + PIECE_BYTES] for at in range(0, len(ANSWER.encode()), PIECE_BYTES))
-
-
-class HostileRunner(FakeRunner):
-    def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
-        return [replace(sampled, piece=next(_pieces)) for sampled in super().run(step, meanwhile)]
-
-
+PIECES: dict[str, Iterator[bytes]] = {
+    LOUD: repeat(b"x" * LOUD_BYTES),
+    HOSTILE: cycle(ANSWER.encode()[at : at + PIECE_BYTES] for at in range(0, len(ANSWER.encode()), PIECE_BYTES)),
+}
 STEP_BYTES = 1024 * 1024
 LINE = "llama.cpp warning: " + "x" * 4000 + "\n"
-
-
-class TalkativeRunner(FakeRunner):
-    def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
-        sys.stderr.write(LINE * (STEP_BYTES // len(LINE)))
-        sys.stderr.flush()
-        return super().run(step, meanwhile)
-
 
 MARKS = marks_among(
     {name: TokenId(40 + at) for at, name in enumerate(("<|channel|>", "<|message|>", "<|start|>", "<|end|>"))}
 )
 _IDS = {name: token for token, name in MARKS.names.items()}
 _END = TokenId(63)
-SAID: tuple[str, ...] = ("<|channel|>", "analysis", "<|message|>", "The user", " greets.", "<|end|>")
-SAID += ("<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "Hel", "lo!")
-PREAMBLE_SAID: tuple[str, ...] = ("<|channel|>", "analysis", "<|message|>", "Hm", ".\n", "So.", "<|end|>", "<|start|>")
-PREAMBLE_SAID += ("assistant", "<|channel|>", "commentary", "<|message|>", "I look", " first.", "<|end|>", "<|start|>")
-PREAMBLE_SAID += ("assistant", "<|channel|>", "??", "<|message|>", "A stray", " word.", "<|end|>", "<|start|>")
-PREAMBLE_SAID += ("assistant", "<|channel|>", "final", "<|message|>", " It is", " here.", "\nBye.")
 
-UNCLOSED_SAID: tuple[str, ...] = (
-    "<think>",
-    "\nI plan.",
-    "\n",
-    "<tool",
-    "_call>\n",
-    '{"name": "look',
-    '", "arguments": {"at',
-    '": "x"}}',
+
+def _channel(name: str, *said: str) -> tuple[str, ...]:
+    return ("<|channel|>", name, "<|message|>", *said)
+
+
+_NEXT = ("<|end|>", "<|start|>", "assistant")
+SAID = (*_channel("analysis", "The user", " greets."), *_NEXT, *_channel("final", "Hel", "lo!"))
+PREAMBLE_SAID = (
+    *(*_channel("analysis", "Hm", ".\n", "So."), *_NEXT, *_channel("commentary", "I look", " first."), *_NEXT),
+    *(*_channel("??", "A stray", " word."), *_NEXT, *_channel("final", " It is", " here.", "\nBye.")),
 )
-UNCLOSED_SAID += ("\n</tool", "_call>")
+UNCLOSED_SAID = (
+    *("<think>", "\nI plan.", "\n", "<tool", "_call>\n", '{"name": "look', '", "arguments": {"at', '": "x"}}'),
+    *("\n</tool", "_call>"),
+)
 THINKING_HERMES = replace(HERMES, reasoning=ReasoningFormat(begin="<think>\n", end="\n</think>\n\n"))
 
 Script = list[tuple[TokenId, bytes]]
@@ -137,45 +97,42 @@ def _script_of(said: Sequence[str]) -> Script:
     return [*((_IDS.get(one, TokenId(3)), b"" if one in _IDS else one.encode()) for one in said), (_END, b"")]
 
 
-SCRIPT, PREAMBLE_SCRIPT = _script_of(SAID), _script_of(PREAMBLE_SAID)
+SCRIPT = _script_of(SAID)
+SCRIPTS = {THINKING: SCRIPT, PREAMBLE: _script_of(PREAMBLE_SAID), UNCLOSED: _script_of(UNCLOSED_SAID)}
 """The tokens that each job draws, one by one; control tokens have no text, as in the library."""
 
 
-class ThinkingRunner(FakeRunner):
-    script = SCRIPT
+def first_draws(step: Step, sampled: Sequence[Sampled]) -> Iterator[tuple[Sampled, int]]:
+    """Each slot's first draw, because no draft is ever right, and the number of tokens drawn before it."""
+    first = {one.slot: one for one in reversed(sampled)}
+    return ((first[each.slot], len(each.generated)) for each in step.slices if each.slot in first)
+
+
+class ToyRunner(FakeRunner):
+    """A step is as its kind has it."""
+
+    kind = TOY
+    _is_stopped = threading.Event()
 
     def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
-        n_said = {slice_.slot: len(slice_.generated) for slice_ in step.slices}
-        # No draft is ever right: only the first draw of a slot counts.
-        first = {sampled.slot: sampled for sampled in reversed(super().run(step, meanwhile))}
-        return [
-            self._scripted(first[slice_.slot], n_said[slice_.slot]) for slice_ in step.slices if slice_.slot in first
-        ]
+        if self.kind == BROKEN:
+            raise RuntimeError("llama_decode failed with code -3")
+        if self.kind == SLOW and step.n_tokens == LONG:
+            assert self._is_stopped.wait(PATIENCE_S), "the step is in somebody's way"
+        if self.kind == TALKATIVE:
+            sys.stderr.write(LINE * (STEP_BYTES // len(LINE)))
+            sys.stderr.flush()
+        sampled = super().run(step, meanwhile)
+        if self.kind in PIECES:
+            return [replace(one, piece=next(PIECES[self.kind])) for one in sampled]
+        if script := SCRIPTS.get(self.kind):
+            drawn = ((one, *script[min(n_said, len(script) - 1)]) for one, n_said in first_draws(step, sampled))
+            return [replace(one, token=token, piece=piece, is_end=token == _END) for one, token, piece in drawn]
+        return sampled
 
-    def _scripted(self, sampled: Sampled, n_said: int) -> Sampled:
-        token, piece = self.script[min(n_said, len(self.script) - 1)]
-        return replace(sampled, token=token, piece=piece, is_end=token == _END)
-
-
-class PreambleRunner(ThinkingRunner):
-    script = PREAMBLE_SCRIPT
-
-
-class UnclosedRunner(ThinkingRunner):
-    script = _script_of(UNCLOSED_SAID)
-
-
-RUNNERS = {
-    LOUD: LoudRunner,
-    BROKEN: BrokenRunner,
-    SLOW: SlowRunner,
-    HOSTILE: HostileRunner,
-    TALKATIVE: TalkativeRunner,
-    THINKING: ThinkingRunner,
-    PREAMBLE: PreambleRunner,
-    UNCLOSED: UnclosedRunner,
-}
-"""These kinds do not have a FakeRunner."""
+    def request_abort(self) -> None:
+        super().request_abort()
+        self._is_stopped.set()
 
 
 def load(config: Configure, on_progress: Callable[[int], None], kind: str | None = None) -> LoadedModel:
@@ -193,9 +150,10 @@ def load(config: Configure, on_progress: Callable[[int], None], kind: str | None
 
 
 def _loaded(kind: str) -> LoadedModel:
-    runner = RUNNERS.get(kind, FakeRunner)(
+    runner = ToyRunner(
         ToyModel(), n_slots=FACTS.parallel, n_cells=FACTS.n_cells, chunk=FACTS.prefill_chunk, widest_step=LONG
     )
+    runner.kind = kind
     toy = LoadedModel(runner, ToyPrompts(), lambda _: None, FACTS)
     answers = chain([THERE], repeat(GONE))
     of_kind: dict[str, dict[str, Any]] = {
