@@ -11,9 +11,10 @@ import pytest
 
 from tests.hub_stand_in import HubStandIn
 from tests.models.downloads.puller import CONTENT, REFERENCE, stocked_hub
+from tests.scripts import SCRIPTS, program
 
 pytestmark = pytest.mark.process
-SCRIPT = Path(__file__).parents[1] / "scripts" / "download_model.sh"
+SCRIPT = SCRIPTS / "download_model.sh"
 
 
 @pytest.fixture
@@ -37,9 +38,7 @@ def run(script: Path, *arguments: str, **env: str) -> subprocess.CompletedProces
 def worker_on_path(folder: Path) -> Path:
     """An `llorch-worker` as an installation would put it; returns its folder."""
     folder.mkdir(parents=True)
-    command = folder / "llorch-worker"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m worker "$@"\n')
-    command.chmod(0o755)
+    program(folder / "llorch-worker", f'exec "{sys.executable}" -m worker "$@"')
     return folder
 
 
@@ -63,24 +62,15 @@ def test_without_a_worker_it_says_what_to_do(script: Path, tmp_path: Path) -> No
     tools.mkdir()
     for tool in ("dirname", "cat"):
         (tools / tool).symlink_to(str(shutil.which(tool)))
-    sh = shutil.which("sh")
-    assert sh is not None
-    result = subprocess.run(
-        [sh, str(script), "tiny"], env={"PATH": str(tools)}, capture_output=True, text=True, timeout=60, check=False
-    )
+    result = run(Path(str(shutil.which("sh"))), str(script), "tiny", PATH=str(tools))
     assert (result.returncode, result.stdout) == (1, "")
     assert "make run" in result.stderr
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [[], ["a", "b", "c"], ["--wrong"]])
-def test_wrong_use_is_usage_and_exit_2(arguments: list[str], script: Path) -> None:
+@pytest.mark.parametrize(("arguments", "code"), [([], 2), (["a", "b", "c"], 2), (["--wrong"], 2), (["--help"], 0)])
+def test_wrong_use_is_usage_and_exit_2_and_help_exit_0(arguments: list[str], code: int, script: Path) -> None:
     result = run(script, *arguments, PATH=os.environ["PATH"])
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "usage:" in result.stderr
-
-
-def test_help_is_exit_0(script: Path) -> None:
-    result = run(script, "--help", PATH=os.environ["PATH"])
-    assert result.returncode == 0
-    assert "usage:" in result.stdout
+    assert result.returncode == code
+    assert "usage:" in (result.stderr if code else result.stdout)
+    assert not (code and result.stdout)

@@ -74,11 +74,9 @@ def test_a_wheel_of_another_checkout_does_not_fit(files: dict[str, bytes], check
     [f"manylinux_2_{GLIBC + 1}_{platform.machine()}", f"manylinux_2_{GLIBC}_riscv64", f"linux_{platform.machine()}"],
 )
 def test_a_wheel_for_another_machine_does_not_fit(platform_tag: str, checkout: Path) -> None:
+    """Nor does a file that is no wheel."""
     pack(checkout, SOURCES | VENDORED, platform_tag=platform_tag)
     assert fitting(checkout) == ""
-
-
-def test_a_file_that_is_no_wheel_does_not_fit(checkout: Path) -> None:
     (checkout / pack(checkout, SOURCES)).write_bytes(b"half of a wheel")
     assert fitting(checkout) == ""
 

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "install_metal.sh"
+from tests.scripts import SCRIPTS
+from tests.scripts import program as write_program
+
+SCRIPT = SCRIPTS / "install_metal.sh"
 METAL = '{"devices": [{"name": "MTL0", "flag": "metal"}]}'
 CPU_ONLY = '{"devices": [{"name": "CPU", "flag": "cpu"}]}'
 
-Program = Callable[[str, str], None]
+Program = Callable[[str, str], str]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -22,12 +25,7 @@ def program(tmp_path: Path) -> Program:
     """Make a program of that name the first on PATH."""
     (tmp_path / "bin").mkdir()
 
-    def make(name: str, script: str) -> None:
-        path = tmp_path / "bin" / name
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
-
-    return make
+    return lambda name, script: write_program(tmp_path / "bin" / name, script)
 
 
 def worker(devices: str = METAL, *, on_cpu: str = " Paris.", on_metal: str = " Paris.") -> str:
@@ -107,18 +105,20 @@ def test_what_is_missing_is_reported_with_the_remedy_before_anything_is_built(
     assert made(tmp_path) == []
 
 
-def test_rosetta_is_not_taken_for_an_intel_mac(run: Run, program: Program) -> None:
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"MACHINE": "x86_64"}, "start it again with arch -arm64"),
+        ({"PYTHON": "python3.99"}, "there is no python3.99"),
+    ],
+)
+def test_rosetta_is_not_taken_for_an_intel_mac_and_a_python_that_is_not_there_is_named(
+    run: Run, program: Program, environ: dict[str, str], words: str
+) -> None:
     program("sysctl", "echo 1")
-    done = run(MACHINE="x86_64")
+    done = run(**environ)
     assert done.returncode == 1
-    assert "Rosetta" in done.stderr
-    assert "arch -arm64" in done.stderr
-
-
-def test_a_python_that_is_not_there_is_named(run: Run) -> None:
-    done = run(PYTHON="python3.99")
-    assert done.returncode == 1
-    assert "there is no python3.99" in done.stderr
+    assert words in done.stderr
 
 
 @pytest.mark.parametrize(

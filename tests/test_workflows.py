@@ -11,11 +11,6 @@ FILES = [*WORKFLOWS, *sorted((ROOT / ".github" / "actions").glob("*/action.yml")
 MAY_WRITE = {"images.yml": {"packages"}, "wheels.yml": {"contents", "id-token", "attestations"}}
 
 
-def test_there_is_one_for_each_kind_of_machine_for_what_is_released_and_for_the_newest_llama_cpp() -> None:
-    machines, released = {"ci.yml", "cuda.yml", "macos.yml"}, {"docs.yml", "images.yml", "wheels.yml"}
-    assert {path.name for path in WORKFLOWS} == machines | released | {"newest-llama.yml", "supply.yml"}
-
-
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_a_workflow_only_reads_unless_listed_here_and_never_runs_twice_at_once(path: Path) -> None:
     text = path.read_text()
