@@ -19,12 +19,18 @@ import psutil
 
 from client.child import free_port
 from tests.clients.environments import environment
+from tests.clients.v1 import ask, content, user
 from tests.worker_process import PATIENCE_S, WorkerProcess, eventually, own_environment
 
 ROOT = Path(__file__).parents[2]
 START_S = 600.0
 """A dozen processes start, each of which imports Ray."""
 FLAGS = ("--ctx-size", "8192", "--device", "cpu", "--threads", "1")
+
+
+LONG = 2000
+"""Tokens of a job that lasts for seconds."""
+SYSTEM = "You are one of many assistants, and the one for gardens. " * 8
 
 
 class Fleet(WorkerProcess):
@@ -53,6 +59,19 @@ class Fleet(WorkerProcess):
         """The names of all workers that its metrics are about."""
         lines = self.get("/metrics").text.splitlines()
         return {line.split('worker_id="')[1].split('"')[0] for line in lines if 'worker_id="' in line}
+
+
+def check_conversations_stay(fleet: Fleet, n_conversations: int) -> None:
+    """In turn, which round robin or chance would take to and fro, each stays where its beginning was read."""
+    said = [[{"role": "system", "content": f"{number} {SYSTEM}"}] for number in range(n_conversations)]
+    known = [0] * len(said)
+    for turn in range(4):
+        for number, messages in enumerate(said):
+            messages.extend(user(f"Question {turn}: what is {turn} and {number}?"))
+            answer = ask(fleet, messages=messages, max_tokens=8)
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= known[number] - 1, (turn, number)
+            known[number] = answer["usage"]["prompt_tokens"]
+            messages.append({"role": "assistant", "content": content(answer)})
 
 
 @contextmanager

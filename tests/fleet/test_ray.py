@@ -8,14 +8,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.clients.v1 import CHAT, ask, chunks_of, content, pieces_of, streamed, streaming, user
-from tests.fleet.processes import Fleet, ray_fleet
+from tests.fleet.processes import LONG, SYSTEM, Fleet, check_conversations_stay, ray_fleet
 from tests.worker_process import Event, Stream, check_order, eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.model, pytest.mark.fleet, pytest.mark.timeout(1800)]
-
-LONG = 2000
-"""Tokens of a job that lasts for seconds."""
-SYSTEM = "You are one of many assistants, and the one for gardens. " * 8
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +40,6 @@ def total(fleet: Fleet, sample: str, **labels: str) -> float:
 
 def is_idle(fleet: Fleet) -> bool:
     return total(fleet, "worker_kv_cells_used") == 0
-
-
-def usage(answer: Event) -> tuple[int, int]:
-    """Tokens of the prompt, and those that were known."""
-    return answer["usage"]["prompt_tokens"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def test_both_doors_answer_as_a_worker_does(fleet: Fleet) -> None:
@@ -98,17 +89,7 @@ def test_a_cancel_reaches_whichever_worker_has_the_job(fleet: Fleet) -> None:
 
 
 def test_a_conversation_stays_where_its_beginning_was_read(fleet: Fleet) -> None:
-    """Eight conversations in turn, which round robin or chance would take to and fro."""
-    said = [[{"role": "system", "content": f"{number} {SYSTEM}"}] for number in range(8)]
-    known = [0] * len(said)
-    for turn in range(4):
-        for number, messages in enumerate(said):
-            messages.extend(user(f"Question {turn}: what is {turn} and {number}?"))
-            answer = ask(fleet, messages=messages, max_tokens=8)
-            n_prompt, n_cached = usage(answer)
-            assert n_cached >= known[number] - 1, (turn, number)
-            known[number] = n_prompt
-            messages.append({"role": "assistant", "content": content(answer)})
+    check_conversations_stay(fleet, 8)
 
 
 def test_jobs_that_begin_alike_are_not_all_given_to_one_worker(fleet: Fleet) -> None:

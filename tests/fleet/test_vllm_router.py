@@ -9,13 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.clients.v1 import ask, chunks_of, content, pieces_of, streamed, streaming, user
-from tests.fleet.processes import FLAGS, Fleet, router
+from tests.fleet.processes import FLAGS, LONG, SYSTEM, Fleet, check_conversations_stay, router
 from tests.worker_process import Event, Stream, WorkerProcess, check_order, eventually, serve_default
 
 pytestmark = [pytest.mark.process, pytest.mark.model, pytest.mark.timeout(1800)]
-
-LONG = 2000
-SYSTEM = "You are one of many assistants, and the one for gardens. " * 8
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +58,7 @@ def test_a_client_that_leaves_the_router_cancels_its_job(routed: Fleet, workers:
 
 @pytest.mark.fleet
 def test_conversations_stay_where_their_beginning_was_read(routed: Fleet) -> None:
-    said = [[{"role": "system", "content": f"{number} {SYSTEM}"}] for number in range(6)]
-    known = [0] * len(said)
-    for turn in range(4):
-        for number, messages in enumerate(said):
-            messages.extend(user(f"Question {turn}: what is {turn} and {number}?"))
-            answer = ask(routed, messages=messages, max_tokens=8)
-            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= known[number] - 1, (turn, number)
-            known[number] = answer["usage"]["prompt_tokens"]
-            messages.append({"role": "assistant", "content": content(answer)})
+    check_conversations_stay(routed, 6)
 
 
 def test_it_follows_kv_events_and_asks_the_worker_that_knows_a_beginning(any_model: Path) -> None:
