@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.crashing_engine import GATES_DIR, STALL, Gates
-from tests.worker_process import Event, Stream, WorkerProcess, altered, serve_default
+from tests.crashing_engine import STALL
+from tests.gates import Gates
+from tests.worker_process import Event, Stream, WorkerProcess, gated, serve_default
 
 QUESTION = "The capital of France is"
 
@@ -42,12 +43,14 @@ class CrashingWorker:
 
 
 @contextmanager
-def crashing_worker(model: Path, *arguments: str, **environment: str) -> Iterator[CrashingWorker]:
-    """A worker that has just been started; its gates are open."""
-    with TemporaryDirectory() as gates_dir:
-        command, environment = altered("tests.crashing_engine"), {GATES_DIR: gates_dir, **environment}
-        with serve_default(model, "--ctx-size", "2048", *arguments, command=command, environment=environment) as worker:
-            yield CrashingWorker(worker, Gates(Path(gates_dir)))
+def crashing_worker(model: Path, *arguments: str, shut: tuple[str, ...] = ()) -> Iterator[CrashingWorker]:
+    """A worker that has just been started; its gates are open but for those that are `shut`."""
+    with TemporaryDirectory() as folder:
+        gates, command = gated(Path(folder))
+        gates.open("load")
+        gates.shut(*shut)
+        with serve_default(model, "--ctx-size", "2048", *arguments, command=command) as worker:
+            yield CrashingWorker(worker, gates)
 
 
 def check_interrupted(events: list[Event]) -> None:

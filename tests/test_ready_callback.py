@@ -11,7 +11,7 @@ import pytest
 from tests.backends.choice import chosen
 from tests.loopback import reserved_port
 from tests.receiver import Receiver
-from tests.worker_process import WorkerProcess, check_order, serve_default
+from tests.worker_process import ONE_SLOT, WorkerProcess, check_order, serve_default
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -28,9 +28,10 @@ def ends_gracefully(worker: WorkerProcess) -> None:
 
 def test_the_callback_says_who_is_ready_where_and_with_what(shallow_model: Path) -> None:
     flags = ("--worker-id", "w-1", "--model-ref", "hf:acme/tiny")
+    token = {"LLORCH_API_TOKEN": "s3cret-token"}
     with (
         Receiver(wants_probe=True) as receiver,
-        serve_default(shallow_model, *flags, "--callback-url", receiver.url) as worker,
+        serve_default(shallow_model, *flags, "--callback-url", receiver.url, environment=token) as worker,
     ):
         worker.ready().wait_for("callback_sent")
         (received,) = receiver.requests()
@@ -38,7 +39,8 @@ def test_the_callback_says_who_is_ready_where_and_with_what(shallow_model: Path)
         ends_gracefully(worker)
     assert (received.method, received.path) == ("POST", "/v2/internal/workers/ready")
     assert received.headers["content-type"] == "application/json"
-    assert "authorization" not in received.headers
+    assert received.headers["authorization"] == "Bearer s3cret-token"
+    assert "s3cret-token" not in "".join(worker.stderr)
     uri = f"http://localhost:{worker.port}"
     body = json.loads(received.body)
     assert list(body.items()) == [
@@ -59,31 +61,13 @@ def test_the_callback_says_who_is_ready_where_and_with_what(shallow_model: Path)
     assert received.health_status == 200, "whoever hears of the worker may use it at once"
 
 
-def test_the_token_goes_along_and_the_advertised_url_is_the_uri(shallow_model: Path) -> None:
-    flags = ("--advertise-url", "http://worker-7.example:8080/base")
-    with (
-        Receiver("201") as receiver,
-        serve_default(
-            shallow_model, *flags, "--callback-url", receiver.url, environment={"LLORCH_API_TOKEN": "s3cret-token"}
-        ) as worker,
-    ):
+def test_the_legacy_body_has_exactly_the_legacy_bytes(shallow_model: Path) -> None:
+    flags = ("--worker-id", "w-1", "--legacy-callback-body", "--advertise-url", "http://worker-7.example:8080/base")
+    with Receiver() as receiver, serve_default(shallow_model, *flags, "--callback-url", receiver.url) as worker:
         (received,) = receiver.requests(at_least=1)
         worker.wait_for("callback_sent")
         ends_gracefully(worker)
-    assert received.headers["authorization"] == "Bearer s3cret-token"
-    body = json.loads(received.body)
-    assert body["uri"] == body["url"] == "http://worker-7.example:8080/base"
-    assert body["model_ref"] == str(shallow_model), "--model as given"
-    assert "s3cret-token" not in "".join(worker.stderr)
-
-
-def test_the_legacy_body_has_exactly_the_legacy_bytes(shallow_model: Path) -> None:
-    flags = ("--worker-id", "w-1", "--legacy-callback-body")
-    with Receiver() as receiver, serve_default(shallow_model, *flags, "--callback-url", receiver.url) as worker:
-        worker.listening()
-        (received,) = receiver.requests(at_least=1)
-        ends_gracefully(worker)
-    assert received.body == b'{"worker_id":"w-1","vram_bytes":0,"uri":"http://localhost:%d"}' % worker.port
+    assert received.body == b'{"worker_id":"w-1","vram_bytes":0,"uri":"http://worker-7.example:8080/base"}'
 
 
 def test_a_test_mode_url_is_not_called_but_logged(shallow_model: Path) -> None:
@@ -100,15 +84,6 @@ def test_a_test_mode_url_is_not_called_but_logged(shallow_model: Path) -> None:
 # ── when it does not succeed at once ─────────────────────────────────────────────────────────────
 
 
-def test_a_5xx_and_a_hanging_receiver_are_tried_again_with_the_same_body(shallow_model: Path) -> None:
-    with Receiver("500,hang,200") as receiver, serve_default(shallow_model, "--callback-url", receiver.url) as worker:
-        worker.wait_for("callback_sent")
-        failed, hung, answered = receiver.requests()
-        ends_gracefully(worker)
-    assert failed.body == hung.body == answered.body
-    assert answered.at_s - hung.at_s > 4.0, "an attempt has 5 s"
-
-
 def test_a_4xx_is_final_and_ends_the_worker_after_a_drain(shallow_model: Path) -> None:
     """Nobody answers until two jobs are accepted; they go on although the pool manager then says no."""
     with (
@@ -117,7 +92,7 @@ def test_a_4xx_is_final_and_ends_the_worker_after_a_drain(shallow_model: Path) -
         serve_default(
             shallow_model,
             *("--callback-url", (receiver := Receiver("404", port=port)).url),
-            *("--parallel", "1", "--scheduling", "first-come"),
+            *ONE_SLOT,
         ) as worker,
     ):
         worker.ready()
@@ -171,9 +146,7 @@ def test_a_restart_while_draining_is_not_announced(shallow_model: Path) -> None:
     """The queued job is run by the second engine; the pool manager is told nothing of it."""
     with (
         Receiver() as receiver,
-        serve_default(
-            shallow_model, "--callback-url", receiver.url, "--parallel", "1", "--scheduling", "first-come"
-        ) as worker,
+        serve_default(shallow_model, "--callback-url", receiver.url, *ONE_SLOT) as worker,
     ):
         worker.ready().wait_for("callback_sent")
         with worker.stream(prompt=STORY, max_tokens=200) as running, worker.stream(prompt="Hi", max_tokens=2) as queued:

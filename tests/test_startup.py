@@ -1,6 +1,6 @@
 """The start, up to the first job: the order of events, what is open when, and what prevents a start.
 
-The engine of these workers loads its model when the test opens a gate (tests/gated_engine.py).
+The engine of these workers loads its model when the test opens a gate (tests/crashing_engine.py).
 """
 
 import itertools
@@ -53,7 +53,7 @@ class Story:
 
 @pytest.fixture(scope="module")
 def story(any_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    gate, command = gated(tmp_path_factory.mktemp("story"))
+    gates, command = gated(tmp_path_factory.mktemp("story"))
     flags = ["--model", str(any_model), "--port", "0", "--worker-id", "w-1"]
     with (
         Receiver() as receiver,
@@ -63,7 +63,7 @@ def story(any_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         with worker.client() as client:
             while_loading = ask_everything(client)
             n_early_callbacks = len(receiver.requests())
-            gate.write_bytes(b"")
+            gates.open("load")
             glimpses = watch_opening(client)
         worker.wait_for("callback_sent")
         worker.terminate()
@@ -92,7 +92,7 @@ def watch_opening(client: httpx2.Client) -> list[list[int]]:
 
 
 @pytest.mark.model
-def test_while_loading_the_worker_lives_but_is_not_ready(story: Story) -> None:
+def test_while_loading_the_worker_lives_but_is_not_ready_and_a_job_may_be_sent_again(story: Story) -> None:
     answers = story.while_loading
     health = answers["/health"].json()
     assert (answers["/health"].status_code, health["status"], health["state"]) == (503, "unhealthy", "starting")
@@ -100,14 +100,10 @@ def test_while_loading_the_worker_lives_but_is_not_ready(story: Story) -> None:
     assert (answers["/readyz"].status_code, answers["/livez"].status_code) == (503, 200)
     assert answers["/v1/ready"].json() == {"ready": False, "state": "loading", "model_loaded": False}
     assert (answers["/metrics"].status_code, answers["/cancel"].status_code) == (200, 202)
-
-
-@pytest.mark.model
-def test_while_loading_a_job_is_refused_and_may_be_sent_again(story: Story) -> None:
-    refusal = story.while_loading["/execute"]
-    assert refusal.status_code == 503
-    assert (refusal.json()["code"], refusal.json()["retriable"]) == ("WORKER_LOADING", True)
+    refusal = answers["/execute"]
+    assert (refusal.status_code, refusal.json()["code"], refusal.json()["retriable"]) == (503, "WORKER_LOADING", True)
     assert int(refusal.headers["retry-after"]) > 0
+    assert story.n_early_callbacks == 0, "the callback waits for the model"
 
 
 @pytest.mark.model
@@ -132,46 +128,31 @@ def test_the_log_has_the_start_in_order(story: Story) -> None:
     assert {entry["worker_id"] for entry in story.log} == {"w-1"}
 
 
-@pytest.mark.model
-def test_the_callback_waits_for_the_model(story: Story) -> None:
-    assert story.n_early_callbacks == 0
-
-
 # ── binding ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
-    ("host", "shown", "reached_at"),
+    ("host", "told", "shown", "reached_at"),
     [
-        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
-        ("0.0.0.0", "0.0.0.0", "127.0.0.1"),  # noqa: S104 - the vector asks for it
-        ("::1", "[::1]", "[::1]"),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1", ["127.0.0.1"]),
+        ("0.0.0.0", "0.0.0.0", "0.0.0.0", ["127.0.0.1"]),  # noqa: S104 - the vector asks for it
+        ("::1", "::1", "[::1]", ["[::1]"]),
+        ("::", "::", "[::]", ["127.0.0.1", "[::1]"]),
+        ("0:0::0", "::", "[::]", ["127.0.0.1", "[::1]"]),
     ],
 )
 def test_275_every_kind_of_address_is_bound_and_a_free_port_reported(
-    host: str, shown: str, reached_at: str, command: tuple[str, ...], tiny: Path
+    command: tuple[str, ...], tiny: Path, *, host: str, told: str, shown: str, reached_at: list[str]
 ) -> None:
-    if host == "::1" and not has_ipv6_loopback():
-        pytest.skip("this machine has no IPv6 loopback address")
+    """Every address of IPv6 is every address of IPv4 too."""
+    if ":" in host and not (has_ipv6_loopback() and socket.has_dualstack_ipv6()):
+        pytest.skip("this machine has no IPv6 loopback address, or no sockets for both")
     with WorkerProcess("--model", str(tiny), "--host", host, "--port", "0", command=command) as worker:
         listening = worker.wait_for("listening")
         port = listening["port"]
-        assert (listening["host"], listening["url"]) == (host, f"http://{shown}:{port}")
-        assert httpx2.get(f"http://{reached_at}:{port}/livez", trust_env=False).status_code == 200
-        worker.terminate()
-        assert worker.exit_code() == 0
-
-
-@pytest.mark.parametrize("host", ["::", "0:0::0"])
-def test_every_address_of_ipv6_is_every_address_of_ipv4_too(host: str, command: tuple[str, ...], tiny: Path) -> None:
-    if not (has_ipv6_loopback() and socket.has_dualstack_ipv6()):
-        pytest.skip("this machine has no sockets for both")
-    with WorkerProcess("--model", str(tiny), "--host", host, "--port", "0", command=command) as worker:
-        listening = worker.wait_for("listening")
-        port = listening["port"]
-        assert (listening["host"], listening["url"]) == ("::", f"http://[::]:{port}")
-        for reached_at in ("127.0.0.1", "[::1]"):
-            assert httpx2.get(f"http://{reached_at}:{port}/livez", trust_env=False).status_code == 200
+        assert (listening["host"], listening["url"]) == (told, f"http://{shown}:{port}")
+        for address in reached_at:
+            assert httpx2.get(f"http://{address}:{port}/livez", trust_env=False).status_code == 200
 
 
 def has_ipv6_loopback() -> bool:
@@ -185,35 +166,37 @@ def has_ipv6_loopback() -> bool:
 def test_272_a_port_in_use_is_one_clear_line_before_the_engine_starts(tiny: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with WorkerProcess("--model", str(tiny), "--port", str(port)) as worker:
-            line = worker.failure()
+        line = refusal_of("--model", str(tiny), "--port", str(port))
     assert line["code"] == "BIND_FAILED"
     reason, _, way_out = line["message"].partition("; ")
     assert reason == f"Failed to bind to 127.0.0.1:{port}: Address already in use"
     assert "choose another --port" in way_out
-    assert [entry["event"] for entry in worker.log] == ["startup", "error", "shutdown"]
 
 
 @pytest.mark.parametrize("host", ["203.0.113.1", "2001:db8::1", "a..b"])
 def test_an_address_that_is_not_ours_is_one_clear_line(host: str, tiny: Path) -> None:
-    with WorkerProcess("--model", str(tiny), "--host", host, "--port", "0") as worker:
-        line = worker.failure()
+    line = refusal_of("--model", str(tiny), "--host", host, "--port", "0")
     shown = f"[{host}]" if ":" in host else host
     assert line["message"].startswith(f"Failed to bind to {shown}:0: ")
     assert "; choose another --host" in line["message"]
-    assert [entry["event"] for entry in worker.log] == ["startup", "error", "shutdown"]
 
 
 # ── what keeps a worker from starting ────────────────────────────────────────────────────────────
 
 
+def refusal_of(*flags: str) -> Event:
+    """The one error line of a worker that does not come to start its engine."""
+    with WorkerProcess(*flags) as worker:
+        line = worker.failure()
+    assert [entry["event"] for entry in worker.log] == ["startup", "error", "shutdown"]
+    return line
+
+
 @pytest.mark.parametrize("reference", ["no-such-model", "/no/such/model.gguf", "hf:not-a-reference"])
 def test_a_model_that_nothing_names_is_one_line_and_exit_1(reference: str) -> None:
-    with WorkerProcess("--model", reference, "--port", "0") as worker:
-        line = worker.failure()
+    line = refusal_of("--model", reference, "--port", "0")
     assert (line["code"], line["model"]) == ("MODEL_NOT_FOUND", reference)
     assert reference in line["message"]
-    assert [entry["event"] for entry in worker.log] == ["startup", "error", "shutdown"]
 
 
 def test_the_log_level_leaves_out_what_is_less_important() -> None:
@@ -242,33 +225,27 @@ def test_a_device_that_is_not_there_is_refused_with_what_there_is(any_model: Pat
     assert "cpu:0" in line["message"]
 
 
+@pytest.mark.skipif(any(device.is_gpu for device in devices()), reason="this machine has a GPU")
 @pytest.mark.parametrize("wish", [("--gpu-layers", "10"), ("--split-mode", "row"), ("--require-full-offload",)])
 def test_a_wish_for_a_gpu_is_refused_where_there_is_none(wish: tuple[str, ...], tiny: Path) -> None:
-    if any(device.is_gpu for device in devices()):
-        pytest.skip("this machine has a GPU")
     with WorkerProcess("--model", str(tiny), "--port", "0", *wish) as worker:
         line = worker.failure()
     assert line["message"].startswith(f"{' '.join(wish)}, but no GPU was found")
 
 
-def test_a_setting_without_effect_is_one_line_that_names_it(command: tuple[str, ...], tiny: Path) -> None:
-    flags = ("--deterministic", "--itl-target-ms", "40")
-    with WorkerProcess("--model", str(tiny), "--port", "0", *flags, command=command) as worker:
-        assert worker.wait_for("no_effect", setting="--itl-target-ms 40")["reason"]
+def test_a_setting_and_a_variable_without_effect_are_one_line_each(command: tuple[str, ...], tiny: Path) -> None:
+    """The line of a variable that no setting reads has the likely name."""
+    environment = {"LLORCH_CTX_SZIE": "4096", "LLORCH_SERVICE_HOST": "10.0.0.1"}
+    flags = ("--model", str(tiny), "--port", "0", "--deterministic", "--itl-target-ms", "40")
+    with WorkerProcess(*flags, command=command, environment=environment) as worker:
         worker.wait_for("model_load_start")
         worker.terminate()
         assert worker.exit_code() == 0
-
-
-def test_a_variable_that_no_setting_reads_is_one_line_with_the_likely_name(tiny: Path) -> None:
-    environment = {"LLORCH_CTX_SZIE": "4096", "LLORCH_SERVICE_HOST": "10.0.0.1"}
-    flags = ("--model", str(tiny), "--port", "0")
-    with WorkerProcess(*flags, environment=environment) as worker:
-        told = worker.wait_for("no_effect")
-        assert (told["setting"], told["level"]) == ("LLORCH_CTX_SZIE", "warning")
-        assert "did you mean LLORCH_CTX_SIZE?" in told["reason"]
-        worker.exit_code()
-    assert [entry["event"] for entry in worker.log].count("no_effect") == 1
+    told = {entry["setting"]: entry for entry in worker.log if entry["event"] == "no_effect"}
+    assert sorted(told) == ["--itl-target-ms 40", "LLORCH_CTX_SZIE"]
+    assert told["--itl-target-ms 40"]["reason"]
+    assert told["LLORCH_CTX_SZIE"]["level"] == "warning"
+    assert "did you mean LLORCH_CTX_SIZE?" in told["LLORCH_CTX_SZIE"]["reason"]
 
 
 def test_a_catalogue_that_cannot_be_read_is_a_usage_error_before_anything_is_logged(tiny: Path) -> None:

@@ -1,7 +1,6 @@
 """A worker with much to say to a stderr that nobody reads (docs/protocol.md#metrics-and-logs)."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -42,33 +41,33 @@ class UnreadWorker(WorkerProcess):
         super().__exit__(kind, error, trace)
 
 
-@pytest.fixture
-def unread(tmp_path: Path) -> Iterator[UnreadWorker]:
+def test_a_worker_whose_log_is_not_read_answers_and_a_reader_that_comes_back_learns_how_many_lines_it_has_missed(
+    tmp_path: Path,
+) -> None:
     """It has said more than its pipe and its queue hold."""
     model = tiny_model().write(tmp_path / "tiny.gguf")
-    with UnreadWorker("--model", str(model), "--port", "0") as worker:
-        worker.ready()
-        check_order(worker.run(prompt="abc", max_tokens=N_TOKENS))
-        assert worker.metrics()["worker_log_lines_dropped_total"] > 0
-        yield worker
+    with UnreadWorker("--model", str(model), "--port", "0") as unread:
+        unread.ready()
+        for _ in range(2):
+            events = unread.run(prompt="abc", max_tokens=N_TOKENS)
+            check_order(events)
+            assert events[-1]["type"] == "end"
+        assert unread.metrics()["worker_log_lines_dropped_total"] > 0
+        assert unread.health()["status"] == "healthy"
+        unread.read_on()
+        missed = unread.wait_for("log_lines_dropped")
+        assert missed["level"] == "warning"
+        assert missed["lines"] == unread.metrics()["worker_log_lines_dropped_total"]
+        unread.terminate()
+        assert unread.exit_code() == 0
+        told = [entry["event"] for entry in unread.log]
+        assert told[-2:] == ["shutdown", "shutdown"]
+        assert all(told), "half a line, or none of ours"
 
 
-def test_it_answers_streams_and_ends_though_its_log_is_not_read(unread: UnreadWorker) -> None:
-    assert unread.health()["status"] == "healthy"
-    events = unread.run(prompt="abc", max_tokens=2)
-    check_order(events)
-    assert events[-1]["type"] == "end"
-    unread.terminate()
-    assert unread.process.wait(PATIENCE_S) == 0
-
-
-def test_a_reader_that_comes_back_learns_how_many_lines_it_has_missed(unread: UnreadWorker) -> None:
-    unread.read_on()
-    missed = unread.wait_for("log_lines_dropped")
-    assert missed["level"] == "warning"
-    assert missed["lines"] == unread.metrics()["worker_log_lines_dropped_total"]
-    unread.terminate()
-    assert unread.exit_code() == 0
-    told = [entry["event"] for entry in unread.log]
-    assert told[-2:] == ["shutdown", "shutdown"]
-    assert all(told), "half a line, or none of ours"
+def test_it_ends_though_its_log_is_never_read(tmp_path: Path) -> None:
+    model = tiny_model().write(tmp_path / "tiny.gguf")
+    with UnreadWorker("--model", str(model), "--port", "0") as unread:
+        unread.ready().run(prompt="abc", max_tokens=N_TOKENS)
+        unread.terminate()
+        assert unread.process.wait(PATIENCE_S) == 0

@@ -1,7 +1,6 @@
 """A real worker process for tests: started, watched through its log, talked to over real sockets, always stopped."""
 
 import json
-import os
 import re
 import signal
 import socket
@@ -10,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -21,6 +21,7 @@ import pytest
 from client.child import COMMAND, Child, without_settings
 from client.sse import data_of, frames_in
 from tests.backends.choice import chosen
+from tests.gates import Gates
 from tests.gguf_files import tiny_model
 
 Event = dict[str, Any]
@@ -69,7 +70,7 @@ class WorkerProcess(Child):
 
     @property
     def engine(self) -> psutil.Process:
-        """The engine process of the moment, real or one of the tests' (toy_engine, gated_engine)."""
+        """The engine process of the moment, real or one of the tests' (toy_engine, crashing_engine)."""
         (engine,) = (
             child
             for child in self._children()
@@ -79,6 +80,13 @@ class WorkerProcess(Child):
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
+
+    def revive(self, event: str = "engine_restarted") -> Event:
+        """Kill the engine and wait for the next one; the line of the event."""
+        self.engine.kill()
+        told: Event = self.wait_for(event)
+        eventually(lambda: self.get("/readyz").status_code == httpx2.codes.OK)
+        return told
 
     def exit_code(self) -> int:
         """Wait for the end; the rest of the log is then in `log`."""
@@ -149,14 +157,7 @@ class WorkerProcess(Child):
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
 
 
-def _count() -> Iterator[int]:
-    number = 0
-    while True:
-        number += 1
-        yield number
-
-
-_numbers = _count()
+_numbers = count(1)
 
 
 class Stream:
@@ -303,8 +304,8 @@ def altered(
     return (sys.executable, "-m", "tests.altered_worker", json.dumps(changes))
 
 
-def gated(folder: Path) -> tuple[Path, tuple[str, ...]]:
-    """A new gate, and the command of a worker whose engines wait behind it with loading (tests/gated_engine.py)."""
-    gate = folder / "gate"
-    os.mkfifo(gate)
-    return gate, altered("tests.gated_engine", str(gate))
+def gated(folder: Path) -> tuple[Gates, tuple[str, ...]]:
+    """Gates of which `load` is shut, and the command of a worker whose engines stop there."""
+    gates = Gates(folder)
+    gates.shut("load")
+    return gates, altered("tests.crashing_engine", str(folder))
