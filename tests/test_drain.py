@@ -8,14 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.worker_process import Stream, WorkerProcess, check_order, eventually, serve_default
+from tests.worker_process import ONE_SLOT, Stream, WorkerProcess, check_order, serve_default
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -29,7 +29,7 @@ NEW_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 @contextmanager
 def one_slot(model: Path, *flags: str, **options: tuple[str, ...]) -> Iterator[WorkerProcess]:
     """A job that waits does so until the one before has ended."""
-    with serve_default(model, "--parallel", "1", "--scheduling", "first-come", *flags, **options) as worker:
+    with serve_default(model, *ONE_SLOT, *flags, **options) as worker:
         yield worker.ready()
 
 
@@ -60,28 +60,8 @@ def test_every_accepted_job_is_finished_before_exit_0(shallow_model: Path) -> No
     assert outcomes == ["success"] * 3
 
 
-def post_to(path: str) -> Callable[[WorkerProcess], None]:
-    def ask(worker: WorkerProcess) -> None:
-        answer = worker.post(path)
-        assert answer.status_code == 202
-        assert answer.content == b'{"status":"shutting_down","timeout_seconds":25}'
-
-    return ask
-
-
-def send(number: signal.Signals) -> Callable[[WorkerProcess], None]:
-    return lambda worker: worker.process.send_signal(number)
-
-
-# The two other paths of /shutdown are in server/web/test_other_pages.py.
-WAYS_TO_ASK = {
-    "SIGTERM": send(signal.SIGTERM),
-    "SIGINT": send(signal.SIGINT),
-    "/shutdown": post_to("/shutdown"),
-}
-
-
-@pytest.mark.parametrize("way", WAYS_TO_ASK)
+# The answer and the two other paths of /shutdown are in server/web/test_other_pages.py.
+@pytest.mark.parametrize("way", ["SIGTERM", "SIGINT", "/shutdown"])
 def test_while_draining_the_worker_answers_but_takes_nothing_new(way: str, shallow_model: Path) -> None:
     with one_slot(shallow_model) as worker:
         engine = worker.engine
@@ -91,7 +71,11 @@ def test_while_draining_the_worker_answers_but_takes_nothing_new(way: str, shall
             worker.stream(prompt="Hello", max_tokens=2) as queued,
         ):
             running.until("token")
-            WAYS_TO_ASK[way](worker)
+            assert "connection" not in worker.get("/health").headers
+            if way == "/shutdown":
+                assert worker.post(way).status_code == 202
+            else:
+                worker.process.send_signal(signal.Signals[way])
             worker.wait_for("shutdown", jobs=3)
             check_answers_of_a_draining(worker)
             check_refusal(worker)
@@ -105,7 +89,9 @@ def test_while_draining_the_worker_answers_but_takes_nothing_new(way: str, shall
 
 
 def check_answers_of_a_draining(worker: WorkerProcess) -> None:
+    """A client that keeps its connection would otherwise find it closed without a word."""
     health = worker.get("/health")
+    assert health.headers["connection"] == "close"
     assert (health.status_code, health.json()["status"], health.json()["state"]) == (200, "healthy", "draining")
     assert worker.get("/v1/ready").json() == {"ready": False, "state": "draining", "model_loaded": True}
     assert (worker.get("/readyz").status_code, worker.get("/livez").status_code) == (503, 200)
@@ -125,35 +111,26 @@ def check_refusal(worker: WorkerProcess) -> None:
 # ── how it ends ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_at_the_time_out_the_rest_is_cancelled_and_the_exit_code_is_0(shallow_model: Path) -> None:
-    with one_slot(shallow_model, "--shutdown-timeout-sec", "0.5") as worker:
-        with worker.stream(prompt=STORY, max_tokens=LONG) as running, worker.stream(prompt=STORY) as queued:
-            seen = running.until("token")
-            worker.terminate()
-            answers = [[*seen, *running], list(queued)]
-        assert worker.exit_code() == 0
-    for events in answers:
-        check_order(events)
-        assert (events[-1]["code"], events[-1]["retriable"]) == ("CANCELLED", True)
-    assert [event["type"] for event in answers[1]] == ["started", "error"]
-
-
-def test_a_second_signal_ends_every_job_at_once_with_exit_1(shallow_model: Path) -> None:
-    """The first signal alone would have waited for ten minutes."""
-    with one_slot(shallow_model, "--shutdown-timeout-sec", "600") as worker:
+@pytest.mark.parametrize(("timeout", "exit_code"), [("0.5", 0), ("600", 1)], ids=["time-out", "second signal"])
+def test_the_time_out_ends_the_rest_with_exit_0_and_a_second_signal_at_once_with_exit_1(
+    shallow_model: Path, timeout: str, exit_code: int
+) -> None:
+    with one_slot(shallow_model, "--shutdown-timeout-sec", timeout) as worker:
         engine = worker.engine
         with worker.stream(prompt=STORY, max_tokens=LONG) as running, worker.stream(prompt=STORY) as queued:
             seen = running.until("token")
             worker.terminate()
             worker.wait_for("shutdown", jobs=2)
-            worker.process.send_signal(signal.SIGINT)
+            if exit_code:
+                worker.process.send_signal(signal.SIGINT)
             answers = [[*seen, *running], list(queued)]
-        assert worker.exit_code() == 1
+        assert worker.exit_code() == exit_code
         assert not engine.is_running()
     for events in answers:
         check_order(events)
         assert (events[-1]["code"], events[-1]["retriable"]) == ("CANCELLED", True)
-    assert worker.log[-1]["exit_code"] == 1
+    assert [event["type"] for event in answers[1]] == ["started", "error"]
+    assert worker.log[-1]["exit_code"] == exit_code
 
 
 def test_an_engine_that_does_not_move_does_not_hold_up_the_exit(shallow_model: Path) -> None:
@@ -166,15 +143,6 @@ def test_an_engine_that_does_not_move_does_not_hold_up_the_exit(shallow_model: P
             assert last_of(running)["code"] == "CANCELLED"
         assert worker.exit_code() == 0
         assert not engine.is_running()
-
-
-def test_a_draining_workers_answers_close_their_connections(shallow_model: Path) -> None:
-    """A client that keeps its connection would otherwise find it closed without a word."""
-    with one_slot(shallow_model) as worker, worker.stream(prompt=STORY, max_tokens=LONG) as running:
-        running.until("token")
-        assert "connection" not in worker.get("/health").headers
-        worker.terminate()
-        eventually(lambda: worker.get("/health").headers.get("connection") == "close")
 
 
 def test_282_an_idle_worker_leaves_at_once_whatever_is_connected(shallow_model: Path) -> None:
@@ -209,22 +177,18 @@ def pid_1_of(worker: WorkerProcess) -> psutil.Process:
     return process
 
 
-def test_as_pid_1_a_signal_drains_with_exit_0(as_pid_1: tuple[str, ...], shallow_model: Path) -> None:
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]])
+def test_as_pid_1_a_signal_drains_with_exit_0_and_a_second_one_is_exit_1(
+    as_pid_1: tuple[str, ...], shallow_model: Path, signals: list[signal.Signals]
+) -> None:
+    is_second = len(signals) == 2
     with one_slot(shallow_model, command=(*as_pid_1, *WORKER)) as worker:
-        with worker.stream(prompt=STORY, max_tokens=8) as stream:
-            pid_1_of(worker).terminate()
-            assert last_of(stream)["type"] == "end"
-        assert worker.exit_code() == 0
-
-
-def test_as_pid_1_a_second_signal_is_exit_1(as_pid_1: tuple[str, ...], shallow_model: Path) -> None:
-    with one_slot(shallow_model, command=(*as_pid_1, *WORKER)) as worker:
-        with worker.stream(prompt=STORY, max_tokens=LONG) as stream:
-            pid_1_of(worker).send_signal(signal.SIGINT)
-            worker.wait_for("shutdown", jobs=1)
-            pid_1_of(worker).terminate()
-            assert last_of(stream)["code"] == "CANCELLED"
-        assert worker.exit_code() == 1
+        with worker.stream(prompt=STORY, max_tokens=LONG if is_second else 8) as stream:
+            for number in signals:
+                pid_1_of(worker).send_signal(number)
+                worker.wait_for("shutdown", jobs=1)
+            assert last_of(stream).get("code") == ("CANCELLED" if is_second else None)
+        assert worker.exit_code() == int(is_second)
 
 
 def test_as_pid_1_the_other_exit_codes_are_the_same(as_pid_1: tuple[str, ...], shallow_model: Path) -> None:
