@@ -19,7 +19,7 @@ from tests.queued import queued
 from tests.real_engine import SLOW_S, Told, answered, config_of, served, tokens_of
 from tests.server.front.rehearsal import CHEAP_ROWS
 from tests.shared_files import made_once, shared_folder
-from tests.worker_process import PATIENCE_S, eventually, own_environment, serve_default
+from tests.worker_process import PATIENCE_S, own_environment, serve_default
 from worker.engine.backend import LoadedDraft, LoadedModel, Meanwhile, do_nothing
 from worker.engine.loop import Engine
 from worker.engine.step import Step
@@ -164,9 +164,7 @@ def test_a_worker_says_what_its_draft_model_is_and_has_it_again_after_a_restart(
         assert ready["draft_model"] == told["name"]
         assert (told["quant_kind"], told["device"]) == ("Q4_0", "cpu:0")
         assert q4_0.stat().st_size < told["memory_bytes"] < before["memory_bytes"]
-        worker.engine.kill()
-        worker.wait_for("engine_restarted")
-        eventually(lambda: worker.health()["state"] == "ready")
+        worker.revive()
         assert worker.health()["draft_model"] == told
         assert worker.text(prompt=PROMPTS[0], max_tokens=8, temperature=0.0)
 

@@ -80,9 +80,7 @@ class TestWithOurs:
                 assert (line.get("kernels_ours") or {}) == first["ours"]
                 assert (line.get("kernels_stock") or {}) == first["stock"]
                 found.append(tokens(worker))
-                worker.engine.kill()
-                worker.wait_for("engine_restarted")
-                eventually(lambda: worker.get("/readyz").status_code == 200)
+                worker.revive()
                 assert worker.health()["kernels"] == first
                 found.append(tokens(worker))
         assert found[1:] == found[:1] * 3

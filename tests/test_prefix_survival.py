@@ -87,10 +87,7 @@ def test_after_an_engines_death_the_next_turn_finds_what_it_would_have_found(
         eventually(lambda: in_memory(worker))
         for _ in range(2):
             n_entries = in_memory(worker)
-            worker.engine.kill()
-            worker.wait_for("engine_restarted")
-            told = worker.wait_for("prefix_cache_restored")
-            eventually(lambda: worker.get("/readyz").status_code == 200)
+            told = worker.revive("prefix_cache_restored")
             assert told["parts"] == n_entries
             cache = worker.health()["prefix_cache"]
             assert (cache["restored_tokens"], cache["restored_bytes"]) == (told["tokens"], told["bytes"])
@@ -111,15 +108,7 @@ def folder(any_model: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.one_order
-def test_after_a_restart_of_the_worker_too(any_model: Path, conversation: Conversation, folder: Path) -> None:
-    with serve(any_model, "--prefix-cache-dir", str(folder)) as worker:
-        told = logged(worker.ready(), "prefix_cache_restored")
-        assert told["tokens"] > 100
-        conversation.check(worker)
-
-
-@pytest.mark.one_order
-def test_two_workers_may_have_one_directory_at_once(
+def test_after_a_restart_of_the_worker_too_and_two_may_have_one_directory_at_once(
     any_model: Path, conversation: Conversation, tmp_path: Path
 ) -> None:
     """Each writes what its own jobs computed; who starts next finds all of it."""
@@ -221,8 +210,6 @@ def test_what_a_salted_prompt_leaves_is_found_with_its_salt_only_and_outlives_no
         assert cached(worker) == 0
         assert cached(worker) == n_prompt - 1
         eventually(lambda: list(folder.glob("*.kv")))
-        worker.engine.kill()
-        worker.wait_for("engine_restarted")
-        eventually(lambda: worker.get("/readyz").status_code == 200)
+        worker.revive()
         assert cached(worker, cache_salt="client one") == 0
         assert cached(worker) == n_prompt - 1

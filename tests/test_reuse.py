@@ -1,4 +1,4 @@
-"""Nothing that saves work changes an answer: shared and kept prefixes, pauses, guesses; over real processes.
+"""Nothing that saves work changes an answer: shared and kept prefixes, and pauses; over real processes.
 
 The truth is a worker that has none of these: one slot, no prefix cache, no prompt lookup.
 """
@@ -16,11 +16,6 @@ QUESTIONS = ("Then", "His wife", "Far away", "Suddenly the wind", "Nobody knew",
 ASKED: tuple[Event, ...] = tuple(
     {"prompt": STORY + question, "max_tokens": 24, "temperature": 0.8 * (i % 2), "seed": i}
     for i, question in enumerate(QUESTIONS)
-)
-CODE = "def area(width, height):\n    return width * height\n\n\n"
-REPETITIVE: tuple[Event, ...] = (
-    {"prompt": CODE * 3, "max_tokens": 96, "temperature": 0.0, "ignore_eos": True},
-    {"prompt": CODE * 3, "max_tokens": 64, "temperature": 0.5, "seed": 7, "ignore_eos": True},
 )
 PARTICULAR: tuple[Event, ...] = (
     {"grammar": 'root ::= ([a-z]+ " ")+', "min_tokens": 100},
@@ -86,10 +81,3 @@ def test_jobs_that_outgrow_the_cells_pause_and_answer_as_alone(plain: WorkerProc
     assert worker.metrics()["worker_preemptions_total"] > 0
     eventually(worker.is_idle)
     assert worker.metrics()["worker_kv_cells_used"] == 0
-
-
-@pytest.mark.usefixtures("default_model")
-def test_drafts_change_no_token_greedy_or_drawn(plain: WorkerProcess, worker: WorkerProcess) -> None:
-    """There may be none here, by what steps cost; tests/test_drafts.py gives the costs."""
-    for request in REPETITIVE:
-        assert worker.text(**request) == plain.text(**request)

@@ -105,16 +105,8 @@ def test_a_constrained_answer_is_the_same_alone_among_others_and_without_prompt_
         assert other.ready().text(**CONSTRAINED) == expected
 
 
-def test_all_requests_at_once_answer_as_alone(worker: WorkerProcess, alone: list[str]) -> None:
-    with ExitStack() as open_streams:
-        streams = [open_streams.enter_context(worker.stream(**request)) for request in REQUESTS]
-        assert [text_of(list(stream)) for stream in streams] == alone
-
-
 def test_answers_are_the_same_after_an_engine_restart(worker: WorkerProcess, alone: list[str]) -> None:
-    worker.engine.kill()
-    worker.wait_for("engine_restarted")
-    eventually(lambda: worker.get("/readyz").status_code == 200)
+    worker.revive()
     assert answers(worker) == alone
 
 

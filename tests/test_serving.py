@@ -1,15 +1,12 @@
 """The main job on the real model: streamed as it is made, many at once, right text, right ends."""
 
-import http.client
-import json
-from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.backends.choice import chosen
-from tests.server.web.wire import events_in
-from tests.worker_process import Event, WorkerProcess, check_order, serving, text_of
+from tests.worker_process import Event, Stream, WorkerProcess, check_order, serving, text_of
 from worker.config.engine import configure
 from worker.config.engine_settings import Configure
 from worker.config.settings import Settings
@@ -26,19 +23,9 @@ STORY = "Once upon a time, in a small village by the sea, there lived"
 worker = serving("model_path", "--ctx-size", "8192", "--threads", "2")
 
 
-def burst(worker: WorkerProcess, requests: Sequence[Event]) -> list[list[Event]]:
-    """Send all requests at once on open connections, then read all answers."""
-    connections = [http.client.HTTPConnection("127.0.0.1", worker.port, timeout=120) for _ in requests]
-    for connection in connections:
-        connection.connect()
-    for connection, request in zip(connections, requests, strict=True):
-        connection.request("POST", "/execute", json.dumps(request), {"content-type": "application/json"})
-    answers = []
-    for connection in connections:
-        body = connection.getresponse().read().decode()
-        connection.close()
-        answers.append(events_in(body))
-    return answers
+def whole(stream: Stream) -> list[Event]:
+    with stream:
+        return list(stream)
 
 
 def decode_steps(worker: WorkerProcess) -> float:
@@ -87,13 +74,11 @@ def test_eight_jobs_share_their_steps_and_answer_as_alone(worker: WorkerProcess)
     end can change: docs/determinism.md. The first to arrive ends a step or two before the others.
     """
     prompts = ["Music", "Two men", "Water is", "The Earth", "Coffee", "Books", "Mars", "Salt is"]
-    requests = [
-        {"job_id": f"many-{i}", "prompt": prompt, "max_tokens": 32, "temperature": 0.0}
-        for i, prompt in enumerate(prompts)
-    ]
-    alone = [worker.run(**{**request, "job_id": f"alone-{i}"}) for i, request in enumerate(requests)]
+    alone = [worker.run(prompt=prompt, max_tokens=32) for prompt in prompts]
     before = decode_steps(worker)
-    together = burst(worker, requests)
+    streams = [worker.stream(prompt=prompt, max_tokens=32) for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        together = list(pool.map(whole, streams))
     steps = decode_steps(worker) - before
     assert [text_of(events) for events in together] == [text_of(events) for events in alone]
     assert all(events[-1]["tokens_sampled"] == 32 for events in together)
