@@ -11,7 +11,6 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from urllib.parse import unquote, urlsplit
@@ -111,40 +110,31 @@ class _Handler(QuietHandler):
         elif match := _TREE.fullmatch(path):
             self._tree(match["repo"])
         elif path.startswith("/moved/"):
-            self._say(302, {"Location": f"/files/{path.removeprefix('/moved/')}"})
+            self.answer(302, {"Location": f"/files/{path.removeprefix('/moved/')}"})
         elif path.startswith(("/files/", "/cdn/")):
             self._bytes(self.hub.content_of(path))
         elif match := _RESOLVE.fullmatch(path):
             self._resolve(match["repo"], match["revision"], match["file"])
         else:
-            self._say(404)
+            self.answer(404)
 
     def _resolve(self, repo: str, revision: str, file: str) -> None:
-        if self._is_refused(repo):
-            return
-        if self._is_unknown(revision):
+        if self._is_refused(repo) or self._is_unknown(revision):
             return
         content = self.hub.repos[repo].get(file)
         if content is None:
-            self._say(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+            self.answer(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
             return
         sha256 = self.hub.stated_sha256 or hashlib.sha256(content).hexdigest()
-        self._say(
-            302,
-            {
-                "Location": f"{self.hub.cdn_url}/{repo}//{file}?signature=secret",
-                "X-Repo-Commit": COMMIT,
-                "X-Linked-Size": str(len(content)),
-                "X-Linked-ETag": f'"{sha256}"',
-            },
-        )
+        linked = {"X-Linked-Size": str(len(content)), "X-Linked-ETag": f'"{sha256}"', "X-Repo-Commit": COMMIT}
+        self.answer(302, {"Location": f"{self.hub.cdn_url}/{repo}//{file}?signature=secret", **linked})
 
     def _info(self, repo: str, revision: str) -> None:
         if self._is_refused(repo) or self._is_unknown(revision):
             return
         siblings = [{"rfilename": file} for file in self.hub.repos[repo]]
         info = {"id": repo, "sha": COMMIT, "siblings": siblings}
-        self._say(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
+        self.answer(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
 
     def _tree(self, repo: str) -> None:
         if self._is_refused(repo):
@@ -153,32 +143,32 @@ class _Handler(QuietHandler):
             {"type": "file", "path": file, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}  # noqa: S324 - git's own digest, which is no proof here either
             for file, content in self.hub.repos[repo].items()
         ]
-        self._say(200, {"Content-Type": "application/json"}, json.dumps(files).encode())
+        self.answer(200, {"Content-Type": "application/json"}, json.dumps(files).encode())
 
     def _is_refused(self, repo: str) -> bool:
         refusal = self.hub.refusals.get(repo) or (None if repo in self.hub.repos else Refusal(404, "RepoNotFound"))
         if refusal is None:
             return False
-        self._say(refusal.status, {"X-Error-Code": refusal.error_code} if refusal.error_code else {})
+        self.answer(refusal.status, {"X-Error-Code": refusal.error_code} if refusal.error_code else {})
         return True
 
     def _is_unknown(self, revision: str) -> bool:
         if revision in ("main", COMMIT):
             return False
-        self._say(404, {"X-Error-Code": "RevisionNotFound"})
+        self.answer(404, {"X-Error-Code": "RevisionNotFound"})
         return True
 
     def _bytes(self, content: bytes | None) -> None:
         if self.hub.failures:
-            self._say(self.hub.failures.pop(0))
+            self.answer(self.hub.failures.pop(0))
             return
         if content is None:
-            self._say(404)
+            self.answer(404)
             return
         match = None if self.hub.ignores_ranges else _RANGE.fullmatch(self.headers["Range"] or "")
         start = int(match[1]) if match else 0
         if match and start >= len(content):
-            self._say(416, {"Content-Range": f"bytes */{len(content)}"})
+            self.answer(416, {"Content-Range": f"bytes */{len(content)}"})
             return
         self.send_response(206 if match else 200)
         if match:
@@ -202,11 +192,3 @@ class _Handler(QuietHandler):
     def _send(self, content: bytes) -> None:
         self.wfile.write(content)
         self.hub.n_body_bytes += len(content)
-
-    def _say(self, status: int, headers: Mapping[str, str] | None = None, body: bytes = b"") -> None:
-        self.send_response(status)
-        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)

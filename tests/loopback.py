@@ -3,7 +3,7 @@
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -15,6 +15,15 @@ _POLL_S = 0.01
 
 
 class QuietHandler(BaseHTTPRequestHandler):
+    def answer(self, status: int, headers: Mapping[str, str] | None = None, body: bytes = b"") -> None:
+        """Send the head, and the body unless HEAD was asked for."""
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
     def log_message(self, format: str, *args: object) -> None:
         """The test's output is not for its lines."""
 

@@ -78,14 +78,8 @@ class _Handler(QuietHandler):
         if word == "hang":
             self.connection.recv(1)
         elif word != "reset":
-            self._answer(int(word))
-
-    def _answer(self, status: int) -> None:
-        self.send_response(status)
-        if 300 <= status < 400:
-            self.send_header("Location", f"http://{HOST}:{self.receiver.port}/elsewhere")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+            is_moved = 300 <= int(word) < 400
+            self.answer(int(word), {"Location": f"http://{HOST}:{self.receiver.port}/elsewhere"} if is_moved else {})
 
 
 def _probe(body: bytes) -> int:

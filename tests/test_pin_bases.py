@@ -81,19 +81,12 @@ class Hub(QuietHandler):
 
     def do_GET(self) -> None:
         assert self.path.endswith("scope=repository:library/debian:pull")
-        self._answer({}, b'{"token": "t1"}')
+        self.answer(200, {}, b'{"token": "t1"}')
 
     def do_HEAD(self) -> None:
         is_right = self.path == "/v2/library/debian/manifests/bookworm-slim"
         assert self.headers["Authorization"] == "Bearer t1"
-        self._answer({"Docker-Content-Digest": DIGEST} if is_right else {}, b"")
-
-    def _answer(self, headers: dict[str, str], body: bytes) -> None:
-        self.send_response(200)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
+        self.answer(200, {"Docker-Content-Digest": DIGEST} if is_right else {})
 
 
 @pytest.fixture(scope="module")

@@ -3,19 +3,22 @@ it."""
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from tests.loopback import reserved_port
-from tests.otlp_collector import OtlpCollector, attributes_of
+from tests.loopback import LoopbackServer, QuietHandler, reserved_port
 from tests.server.web.openai_client import CHAT, COMPLETIONS
-from tests.worker_process import Event, Stream, WorkerProcess, eventually, own_environment, serve_default
+from tests.worker_process import PATIENCE_S, Event, Stream, WorkerProcess, eventually, own_environment, serve_default
 from worker.observe.traces import FLUSH_S, SPAN
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
@@ -26,6 +29,74 @@ TRACED = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01", "tracestate": "vendor=
 CORRELATION = {"x-correlation-id": "550e8400-e29b-41d4-a716-446655440000"}
 SECRET = "mellifluous xylophone"
 API_KEY = "sesame-street-123"
+
+
+class OtlpCollector(LoopbackServer):
+    """A collector that keeps what it is sent: OTLP over HTTP, in protobuf. A silent one never answers."""
+
+    def __init__(self, *, is_silent: bool = False) -> None:
+        self.bodies: list[bytes] = []
+        """The bodies as they came."""
+        self.paths: list[str] = []
+        self._is_silent = is_silent
+        self._has_news = threading.Condition()
+        self._is_over = threading.Event()
+        collector = self
+
+        class Handler(QuietHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                collector._take(self.path, body)
+                self.answer(200)
+
+        super().__init__(Handler)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        super().__exit__(kind, error, trace)
+
+    def _take(self, path: str, body: bytes) -> None:
+        with self._has_news:
+            self.paths.append(path)
+            self.bodies.append(body)
+            self._has_news.notify_all()
+        if self._is_silent:
+            self._is_over.wait(PATIENCE_S)
+
+    def wait_until_asked(self) -> None:
+        with self._has_news:
+            assert self._has_news.wait_for(lambda: self.bodies, PATIENCE_S)
+
+    def requests(self) -> list[ExportTraceServiceRequest]:
+        with self._has_news:
+            return [ExportTraceServiceRequest.FromString(body) for body in self.bodies]
+
+    def resource(self) -> dict[str, Any]:
+        """The attributes of what sends."""
+        (first, *_) = self.requests()
+        return attributes_of(first.resource_spans[0].resource.attributes)
+
+    def spans(self) -> list[Span]:
+        """All that came, in the order of their beginnings."""
+        found = [
+            span
+            for request in self.requests()
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+        return sorted(found, key=lambda span: span.start_time_unix_nano)
+
+
+def attributes_of(attributes: Any) -> dict[str, Any]:
+    return {each.key: _plain(each.value) for each in attributes if isinstance(each, KeyValue)}
+
+
+def _plain(value: AnyValue) -> Any:
+    kind = value.WhichOneof("value")
+    return [_plain(each) for each in value.array_value.values] if kind == "array_value" else getattr(value, str(kind))
 
 
 @contextmanager
@@ -205,35 +276,34 @@ def test_a_collector_that_never_answers_holds_up_nothing_but_the_very_end(any_mo
 # ── what prevents a start ────────────────────────────────────────────────────────────────────────
 
 
-def refused(*command: str, **environment: str) -> str:
-    """The one line of a worker that does not start because of its environment."""
+WITHOUT = "import sys; sys.modules['opentelemetry'] = None; from worker.__main__ import main; main()"
+
+
+@pytest.mark.parametrize(
+    ("command", "variables", "says"),
+    [
+        (("-c", WITHOUT), {}, "pip install -e '.[otel]'"),
+        (
+            ("-m", "worker"),
+            {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "OTEL_EXPORTER_OTLP_PROTOCOL='grpc' is not supported",
+        ),
+        (("-m", "worker"), {"OTEL_BSP_MAX_QUEUE_SIZE": "-1"}, "max_queue_size"),
+    ],
+)
+def test_traces_that_cannot_be_sent_are_one_line_before_anything_starts(
+    command: tuple[str, ...], variables: dict[str, str], says: str
+) -> None:
     found = subprocess.run(
         [sys.executable, *command, "--model", "no-such-model"],
-        env={**own_environment(), "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318", **environment},
+        env={**own_environment(), "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318", **variables},
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
     assert (found.returncode, found.stdout, found.stderr.count("\n")) == (2, "", 1), found.stderr
-    return found.stderr
-
-
-def test_traces_that_are_asked_for_without_the_extra_are_one_clear_error() -> None:
-    without = "import sys; sys.modules['opentelemetry'] = None; from worker.__main__ import main; main()"
-    line = refused("-c", without)
-    assert "OTEL_EXPORTER_OTLP_ENDPOINT asks for traces" in line
-    assert "pip install -e '.[otel]'" in line
-
-
-def test_an_unsupported_protocol_is_one_clear_error() -> None:
-    assert "OTEL_EXPORTER_OTLP_PROTOCOL='grpc' is not supported" in refused(
-        "-m", "worker", OTEL_EXPORTER_OTLP_PROTOCOL="grpc"
-    )
-
-
-def test_a_variable_that_the_sdk_cannot_use_is_one_clear_error() -> None:
-    assert "max_queue_size" in refused("-m", "worker", OTEL_BSP_MAX_QUEUE_SIZE="-1")
+    assert says in found.stderr
 
 
 def test_nothing_of_opentelemetry_is_loaded_unless_a_setting_asks_for_it() -> None:
