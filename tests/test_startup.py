@@ -16,7 +16,7 @@ import pytest
 
 from tests.gguf_files import tiny_model
 from tests.receiver import Receiver
-from tests.worker_process import Event, WorkerProcess, gated, serve_default
+from tests.worker_process import PATIENCE_S, Event, WorkerProcess, gated, serve_default
 from worker.llama.devices import devices
 
 pytestmark = pytest.mark.process
@@ -152,7 +152,8 @@ def test_275_every_kind_of_address_is_bound_and_a_free_port_reported(
         port = listening["port"]
         assert (listening["host"], listening["url"]) == (told, f"http://{shown}:{port}")
         for address in reached_at:
-            assert httpx2.get(f"http://{address}:{port}/livez", trust_env=False).status_code == 200
+            answer = httpx2.get(f"http://{address}:{port}/livez", timeout=PATIENCE_S, trust_env=False)
+            assert answer.status_code == 200
 
 
 def has_ipv6_loopback() -> bool:
