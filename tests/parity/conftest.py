@@ -4,16 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from parity import corpus
 from parity.bounds import Bounds
-from parity.case import Case
-from parity.evidence import SHORT, FullLogits, Window
 from parity.f32_copy import write_f32_copy
 from parity.reference.checkpoint import dequantise
 from parity.reference.model import Reference
 from parity.reference.tensors import CheckpointTensors
-from parity.references import Subject
-from parity.report import ReferenceUsed
 from tests.shared_files import made_once, shared_folder
 
 
@@ -41,20 +36,3 @@ def f32_copy(default_model: Path, checkpoint: Path, tmp_path_factory: pytest.Tem
 def bounds() -> Bounds:
     """The built-in bounds."""
     return Bounds.load()
-
-
-@pytest.fixture(scope="module")
-def short_case(
-    default_model: Path, f32_copy: Path, reference: Reference, tmp_path_factory: pytest.TempPathFactory
-) -> Case:
-    """The default model and one window of its text."""
-    window = Window("short", tuple(reference.tokenize(corpus.text())[:SHORT]))
-    rows = FullLogits.make(tmp_path_factory.mktemp("rows"), [window], lambda window: reference.logits(window.tokens))
-    return Case(
-        subject=Subject.of(default_model, n_threads=1, work=tmp_path_factory.mktemp("work")),
-        used=ReferenceUsed("checkpoint", "reference", ""),
-        reference=rows,
-        hard_ids=[],
-        is_source=True,
-        f32_copy=f32_copy,
-    )

@@ -11,9 +11,7 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from parity.f32_copy import open_gguf, rewrite, shape_of
-from parity.naming import Naming
 from tests.gguf_files import Value, tiny_model
-from worker.models.facts.info import read_info
 
 N_LAYERS, N_HEADS, N_KV_HEADS, HEAD_DIM, N_FF, N_VOCAB = 2, 4, 2, 16, 256, 40
 N_EMBD = N_HEADS * HEAD_DIM
@@ -151,7 +149,3 @@ def with_tensor(source: Path, target: Path, name: str, values: NDArray[np.float3
     """A copy of `source` in which one tensor has other values."""
     rewrite(source, target, tensors={name: lambda: values})
     return target
-
-
-def naming_of(path: Path) -> Naming:
-    return Naming.of(read_info(path))

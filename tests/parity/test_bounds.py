@@ -19,10 +19,6 @@ def own(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_every_built_in_bound_has_a_value_and_a_reason() -> None:
-    assert Bounds.load() is not None
-
-
 @pytest.mark.parametrize(
     ("value", "key", "holds"),
     [
@@ -81,14 +77,6 @@ def test_what_a_cache_type_or_a_backend_costs_is_allowed_next_to_the_bound_with_
     assert not bounds.check("x", 0.875, "a.b", allowances=keys[:2]).holds
     assert bounds.check("x", 0.375, "a.c", allowances=keys).holds
     assert not bounds.check("x", 0.374, "a.c", allowances=keys).holds
-
-
-@pytest.mark.parametrize("rounded", sorted(set(ROUNDED.values())))
-def test_every_quantised_cache_type_has_an_allowance_for_whatever_it_moves(rounded: str) -> None:
-    bounds = Bounds.load()
-    for what in ("kl_mean", "kl_p99", "top1", "top5", "perplexity"):
-        assert bounds.bound(f"logits.allowance.{rounded}.{what}").relation == "at most"
-    assert bounds.bound(f"generation.allowance.{rounded}.gap").value > 0
 
 
 def test_every_cache_type_that_is_quantised_has_its_word() -> None:

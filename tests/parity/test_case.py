@@ -1,14 +1,11 @@
 """Windows are the text in order, once short and once long; prompts of one length; the rows are the reference's."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parity.case import gather, plan_windows, windows_of
-from parity.evidence import LONG, SHORT, Window
+from parity.case import plan_windows, windows_of
+from parity.evidence import LONG, SHORT
 from parity.reference.model import Reference
 from tests.parity.tiny_llama import BOS, write_tiny_llama
 from worker.errors import UsageError
@@ -50,11 +47,6 @@ def test_prompts_are_cut_to_the_shortest_and_continued_by_the_reference(tiny: Re
         assert [list(window.tokens[window.n_prompt :])] == tiny.greedy([window.tokens[: window.n_prompt]], 5)
 
 
-def test_no_prompt_is_longer_than_32_tokens(tiny: Reference) -> None:
-    windows = plan_windows(tiny, TEXT, ["a" * 90, "b" * 40], n_tokens=SHORT, n_continued=2)
-    assert [(window.n_prompt, len(window.tokens)) for window in windows[1:]] == [(32, 34), (32, 34)]
-
-
 @pytest.mark.parametrize(
     ("text", "n_tokens", "complaint"),
     [
@@ -65,11 +57,3 @@ def test_no_prompt_is_longer_than_32_tokens(tiny: Reference) -> None:
 def test_text_that_is_too_short_is_refused(text: str, n_tokens: int, complaint: str, tiny: Reference) -> None:
     with pytest.raises(UsageError, match=complaint):
         plan_windows(tiny, text, PROMPTS, n_tokens=n_tokens)
-
-
-def test_gathered_rows_are_the_references(tiny: Reference, tmp_path: Path) -> None:
-    windows = [Window("short", (BOS, 3, 4, 5)), Window("continuation", (BOS, 9, 9), 2)]
-    gathered = gather(tiny, windows, tmp_path)
-    assert list(gathered.windows) == windows
-    for number, window in enumerate(windows):
-        assert np.array_equal(gathered.rows(number), tiny.logits(window.tokens).astype(np.float32))

@@ -41,10 +41,6 @@ def test_means_of_windows_that_differ_are_covered() -> None:
     assert MIN_COVERED <= covers(unlike, estimates.mean, 0.0) <= MAX_COVERED
 
 
-def test_positions_taken_for_independent_would_not_cover_windows_that_differ() -> None:
-    assert covers(unlike, lambda groups: estimates.mean([np.concatenate(groups)]), 0.0) < 0.5
-
-
 @pytest.mark.parametrize("p", [0.5, 0.94, 0.995])
 def test_shares_are_covered(p: float) -> None:
     def make(rng: np.random.Generator) -> Groups:
@@ -53,43 +49,9 @@ def test_shares_are_covered(p: float) -> None:
     assert MIN_COVERED <= covers(make, estimates.share, p) <= 1.0
 
 
-def test_a_share_of_all_or_none_still_has_an_interval() -> None:
-    """Wilson's own: z² / (n + z²) for one window of independent positions."""
-    none = estimates.share([np.zeros(100)])
-    every = estimates.share([np.ones(100)])
-    assert (none.value, none.low, every.value, every.high) == (0.0, 0.0, 1.0, 1.0)
-    assert none.high == pytest.approx(1.959964**2 / (100 + 1.959964**2))
-    assert every.low == pytest.approx(1.0 - none.high)
-
-
-def test_a_single_value_says_nothing_of_its_error() -> None:
-    alone = estimates.mean([np.array([3.0])])
-    assert (alone.value, alone.low, alone.high) == (3.0, -math.inf, math.inf)
-
-
 @pytest.mark.parametrize("of", [estimates.mean, estimates.share])
 @pytest.mark.parametrize("groups", [[np.array([1.0, math.inf])], [np.array([math.nan])], [np.empty(0)]])
 def test_what_is_not_finite_is_no_estimate(of: Callable[[Groups], Estimate], groups: Groups) -> None:
     found = of(groups)
     assert all(math.isnan(number) for number in (found.value, found.low, found.high))
     assert found.text() == "not finite"
-
-
-def test_an_estimate_is_written_with_its_interval() -> None:
-    assert Estimate(0.5, 0.25, 0.75).text(".1f", 100.0, " %") == "50.0 % (25.0 … 75.0)"
-
-
-def test_the_exponential_of_a_huge_mean_is_infinite_and_no_error() -> None:
-    assert estimates.exp(Estimate(800.0, 0.0, 900.0)) == Estimate(math.inf, 1.0, math.inf)
-
-
-@pytest.mark.parametrize(
-    ("freedom", "expected"), [(1, 12.7062), (9, 2.2622), (10, 2.2281), (30, 2.0423), (1000, 1.9623)]
-)
-def test_few_windows_have_wider_intervals(freedom: int, expected: float) -> None:
-    """Student's t from its tables: two groups of values ±1 around 0 make the standard error known."""
-    groups = [np.array([(-1.0) ** number]) for number in range(freedom + 1)]
-    values = np.concatenate(groups)
-    error = values.std(ddof=1) / math.sqrt(len(values))
-    found = estimates.mean(groups)
-    assert (found.high - found.value) / error == pytest.approx(expected, abs=0.01)

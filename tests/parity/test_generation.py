@@ -10,8 +10,7 @@ import pytest
 from parity.bounds import Bounds
 from parity.evidence import Candidate, FullLogits, Window
 from parity.levels import generation
-from parity.logits_file import LogitsFile, write_logits_file
-from tests.parity.made_logits import PROVENANCE, MadeModel, Rows, candidate, made_reference
+from tests.parity.made_logits import MadeModel, candidate, made_reference
 
 
 @pytest.fixture(scope="module")
@@ -83,16 +82,6 @@ def test_what_follows_a_near_tie_is_not_judged(reference: FullLogits, bounds: Bo
     assert level.tables[0].rows[tie.prompt - 1][2] == f"{tie.index} of 20"
 
 
-def test_the_table_shows_each_prompt_with_its_tokens(reference: FullLogits, bounds: Bounds, tie: NearTie) -> None:
-    level = generation.run(reference, bounds, file=tie.turned(MadeModel()), piece=lambda token: f" {token}\n")
-    row = level.tables[0].rows[tie.prompt - 1]
-    expected = tie.window.tokens[tie.window.n_prompt + tie.index]
-    assert row[:2] == (str(tie.prompt), " ".join(map(str, tie.window.tokens[:4])))
-    assert row[3:5] == tuple(f"{token} ' {token}\\n'" for token in (expected, tie.second))
-    other = level.tables[0].rows[2 - tie.prompt]
-    assert (other[2], other[3:]) == ("20 of 20", ("", "", "", ""))
-
-
 # ── negative controls ────────────────────────────────────────────────────────────────────────────
 
 
@@ -104,25 +93,6 @@ def test_another_model_and_positions_that_are_off_by_one_fail(
     assert level.verdict == "fail"
     assert level.summary.startswith("F32 copy: the reference's preference")
     assert generation.run(reference, bounds, file=candidate(model=wrong)).verdict == "fail"
-
-
-def test_a_candidate_that_takes_the_second_token_fails(reference: FullLogits, bounds: Bounds) -> None:
-    def change(rows: Rows) -> Rows:
-        rows = rows.copy()
-        rows[-1, rows[-1].argmax()] = -50.0
-        return rows
-
-    level = generation.run(reference, bounds, file=candidate(change))
-    assert level.verdict == "fail"
-    assert "token 0" in level.summary
-
-
-def test_the_level_runs_from_a_logits_file(reference: FullLogits, bounds: Bounds, tmp_path: Path) -> None:
-    path = tmp_path / "logits.safetensors"
-    write_logits_file(path, reference, (), PROVENANCE)
-    file = LogitsFile.open(path)
-    assert generation.run(file, bounds, file=candidate()).verdict == "pass"
-    assert generation.run(file, bounds, file=candidate(model=MadeModel(shift=1))).verdict == "fail"
 
 
 def test_a_reference_without_continuations_is_no_comparison(tmp_path: Path, bounds: Bounds) -> None:

@@ -8,9 +8,8 @@ import pytest
 from parity.bounds import Bounds
 from parity.evidence import FullLogits, Kind
 from parity.levels import logits
-from parity.logits_file import LogitsFile, write_logits_file
 from parity.report import Level
-from tests.parity.made_logits import PROVENANCE, MadeModel, Rows, candidate, made_reference, noisy
+from tests.parity.made_logits import MadeModel, Rows, candidate, made_reference, noisy
 
 KINDS: list[Kind] = ["short", "short", "long", "continuation", "long"]
 
@@ -38,21 +37,6 @@ def test_an_exact_f32_copy_and_a_near_file_pass(reference: FullLogits, bounds: B
         ">its second halves",
     )
     assert "left out" not in level.summary
-
-
-def test_without_a_f32_copy_the_summary_says_that_it_was_left_out(reference: FullLogits, bounds: Bounds) -> None:
-    level = logits.run(reference, bounds, file=candidate(noisy(0.02)))
-    assert level.verdict == "pass"
-    assert len(level.checks) == 5
-    assert "the F32 copy was left out" in level.summary
-
-
-def test_the_level_runs_from_a_logits_file(reference: FullLogits, bounds: Bounds, tmp_path: Path) -> None:
-    path = tmp_path / "logits.safetensors"
-    write_logits_file(path, reference, (), PROVENANCE)
-    good = logits.run(LogitsFile.open(path), bounds, file=candidate(noisy(0.02)))
-    bad = logits.run(LogitsFile.open(path), bounds, file=candidate(noisy(1.0)))
-    assert (good.verdict, bad.verdict) == ("pass", "fail")
 
 
 # ── negative controls ────────────────────────────────────────────────────────────────────────────

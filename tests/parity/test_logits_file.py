@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from parity.compare import Positions, summarise
+from parity.compare import Positions
 from parity.evidence import FullLogits, Kind
 from parity.logits_file import N_TOP, LogitsFile, write_logits_file
 from tests.parity.made_logits import N_VOCAB, PROVENANCE, MadeModel, Rows, made_reference, made_windows, noisy
@@ -78,25 +77,6 @@ def agrees(exact: Positions, brief: Positions) -> None:
         np.testing.assert_array_equal(getattr(brief, field.name)[known], getattr(exact, field.name)[known])
 
 
-def test_summaries_from_the_file_are_close_to_those_from_all_rows(path: Path, full: FullLogits) -> None:
-    """The rest of a row, some 344 tokens with 4 % of the probability, is one bin: KL loses little."""
-    file = LogitsFile.open(path)
-    rows = [noisy(0.05, number)(np.array(full.rows(number))) for number in range(3)]
-    exact, brief = (
-        summarise([source.positions(number, rows[number]) for number in range(3)]) for source in (full, file)
-    )
-    assert (brief.top1, brief.top5, brief.perplexity) == (exact.top1, exact.top5, exact.perplexity)
-    assert brief.n_full == 16
-    assert 0.9 * exact.kl_mean.value < brief.kl_mean.value <= exact.kl_mean.value
-
-
-def test_rows_in_full_are_the_same_in_the_file(path: Path, full: FullLogits) -> None:
-    file = LogitsFile.open(path)
-    for own, other in zip(file.full_rows(), full.full_rows(), strict=True):
-        assert own[:2] == other[:2]
-        np.testing.assert_array_equal(own[2], other[2])
-
-
 def test_gaps_are_exact_where_the_token_is_known_and_never_too_high_elsewhere(path: Path, full: FullLogits) -> None:
     file = LogitsFile.open(path)
     n_exact = 0
@@ -108,30 +88,6 @@ def test_gaps_are_exact_where_the_token_is_known_and_never_too_high_elsewhere(pa
     assert N_VOCAB + 2 * N_TOP <= n_exact < 3 * N_VOCAB
     following = full.windows[0].tokens[6]
     assert file.gap(0, 5, following) == full.gap(0, 5, following)
-
-
-@pytest.mark.parametrize("shape", [(23, N_VOCAB), (24, N_VOCAB - 1)])
-def test_a_candidate_of_another_shape_is_refused(path: Path, shape: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="shape"):
-        LogitsFile.open(path).positions(0, np.zeros(shape, dtype=np.float32))
-
-
-def test_the_same_rows_have_the_same_digest_and_others_another(path: Path, full: FullLogits, tmp_path: Path) -> None:
-    again, other = tmp_path / "again.safetensors", tmp_path / "other.safetensors"
-    write_logits_file(again, full, HARD_IDS, PROVENANCE)
-    write_logits_file(other, full, HARD_IDS, replace(PROVENANCE, dtype="float32"))
-    assert digest(again) == digest(path) != digest(other)
-
-
-def digest(path: Path) -> str:
-    with safe_open(path, framework="numpy") as file:
-        return str(file.metadata()["sha256"])
-
-
-def test_the_file_is_a_fraction_of_the_rows(path: Path, full: FullLogits) -> None:
-    n_rows = sum(len(window.tokens) for window in full.windows)
-    per_row = N_TOP * 8 + 12
-    assert path.stat().st_size < n_rows * per_row + 16 * N_VOCAB * 4 + 6000
 
 
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────
@@ -169,8 +125,3 @@ def test_files_of_other_programs_are_refused(tmp_path: Path) -> None:
     assert "parity reference" in refused(path)
     path.write_text("not a model")
     refused(path)
-
-
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    refused(tmp_path / "none.safetensors")
-    refused(tmp_path)

@@ -4,17 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from parity.naming import not_comparable, to_checkpoint_order, to_gguf_order
 from tests.gguf_files import TensorRow, tiny_model
 from tests.parity.small_gguf import (
-    SHAPES,
-    gguf_name,
-    interleaved,
-    naming_of,
     random_checkpoint,
     write_gguf,
 )
@@ -37,39 +32,6 @@ def test_rows_that_are_rotated_together_are_neighbours_in_a_gguf(n_heads: int, n
         for pair in range(n_pairs):
             first = head * 2 * n_pairs
             assert order[first + 2 * pair : first + 2 * pair + 2].tolist() == [first + pair, first + pair + n_pairs]
-
-
-def test_activations_are_reordered_along_their_features() -> None:
-    values = np.arange(24, dtype=np.float32).reshape(2, 12)
-    assert np.array_equal(to_gguf_order(values, 3, axis=1), to_gguf_order(values.T, 3).T)
-    assert to_checkpoint_order(values, 3, axis=-1)[0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11]
-
-
-def test_an_axis_that_has_fewer_heads_is_refused() -> None:
-    with pytest.raises(ValueError, match="reshape"):
-        to_gguf_order(np.zeros((10, 2), dtype=np.float32), 3)
-
-
-def test_every_tensor_has_its_name_and_order(tmp_path: Path) -> None:
-    checkpoint = random_checkpoint()
-    naming = naming_of(write_gguf(tmp_path / "small.gguf", checkpoint))
-    for name, values in checkpoint.tensors.items():
-        assert naming.gguf_name(name) == gguf_name(name)
-        assert np.array_equal(naming.in_gguf_order(gguf_name(name), values), interleaved(name, values))
-
-
-def test_what_no_gguf_has_has_no_name(tmp_path: Path) -> None:
-    naming = naming_of(write_gguf(tmp_path / "small.gguf", random_checkpoint()))
-    for name in ("model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.9.mlp.up_proj.weight", "other", ""):
-        assert naming.gguf_name(name) is None
-        assert naming.by_gguf_name([name]) == {}
-
-
-def test_an_embedding_is_the_output_too_where_there_is_no_other(tmp_path: Path) -> None:
-    naming = naming_of(write_gguf(tmp_path / "small.gguf", random_checkpoint()))
-    tied = naming.by_gguf_name(SHAPES)
-    assert tied["output.weight"] == tied["token_embd.weight"] == "model.embed_tokens.weight"
-    assert naming.by_gguf_name([*SHAPES, "lm_head.weight"])["output.weight"] == "lm_head.weight"
 
 
 def test_only_llama_without_experts_can_be_compared(tmp_path: Path) -> None:

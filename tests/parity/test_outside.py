@@ -198,12 +198,6 @@ def test_every_level_that_can_be_seen_passes_on_what_is_served(shallow: Shallow,
     assert [check.name for check in found["tokenizer"].checks][-1].startswith(f"of {len(CONVERSATIONS)} conversations")
 
 
-def test_what_no_server_reports_is_named_with_the_reason(shallow: Shallow, shallow_worker: WorkerProcess) -> None:
-    found = shallow.judge(shallow_worker.url, "weights", "checkpoints", "sampling")
-    assert {level.verdict for level in found.values()} == {"not run"}
-    assert all(level.summary.startswith("cannot be judged from outside: a server does not") for level in found.values())
-
-
 def test_another_chat_template_fails_at_the_tokenizer_and_both_prompts_are_shown(
     shallow: Shallow, tmp_path: Path
 ) -> None:
@@ -272,9 +266,6 @@ def test_nonsense_for_an_answer_fails_the_level_with_one_line(
     assert (found.verdict, found.checks) == ("fail", ())
     assert found.summary.startswith("the server did not answer as it should: ")
     assert says in found.summary
-
-
-# ── llama-server ─────────────────────────────────────────────────────────────────────────────────
 
 
 # ── who is asked ─────────────────────────────────────────────────────────────────────────────────

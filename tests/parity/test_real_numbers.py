@@ -3,9 +3,8 @@
 Few tokens: the bounds of the long windows are for 512.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -100,19 +99,3 @@ def test_a_wrong_rope_base_fails_generation(full: FullLogits, bounds: Bounds, wr
         continued = generation.run(full, bounds, file=other, f32_copy=other)
     assert continued.verdict == "fail"
     assert continued.summary.startswith("F32 copy: the reference's preference at the first step that differs")
-
-
-def test_a_position_that_is_off_by_one_fails_generation(full: FullLogits, bounds: Bounds, f32_copy: Path) -> None:
-    """The row before the last is read. (llama.cpp itself refuses a batch whose positions leave a gap.)"""
-
-    with candidate(f32_copy) as exact:
-
-        def late(prompt: Sequence[int], n_tokens: int) -> list[int]:
-            tokens = list(prompt)
-            for _ in range(n_tokens):
-                tokens.append(int(exact.logits(tokens)[-2].argmax()))
-            return tokens[len(prompt) :]
-
-        level = generation.run(full, bounds, file=replace(exact, greedy=late))
-    assert level.verdict == "fail"
-    assert "token 0" in level.summary

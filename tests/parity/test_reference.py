@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
-from numpy.typing import NDArray
 
-from parity.points import NAMES, ONCE, Activations, Name, Point
+from parity.points import Activations
 from parity.reference.model import Reference
 from parity.reference.tensors import CheckpointTensors
 from tests.parity.made_activations import layer_points
@@ -22,7 +21,6 @@ from tests.parity.tiny_llama import (
     RMS_NORM_EPS,
     ROPE_THETA,
     TOKENS,
-    VOCAB_SIZE,
     write_tiny_llama,
 )
 from worker.errors import UsageError
@@ -83,11 +81,6 @@ def test_scaled_rope_is_transformers_own_to_float32(scaling: dict[str, object], 
     assert np.abs(single.logits(TOKENS) - double.logits(TOKENS)).max() < 1e-4
 
 
-def test_scaled_rope_is_not_the_plain_one(tiny: Reference, tmp_path: Path) -> None:
-    folder = write_tiny_llama(tmp_path / "scaled", rope_parameters=LLAMA_3)
-    assert np.abs(Reference.open(folder, n_threads=1).logits(TOKENS) - tiny.logits(TOKENS)).max() > 1e-2
-
-
 def test_greedy_is_the_repeated_argmax_for_every_prompt_of_a_batch(tiny: Reference) -> None:
     prompts = [TOKENS[:4], TOKENS[4:8], TOKENS[8:]]
     for prompt, continued in zip(prompts, tiny.greedy(prompts, 6), strict=True):
@@ -106,62 +99,6 @@ def test_greedy_refuses_prompts_of_several_lengths(tiny: Reference) -> None:
 def test_every_point_is_there_in_float64(found: Activations) -> None:
     assert sorted(found) == layer_points(N_LAYERS)
     assert {values.dtype for values in found.values()} == {np.dtype(np.float64)}
-
-
-def test_last_point_is_what_logits_says(found: Activations, tiny: Reference) -> None:
-    assert np.array_equal(found[Point.of("logits", N_LAYERS)], tiny.logits(TOKENS))
-
-
-@pytest.mark.parametrize("layer", range(N_LAYERS))
-def test_points_of_a_layer_follow_from_each_other(layer: int, found: Activations, folder: Path) -> None:
-    of = {name: found[Point.of(name, layer)] for name in NAMES if name not in ONCE}
-    weights = CheckpointTensors.open(folder)
-
-    def through(module: str, name: Name) -> NDArray[np.floating]:
-        product: NDArray[np.floating] = of[name] @ weights.read(f"model.layers.{layer}.{module}.weight").T.astype(float)
-        return product
-
-    entering = Point.of("embedding", -1) if layer == 0 else Point.of("block", layer - 1)
-    expected: dict[Name, NDArray[np.floating]] = {
-        "q_proj": through("self_attn.q_proj", "attn_norm"),
-        "v_proj": through("self_attn.v_proj", "attn_norm"),
-        "k_cache": of["k_rope"],
-        "v_cache": of["v_proj"],
-        "attn_out": through("self_attn.o_proj", "attn_heads"),
-        "attn_residual": found[entering] + of["attn_out"],
-        "ffn_out": through("mlp.down_proj", "swiglu"),
-        "block": of["attn_residual"] + of["ffn_out"],
-    }
-    assert {name for name in expected if np.abs(of[name] - expected[name]).max() > EXACT} == set()
-
-
-@pytest.mark.parametrize("layer", range(N_LAYERS))
-def test_attention_is_what_its_parts_make(layer: int, found: Activations) -> None:
-    names: tuple[Name, ...] = ("q_rope", "k_rope", "v_cache", "scores", "probs", "attn_heads")
-    query, key, value, scores, probs, heads = (found[Point.of(name, layer)] for name in names)
-    n_tokens = len(TOKENS)
-    is_seen = np.tri(n_tokens, dtype=bool)
-    assert scores.shape == probs.shape == (N_HEADS, n_tokens, n_tokens)
-    assert np.abs(probs.sum(axis=-1) - 1).max() < EXACT
-    assert not probs[:, ~is_seen].any()
-    assert not scores[:, ~is_seen].any()
-    for head in range(N_HEADS):
-        own, shared = _columns(head), _columns(head * N_KV_HEADS // N_HEADS)
-        expected = query[:, own] @ key[:, shared].T / np.sqrt(HEAD_DIM)
-        assert np.abs(np.where(is_seen, expected, 0) - scores[head]).max() < EXACT
-        assert np.abs(probs[head] @ value[:, shared] - heads[:, own]).max() < EXACT
-
-
-def test_rope_turns_pairs_by_the_position_and_leaves_the_first_token(found: Activations) -> None:
-    half = HEAD_DIM // 2
-    before, after = (
-        values[:, :, 0] + 1j * values[:, :, 1]
-        for values in (
-            found[point].reshape(-1, N_KV_HEADS, 2, half) for point in (Point.of("k_proj", 0), Point.of("k_rope", 0))
-        )
-    )
-    angles = np.arange(len(TOKENS))[:, None, None] / ROPE_THETA ** (np.arange(half) / half)
-    assert np.abs(before * np.exp(1j * angles) - after).max() < EXACT
 
 
 def test_nothing_of_a_run_stays(tiny: Reference) -> None:
@@ -184,17 +121,6 @@ def test_layer_by_layer_is_refused_outside_the_llama_family(tmp_path: Path) -> N
 
 
 # ── config and tokenizer ─────────────────────────────────────────────────────────────────────────
-
-
-def test_facts_are_those_of_the_config(tiny: Reference) -> None:
-    facts = tiny.facts
-    assert (facts.model_type, facts.n_layers, facts.n_heads, facts.n_kv_heads) == (
-        "llama",
-        N_LAYERS,
-        N_HEADS,
-        N_KV_HEADS,
-    )
-    assert (facts.head_dim, facts.hidden_size, facts.vocab_size, facts.dtype) == (HEAD_DIM, 32, VOCAB_SIZE, "float64")
 
 
 def test_bos_is_a_fact_and_no_token_of_a_text(tiny: Reference) -> None:
@@ -231,7 +157,3 @@ def test_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
     index.write_text(json.dumps(weights))
     with pytest.raises(UsageError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.weight"):
         Reference.open(folder, n_threads=1)
-
-
-def _columns(head: int) -> slice:
-    return slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)

@@ -19,7 +19,6 @@ from parity.references import (
     checkpoint_folder,
     folder_for,
     found,
-    given,
     remember,
     write_origin,
 )
@@ -106,25 +105,6 @@ def test_refusals_of_the_hub_are_one_line_with_the_remedy(hub: HubStandIn, tmp_p
         assert done.stderr.startswith(f"DownloadFailed: {ref} is no folder here, and the hub does not give it: ")
         assert complaint in done.stderr
         assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.process
-def test_hub_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
-    assert "http://127.0.0.1:1 cannot be asked for acme/tiny" in ask(REPO, tmp_path, "http://127.0.0.1:1").stderr
-    assert "HF_HUB_OFFLINE is set" in ask(REPO, tmp_path, "http://127.0.0.1:1", HF_HUB_OFFLINE="1").stderr
-
-
-@pytest.mark.process
-def test_repository_without_a_checkpoint_is_refused(hub: HubStandIn, tmp_path: Path) -> None:
-    hub.add("acme/gguf-only", "tiny.gguf", b"GGUF")
-    assert (
-        "acme/gguf-only is not a checkpoint: it has no config.json" in ask("acme/gguf-only", tmp_path, hub.url).stderr
-    )
-
-
-@pytest.mark.long
-def test_folder_is_taken_as_it_is(checkpoint: Path) -> None:
-    assert checkpoint_folder(str(checkpoint)) == checkpoint
 
 
 def test_folder_without_a_config_is_refused(tmp_path: Path) -> None:
@@ -231,19 +211,3 @@ def test_the_checkpoint_that_was_chosen_last_is_found(subject: Subject, tmp_path
     assert found(subject, tmp_path) == Chosen(other, "acme/other")
     remember(Chosen(own, CHECKPOINT), own.parent)
     assert found(subject, tmp_path) == Chosen(own, CHECKPOINT)
-
-
-def test_a_chosen_checkpoint_that_is_gone_or_of_another_file_is_not_found(subject: Subject, tmp_path: Path) -> None:
-    folder = folder_for(subject, tmp_path)
-    remember(Chosen(tmp_path / "gone", "acme/gone"), folder)
-    with pytest.raises(UsageError, match="no reference"):
-        found(subject, tmp_path)
-    (folder / CHECKPOINT).mkdir()
-    remember(Chosen(folder / CHECKPOINT, CHECKPOINT), folder)
-    with pytest.raises(UsageError, match="no reference"):
-        found(subject, tmp_path)
-
-
-def test_of_a_path_only_the_last_part_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    assert given(str(tmp_path)) == Chosen(tmp_path, tmp_path.name)

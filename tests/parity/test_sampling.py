@@ -35,13 +35,6 @@ def test_the_worker_samples_as_the_formula_says(reference: FullLogits, bounds: B
     assert all(row[3] == "0" for row in level.tables[0].rows)
 
 
-def test_the_grid_turns_every_step_of_the_protocol() -> None:
-    off = SamplingParams(seed=0)
-    for field in ("temperature", "top_p", "top_k", "repetition_penalty", "min_p"):
-        assert any(getattr(settings, field) != getattr(off, field) for settings in GRID.values())
-    assert any(settings.temperature == 0.0 for settings in GRID.values())
-
-
 def test_the_level_runs_from_a_logits_file(reference: FullLogits, bounds: Bounds, tmp_path: Path) -> None:
     path = tmp_path / "logits.safetensors"
     write_logits_file(path, reference, (), PROVENANCE)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from client.child import NotServed
-from client.execute import Answer, Drawn, Request, Top, unanswered
+from client.execute import Answer, Drawn, Request, unanswered
 from client.worker import Health, ServedWorker
 from parity.bounds import Bounds
 from parity.levels.serving import SEEDS, Expected, Question, Served, judge, run
@@ -151,12 +151,6 @@ def test_a_near_tie_may_turn_where_rows_are_nearly_the_same_bits_and_nothing_els
     assert judged(bounds, with_answer(question, tie), kind=NEARLY).verdict == "fail"
 
 
-def test_a_greedy_token_below_another_fails(bounds: Bounds) -> None:
-    question = Question(0, None)
-    lower = altered(made(question), 2, Drawn(2, -2.0, (Top(99, -0.1), Top(2, -2.0))))
-    assert "not the most probable" in judged(bounds, with_answer(question, lower, "alone")).summary
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -176,10 +170,6 @@ def test_an_answer_that_was_refused_fails_the_level(bounds: Bounds) -> None:
     question = Question(0, SEEDS[0])
     level = judged(bounds, with_answer(question, unanswered("that-one", NotServed("refused: 503 WORKER_BUSY"))))
     assert "that-one: refused: 503 WORKER_BUSY" in level.summary
-
-
-def test_answers_without_company_prove_nothing(bounds: Bounds) -> None:
-    assert "neighbours" in judged(bounds, replace(SERVED, min_neighbours=1)).summary
 
 
 def test_a_first_row_is_compared_with_the_log_softmax_of_the_one_in_process(bounds: Bounds) -> None:
@@ -274,28 +264,3 @@ def test_a_worker_on_other_weights_fails_against_this_file(
     assert level.verdict == "fail"
     assert level.summary.startswith("log-probabilities of the first token, served against in-process")
     assert repr(PROMPTS[0]) in level.summary
-
-
-# ── the process ──────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.model
-@pytest.mark.process
-def test_a_refused_job_is_an_answer_that_says_why(shallow_worker: ServedWorker) -> None:
-    request = Request(job_id="the-one", prompt="", max_tokens=8, temperature=0.0, logprobs=0)
-    answered = shallow_worker.ask(request)
-    assert answered.n_terminal == 0
-    assert "400" in answered.error
-
-
-@pytest.mark.process
-def test_a_worker_that_cannot_start_is_one_line_that_says_why(tmp_path: Path) -> None:
-    path = tmp_path / "no.gguf"
-    path.write_bytes(b"GGUF")
-    with pytest.raises(NotServed, match=r"ended before it was (listening|ready): .*no\.gguf"), ServedWorker.of(path):
-        pass
-
-
-def test_a_url_without_a_server_is_one_line_that_says_so() -> None:
-    with pytest.raises(NotServed, match=r"127\.0\.0\.1:1 cannot be reached"), ServedWorker.at("http://127.0.0.1:1"):
-        pass

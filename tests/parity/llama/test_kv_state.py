@@ -65,16 +65,3 @@ def test_f32_memory_holds_what_was_computed_bit_for_bit(loaded: Loaded, flash_at
     for layer in range(30):
         assert state.k[layer].tobytes() == computed[f"Kcur-{layer}"][-1].tobytes()
         assert state.v[layer].tobytes() == computed[f"Vcur-{layer}"][-1].tobytes()
-
-
-@pytest.mark.model
-def test_f16_memory_holds_the_nearest_numbers(loaded: Loaded) -> None:
-    state, computed = stored(loaded.model, Setup(type_k="f16", type_v="f16"))
-    wanted = computed["Kcur-0"][-1].reshape(len(TOKENS), -1).astype(np.float16)
-    assert (state.k[0] == wanted.astype(np.float32)).all()
-
-
-@pytest.mark.model
-def test_quantised_memory_cannot_be_read(loaded: Loaded) -> None:
-    with pytest.raises(ValueError, match="KV memory of ggml type 8"):
-        stored(loaded.model, Setup(type_k="q8_0"))

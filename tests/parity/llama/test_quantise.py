@@ -26,13 +26,6 @@ def test_every_file_type_can_be_written_and_loaded(source: Path, tmp_path: Path,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.gguf", "tiny.gguf"]
 
 
-def test_a_quantised_file_can_be_written_in_f32(source: Path, tmp_path: Path) -> None:
-    small, large = tmp_path / "small.gguf", tmp_path / "large.gguf"
-    quantise(source, small, "Q8_0", n_threads=1)
-    quantise(small, large, "F32", n_threads=1)
-    assert small.stat().st_size < large.stat().st_size
-
-
 def test_an_existing_target_is_replaced(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "other.gguf"
     target.write_text("something else")
@@ -59,13 +52,3 @@ def test_what_is_no_gguf_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadFailed, match=r"model\.gguf: cannot be written as F16: .*quantize"):
         quantise(source, target, "F16", n_threads=1)
     assert list(tmp_path.iterdir()) == [source]
-
-
-def test_a_folder_that_is_not_there_is_an_error(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadFailed, match="cannot be written as F16"):
-        quantise(source, tmp_path / "nowhere" / "other.gguf", "F16", n_threads=1)
-
-
-def test_no_threads_are_refused(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="got 0"):
-        quantise(source, tmp_path / "other.gguf", "F16", n_threads=0)

@@ -23,14 +23,6 @@ pytestmark = pytest.mark.model
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_there_is_a_row_for_each_token(loaded: Loaded) -> None:
-    with scorer_of(loaded.model) as scorer:
-        rows = scorer.logits(TOKENS)
-    assert rows.shape == (len(TOKENS), loaded.model.n_vocab)
-    assert rows.dtype == np.float32
-    assert np.isfinite(rows).all()
-
-
 def test_a_row_is_what_the_serving_context_answers(loaded: Loaded, make_context: MakeContext) -> None:
     context = make_context(type_k="f32", type_v="f32", flash_attn="off")
     context.decode([slice_of(0, 0, [TokenId(token) for token in TOKENS])])
@@ -45,13 +37,6 @@ def test_rows_are_copies_and_no_text_shows_in_the_next(loaded: Loaded) -> None:
         scorer.logits(OTHERS)
         assert (first == kept).all()
         assert (scorer.logits(TOKENS) == kept).all()
-
-
-def test_pieces_follow_each_other(loaded: Loaded) -> None:
-    """Rows in other places of a batch are computed by other kernels, so they are near and not equal."""
-    with scorer_of(loaded.model) as whole, scorer_of(loaded.model, Setup(n_rows=4)) as cut:
-        assert np.allclose(whole.logits(TOKENS), cut.logits(TOKENS), atol=1e-3)
-        assert cut.kv().positions == tuple(range(len(TOKENS)))
 
 
 @pytest.mark.parametrize("flash_attn", ["off", "on"])
@@ -75,14 +60,6 @@ def test_greedy_takes_the_highest_of_each_row(loaded: Loaded) -> None:
         answers = scorer.greedy(TOKENS, 5)
         rows = scorer.logits([*TOKENS, *answers[:-1]])
     assert rows[len(TOKENS) - 1 :].argmax(-1).tolist() == answers
-
-
-def test_greedy_begins_anew_each_time(loaded: Loaded) -> None:
-    with scorer_of(loaded.model) as scorer:
-        answers = scorer.greedy(TOKENS, 4)
-        scorer.logits(OTHERS)
-        assert scorer.greedy(TOKENS, 4) == answers
-        assert scorer.kv().positions == tuple(range(len(TOKENS) + 3))
 
 
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────

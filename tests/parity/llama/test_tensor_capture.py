@@ -10,20 +10,7 @@ from tests.llama.conftest import Loaded
 TOKENS = [504, 1761, 3156, 282, 260, 2667]
 
 
-def copy_of(values: np.ndarray, ggml_type: int, nb: tuple[int, ...]) -> Copy:
-    """A Copy with a numpy array's own shape, as ggml says it."""
-    padded = (1,) * (4 - values.ndim) + values.shape
-    return Copy(ggml_type, padded[::-1], nb, values.reshape(-1).view(np.uint8))
-
-
 # ── strides and types ────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_contiguous_tensor_is_read_slowest_dimension_first() -> None:
-    values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    array = copy_of(values, F32, (4, 12, 24, 24)).array()
-    assert array.shape == (1, 1, 2, 3)
-    assert (array[0, 0] == values).all()
 
 
 def test_a_transposed_tensor_is_read_by_its_strides() -> None:
@@ -72,27 +59,6 @@ def taken(loaded: Loaded, stems: list[str], setup: Setup) -> dict[str, list[np.n
 
 
 @pytest.mark.model
-@pytest.mark.usefixtures("default_model")
-def test_tensors_of_one_name_come_in_the_order_of_computation(loaded: Loaded) -> None:
-    found = taken(loaded, ["Qcur"], Setup())
-    assert sorted(found) == sorted(f"Qcur-{layer}" for layer in range(30))
-    projected, in_heads, rotated = found["Qcur-7"]
-    assert projected.shape == (1, 1, 6, 576)
-    assert in_heads.shape == rotated.shape == (1, 6, 9, 64)
-    assert (projected.reshape(6, 576) == in_heads.reshape(6, 576)).all()
-    assert (in_heads[0, 0] == rotated[0, 0]).all(), "position 0 is not rotated"
-    assert (in_heads[0, 1] != rotated[0, 1]).any()
-
-
-@pytest.mark.model
-@pytest.mark.usefixtures("default_model")
-def test_a_permuted_view_is_the_tensor_it_looks_at(loaded: Loaded) -> None:
-    found = taken(loaded, ["Qcur", "Qcur (view) (permuted)"], Setup())
-    [permuted] = found["Qcur-3 (view) (permuted)"]
-    assert (permuted[0] == found["Qcur-3"][-1][0].swapaxes(0, 1)).all()
-
-
-@pytest.mark.model
 @pytest.mark.parametrize(("cache_type", "rounded"), [("f32", 0.0), ("f16", 2.0**-11), ("bf16", 2.0**-8)])
 @pytest.mark.usefixtures("default_model")
 def test_every_float_type_of_the_library_is_read(loaded: Loaded, cache_type: str, rounded: float) -> None:
@@ -123,8 +89,3 @@ def test_a_tap_holds_the_last_computation_alone(loaded: Loaded) -> None:
         assert [len(array[0, 0]) for array in tap.taken()["result_norm"]] == [4, 2]
         scorer.logits(TOKENS[:3])
         assert [len(array[0, 0]) for array in tap.taken()["result_norm"]] == [3]
-
-
-@pytest.mark.model
-def test_a_name_that_is_not_there_takes_nothing(loaded: Loaded) -> None:
-    assert taken(loaded, ["Qcu", "no such tensor"], Setup()) == {}
