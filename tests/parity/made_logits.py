@@ -1,6 +1,7 @@
 """A made reference of a small vocabulary, and candidates that are off from it by a known amount."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,13 @@ PROVENANCE = Provenance(
 )
 
 
+def greedy(logits: Callable[[Sequence[int]], Rows], prompt: Sequence[int], n_tokens: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(n_tokens):
+        tokens.append(int(logits(tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
 class MadeModel:
     """A function from tokens to logits: each row follows from the last tokens and their number, as a model's does."""
 
@@ -44,10 +52,7 @@ class MadeModel:
         return row.astype(np.float32)
 
     def greedy(self, prompt: Sequence[int], n_tokens: int) -> list[int]:
-        tokens = list(prompt)
-        for _ in range(n_tokens):
-            tokens.append(int(self.logits(tokens)[-1].argmax()))
-        return tokens[len(prompt) :]
+        return greedy(self.logits, prompt, n_tokens)
 
 
 def made_windows(model: MadeModel, kinds: Sequence[Kind], length: int = 24, n_vocab: int = N_VOCAB) -> list[Window]:
@@ -83,13 +88,7 @@ def candidate(
     def logits(tokens: Sequence[int]) -> Rows:
         return change(model.logits(tokens))
 
-    def greedy(prompt: Sequence[int], n_tokens: int) -> list[int]:
-        tokens = list(prompt)
-        for _ in range(n_tokens):
-            tokens.append(int(logits(tokens)[-1].argmax()))
-        return tokens[len(prompt) :]
-
-    return Candidate(name, file_type, logits, greedy, is_source)
+    return Candidate(name, file_type, logits, partial(greedy, logits), is_source)
 
 
 def noisy(scale: float, seed: int = 1) -> Callable[[Rows], Rows]:

@@ -41,24 +41,14 @@ def write_qwen2(folder: Path) -> None:
     """It has the vocabulary of the real Qwen2, because the converter knows a byte-pair tokenizer by what it does."""
     folder.mkdir()
     n_rows = _write_qwen2_tokenizer(folder)
-    config = transformers.Qwen2Config(
-        vocab_size=n_rows,
-        **QWEN,
-        tie_word_embeddings=False,
-    )
-    write_random(config, folder)
+    write_random(transformers.Qwen2Config(vocab_size=n_rows, **QWEN, tie_word_embeddings=False), folder)
 
 
 def write_qwen3(folder: Path) -> None:
     """It is as a publisher writes it: bfloat16, in shards. The vocabulary is Qwen2's."""
     folder.mkdir()
     n_rows = _write_qwen2_tokenizer(folder)
-    config = transformers.Qwen3Config(
-        vocab_size=n_rows,
-        **QWEN,
-        head_dim=16,
-        tie_word_embeddings=True,
-    )
+    config = transformers.Qwen3Config(vocab_size=n_rows, **QWEN, head_dim=16, tie_word_embeddings=True)
     write_random(config, folder, as_published=True)
 
 
@@ -66,11 +56,7 @@ def write_gemma3(folder: Path, text: str) -> None:
     """It is as a publisher writes it: bfloat16, in shards. It has five layers with a window to one without."""
     folder.mkdir()
     write_gemma_tokenizer(text, folder, N_PIECES)
-    config = transformers.Gemma3TextConfig(
-        vocab_size=N_PIECES,
-        **GEMMA,
-        num_hidden_layers=6,
-    )
+    config = transformers.Gemma3TextConfig(vocab_size=N_PIECES, **GEMMA, num_hidden_layers=6)
     write_random(config, folder, as_published=True)
 
 
@@ -78,12 +64,7 @@ def write_gemma2(folder: Path, text: str) -> None:
     """It has a SentencePiece tokenizer of its own, learnt from `text`."""
     folder.mkdir()
     write_gemma_tokenizer(text, folder, N_PIECES)
-    config = transformers.Gemma2Config(
-        vocab_size=N_PIECES,
-        **GEMMA,
-        num_hidden_layers=2,
-    )
-    write_random(config, folder)
+    write_random(transformers.Gemma2Config(vocab_size=N_PIECES, **GEMMA, num_hidden_layers=2), folder)
 
 
 def write_random(config: Any, folder: Path, *, seed: int = 4, as_published: bool = False, **saving: Any) -> None:

@@ -20,18 +20,6 @@ Change = Callable[[Event, Event], Event]
 Reply = Callable[[str, Event], Event]
 
 
-def unchanged(body: Event) -> Event:
-    return body
-
-
-def unchanged_event(event: Event, _asked: Event) -> Event:
-    return event
-
-
-def unchanged_reply(_path: str, body: Event) -> Event:
-    return body
-
-
 class Relay(LoopbackServer):
     """`with Relay(url, ask=…, event=…) as relay: relay.url`.
 
@@ -40,7 +28,12 @@ class Relay(LoopbackServer):
     """
 
     def __init__(
-        self, url: str, *, ask: Ask = unchanged, event: Change = unchanged_event, reply: Reply = unchanged_reply
+        self,
+        url: str,
+        *,
+        ask: Ask = lambda body: body,
+        event: Change = lambda event, _: event,
+        reply: Reply = lambda _, body: body,
     ) -> None:
         class Handler(QuietHandler):
             def do_GET(self) -> None:

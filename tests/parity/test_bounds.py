@@ -64,9 +64,6 @@ def test_a_missing_bounds_file_is_named(tmp_path: Path) -> None:
         Bounds.load(tmp_path / "nowhere.toml")
 
 
-# ── allowances ───────────────────────────────────────────────────────────────────────────────────
-
-
 def test_what_a_cache_type_or_a_backend_costs_is_allowed_next_to_the_bound_with_its_reason() -> None:
     more = {"more.q4": Bound(0.25, "at most", "rounded to 4 bits"), "more.gpu": Bound(0.125, "at most", "elsewhere")}
     bounds = Bounds({"a.b": Bound(0.5, "at most", "measured"), "a.c": Bound(0.75, "at least", "counted"), **more})

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from parity.bounds import Bounds
-from parity.levels.checkpoints import Computed, Expected, judge
+from parity.levels.checkpoints import Computed, Expected, deviation, deviations, judge
 from parity.points import CHECKPOINT, NAMES, Point
 from parity.report import Level
 from tests.parity.made_activations import CONTINUATION, N_LAYERS, all_points, expected, found
@@ -34,9 +34,6 @@ def with_logits(change: Callable[[np.ndarray], np.ndarray]) -> Computed:
 def check_of(level: Level, part: str) -> float:
     [value] = [check.value for check in level.checks if part in check.name]
     return value
-
-
-# ── the network ──────────────────────────────────────────────────────────────────────────────────
 
 
 def test_float32_rounding_passes(built_in: Bounds) -> None:
@@ -102,9 +99,6 @@ def test_one_bit_in_the_memory_is_enough(built_in: Bounds, cache: str, computed:
     assert level.summary.startswith(f"blk.1 {cache} (checkpoint 3), stored numbers other than {computed}: 1,")
 
 
-# ── the logits ───────────────────────────────────────────────────────────────────────────────────
-
-
 def at_last(column: int, value: float) -> Callable[[np.ndarray], np.ndarray]:
     def changed(values: np.ndarray) -> np.ndarray:
         other = values.copy()
@@ -157,9 +151,6 @@ def test_probabilities_of_other_logits_are_found(built_in: Bounds) -> None:
     assert check_of(level, "probabilities (checkpoint 11), against those of the same logits") < 1e-12
 
 
-# ── end to end ───────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("step", range(len(CONTINUATION)))
 def test_another_continuation_is_found(built_in: Bounds, step: int) -> None:
     other = tuple(token + (place >= step) for place, token in enumerate(CONTINUATION))
@@ -183,3 +174,31 @@ def test_runs_that_are_not_alike_are_found(built_in: Bounds) -> None:
     runs = (CONTINUATION, CONTINUATION, (CONTINUATION[0], 0, 0))
     level = judge(replace(found(), continuations=runs), reference, built_in)
     assert level.summary.startswith("end to end (checkpoint 12), 3 runs of 3 tokens, runs unlike the first: 1,")
+
+
+POINT = Point.of("q_proj", 3)
+REFERENCE = np.array([[3.0, -4.0], [0.0, 5.0]])
+RMS = np.sqrt(50 / 4)
+
+
+@pytest.mark.parametrize(
+    ("at", "shares"),
+    [
+        ((1, 0), (0.5 / RMS, 0.5 / RMS, 0.25 / RMS, 0.5, 0.125)),
+        ((1, 1), (0.5 / RMS, 0.5 / 5.0, 0.25 / RMS, 0.5, 0.125)),
+    ],
+)
+def test_errors_are_shares_of_the_root_mean_square_or_of_a_larger_entry(
+    at: tuple[int, int], shares: tuple[float, ...]
+) -> None:
+    other = REFERENCE.copy()
+    other[at] += 0.5
+    one = deviation(POINT, {POINT: REFERENCE}, {POINT: other})
+    assert (one.relative, one.scaled, one.spread, one.largest, one.mean) == pytest.approx(shares)
+    assert one.where == f"largest at [{at[0]}, {at[1]}]"
+
+
+def test_a_point_that_the_reference_lacks_is_said() -> None:
+    [lacking] = deviations({}, {POINT: REFERENCE})
+    assert np.isnan(lacking.relative)
+    assert lacking.where == "the reference has no such point"

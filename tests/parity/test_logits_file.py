@@ -1,4 +1,4 @@
-"""The file says what the rows in full say, within what it states, and refuses to be read when it is not whole."""
+"""Rows on disk are the reference's; the file says the same within what it states, and is refused if it is not whole."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from parity.compare import Positions
-from parity.evidence import FullLogits, Kind
+from parity.evidence import N_FULL_ROWS, FullLogits, Kind, Window, spread
 from parity.logits_file import N_TOP, LogitsFile, write_logits_file
 from tests.parity.made_logits import N_VOCAB, PROVENANCE, MadeModel, Rows, made_reference, made_windows, noisy
 from worker.errors import UsageError
@@ -31,9 +32,6 @@ def path(tmp_path: Path, full: FullLogits) -> Path:
     path = tmp_path / "logits.safetensors"
     write_logits_file(path, full, HARD_IDS, PROVENANCE)
     return path
-
-
-# ── what it says ─────────────────────────────────────────────────────────────────────────────────
 
 
 def test_windows_ids_and_provenance_come_back(path: Path, full: FullLogits) -> None:
@@ -90,9 +88,6 @@ def test_gaps_are_exact_where_the_token_is_known_and_never_too_high_elsewhere(pa
     assert file.gap(0, 5, following) == full.gap(0, 5, following)
 
 
-# ── what is refused ──────────────────────────────────────────────────────────────────────────────
-
-
 def refused(path: Path) -> str:
     with pytest.raises(UsageError) as caught:
         LogitsFile.open(path)
@@ -125,3 +120,22 @@ def test_files_of_other_programs_are_refused(tmp_path: Path) -> None:
     assert "parity reference" in refused(path)
     path.write_text("not a model")
     refused(path)
+
+
+@pytest.mark.parametrize("rows", [np.zeros((3, 9)), np.zeros(4), np.full((4, 9), np.nan)])
+def test_rows_that_are_not_one_a_token_or_not_finite_are_refused(tmp_path: Path, rows: NDArray[np.float64]) -> None:
+    with pytest.raises(ValueError, match="window 0"):
+        FullLogits.make(tmp_path, [Window("short", (1, 2, 3, 4))], lambda _: rows)
+
+
+@pytest.mark.parametrize(("n_windows", "length"), [(1, 512), (8, 512), (3, 513), (40, 512), (1, 17)])
+def test_places_are_spread_over_the_long_windows_alone(n_windows: int, length: int) -> None:
+    windows = [Window("short", (0,) * 64), *[Window("long", (0,) * length)] * n_windows]
+    places = spread(windows)
+    flat = [(window - 1) * length + position for window, position in places]
+    assert len(set(places)) == N_FULL_ROWS
+    assert all(window >= 1 and 0 <= position < length for window, position in places)
+    part = n_windows * length / N_FULL_ROWS
+    assert all(number * part - 1 < place < (number + 1) * part for number, place in enumerate(flat))
+    if n_windows == 8:
+        assert len({position for _, position in places}) == N_FULL_ROWS

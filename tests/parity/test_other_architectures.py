@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,9 +129,6 @@ def tokenized(made: Made, model: Model, texts: list[HardText], bounds: Bounds) -
     return tokenizer.run(model.tokenize_bytes, ids, texts, bounds, piece=lambda token: model.piece(TokenId(token)))
 
 
-# ── levels ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_tokenizer_level_passes_on_all_that_the_two_tokenizers_define_alike(
     made: Made, model: Model, bounds: Bounds
 ) -> None:
@@ -147,9 +145,10 @@ def test_tokenizer_level_finds_what_they_do_not(made: Made, model: Model, bounds
     assert {row[0] for row in level.tables[0].rows} <= known
 
 
-def test_logits_level_passes(made: Made, candidate: Candidate, bounds: Bounds) -> None:
-    level = logits.run(made.rows, bounds, file=candidate, f32_copy=replace(candidate, name="F32 copy"))
-    assert level.verdict == "pass", level.summary
+@pytest.mark.parametrize("level", [logits, generation], ids=["logits", "generation"])
+def test_logits_and_generation_pass(made: Made, candidate: Candidate, bounds: Bounds, level: Any) -> None:
+    found = level.run(made.rows, bounds, file=candidate, f32_copy=replace(candidate, name="F32 copy"))
+    assert found.verdict == "pass", found.summary
 
 
 def test_logits_level_fails_on_a_mistake_of_the_architectures_own(made: Made, tmp_path: Path, bounds: Bounds) -> None:
@@ -161,11 +160,6 @@ def test_logits_level_fails_on_a_mistake_of_the_architectures_own(made: Made, tm
         level = logits.run(made.rows, bounds, file=candidate, f32_copy=candidate)
     assert level.verdict == "fail"
     assert level.summary.startswith("wrong, short windows: largest error of a logit")
-
-
-def test_generation_level_passes(made: Made, candidate: Candidate, bounds: Bounds) -> None:
-    level = generation.run(made.rows, bounds, file=candidate, f32_copy=replace(candidate, name="F32 copy"))
-    assert level.verdict == "pass", level.summary
 
 
 @pytest.mark.process

@@ -65,9 +65,6 @@ def test_the_f32_copy_and_the_file_pass_all_three_levels(
     assert named["F32 copy, short windows: mean KL"] < 1e-6 * named["file: mean KL"]
 
 
-# ── negative controls ────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture(scope="module")
 def wrong_rope_base(f32_copy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("wrong") / "rope.gguf"

@@ -107,11 +107,6 @@ def test_refusals_of_the_hub_are_one_line_with_the_remedy(hub: HubStandIn, tmp_p
         assert done.stderr.count("\n") == 1
 
 
-def test_folder_without_a_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"is not a checkpoint: it has no config\.json"):
-        checkpoint_folder(str(tmp_path))
-
-
 @pytest.mark.parametrize("ref", ["tiny", "a/b/c", "../x", "/nowhere/at/all", "org/repo@", "https://hub/org/repo"])
 def test_what_is_neither_folder_nor_hub_id_is_refused(
     ref: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -119,9 +114,6 @@ def test_what_is_neither_folder_nor_hub_id_is_refused(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"neither a checkpoint folder nor a hub id"):
         checkpoint_folder(ref)
-
-
-# ── the checkpoint that the catalogue names ──────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -188,9 +180,6 @@ def test_a_path_is_compared_with_its_own_weights_whatever_the_catalogue_says(hub
     done = make_reference(home, hub.url, "--model", str(home / "tiny.gguf"))
     assert "==> de-quantising tiny.gguf" in done.stderr
     assert hub.asked == []
-
-
-# ── what `parity run` finds ──────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture

@@ -1,15 +1,18 @@
 """The serving level: what it demands of answers, and that a real worker gives them and a lying one does not."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from client.child import NotServed
-from client.execute import Answer, Drawn, Request, unanswered
+from client.execute import Answer, Drawn, Request, Top, unanswered
 from client.worker import Health, ServedWorker
+from parity.answers import N_DRAWN, N_TOP, Parting, miss_at_parting, parting, parting_from, worst_draw
 from parity.bounds import Bounds
 from parity.levels.serving import SEEDS, Expected, Question, Served, judge, run
 from parity.llama.scoring import Scorer
@@ -17,11 +20,11 @@ from parity.neighbours import FLAGS, N_NEIGHBOURS, NeighbourJob
 from parity.report import Level
 from parity.setups import as_served
 from tests.on_cpu import loaded_on_cpu
-from tests.parity.made_answers import answer, row
 from tests.parity.relay import Event, Relay
 from tests.parity.small_gguf import read_tensor, with_tensor
-from worker.engine.sampling.sample import uniform
+from worker.engine.sampling.sample import log_probabilities, sample, uniform
 from worker.llama.invariance import has_own_products
+from worker.wire.jobs import SamplingParams, narrow
 
 PROMPTS = ("Once upon a time", "def quicksort(items):")
 N_TOKENS = 8
@@ -31,6 +34,25 @@ EXACT, NEARLY = "Q4_1_cpu", "Q8_0_cpu"
 
 
 # ── made-up answers ──────────────────────────────────────────────────────────────────────────────
+
+
+def row(token: int, logprobs: Mapping[int, float] | None = None) -> Drawn:
+    """A drawn token and what its row lists, best first; by default the token alone."""
+    listed = {token: -0.1} if logprobs is None else logprobs
+    return Drawn(token, listed.get(token, -9.0), tuple(Top(*pair) for pair in listed.items()))
+
+
+def answer(
+    rows: Sequence[Drawn],
+    *,
+    stop_reason: str = "MAX_TOKENS",
+    seed: int | None = 0,
+    n_sampled: int | None = None,
+    job_id: str = "job",
+) -> Answer:
+    """A job that came to its end."""
+    n = len(rows) if n_sampled is None else n_sampled
+    return Answer(job_id, seed, tuple(rows), "".join(f"<{row.id}>" for row in rows), stop_reason, n, "", 1)
 
 
 def made(question: Question, *, drawn_with: int | None = None) -> Answer:
@@ -74,14 +96,8 @@ def judged(bounds: Bounds, served: Served, expected: Expected = EXPECTED, kind: 
 
 def with_answer(question: Question, answered: Answer, phase: str = "beside") -> Served:
     """The made-up answers but one."""
-    answers = {**getattr(SERVED, phase), question: answered}
-    match phase:
-        case "alone":
-            return replace(SERVED, alone=answers)
-        case "repeated":
-            return replace(SERVED, repeated=answers)
-        case _:
-            return replace(SERVED, beside=answers)
+    changed: dict[str, Any] = {phase: {**getattr(SERVED, phase), question: answered}}
+    return replace(SERVED, **changed)
 
 
 def altered(answered: Answer, position: int, drawn: Drawn) -> Answer:
@@ -164,20 +180,6 @@ def test_a_neighbour_that_ends_wrongly_fails_and_is_named(bounds: Bounds, wrong:
     level = judged(bounds, replace(SERVED, neighbours=(*SERVED.neighbours, wrong)))
     assert level.verdict == "fail"
     assert "that-one" in level.summary
-
-
-def test_an_answer_that_was_refused_fails_the_level(bounds: Bounds) -> None:
-    question = Question(0, SEEDS[0])
-    level = judged(bounds, with_answer(question, unanswered("that-one", NotServed("refused: 503 WORKER_BUSY"))))
-    assert "that-one: refused: 503 WORKER_BUSY" in level.summary
-
-
-def test_a_first_row_is_compared_with_the_log_softmax_of_the_one_in_process(bounds: Bounds) -> None:
-    logits = np.full(100, -50.0, np.float32)
-    logits[[0, 1, 99]] = [0.0, 0.0, -1.9]
-    rows = [logits, logits]
-    level = judged(bounds, SERVED, replace(EXPECTED, first_rows=rows))
-    assert "log-probabilities of the first token" in level.summary
 
 
 # ── a real worker ────────────────────────────────────────────────────────────────────────────────
@@ -264,3 +266,78 @@ def test_a_worker_on_other_weights_fails_against_this_file(
     assert level.verdict == "fail"
     assert level.summary.startswith("log-probabilities of the first token, served against in-process")
     assert repr(PROMPTS[0]) in level.summary
+
+
+# ── the draw ─────────────────────────────────────────────────────────────────────────────────────
+
+
+ONE, TWO = row(1), row(2, {2: -1.0, 3: -1.25})
+
+
+@pytest.mark.parametrize(
+    ("served", "other", "expected"),
+    [
+        (answer([ONE, TWO]), answer([ONE, row(3, {3: -1.0, 2: -1.5})]), Parting(1, 0.5)),
+        (answer([ONE, TWO]), answer([ONE, row(9, {9: -1.0, 2: -1.0})]), Parting(1, inf)),
+        (answer([ONE], stop_reason="EOS"), answer([ONE, row(2, {2: -1.0, 0: -1.5})]), Parting(1, 0.5)),
+        (answer([ONE], stop_reason="EOS"), answer([ONE], stop_reason="EOS"), None),
+        (answer([ONE]), answer([ONE, TWO]), Parting(1, inf)),
+    ],
+)
+def test_answers_part_at_their_first_difference_and_an_end_is_a_choice_like_a_token(
+    served: Answer, other: Answer, expected: Parting | None
+) -> None:
+    """The gap is what either row says; a token that a row does not list is no near-tie."""
+    assert parting(served, other, ends={0}) == parting(other, served, ends={0}) == expected
+
+
+@pytest.mark.parametrize(
+    ("served", "tokens", "expected"),
+    [
+        (answer([ONE, TWO], stop_reason="EOS"), (1, 2, 0, 8), None),
+        (answer([ONE, TWO], stop_reason="EOS"), (1, 2), None),
+        (answer([ONE, TWO]), (1, 3), Parting(1, 0.25)),
+        (answer([ONE, TWO]), (1, 2, 3), Parting(2, inf)),
+        (answer([ONE], stop_reason="EOS"), (1, 2, 3), Parting(1, inf)),
+        (answer([ONE], n_sampled=2), (1, 2), None),
+    ],
+)
+def test_what_was_expected_is_followed_up_to_its_own_end(
+    served: Answer, tokens: tuple[int, ...], expected: Parting | None
+) -> None:
+    """Text that was never shown is not missed."""
+    assert parting_from(served, tokens, ends={0}) == expected
+
+
+def drawn(logits: np.ndarray, sampling: SamplingParams, generated: list[int]) -> Drawn:
+    """The worker's report of one draw."""
+    token = sample(logits, sampling, generated)
+    generated.append(token)
+    logprob, top = log_probabilities(logits, token, N_TOP)
+    return Drawn(token, logprob, tuple(Top(*pair) for pair in top))
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**64 - 1])
+def test_the_reported_probabilities_and_the_seed_give_the_token(seed: int) -> None:
+    """Against the sampler itself, on rows of every shape; another seed's number falls elsewhere."""
+    rng = np.random.default_rng(seed)
+    sampling = SamplingParams(seed=seed, temperature=narrow(0.8), top_k=N_DRAWN)
+    generated: list[int] = []
+    rows = [drawn(rng.normal(0, 4, 300).astype(np.float32), sampling, generated) for _ in range(64)]
+    served = answer(rows)
+    assert worst_draw(served, seed, narrow(0.8))[0] < 1e-12
+    assert worst_draw(served, seed ^ 1, narrow(0.8))[0] > 0.1
+
+
+def test_a_runner_up_is_excused_when_it_nearly_took_the_last_place() -> None:
+    """N_TOP tokens in a flat row: the first behind the drawn ones took the last one's place by a hair."""
+    flat = {token: -3.0 - 1e-6 * token for token in range(N_TOP)}
+    seed = next(seed for seed in range(1000) if uniform(seed, 0) * N_DRAWN > N_DRAWN - 1)
+    last = answer([row(N_DRAWN - 1, flat)])
+    swapped = flat | {N_DRAWN - 1: flat[N_DRAWN], N_DRAWN: flat[N_DRAWN - 1]}
+    runner_up = answer([row(N_DRAWN, dict(sorted(swapped.items(), key=lambda pair: -pair[1])))])
+    assert miss_at_parting(last, runner_up, seed, 1.0, ()) < 1e-6
+    far = flat | {N_DRAWN: -5.0}
+    assert miss_at_parting(answer([row(N_DRAWN - 1, far)]), runner_up, seed, 1.0, ()) == pytest.approx(0.054, abs=1e-3)
+    elsewhere = next(seed for seed in range(1000) if uniform(seed, 0) < 0.1)
+    assert miss_at_parting(answer([row(0, flat)]), runner_up, elsewhere, 1.0, ()) > 0.8

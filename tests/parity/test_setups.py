@@ -24,11 +24,6 @@ def test_the_longest_windows_are_taken_until_there_are_enough_tokens(tmp_path: P
     assert evaluated(reference, 10_000) == (1, 2, 4)
 
 
-def test_a_reference_without_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no windows"):
-        evaluated(made_reference(tmp_path, ["continuation"]), 1)
-
-
 @pytest.mark.model
 def test_rows_of_the_served_file_are_the_same_bits_in_any_chunks(default_model: Path, tmp_path: Path) -> None:
     """Rows of Q4_1 are computed one by one; another K cache is another set-up and gives other rows."""
@@ -40,9 +35,6 @@ def test_rows_of_the_served_file_are_the_same_bits_in_any_chunks(default_model: 
     }
     assert np.array_equal(rows["chunks"].logits.rows(0), rows["single"].logits.rows(0))
     assert rows["exact"].against(rows["chunks"].logits).max_error > 0.0
-
-
-# ── as it is served ──────────────────────────────────────────────────────────────────────────────
 
 
 def settings(**changes: Any) -> Settings:

@@ -1,13 +1,16 @@
-"""The tokenizer level passes on the same ids, and otherwise names the text, the position and both pieces."""
+"""The tokenizer level names the text, the position and both pieces; bytes are read as llama.cpp reads them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from parity import corpus
 from parity.bounds import Bounds
-from parity.corpus import HardText, decode
+from parity.corpus import HardText, decode, has_reference
 from parity.f32_copy import open_gguf, rewrite
 from parity.levels import tokenizer
 from parity.reference.model import ReferenceTokenizer
@@ -15,8 +18,6 @@ from parity.report import Level
 from parity.setups import opened
 from worker.llama.model import Model
 from worker.wire.jobs import TokenId
-
-# ── a tokenizer that one can read ────────────────────────────────────────────────────────────────
 
 AB, END, N_VOCAB, LACKING = 256, 257, 258, 4
 
@@ -100,9 +101,6 @@ def test_a_text_with_a_surrogate_is_not_compared(bounds: Bounds) -> None:
     assert judge([surrogate], [[]], bounds).verdict == "fail"
 
 
-# ── the default model ────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture(scope="module")
 def reference_tokenizer(checkpoint: Path) -> ReferenceTokenizer:
     return ReferenceTokenizer.open(checkpoint)
@@ -137,46 +135,93 @@ def test_the_default_models_ids_are_those_of_its_reference(
     assert outside.note.startswith("controls.low_between_marks at token 0: llama.cpp '!' (17), the reference '!!'")
 
 
-# ── negative controls ────────────────────────────────────────────────────────────────────────────
+def without_a_merge(merges: list[str]) -> list[str]:
+    return [merge for merge in merges if merge != "Ġwor ld"]
+
+
+def with_another_special_token(tokens: list[str]) -> list[str]:
+    return ["<|im_begin|>" if token == "<|im_start|>" else token for token in tokens]
+
+
+def with_numbers_cut_otherwise(_: str) -> str:
+    """They differ only where two spaces come before a digit."""
+    return "gpt-2"
 
 
 @pytest.mark.model
-def test_a_dropped_merge_is_named(
-    default_model: Path, hard_ids: list[list[int]], bounds: Bounds, tmp_path: Path
+@pytest.mark.parametrize(
+    ("key", "change", "says"),
+    [
+        ("merges", without_a_merge, "(plain.two_words at token 1: llama.cpp ' wor' ("),
+        ("tokens", with_another_special_token, "(special_tokens.start at token 0: llama.cpp '<' ("),
+        ("pre", with_numbers_cut_otherwise, "(digits.after_spaces at token 1: llama.cpp ' ' ("),
+    ],
+)
+def test_a_changed_vocabulary_is_named(
+    *,
+    default_model: Path,
+    hard_ids: list[list[int]],
+    bounds: Bounds,
+    tmp_path: Path,
+    key: str,
+    change: Callable[[Any], Any],
+    says: str,
 ) -> None:
-    merges = open_gguf(default_model).fields["tokenizer.ggml.merges"].contents()
-    merges.remove("Ġwor ld")
-    level = judge_copy(default_model, {"tokenizer.ggml.merges": merges}, hard_ids, bounds, tmp_path)
+    key = f"tokenizer.ggml.{key}"
+    metadata = {key: change(open_gguf(default_model).fields[key].contents())}
+    rewrite(default_model, tmp_path / "copy.gguf", metadata=metadata)
+    with opened(tmp_path / "copy.gguf") as changed:
+        level = judge_model(changed, hard_ids, bounds)
     assert level.verdict == "fail"
-    assert "(plain.two_words at token 1: llama.cpp ' wor' (" in level.summary
-    assert "the reference ' world' (" in level.summary
+    assert says in level.summary
 
 
-@pytest.mark.model
-def test_a_changed_special_token_is_named(
-    default_model: Path, hard_ids: list[list[int]], bounds: Bounds, tmp_path: Path
-) -> None:
-    tokens = open_gguf(default_model).fields["tokenizer.ggml.tokens"].contents()
-    tokens[tokens.index("<|im_start|>")] = "<|im_begin|>"
-    level = judge_copy(default_model, {"tokenizer.ggml.tokens": tokens}, hard_ids, bounds, tmp_path)
-    assert level.verdict == "fail"
-    assert "(special_tokens.start at token 0: llama.cpp '<' (" in level.summary
-    assert {row[0].partition(".")[0] for row in level.tables[0].rows} <= {"special_tokens", "controls"}
+HARD_TEXTS = {hard.name: hard.data for hard in corpus.hard_texts()}
+SURROGATES = ["invalid.surrogate_high", "invalid.surrogate_low", "invalid.surrogate_pair"]
 
 
-@pytest.mark.model
-def test_another_way_of_cutting_numbers_is_named(
-    default_model: Path, hard_ids: list[list[int]], bounds: Bounds, tmp_path: Path
-) -> None:
-    """One that differs only where two spaces come before a digit."""
-    level = judge_copy(default_model, {"tokenizer.ggml.pre": "gpt-2"}, hard_ids, bounds, tmp_path)
-    assert level.verdict == "fail"
-    assert "(digits.after_spaces at token 1: llama.cpp ' ' (" in level.summary
+def test_only_surrogates_have_no_reference() -> None:
+    assert [name for name, data in HARD_TEXTS.items() if not has_reference(data)] == SURROGATES
 
 
-def judge_copy(
-    source: Path, metadata: dict[str, object], hard_ids: list[list[int]], bounds: Bounds, folder: Path
-) -> Level:
-    rewrite(source, folder / "copy.gguf", metadata=metadata)
-    with opened(folder / "copy.gguf") as changed:
-        return judge_model(changed, hard_ids, bounds)
+def test_the_digest_is_known() -> None:
+    """A change of a text changes it here, and the committed reference logits, which quote it, are made again."""
+    assert corpus.digest() == "eb0c348454346e06b6f65c2e3f553c038406b69e925a047339c2ba131cf3c130"
+
+
+@given(text=st.text())
+def test_text_is_itself(text: str) -> None:
+    assert decode(text.encode()) == text
+    assert has_reference(text.encode())
+
+
+@given(before=st.text(), byte=st.sampled_from([*range(0x80, 0xC0), *range(0xF8, 0x100)]), after=st.text())
+def test_a_byte_that_is_none_of_a_text_is_one_replacement(before: str, byte: int, after: str) -> None:
+    assert decode(before.encode() + bytes([byte]) + after.encode()) == before + "\ufffd" + after
+
+
+@given(text=st.text(min_size=1), character=st.characters(min_codepoint=0x80, codec="utf-8"), data=st.data())
+def test_each_byte_of_a_cut_character_is_one_replacement(text: str, character: str, data: st.DataObject) -> None:
+    """Python has one replacement for the whole of it."""
+    whole = character.encode()
+    n_left = data.draw(st.integers(1, len(whole) - 1))
+    assert decode(text.encode() + whole[:n_left]) == text + "\ufffd" * n_left
+    assert decode(whole[:n_left] + b"a" + text.encode()) == "\ufffd" * n_left + "a" + text
+
+
+def test_an_overlong_form_is_the_character_it_spells() -> None:
+    assert decode(b"\xc0\x80 \xc0\xaf \xe0\x80\xaf \xf0\x82\x82\xac \xc1\xbf") == "\0 / / € \x7f"
+
+
+@pytest.mark.parametrize("point", [0xD800, 0xDBFF, 0xDC00, 0xDFFF])
+def test_a_surrogate_is_a_replacement_and_has_no_reference(point: int) -> None:
+    data = b"a" + chr(point).encode(errors="surrogatepass")
+    assert decode(data) == "a\ufffd"
+    assert not has_reference(data)
+
+
+@pytest.mark.parametrize("data", [b"\xf4\x90\x80\x80", b"\xf5\x80\x80\x80", b"\xf7\xbf\xbf\xbf"])
+def test_what_is_beyond_unicode_is_refused(data: bytes) -> None:
+    """llama.cpp would end the process."""
+    with pytest.raises(ValueError, match="chr"):
+        decode(data)

@@ -20,9 +20,6 @@ def scorer_of(model: Model, setup: Setup | None = None, n_ctx: int = 32) -> Scor
 pytestmark = pytest.mark.model
 
 
-# ── rows ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_row_is_what_the_serving_context_answers(loaded: Loaded, make_context: MakeContext) -> None:
     context = make_context(type_k="f32", type_v="f32", flash_attn="off")
     context.decode([slice_of(0, 0, [TokenId(token) for token in TOKENS])])
@@ -52,17 +49,11 @@ def test_every_setup_scores(loaded: Loaded, cache_type: str, flash_attn: str) ->
     assert moved.max() < 3
 
 
-# ── greedy ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_greedy_takes_the_highest_of_each_row(loaded: Loaded) -> None:
     with scorer_of(loaded.model) as scorer:
         answers = scorer.greedy(TOKENS, 5)
         rows = scorer.logits([*TOKENS, *answers[:-1]])
     assert rows[len(TOKENS) - 1 :].argmax(-1).tolist() == answers
-
-
-# ── refusals ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -102,9 +93,6 @@ def test_sizes_out_of_range_are_refused(loaded: Loaded, n_ctx: int, n_threads: i
 def test_a_setup_that_the_library_refuses_is_an_error_with_its_reason(loaded: Loaded) -> None:
     with pytest.raises(ModelLoadFailed, match=r"cannot be made: .*(V cache|flash)"):
         scorer_of(loaded.model, Setup(type_v="q8_0", flash_attn="off"))
-
-
-# ── end ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_closed_scorer_answers_nothing(loaded: Loaded) -> None:
