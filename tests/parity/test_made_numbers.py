@@ -156,9 +156,10 @@ class NearTie:
 @pytest.fixture(scope="module")
 def tie(reference: FullLogits) -> NearTie:
     ties = [
-        NearTie(window, number, at - window.n_prompt + 1, second, reference.gap(number, at, second))
+        NearTie(window, prompt, at - window.n_prompt + 1, second, reference.gap(number, at, second))
         for number, window in enumerate(reference.windows)
         if window.kind == "continuation"
+        for prompt in [KINDS[: number + 1].count("continuation")]
         for at in range(window.n_prompt + 2, len(window.tokens) - 4)
         for second in [int(np.argsort(reference.rows(number)[at])[-2])]
     ]
