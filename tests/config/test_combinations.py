@@ -1,67 +1,66 @@
-"""Wishes about several GPUs that go together, and those that do not: each named in one line with the way out."""
+"""Settings that go together, those that do not, and those that change nothing: each is named, with the way out."""
 
-from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_type_hints
 
+import msgspec
 import pytest
 
-from worker.config.combinations import check
+from tests.config.given import parse
+from tests.record.rows import read
+from tests.server.front.rehearsal import FACTS
+from worker.config.combinations import idle_after_load, idle_before_load
 from worker.config.settings import Settings
 from worker.errors import UsageError
+from worker.wire.load import Loaded, ModelFacts
 
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"split_mode": "layer"},
-        {"split_mode": "row", "device": "cuda"},
-        {"split_mode": "layer", "device": "cuda:1"},
-        {"split_mode": "layer", "tensor_split": "3,1"},
-        {"split_mode": "layer", "tensor_split": "0,0.5"},
-        {"split_mode": "layer", "tensor_split": "0,0"},
-        {"main_gpu": 0},
-        {"main_gpu": 3, "device": "vulkan"},
-        {"gpu_layers": "0", "device": "cpu"},
-        {"gpu_layers": "auto", "device": "cpu"},
-        {"gpu_layers": "all", "device": "cuda"},
-        {"gpu_layers": "10"},
-        {"gpu_layers": "0", "require_full_offload": True, "device": "cpu"},
-    ],
+LOADED = msgspec.structs.replace(
+    FACTS,
+    parallel=2,
+    context_length=512,
+    n_cells=1024,
+    batch_size=2048,
+    prefix_cache_bytes=1,
+    model=ModelFacts(chat_template="{{ messages }}"),
 )
-def test_good_wishes_pass(changes: dict[str, object]) -> None:
-    wish = replace(Settings(), **changes)  # type: ignore[arg-type]  # mixed on purpose
-    assert check(wish) is wish
+TYPES = get_type_hints(Loaded)
+COMBINATIONS = read(Path(__file__).with_name("combinations.jsonl"))
+IDLE = read(Path(__file__).with_name("idle.jsonl"))
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"tensor_split": "3,1"}, "--tensor-split 3,1 has no effect with --split-mode none"),
-        ({"main_gpu": 1, "split_mode": "row"}, "--main-gpu 1 conflicts with --split-mode row"),
-        ({"split_mode": "layer", "device": "cpu"}, "--split-mode layer conflicts with --device cpu"),
-        ({"main_gpu": 0, "device": "cuda:1"}, "--main-gpu 0 conflicts with --device cuda:1"),
-        ({"main_gpu": 0, "device": "1"}, "--main-gpu 0 conflicts with --device 1"),
-        ({"main_gpu": 0, "device": "cpu"}, "--main-gpu 0 conflicts with --device cpu"),
-        ({"gpu_layers": "all", "device": "cpu"}, "--gpu-layers all conflicts with --device cpu"),
-        ({"gpu_layers": "10", "device": "cpu"}, "--gpu-layers 10 conflicts with --device cpu"),
-        ({"require_full_offload": True, "gpu_layers": "0"}, "--require-full-offload conflicts with --gpu-layers 0"),
-        ({"split_mode": "row", "gpu_layers": "00"}, "--split-mode row conflicts with --gpu-layers 00"),
-        ({"draft_model": "d.gguf", "deterministic": True}, "--draft-model conflicts with --deterministic"),
-        ({"draft_model": "d.gguf", "mtp": True}, "--mtp conflicts with --draft-model"),
-        ({"deterministic": True, "mtp": True}, "--mtp conflicts with --deterministic"),
-        ({"batch_invariant": "off", "deterministic": True}, "--batch-invariant off conflicts with --deterministic"),
-    ],
-)
-def test_wishes_that_cannot_all_hold_are_refused_with_a_way_out(changes: dict[str, object], said: str) -> None:
+def given(*argv: str) -> Settings:
+    return parse(["--model=m.gguf", *argv], {})
+
+
+@pytest.mark.parametrize("case", COMBINATIONS, ids=lambda case: case["argv"])
+def test_wishes_that_cannot_all_hold_are_refused_in_one_line_with_a_way_out_and_others_pass(
+    case: dict[str, str],
+) -> None:
+    argv, said = case["argv"].split(), case.get("said")
+    if said is None:
+        given(*argv)
+        return
     with pytest.raises(UsageError) as caught:
-        check(replace(Settings(), **changes))  # type: ignore[arg-type]  # mixed on purpose
+        given(*argv)
     message = str(caught.value)
     assert message.startswith(said)
     assert "\n" not in message
-    assert message.endswith("remove one of the two") or "or remove --tensor-split" in message
-    for kept, value in changes.items():  # what the message advises is enough
-        if kept != "tensor_split":
-            left = {kept: value}
-            check(replace(Settings(), **left))  # type: ignore[arg-type]  # mixed on purpose
+    assert message.endswith("remove one of the two") == ("conflicts with" in said)
+    for one in argv if len(argv) > 1 else ():
+        given(one)  # what the message advises is enough
+
+
+@pytest.mark.parametrize("case", IDLE, ids=lambda case: case["argv"])
+def test_what_changes_nothing_is_reported_with_the_reason(case: dict[str, Any]) -> None:
+    """Before the load by the settings alone, after it by the model and the machine."""
+    settings = given(*case["argv"].split())
+    if "loaded" in case:
+        found = {name: msgspec.convert(value, TYPES[name]) for name, value in case["loaded"].items()}
+        idle = [*idle_after_load(settings, msgspec.structs.replace(LOADED, **found))]
+    else:
+        idle = [*idle_before_load(settings)]
+    assert [setting for setting, _ in idle] == case["idle"]
+    assert all(reason for _, reason in idle)
 
 
 @pytest.mark.parametrize(("text", "numbers"), [(None, ()), ("1", (1.0,)), ("3,1", (3.0, 1.0)), ("0.25,2", (0.25, 2.0))])

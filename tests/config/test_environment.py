@@ -9,19 +9,12 @@ URL = "http://collector:4318"
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_an_endpoint_asks_for_traces(endpoint: str) -> None:
-    assert asks_for_traces({endpoint: URL}) == endpoint
-    assert asks_for_traces({endpoint: URL, "OTEL_TRACES_EXPORTER": "console, otlp"}) == endpoint
-    assert asks_for_traces({endpoint: URL, "OTEL_SDK_DISABLED": "false"}) == endpoint
-
-
-@pytest.mark.parametrize(
-    "more", [{}, {"OTEL_SDK_DISABLED": "True"}, {"OTEL_TRACES_EXPORTER": "none"}, {"OTEL_TRACES_EXPORTER": "console"}]
-)
-def test_without_one_or_when_another_variable_says_no_there_are_none(more: dict[str, str]) -> None:
-    assert asks_for_traces({"OTEL_SERVICE_NAME": "x", ENDPOINTS[0]: "", **more}) is None
-    if more:
-        assert asks_for_traces({ENDPOINTS[0]: URL, **more}) is None
+def test_an_endpoint_asks_for_traces_unless_another_variable_says_no(endpoint: str) -> None:
+    for more in ({}, {"OTEL_TRACES_EXPORTER": "console, otlp"}, {"OTEL_SDK_DISABLED": "false"}):
+        assert asks_for_traces({endpoint: URL, **more}) == endpoint
+        assert asks_for_traces({"OTEL_SERVICE_NAME": "x", endpoint: "", **more}) is None
+    for no in ({"OTEL_SDK_DISABLED": "True"}, {"OTEL_TRACES_EXPORTER": "none"}, {"OTEL_TRACES_EXPORTER": "console"}):
+        assert asks_for_traces({endpoint: URL, **no}) is None
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

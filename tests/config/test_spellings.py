@@ -1,17 +1,33 @@
-"""Hints for an unknown flag or variable: they name nothing hidden and nothing that does not exist."""
+"""Other spellings of flags: the predecessor's, which work, and hints for an unknown flag or variable, which name
+nothing hidden and nothing that does not exist.
+"""
 
 from collections.abc import Collection
+from pathlib import Path
+from typing import Any
 
 import pytest
 import rich_click as click
 
 from tests.config.given import parse
+from tests.record.rows import read
 from worker.cli import setting_options
 from worker.commands.generate import generate
 from worker.config.option import flag_name
 from worker.config.settings import options
-from worker.config.spellings import OF_A_REQUEST, flag_hint, is_llama_servers, llama_server_flags, unread
+from worker.config.spellings import (
+    DEVICE_NUMBERS,
+    OF_A_REQUEST,
+    device_asked_for,
+    flag_hint,
+    ignored,
+    is_llama_servers,
+    llama_server_flags,
+    unread,
+)
+from worker.errors import UsageError
 
+HERE = Path(__file__).parent
 FLAGS = llama_server_flags()
 
 SHORT = {
@@ -32,6 +48,40 @@ def flags_of(params: Collection[click.Parameter]) -> set[str]:
 
 
 SERVE, GENERATE = flags_of(setting_options()), flags_of(generate.params)
+
+
+# ── the predecessor's ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("case", read(HERE / "devices.jsonl"), ids=lambda case: str(case["given"]))
+def test_the_device_the_flags_choose_together(case: dict[str, Any]) -> None:
+    if "refused" not in case:
+        assert device_asked_for(case["given"]) == case["device"]
+        return
+    with pytest.raises(UsageError, match=case["refused"]):
+        device_asked_for(case["given"])
+
+
+@pytest.mark.parametrize("flag", [flag_name(name) for name in DEVICE_NUMBERS])
+@pytest.mark.parametrize("backend", [[], ["--backend=cpu"], ["--backend=cuda"]])
+def test_a_number_outside_0_to_999_is_refused_also_where_it_would_be_ignored(flag: str, backend: list[str]) -> None:
+    for text in ("-1", "1000", "", "one", "1.0", "\u0661", " 1", "99999999999999999999"):
+        with pytest.raises(UsageError, match=rf"{flag}: .* allowed is 0\.\.999"):
+            parse(["--model=m.gguf", *backend, f"{flag}={text}"], {})
+
+
+@pytest.mark.parametrize("backend", ["rocm", "CUDA", ""])
+def test_an_unknown_backend_is_refused_with_those_there_are(backend: str) -> None:
+    with pytest.raises(UsageError, match=r"--backend: .*'cpu', 'cuda', 'metal', 'accelerate'"):
+        parse(["--model=m.gguf", "--device=cpu", "--backend", backend], {})
+
+
+def test_ignored_flags_are_reported_by_name_only() -> None:
+    params = {"hive_url": "http://user:secret@hive", "queen_url": None, "kv_cache_size_mb": "-5", "local_mode": True}
+    assert ignored(params) == ("--hive-url", "--kv-cache-size-mb", "--local-mode")
+
+
+# ── llama-server's, and mistakes ─────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("spelling", sorted({spelling for theirs in FLAGS.ours.values() for spelling in theirs}))
@@ -97,30 +147,9 @@ def test_underscores_are_taken_for_dashes(name: str) -> None:
     assert flag_hint(f"--{name}", SERVE - {f"--{name}"}) == f"did you mean {flag}?" or "_" not in name
 
 
-@pytest.mark.parametrize(
-    ("flag", "hint"),
-    [
-        ("-a", "did you mean --served-model-name?"),
-        ("--n_gpu_layers", "did you mean --gpu-layers?"),
-        ("-hff", "did you mean --model hf:ORG/REPO::file=NAME.gguf?"),
-        ("--temp", "each request sets its own temperature"),
-        ("--repeat-penalty", "each request sets its own repetition_penalty"),
-        ("-n", "did you mean --max-tokens-out?"),
-        ("--prot", "did you mean --port or --host?"),
-        ("--jinja", "it is always on here, so leave it out"),
-        ("--no_mmap", "it cannot be switched off here, so leave it out"),
-        ("--list-devices", "`llorch-worker devices` lists them"),
-        ("--slot-save-path", "did you mean --prefix-cache-dir?"),
-        ("-x", ""),
-    ],
-)
-def test_a_hint_of_serve_is_worded_so(flag: str, hint: str) -> None:
-    assert flag_hint(flag, SERVE) == hint
-
-
-def test_a_hint_of_generate_names_its_own_flags() -> None:
-    assert flag_hint("--temp", GENERATE) == "did you mean --temperature?"
-    assert flag_hint("-n", GENERATE) == "did you mean --max-tokens?"
+@pytest.mark.parametrize("told", read(HERE / "hints.jsonl"), ids=lambda told: f"{told['command']} {told['flag']}")
+def test_a_hint_names_flags_of_its_own_command(told: dict[str, str]) -> None:
+    assert flag_hint(told["flag"], {"serve": SERVE, "generate": GENERATE}[told["command"]]) == told["hint"]
 
 
 @pytest.mark.parametrize("name", [option.name for option in options()])
@@ -135,22 +164,12 @@ def test_a_variable_with_a_letter_too_many_is_reported_with_the_likely_name(name
     assert (told, said) == (f"{name}S", f"no setting has this name; did you mean {name}?")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("LLORCH_SERVICE_HOST", "10.0.0.1"),
-        ("LLORCH_SERVICE_PORT_HTTP", "8080"),
-        ("LLORCH_PORT_8080_TCP_ADDR", "10.0.0.1"),
-        ("LLORCH_WORKER_PORT", "tcp://10.0.0.1:8080"),
-        ("LLORCH_RUN_ID", "x"),
-        ("LLORCH_TEST_MODEL_PATH", "x"),
-        ("LLORCH_PORT_8080_TCP", "tcp://10.0.0.1:8080"),
-        ("LLORCH_MAX_QUEUE_PORT", "sctp://10.0.0.1:8080"),
-        ("NOT_LLORCH", "x"),
-    ],
-)
-def test_variables_that_others_set_or_read_are_no_mistake(name: str, value: str) -> None:
-    assert unread({name: value}) == []
+def test_variables_that_others_set_or_read_are_no_mistake() -> None:
+    names = ("LLORCH_SERVICE_HOST", "LLORCH_SERVICE_PORT_HTTP", "LLORCH_PORT_8080_TCP_ADDR", "LLORCH_RUN_ID")
+    names += ("LLORCH_TEST_MODEL_PATH", "NOT_LLORCH")
+    addresses = {"LLORCH_WORKER_PORT": "tcp", "LLORCH_PORT_8080_TCP": "tcp", "LLORCH_MAX_QUEUE_PORT": "sctp"}
+    others = {name: f"{scheme}://10.0.0.1:8080" for name, scheme in addresses.items()}
+    assert unread(dict.fromkeys(names, "x") | others) == []
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "udp", "sctp"])
