@@ -2,7 +2,6 @@
 
 import io
 import logging
-import os
 from datetime import datetime, timedelta
 
 import msgspec
@@ -29,8 +28,7 @@ def test_a_json_line_begins_with_time_level_event_and_worker() -> None:
     to(stream).info("execute_end", tokens_out=3, tokens_per_sec=1.5, device=None, stop=["a"])
     line = only_line(stream)
     assert list(line)[:4] == ["timestamp", "level", "event", "worker_id"]
-    assert line["level"], line["event"] == ("info", "execute_end")
-    assert line["worker_id"] == "worker-1"
+    assert (line["level"], line["event"], line["worker_id"]) == ("info", "execute_end", "worker-1")
     assert datetime.fromisoformat(line["timestamp"]).utcoffset() == timedelta(0)
     assert (line["tokens_out"], line["tokens_per_sec"], line["device"], line["stop"]) == (3, 1.5, None, ["a"])
 
@@ -64,33 +62,13 @@ def test_json_off_a_terminal_pretty_on_one_and_colours_only_there(
     assert ("\x1b[" in stream.getvalue()) is has_colors
 
 
-def test_a_real_terminal_gets_the_pretty_form() -> None:
-    controller, terminal = os.openpty()
-    with os.fdopen(terminal, "w") as stream, os.fdopen(controller, "rb", buffering=0) as screen:
-        logs.configure(None, "worker-1", stream)
-        logs.get_logger().info("ready")
-        shown = screen.read(4096)
-    assert b"ready" in shown
-    assert b"\x1b[" in shown
-    assert not shown.startswith(b"{")
-
-
 @pytest.mark.parametrize(("level", "n_lines"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
 def test_lines_below_the_level_stay_out(level: logs.Level, n_lines: int) -> None:
     stream = io.StringIO()
     logs.configure("json", "worker-1", stream, level=level)
-    log = logs.get_logger()
-    log.debug("engine", line="x")
-    log.info("ready")
-    log.warning("error")
-    log.error("error")
+    for each in ("debug", "info", "warning", "error"):
+        getattr(logs.get_logger(), each)("ready")
     assert len(stream.getvalue().splitlines()) == n_lines
-
-
-def test_debug_lines_stay_out_unless_asked_for() -> None:
-    stream = io.StringIO()
-    to(stream).debug("engine", line="x")
-    assert stream.getvalue() == ""
 
 
 def test_without_a_stream_lines_go_to_stderr_and_nothing_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,10 +152,7 @@ def test_every_member_of_an_exception_group_is_reported() -> None:
     stream = io.StringIO()
     group = ExceptionGroup("tasks", [ValueError("one"), KeyError("two")])
     to(stream).error("error", exc_info=group)
-    assert [line for line in only_line(stream)["traceback"] if "one" in line or "two" in line] == [
-        "ValueError: one",
-        "KeyError: 'two'",
-    ]
+    assert {"ValueError: one", "KeyError: 'two'"} <= set(only_line(stream)["traceback"])
 
 
 # ── secrets ──────────────────────────────────────────────────────────────────────────────────────

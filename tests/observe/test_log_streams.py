@@ -3,7 +3,6 @@
 import asyncio
 import io
 import logging
-import os
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.loops import on_a_loop
 from tests.observe.log_lines import (
     logging_is_put_back,  # noqa: F401 - pytest finds the fixture by its name
     only_line,
@@ -26,8 +26,6 @@ from worker.server.front.link import LAST_WORDS_BYTES, StderrTail
 from worker.server.front.state import Front
 from worker.wire.load import Warned
 
-STDLIB_LOGGERS = ("uvicorn.error", "httpx2", "huggingface_hub.file_download", "litestar")
-
 
 class BrokenPipe(io.StringIO):
     def write(self, _text: str) -> int:
@@ -37,7 +35,7 @@ class BrokenPipe(io.StringIO):
 # ── other libraries ──────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("name", STDLIB_LOGGERS)
+@pytest.mark.parametrize("name", ["uvicorn.error", "huggingface_hub.file_download"])
 def test_library_lines_come_in_the_same_form_from_warning_on(name: str) -> None:
     stream = io.StringIO()
     to(stream)
@@ -99,16 +97,6 @@ def test_a_closed_or_broken_stream_never_raises_into_the_caller() -> None:
             logging.getLogger("uvicorn.error").error("x")
 
 
-def test_a_pipe_whose_reader_has_left_never_raises() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w", buffering=1) as stream:
-        logs.configure("json", "worker-1", stream)
-        logs.get_logger().error("error")
-        with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - only its descriptor is wanted, so that closing succeeds
-            os.dup2(nowhere.fileno(), writer)
-
-
 def test_a_missing_stderr_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     logs.configure(None, "worker-1")
@@ -144,38 +132,29 @@ def test_any_chunking_of_stderr_gives_the_same_printable_lines(chunks: list[byte
 
 
 @pytest.mark.parametrize(
-    ("line", "level"),
+    ("heard", "level"),
     [
         ("llama.cpp warning: find_slot: no room", "warning"),
         ("llama.cpp error: no memory", "warning"),
         ("llama.cpp: more cells than the model was trained on", "debug"),
         ("Traceback (most recent call last):", "debug"),
+        (Warned(text="the cells are not kept"), "warning"),
     ],
 )
-def test_the_librarys_warnings_and_errors_are_for_operators_and_other_lines_for_developers(
-    line: str, level: str
+@on_a_loop
+async def test_warnings_and_errors_are_for_operators_and_other_lines_for_developers(
+    heard: str | Warned, level: str
 ) -> None:
     stream = io.StringIO()
     logs.configure("json", "worker-1", stream, level="debug")
-
-    async def play() -> None:
-        Front(Settings(model="m.gguf"), Metrics("worker-1")).on_engine_line(line)
-
-    asyncio.run(play())
+    front = Front(Settings(model="m.gguf"), Metrics("worker-1"))
+    if isinstance(heard, str):
+        front.on_engine_line(heard)
+    else:
+        front.on_report(heard)
     told = only_line(stream)
-    assert (told["event"], told["level"], told["line"]) == ("engine", level, line)
-
-
-def test_what_the_engine_warns_of_is_for_operators() -> None:
-    stream = io.StringIO()
-    logs.configure("json", "worker-1", stream, level="info")
-
-    async def play() -> None:
-        Front(Settings(model="m.gguf"), Metrics("worker-1")).on_report(Warned(text="the cells are not kept"))
-
-    asyncio.run(play())
-    told = only_line(stream)
-    assert (told["event"], told["level"], told["line"]) == ("engine", "warning", "the cells are not kept")
+    assert (told["event"], told["level"]) == ("engine", level)
+    assert told["line"] == (heard if isinstance(heard, str) else heard.text)
 
 
 def test_the_last_4_kib_are_kept_and_no_half_character() -> None:
