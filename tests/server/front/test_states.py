@@ -6,6 +6,8 @@ from enum import Enum
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.loops import on_a_loop
 from tests.server.front.rehearsal import CONFIG, FACTS, Stage, rehearsed
@@ -14,7 +16,7 @@ from worker.config.settings import Settings
 from worker.errors import EngineCrashed
 from worker.observe.metrics import Metrics
 from worker.server.front import client, job
-from worker.server.front.admission import Phase
+from worker.server.front.admission import MAX_RETRY_S, Phase, retry_after_s
 from worker.server.front.client import EngineClient, EngineState
 from worker.server.front.job import Job, JobState, next_chunk_of
 from worker.server.front.state import Front
@@ -195,6 +197,12 @@ async def test_what_happens_to_the_front_moves_it(acts: Sequence[str], phases: S
     await stage.client.close()
 
 
-@pytest.mark.parametrize("phase", Phase)
-def test_every_phase_has_its_words(phase: Phase) -> None:
-    assert phase.word == phase.name.lower()
+# ── admission ────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.floats(0, 1e6), st.integers(0, 10**6), st.integers(1, 256))
+def test_a_refused_client_waits_for_the_queue_at_the_measured_pace_within_bounds(
+    service_s: float, n_waiting: int, n_slots: int
+) -> None:
+    assert 1 <= retry_after_s(service_s, n_waiting=n_waiting, n_slots=n_slots) <= MAX_RETRY_S
+    assert [retry_after_s(10.0, n_waiting=n, n_slots=8) for n in (255, 0)] == [320, 2]
