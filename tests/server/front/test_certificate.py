@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from parity.bundle import proof_of, write
 from parity.report import LEVELS, Report, not_run, to_json
 from parity.setups import served
-from tests.gguf_files import TINY_METADATA, tiny_model, tiny_split
+from tests.gguf_files import tiny_model, tiny_split
 from tests.loops import on_a_loop
 from tests.parity.reports import BROKEN, SHA256, level, levels, report
 from tests.server.front.rehearsal import FACTS, Stage
@@ -48,43 +47,35 @@ def saved(folder: Path, made: Report) -> Path:
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_certificate_says_what_the_report_says(tmp_path: Path) -> None:
+def test_a_certificate_says_what_the_report_says_also_in_a_bundle_s_folder(tmp_path: Path) -> None:
     made = report()
     found = read_certificate(saved(tmp_path, made))
     assert (found.model.sha256, found.model.file, found.verdict) == (SHA256, "tiny.gguf", "pass")
     assert (found.run_id, found.created) == (made.run_id, made.created)
-    levels = {one.name: one.verdict for one in found.levels}
-    assert levels == {one.name: one.verdict for one in made.levels}
-    assert levels["serving"] == "not run"
-
-
-def test_a_bundle_s_folder_stands_for_its_report(tmp_path: Path) -> None:
-    folder = write(tmp_path, proof_of(report()))
+    assert {one.name: one.verdict for one in found.levels} == {one.name: one.verdict for one in made.levels}
+    folder = write(tmp_path, proof_of(made))
     assert read_certificate(folder) == read_certificate(folder / "report.json")
 
 
 def test_a_report_that_did_not_pass_is_no_certificate(tmp_path: Path) -> None:
     failed = report(levels(logits=level("logits", BROKEN)))
-    with pytest.raises(CertificateRefused, match="says fail at level logits"):
-        read_certificate(saved(tmp_path, failed))
-    with pytest.raises(CertificateRefused, match="says fail at level logits"):
-        read_certificate(saved(tmp_path, replace(failed, verdict="pass")))
-    with pytest.raises(CertificateRefused, match="says not run"):
-        read_certificate(saved(tmp_path, report([not_run(name, "no time") for name in LEVELS])))
+    nothing = [not_run(name, "no time") for name in LEVELS]
+    of_others = report([*nothing, level("matrix")])
+    assert of_others.verdict == "pass", "earlier versions made such reports of files in other types"
+    for made, words in (
+        (failed, "says fail at level logits"),
+        (replace(failed, verdict="pass"), "says fail at level logits"),
+        (report(nothing), "says not run"),
+        (of_others, "nothing of the model file itself"),
+    ):
+        with pytest.raises(CertificateRefused, match=words):
+            read_certificate(saved(tmp_path, made))
 
 
 def huge(path: Path) -> None:
     """A sparse file of a terabyte, whose digest would take an hour."""
     path.touch()
     os.truncate(path, 1 << 40)
-
-
-def test_a_report_of_other_files_only_is_no_certificate(tmp_path: Path) -> None:
-    """Earlier versions made such reports of files in other types."""
-    others = [*(not_run(name, "not asked for") for name in LEVELS), level("matrix")]
-    assert report(others).verdict == "pass"
-    with pytest.raises(CertificateRefused, match="nothing of the model file itself"):
-        read_certificate(saved(tmp_path, report(others)))
 
 
 BAD_REPORTS: dict[str, Callable[[Path], object]] = {
@@ -132,31 +123,17 @@ def changed(model: Path) -> None:
     model.write_bytes(data)
 
 
-def test_it_covers_the_file_whose_digest_it_has_by_whatever_name(tmp_path: Path, tiny: Path) -> None:
+def test_it_covers_the_file_whose_digest_it_has_by_whatever_name_and_no_other(tmp_path: Path, tiny: Path) -> None:
     made = report(sha256=sha256_of(tiny), file="another-name.gguf")
     body = examined(tmp_path, tiny, made).body(ON_A_CPU)
     assert (body.covers, body.differences) == ("exact", ())
-
-
-def test_a_file_with_one_bit_changed_is_another_model(tmp_path: Path, tiny: Path) -> None:
-    made = report(sha256=sha256_of(tiny))
     changed(tiny)
     found = examined(tmp_path, tiny, made)
     body = found.body(ON_A_CPU)
-    line = f"model: sha256 {sha256_of(tiny)[:16]}… here, {made.model.sha256[:16]}… (tiny.gguf) in the report"
+    line = f"model: sha256 {sha256_of(tiny)[:16]}… here, {made.model.sha256[:16]}… (another-name.gguf) in the report"
     assert (body.covers, body.differences) == ("differs", (line,))
     with pytest.raises(CertificateRefused, match=r"does not cover what runs here: model: sha256"):
         found.check_file()
-
-
-def test_another_tokenizer_in_the_file_is_another_model(tmp_path: Path) -> None:
-    """Two tokens have changed their places; every weight is as it was."""
-    first, second, *others = cast(list[str], TINY_METADATA["tokenizer.ggml.tokens"])
-    one = tiny_model().write(tmp_path / "one.gguf")
-    swapped = tiny_model({"tokenizer.ggml.tokens": [second, first, *others]}).write(tmp_path / "swapped.gguf")
-    assert one.stat().st_size == swapped.stat().st_size
-    (line,) = examined(tmp_path, swapped, report(sha256=sha256_of(one))).body(ON_A_CPU).differences
-    assert line.startswith("model: sha256")
 
 
 def test_a_file_that_was_changed_after_its_digest_was_made_is_not_covered(tmp_path: Path, tiny: Path) -> None:
@@ -164,30 +141,17 @@ def test_a_file_that_was_changed_after_its_digest_was_made_is_not_covered(tmp_pa
     found.check_file()
     changed(tiny)
     assert found.body(ON_A_CPU).differences == ("model: the file was changed after its digest was made",)
+    certificate, info = read_certificate(saved(tmp_path, report())), read_info(tiny)
     tiny.unlink()
     assert found.body(ON_A_CPU).covers == "differs"
+    with pytest.raises(CertificateRefused, match="cannot be read"):
+        asyncio.run(certificate.examined(info))
 
 
 def test_no_report_covers_a_model_of_several_parts(tmp_path: Path) -> None:
     first, *_ = tiny_split(tmp_path)
     (line,) = examined(tmp_path, first, report(sha256=sha256_of(first))).body(ON_A_CPU).differences
     assert "a single file" in line
-
-
-def test_a_model_that_vanished_is_one_line(tmp_path: Path, tiny: Path) -> None:
-    certificate, info = read_certificate(saved(tmp_path, report())), read_info(tiny)
-    tiny.unlink()
-    with pytest.raises(CertificateRefused, match="cannot be read"):
-        asyncio.run(certificate.examined(info))
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_whatever_decides_a_number_and_is_another_is_named(tmp_path: Path, tiny: Path, name: str) -> None:
-    made = report(sha256=sha256_of(tiny), numerics=other(name))
-    body = examined(tmp_path, tiny, made).body(ON_A_CPU)
-    (line,) = body.differences
-    assert body.covers == "differs"
-    assert line.startswith(f"{name}: ")
 
 
 def test_a_report_without_these_facts_covers_nothing_exactly_and_says_so(tmp_path: Path, tiny: Path) -> None:
