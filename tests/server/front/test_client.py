@@ -4,7 +4,7 @@ What a death means for jobs: test_engine_deaths.py; under any order of events: t
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import pytest
@@ -22,52 +22,37 @@ from worker.wire.messages import Inbound, Outbound, Refused, Violation
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def failed_start(happen: Callable[[Stage], None]) -> StartupError:
-    """The error of `start` when this happens to the first engine before its model is loaded."""
-
-    async def play() -> StartupError:
-        stage = Stage()
-        starting = asyncio.create_task(stage.client.start())
-        await stage.until(lambda: bool(stage.engines))
-        happen(stage)
-        with pytest.raises(StartupError) as raised:
-            await starting
-        assert stage.failure is None, "told once"
-        await stage.client.close()
-        return raised.value
-
-    return asyncio.run(play())
+TOO_BIG = LoadFailed(
+    code="INSUFFICIENT_VRAM", message="too big", needed_bytes=8, available_bytes=4, device="CUDA0 (a card)"
+)
 
 
-def exit_after(*messages: Outbound) -> Callable[[Stage], None]:
-    def happen(stage: Stage) -> None:
-        for message in messages:
-            stage.say(message)
-        stage.client.on_exit("it exited with code 0", "words")
-
-    return happen
-
-
-def test_an_engine_that_cannot_load_gives_its_own_reason() -> None:
-    error = failed_start(exit_after(Progress(percent=3), LoadFailed(code="MODEL_LOAD_FAILED", message="no tensors")))
-    assert isinstance(error, ModelLoadFailed)
-    assert str(error) == str(ModelLoadFailed("no tensors"))
-
-
-def test_a_lack_of_memory_keeps_its_figures() -> None:
-    failed = LoadFailed(
-        code="INSUFFICIENT_VRAM", message="too big", needed_bytes=8, available_bytes=4, device="CUDA0 (a card)"
-    )
-    error = failed_start(exit_after(failed))
-    assert isinstance(error, InsufficientMemory)
-    assert (error.needed_bytes, error.available_bytes, error.device) == (8, 4, "CUDA0 (a card)")
-
-
-def test_an_engine_that_dies_while_loading_is_not_replaced() -> None:
-    error = failed_start(exit_after(Progress(percent=50)))
-    assert isinstance(error, EngineCrashed)
-    assert "exited with code 0" in str(error)
-    assert str(error).endswith("words")
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (LoadFailed(code="MODEL_LOAD_FAILED", message="no tensors"), ModelLoadFailed("no tensors")),
+        (TOO_BIG, InsufficientMemory("too big", needed_bytes=8, available_bytes=4, device="CUDA0 (a card)")),
+        (
+            Progress(percent=50),
+            EngineCrashed("the engine died while loading the model", "it exited with code 0", "words"),
+        ),
+    ],
+)
+@on_a_loop
+async def test_an_engine_that_cannot_load_gives_its_own_reason_and_is_not_replaced(
+    last: Outbound, expected: StartupError
+) -> None:
+    stage = Stage()
+    starting = asyncio.create_task(stage.client.start())
+    await stage.until(lambda: bool(stage.engines))
+    stage.say(Progress(percent=3))
+    stage.say(last)
+    stage.client.on_exit("it exited with code 0", "words")
+    with pytest.raises(type(expected)) as raised:
+        await starting
+    assert (str(raised.value), vars(raised.value)) == (str(expected), vars(expected))
+    assert stage.failure is None, "told once"
+    await stage.client.close()
 
 
 @on_a_loop
@@ -149,20 +134,16 @@ async def test_a_job_that_ended_in_the_engine_is_not_cancelled_there(stage: Stag
 @rehearsed
 async def test_an_engine_without_work_is_never_killed(stage: Stage, how: str) -> None:
     if how != "never worked":
-        await _let_a_job_end(stage, how)
+        job = stage.run()
+        stage.draw(job)
+        if how == "finished":
+            stage.finish(job)
+        elif how == "cancelled":
+            stage.jobs[job].fail("CANCELLED", "enough")
+        else:
+            await stage.die_and_reload()
     stage.let_time_pass(10 * WATCHDOG_S)
     assert stage.engine.killed_for is None
-
-
-async def _let_a_job_end(stage: Stage, how: str) -> None:
-    job = stage.run()
-    stage.draw(job)
-    if how == "finished":
-        stage.finish(job)
-    elif how == "cancelled":
-        stage.jobs[job].fail("CANCELLED", "enough")
-    else:
-        await stage.die_and_reload()
 
 
 @pytest.mark.parametrize("after", ["a submission", "a death"])
@@ -228,12 +209,6 @@ class FailingStage(Stage):
         return self.engine
 
 
-def check_given_up(stage: Stage, cause: str) -> None:
-    assert stage.client.state is EngineState.FAILED
-    assert isinstance(stage.failure, InternalFailure)
-    assert f"ZeroDivisionError: {cause}" in str(stage.failure)
-
-
 @on_a_loop
 async def test_a_first_engine_that_cannot_be_started_for_an_unforeseen_reason_ends_the_start() -> None:
     stage = FailingStage(1)
@@ -242,28 +217,26 @@ async def test_a_first_engine_that_cannot_be_started_for_an_unforeseen_reason_en
     await stage.client.close()
 
 
+@pytest.mark.parametrize("part", ["the start", "the question"])
 @on_a_loop
-async def test_a_successor_that_cannot_be_started_for_an_unforeseen_reason_is_fatal() -> None:
-    """The worker would otherwise stay in RESTARTING for ever, and its jobs with it."""
-    stage = FailingStage(2)
-    await stage.open()
-    job = stage.submit()
-    stage.client.on_exit("it was ended by SIGKILL", "")
+async def test_a_successor_that_cannot_be_started_or_a_timer_that_fails_is_fatal(part: str) -> None:
+    """The worker would otherwise stay in RESTARTING for ever, and its jobs with it; or have no watchdog any more, and
+    no sign of that.
+    """
+    is_start = part == "the start"
+    stage = FailingStage(2, residency_period_s=RESIDENCY_PERIOD_S if is_start else 0.0)
+    await stage.open(FACTS if is_start else msgspec.structs.replace(FACTS, backend="cuda"))
+    jobs = [stage.submit()] if is_start else []
+    if is_start:
+        stage.client.on_exit("it was ended by SIGKILL", "")
     await stage.until(lambda: stage.failure is not None)
-    check_given_up(stage, "the start")
-    assert (await stage.events(job))[-1]["code"] == "INFERENCE_FAILED"
-    await stage.client.close()
-
-
-@on_a_loop
-async def test_a_timer_of_the_client_that_fails_is_fatal() -> None:
-    """There would otherwise be no watchdog any more, and no sign of that."""
-    stage = FailingStage(2, residency_period_s=0.0)
-    await stage.open(msgspec.structs.replace(FACTS, backend="cuda"))
-    await stage.until(lambda: stage.failure is not None)
-    check_given_up(stage, "the question")
+    assert stage.client.state is EngineState.FAILED
+    assert isinstance(stage.failure, InternalFailure)
+    assert f"ZeroDivisionError: {part}" in str(stage.failure)
+    assert [stage.jobs[key].failure for key in jobs] == ["INFERENCE_FAILED"] * len(jobs)
+    n_deaths = len(stage.deaths)
     stage.client.on_exit("it exited with code 0", "")
-    assert stage.deaths == [], "nothing is restarted any more"
+    assert len(stage.deaths) == n_deaths, "nothing is restarted any more"
     await stage.client.close()
 
 

@@ -18,6 +18,8 @@ from worker.wire.messages import Inbound, QuestionKey, Refused, Tokenize, Violat
 
 ACTS = st.lists(st.tuples(st.integers(0, 2**16 - 1), st.integers(0, 2**6 - 1)), min_size=30, max_size=90)
 """Each act: which of those possible at that moment, and a number whose bits say to which jobs."""
+IS_RETRIABLE = {"ENGINE_RESTARTED": True, "INFERENCE_FAILED": False}
+"""The codes that deaths give."""
 
 
 @dataclass
@@ -174,9 +176,8 @@ class Improvisation:
 
     def check(self) -> None:
         if self.stage.failure is None:
-            by_death = ("ENGINE_RESTARTED", "INFERENCE_FAILED")
             jobs = self.stage.jobs.items()
-            assert {key: job.failure for key, job in jobs if job.failure in by_death} == self.expected
+            assert {key: job.failure for key, job in jobs if job.failure in IS_RETRIABLE} == self.expected
             ended = {key: question.answer for key, question in self.stage.questions.items() if question.is_ended}
             failed = {key for key, answer in ended.items() if not answer.cancelled() and answer.exception()}
             assert failed == self.expected_unanswered
@@ -185,7 +186,7 @@ class Improvisation:
             self._check_suspects()
 
     def _check_submitted(self, submitted: list[JobKey]) -> None:
-        assert len(set(submitted)) == len(submitted)
+        assert sorted(set(submitted)) == submitted, "each once, in the order of arrival"
         assert not [key for key in submitted if self.stage.jobs[key].is_ended], "the engine works for nobody"
 
     def _check_suspects(self) -> None:
@@ -205,6 +206,8 @@ class Improvisation:
                 events = await self.stage.events(key)
                 check_order(events)
                 assert events[-1].get("code") == job.failure
+                if job.failure in IS_RETRIABLE:
+                    assert events[-1]["retriable"] == IS_RETRIABLE[job.failure]
 
 
 @pytest.mark.long
