@@ -11,6 +11,7 @@ import zmq
 
 from tests.kv_listener import Listener, listening
 from tests.kv_mirror import Mirror, gone, kept, unpacked
+from tests.loops import on_a_loop
 from tests.observe.log_lines import logging_is_put_back, only_line, to
 from worker.config.settings import Settings
 from worker.errors import BindFailed, StartupError
@@ -62,21 +63,15 @@ def test_a_batch_is_what_vllm_sends() -> None:
     assert cleared == b"\x93\xcb" + struct.pack(">d", 1789095808.5) + b"\x91\x81" + clear + b"\x00"
 
 
-def test_numbers_count_from_zero_and_every_batch_is_kept_under_its_own() -> None:
+def test_numbers_count_from_zero_and_the_last_batches_are_kept_under_their_own() -> None:
     published = Published()
-    for _ in range(5):
+    n_sent = MAX_BATCHES + 3
+    for _ in range(n_sent):
         published.events.publish((AllBlocksCleared(),))
-    assert [number for number, _ in published.sent] == [0, 1, 2, 3, 4]
-    assert published.events.since(0) == published.sent
-    assert published.events.since(3) == published.sent[3:]
-    assert published.events.since(5) == published.events.since(2**64 - 1) == []
-
-
-def test_the_oldest_batches_are_forgotten() -> None:
-    published = Published()
-    for _ in range(MAX_BATCHES + 3):
-        published.events.publish((AllBlocksCleared(),))
-    assert published.events.since(0) == published.sent[3:]
+    assert [number for number, _ in published.sent] == list(range(n_sent))
+    assert published.events.since(0) == published.events.since(3) == published.sent[3:]
+    assert published.events.since(n_sent - 1) == published.sent[-1:]
+    assert published.events.since(n_sent) == published.events.since(2**64 - 1) == []
 
 
 def test_long_batches_are_forgotten_by_their_bytes() -> None:
@@ -89,18 +84,16 @@ def test_long_batches_are_forgotten_by_their_bytes() -> None:
     assert len(left) == MAX_BYTES // len(left[0][1]) < 25
 
 
-def test_the_blocks_of_a_dead_engine_are_cleared_and_numbers_go_on() -> None:
+@on_a_loop
+async def test_the_blocks_of_a_dead_engine_are_cleared_and_numbers_go_on() -> None:
     published, mirror = Published(), Mirror()
 
-    async def play() -> None:
-        front = Front(Settings(model="m.gguf", worker_id="w-1"), Metrics("w-1"))
-        front.kv_events = published.events
-        front.on_report(BlocksChanged(changes=(stored(parent=None),)))
-        front.on_restarting("it was ended by SIGKILL", "")
-        front.on_report(BlocksChanged(changes=(stored(parent=None),)))
-        assert b'worker_kv_event_batches_total{worker_id="w-1"} 3.0' in front.scrape(None)[0]
-
-    asyncio.run(play())
+    front = Front(Settings(model="m.gguf", worker_id="w-1"), Metrics("w-1"))
+    front.kv_events = published.events
+    front.on_report(BlocksChanged(changes=(stored(parent=None),)))
+    front.on_restarting("it was ended by SIGKILL", "")
+    front.on_report(BlocksChanged(changes=(stored(parent=None),)))
+    assert b'worker_kv_event_batches_total{worker_id="w-1"} 3.0' in front.scrape(None)[0]
     assert [number for number, _ in published.sent] == [0, 1, 2]
     n_blocks = []
     for _, batch in published.sent:
@@ -111,9 +104,7 @@ def test_the_blocks_of_a_dead_engine_are_cleared_and_numbers_go_on() -> None:
 
 # ── the sockets ─────────────────────────────────────────────────────────────────────────────────────
 
-
 __all__ = ["logging_is_put_back"]  # a fixture that every test here uses
-
 A_KILOBYTE = (gone("CPU", (BlockHash(2**63),) * 110),)
 
 
@@ -176,18 +167,15 @@ def test_a_request_of_megabytes_costs_its_sender_the_connection() -> None:
     def play(events: KvEvents, listener: Listener) -> None:
         events.publish((AllBlocksCleared(),))
         listener.ask(b"", bytes(2**20))
-        with listening(listener_of(listener)) as another:
+        told = {
+            "topic": listener.topic.decode(),
+            "endpoint": listener.sub.getsockopt_string(zmq.LAST_ENDPOINT),
+            "replay_endpoint": listener.dealer.getsockopt_string(zmq.LAST_ENDPOINT),
+        }
+        with listening(told) as another:
             assert another.replayed(0) == events.since(0)
 
     with_listener(play)
-
-
-def listener_of(listener: Listener) -> dict[str, Any]:
-    return {
-        "topic": listener.topic.decode(),
-        "endpoint": listener.sub.getsockopt_string(zmq.LAST_ENDPOINT),
-        "replay_endpoint": listener.dealer.getsockopt_string(zmq.LAST_ENDPOINT),
-    }
 
 
 @pytest.mark.long
@@ -206,12 +194,11 @@ def test_a_slow_subscriber_delays_no_other_and_sees_the_gap_and_asks() -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 1])
-def test_a_port_that_is_taken_is_named(offset: int) -> None:
-    async def performance(endpoint: str) -> None:
-        async with published(Settings(kv_events=endpoint), fail):
-            raise AssertionError("it began")
-
+@on_a_loop
+async def test_a_port_that_is_taken_is_named(offset: int) -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
         port = other.bind_to_random_port("tcp://127.0.0.1", min_port=20_000, max_port=30_000)
+        settings = Settings(kv_events=f"tcp://127.0.0.1:{port - offset}")
         with pytest.raises(BindFailed, match=f"--kv-events to tcp://127.0.0.1:{port}: Address already in use"):
-            asyncio.run(performance(f"tcp://127.0.0.1:{port - offset}"))
+            async with published(settings, fail):
+                raise AssertionError("it began")

@@ -71,8 +71,7 @@ async def test_a_prompt_becomes_tokens_and_tokens_text(stage: Stage) -> None:
 
 @rehearsed
 async def test_what_the_engine_refuses_is_refused_with_its_words(stage: Stage) -> None:
-    front = fronted(stage)
-    asking = asyncio.create_task(front.tokenize("hi"))
+    asking = asyncio.create_task(fronted(stage).tokenize("hi"))
     (key,) = await asked(stage, 1)
     stage.say(Untokenized(question=key, violations=(Violation("messages", "no_chat_template", "no template"),)))
     refusal = await failure(asking)
@@ -124,31 +123,6 @@ async def test_a_question_has_a_jobs_time(stage: Stage) -> None:
 # ── deaths ───────────────────────────────────────────────────────────────────────────────────────
 
 
-@rehearsed
-async def test_open_questions_are_asked_again_of_the_next_engine(stage: Stage) -> None:
-    front = fronted(stage)
-    asking = [asyncio.create_task(front.tokenize(text)) for text in ("a", "b")]
-    answered, open_ = await asked(stage, 2)
-    answer(stage, answered)
-    await stage.die_and_reload()
-    assert await asked(stage, 1) == [open_]
-    answer(stage, open_)
-    await asyncio.gather(*asking)
-
-
-@rehearsed
-async def test_an_abandoned_question_is_not_asked_again(stage: Stage) -> None:
-    front = fronted(stage)
-    asking = asyncio.create_task(front.tokenize("hi"))
-    await asked(stage, 1)
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    await stage.die_and_reload()
-    assert await asked(stage, 0) == []
-    assert stage.client.jobs.n_questions == 0
-
-
 @pytest.mark.parametrize("are_running", [False, True])
 @rehearsed
 async def test_no_number_of_poisonous_questions_ends_the_worker(stage: Stage, are_running: bool) -> None:
@@ -179,6 +153,7 @@ async def test_askers_that_leave_before_the_second_death_do_not_end_the_worker_e
             await asking
         await stage.die_and_reload()
         assert await asked(stage, 0) == []
+    assert stage.client.jobs.n_questions == 0
     assert stage.failure is None
 
 
