@@ -47,14 +47,10 @@ def test_any_cutting_of_the_bytes_gives_the_same_frames_in_order(sent: list[Canc
 def test_a_frame_is_out_with_its_last_byte_and_no_earlier(message: Cancel | Submit) -> None:
     buffer = FrameBuffer()
     data = encode_frame(message)
+    assert data[:4] == struct.pack("<I", len(data) - 4)
     assert all(not list(buffer.feed(data[i : i + 1])) for i in range(len(data) - 1))
     (body,) = buffer.feed(data[-1:])
     assert inbound_decoder.decode(body) == message
-
-
-def test_the_header_is_the_length_as_a_little_endian_word() -> None:
-    data = encode_frame(Cancel(job=JobKey(1)))
-    assert data[:4] == struct.pack("<I", len(data) - 4)
 
 
 def test_a_body_of_the_greatest_length_is_taken_and_one_byte_more_is_impossible() -> None:
@@ -74,19 +70,13 @@ def test_an_impossible_length_is_refused_before_any_of_its_body_is_there() -> No
         next(frames)
 
 
-def test_the_longest_prompt_a_request_may_have_fits_a_frame() -> None:
+def test_the_longest_prompt_a_request_may_have_and_the_longest_answer_about_it_fit_a_frame() -> None:
     (most,) = [option.type.max for option in options() if option.name == "max_prompt_chars"]  # type: ignore[attr-defined]  # IntRange
     told = [{"role": "user", "content": "\x01" * int(most)}]
-    other = {"x": "\U0001f600" * (int(most) - 10)}
-    longest = conversation(told, tools=[other], max_chars=int(most))
-    for prompt in ("\U0001f600" * int(most), longest):
+    text, other = "\U0001f600" * int(most), {"x": "\U0001f600" * (int(most) - 10)}
+    for prompt in (text, conversation(told, tools=[other], max_chars=int(most))):
         submit = Submit(job=JobKey(1), prompt=prompt, sampling=SamplingParams(seed=0))
         (body,) = FrameBuffer().feed(encode_frame(submit))
         assert inbound_decoder.decode(body) == submit
-
-
-def test_the_longest_answer_about_a_prompt_fits_a_frame() -> None:
-    (most,) = [option.type.max for option in options() if option.name == "max_prompt_chars"]  # type: ignore[attr-defined]  # IntRange
     tokens = (TokenId(2**31 - 1),) * (4 * int(most))
-    told = Tokenized(question=QuestionKey(1), tokens=tokens, text="\U0001f600" * int(most))
-    assert list(FrameBuffer().feed(encode_frame(told)))
+    assert list(FrameBuffer().feed(encode_frame(Tokenized(question=QuestionKey(1), tokens=tokens, text=text))))

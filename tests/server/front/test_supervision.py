@@ -40,14 +40,9 @@ async def test_what_a_supervised_task_raises_is_reported_while_the_task_is_still
     assert error.__cause__ is cause
     assert (str(error), error.code) == ("the abacus failed: ZeroDivisionError: by nought", "INTERNAL")
     assert task.exception() is None
-
-
-@on_a_loop
-async def test_an_error_with_a_code_of_its_own_is_reported_as_it_is() -> None:
-    told: list[StartupError] = []
-    error = CallbackFailed("no answer")
-    await asyncio.wait({supervised(failing(error), told.append, "the ready callback")})
-    assert told == [error]
+    with_code = CallbackFailed("no answer")
+    await asyncio.wait({supervised(failing(with_code), told.append, "the ready callback")})
+    assert told[1:] == [with_code], "an error with a code of its own is told as it is"
 
 
 @on_a_loop
@@ -89,22 +84,19 @@ async def test_a_running_task_ends_with_its_block() -> None:
     assert task.cancelled()
 
 
+@pytest.mark.parametrize("reason", [None, LookupError])
 @on_a_loop
-async def test_what_a_running_task_raised_leaves_its_block_unasked() -> None:
-    with pytest.raises(ZeroDivisionError):
+async def test_what_a_running_task_raised_leaves_its_block_unless_that_ends_for_a_reason_of_its_own(
+    reason: type[Exception] | None,
+) -> None:
+    async def play() -> None:
         async with running(failing(ZeroDivisionError())) as task:
             await first_of(task)
+            if reason is not None:
+                raise reason
 
-
-@on_a_loop
-async def test_the_block_of_a_running_task_may_end_for_a_reason_of_its_own() -> None:
-    async def own_reason() -> None:
-        async with running(failing(ZeroDivisionError())) as task:
-            await first_of(task)
-            raise LookupError
-
-    with pytest.raises(LookupError):
-        await own_reason()
+    with pytest.raises(reason or ZeroDivisionError):
+        await play()
 
 
 # ── first_of ─────────────────────────────────────────────────────────────────────────────────────
@@ -164,16 +156,11 @@ CALLBACKS = {
 
 WEB = "worker.server.web"
 CALLED_BY_THE_LOOP = {
-    *(("worker.server.front.admission", "self._time_is_up"), ("worker.serve", "self._arrived")),
-    *(
-        (f"{WEB}.connection", "self.transport.abort"),
-        (f"{WEB}.connection", "self._look_at_taking"),
-    ),
-    *((f"{WEB}.connection", "self._look_for_reset"), (f"{WEB}.streaming", "self._look")),
-    *(
-        (f"{WEB}.connection", "self._look_at_body"),
-        (f"{WEB}.connection", "self.timeout_keep_alive_handler"),
-    ),
+    ("worker.server.front.admission", "self._time_is_up"),
+    ("worker.serve", "self._arrived"),
+    *((f"{WEB}.connection", f"self.{name}") for name in ("_look_at_body", "_look_at_taking", "_look_for_reset")),
+    *((f"{WEB}.connection", f"self.{name}") for name in ("timeout_keep_alive_handler", "transport.abort")),
+    (f"{WEB}.streaming", "self._look"),
     ("worker.commands.session", "ask"),
 }
 """Each tells what it raises (`failures_to`), or does nothing that can fail: sets an event, aborts a transport, puts a
@@ -228,20 +215,9 @@ def test_what_the_event_loop_calls_cannot_fail_in_silence() -> None:
     assert found == CALLED_BY_THE_LOOP
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "asyncio.create_task(f())",
-        "create_task(f())",
-        "asyncio.get_running_loop().create_task(f())",
-        "loop.run_in_executor(None, f)",
-    ],
-)
-def test_the_walk_finds_a_task_however_it_is_made(text: str) -> None:
-    assert list(calls_to(SPAWNS, source(text)))
-
-
-def test_the_walk_knows_what_is_awaited_from_what_is_left() -> None:
+def test_the_walk_finds_a_task_however_it_is_made_and_knows_what_is_awaited_from_what_is_left() -> None:
+    loops = ("asyncio.get_running_loop().create_task(f())", "loop.run_in_executor(None, f)")
+    assert all([*calls_to(SPAWNS, source(text))] for text in ("asyncio.create_task(f())", "create_task(f())", *loops))
     module = source("async def f():\n    await gather(a())\n    gather(b())\n")
     left = [ast.unparse(call) for call in calls_to(WAITS, module) if call not in awaited(module)]
     assert left == ["gather(b())"]

@@ -8,10 +8,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -43,7 +42,7 @@ from worker.server.process.outbox import MAX_OUTSTANDING_BYTES
 from worker.wire.encoding import FrameBuffer, encode_frame
 from worker.wire.jobs import Accepted, Cancel, Finished, JobKey, SamplingParams, Started, StepBegun, StepDone, Submit
 from worker.wire.load import AskResidency, Loaded, LoadFailed, PrefixCacheFound, Progress, Residency, Warned
-from worker.wire.messages import Inbound, Outbound, Refused, outbound_decoder
+from worker.wire.messages import Inbound, Outbound, outbound_decoder
 
 pytestmark = pytest.mark.process
 
@@ -52,36 +51,16 @@ PATIENCE_S = 60.0
 M = TypeVar("M", bound=Outbound)
 
 
+@dataclass
 class EngineProcess:
     """A child with one end of a socketpair; `front` is the other."""
 
-    def __init__(self, *command: str, **environ: str) -> None:
-        self._command = (sys.executable, *command)
-        self._environ = os.environ | environ
+    process: "subprocess.Popen[bytes]"
+    front: socket.socket
+
+    def __post_init__(self) -> None:
         self.frames = self._receive()
         """The messages of the engine, until it closes its socket."""
-
-    def __enter__(self) -> Self:
-        self.front, theirs = socket.socketpair()
-        self.front.settimeout(PATIENCE_S)
-        with theirs:
-            self.process = subprocess.Popen(
-                [*self._command, str(theirs.fileno())],
-                cwd=Path(__file__).parents[3],
-                env=self._environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
-            )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.front.close()
-        self.process.kill()
-        self.process.communicate(timeout=PATIENCE_S)
 
     def send(self, *messages: Inbound | Configure) -> None:
         for message in messages:
@@ -116,8 +95,30 @@ class EngineProcess:
 
 
 @contextmanager
+def engine_process(*command: str, **environ: str) -> Iterator[EngineProcess]:
+    front, theirs = socket.socketpair()
+    front.settimeout(PATIENCE_S)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, *command, str(theirs.fileno())],
+            cwd=Path(__file__).parents[3],
+            env=os.environ | environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[theirs.fileno()],
+        )
+    try:
+        yield EngineProcess(process, front)
+    finally:
+        front.close()
+        process.kill()
+        process.communicate(timeout=PATIENCE_S)
+
+
+@contextmanager
 def toy_engine(kind: str, **changes: Any) -> Iterator[EngineProcess]:
-    with EngineProcess("-m", "tests.toy_engine") as engine:
+    with engine_process("-m", "tests.toy_engine") as engine:
         engine.send(replace(CONFIG, model_path=kind, **changes))
         yield engine
 
@@ -161,19 +162,13 @@ def test_a_job_may_want_no_more_than_its_prompts_log_probabilities() -> None:
         assert not any(step.deltas for step in steps)
 
 
-def test_a_prompt_that_does_not_fit_is_refused() -> None:
-    with loaded(TOY) as engine:
-        engine.send(job(1, prompt="x" * 1024))
-        (violation,) = engine.next(Refused).violations
-        assert violation.constraint == "context_length(1024)"
-
-
-def test_signals_to_the_process_group_are_the_fronts_business() -> None:
+def test_signals_and_cancels_of_jobs_it_does_not_know_are_ignored() -> None:
+    """Signals to the process group are the front's business."""
     with loaded(TOY) as engine:
         for number in (signal.SIGTERM, signal.SIGINT):
             engine.process.send_signal(number)
-        engine.send(job(1))
-        assert engine.story()[-1].finished
+        engine.send(Cancel(job=JobKey(1)), job(2))
+        assert engine.story()[-1].finished[0].job == 2
 
 
 def test_it_leaves_with_its_front_also_in_the_middle_of_a_job() -> None:
@@ -196,12 +191,6 @@ def test_a_step_that_reads_a_long_prompt_is_stopped_for_a_short_one_that_comes()
         assert engine.story()[-1].finished == [Finished(JobKey(1), "MAX_TOKENS")]
 
 
-def test_cancels_of_jobs_it_does_not_know_are_ignored() -> None:
-    with loaded(TOY) as engine:
-        engine.send(Cancel(job=JobKey(1)), job(2))
-        assert engine.story()[-1].finished[0].job == 2
-
-
 def test_where_the_model_is_is_reported_at_any_time_also_in_the_middle_of_a_job() -> None:
     with loaded(LEAVING) as engine:
         engine.send(AskResidency())
@@ -220,6 +209,9 @@ def test_a_model_in_main_memory_is_not_looked_for() -> None:
 # ── an unhappy one ───────────────────────────────────────────────────────────────────────────────
 
 
+TOO_BIG_A_TOY = LoadFailed(code="INSUFFICIENT_VRAM", message="the toy is too big", needed_bytes=8, available_bytes=4)
+
+
 @pytest.mark.parametrize(
     ("kind", "failed"),
     [
@@ -231,14 +223,13 @@ def test_a_model_in_main_memory_is_not_looked_for() -> None:
                 message="the engine cannot be loaded: failed to map segment from shared object",
             ),
         ),
-        (
-            TOO_BIG,
-            LoadFailed(code="INSUFFICIENT_VRAM", message="the toy is too big", needed_bytes=8, available_bytes=4),
-        ),
+        (TOO_BIG, TOO_BIG_A_TOY),
     ],
 )
 def test_why_it_could_not_load_is_its_last_frame(kind: str, failed: LoadFailed) -> None:
     with toy_engine(kind) as engine:
+        if kind == UNLOADABLE:
+            assert engine.next(Warned) == Warned(text=WARNING), "it is a frame, and no line"
         assert engine.next(LoadFailed) == failed
         assert list(engine.frames) == []
         assert engine.end() == (0, "")
@@ -246,18 +237,11 @@ def test_why_it_could_not_load_is_its_last_frame(kind: str, failed: LoadFailed) 
 
 def test_a_library_that_cannot_be_loaded_is_reported_as_a_model_is(tmp_path: Path) -> None:
     (tmp_path / "libllama.so").write_bytes(b"no library")
-    with EngineProcess("-m", "worker.server.process.main", LLAMA_CPP_LIB_PATH=str(tmp_path)) as engine:
+    with engine_process("-m", "worker.server.process.main", LLAMA_CPP_LIB_PATH=str(tmp_path)) as engine:
         engine.send(CONFIG)
         failed = engine.next(LoadFailed)
         assert failed.code == "MODEL_LOAD_FAILED"
         assert failed.message.startswith("llama.cpp cannot be loaded")
-        assert engine.end() == (0, "")
-
-
-def test_what_the_engine_warns_of_is_a_frame_and_no_line() -> None:
-    with toy_engine(UNLOADABLE) as engine:
-        assert engine.next(Warned) == Warned(text=WARNING)
-        engine.next(LoadFailed)
         assert engine.end() == (0, "")
 
 
@@ -336,7 +320,7 @@ threading.Event().wait()
 @pytest.mark.parametrize("reads", ["late", "meanwhile"])
 def test_a_slow_front_gets_every_frame_in_order(reads: str) -> None:
     """A late one reads the first frame only when all have been sent, because no send waits."""
-    with EngineProcess("-c", SENDS_MANY) as engine:
+    with engine_process("-c", SENDS_MANY) as engine:
         assert engine.process.stdout is not None
         if reads == "late":
             assert engine.process.stdout.readline() == b"sent\n"

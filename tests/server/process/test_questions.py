@@ -5,18 +5,10 @@ from msgspec.structs import replace
 
 from tests.engine.fake_runner import ToyModel
 from tests.engine.toy_constraint import N_VOCAB
-from tests.server.process.test_main import toy_engine
+from tests.server.process.test_main import loaded
 from tests.toy_engine import TOY
 from worker.wire.jobs import Accepted, JobKey, Prompt, SamplingParams, SlotId, StepDone, Submit, TokenId
-from worker.wire.load import Loaded
-from worker.wire.messages import (
-    QuestionKey,
-    Refused,
-    Tokenize,
-    Tokenized,
-    Untokenized,
-    Violation,
-)
+from worker.wire.messages import QuestionKey, Refused, Tokenize, Tokenized, Untokenized, Violation
 from worker.wire.prompts import Conversation
 
 pytestmark = pytest.mark.process
@@ -35,8 +27,7 @@ def job(prompt: Prompt, key: int = 1, max_tokens: int = 2) -> Submit:
 
 
 def test_a_question_is_answered_with_the_tokens_and_the_text() -> None:
-    with toy_engine(TOY) as engine:
-        engine.next(Loaded)
+    with loaded(TOY) as engine:
         engine.send(Tokenize(question=KEY, prompt=HELLO), Tokenize(question=KEY, prompt="hello"))
         of_conversation, of_text = engine.next(Tokenized), engine.next(Tokenized)
         assert of_conversation == of_text
@@ -47,41 +38,28 @@ def test_a_question_is_answered_with_the_tokens_and_the_text() -> None:
         assert (again.tokens, again.text, again.question) == (tokens, "".join(map(chr, tokens)), KEY)
 
 
-@pytest.mark.parametrize(
-    ("question", "why"),
-    [
-        (Tokenize(question=KEY, prompt=REFUSED), NO_CHAT),
-        (Tokenize(question=KEY, prompt=OUTSIDE), NO_TOKEN),
-    ],
-)
-def test_an_unanswerable_question_gets_a_reason(question: Tokenize, why: Violation) -> None:
-    with toy_engine(TOY) as engine:
-        engine.next(Loaded)
-        engine.send(question)
+@pytest.mark.parametrize(("prompt", "why"), [(REFUSED, NO_CHAT), (OUTSIDE, NO_TOKEN)])
+def test_a_prompt_that_cannot_be_read_is_refused_with_the_reason_as_a_job_and_as_a_question(
+    prompt: Prompt, why: Violation
+) -> None:
+    with loaded(TOY) as engine:
+        engine.send(Tokenize(question=KEY, prompt=prompt))
         assert engine.next(Untokenized) == Untokenized(question=KEY, violations=(why,))
+        engine.send(job(prompt))
+        assert engine.next(Refused) == Refused(job=JobKey(1), violations=(why,))
 
 
 def test_a_prompt_of_any_kind_runs() -> None:
     prompts: tuple[Prompt, ...] = ("hello", HELLO, (TokenId(1), TokenId(2)))
-    with toy_engine(TOY) as engine:
-        engine.next(Loaded)
+    with loaded(TOY) as engine:
         for key, prompt in enumerate(prompts):
             engine.send(job(prompt, key))
             assert engine.next(Accepted).prompt_tokens == (2 if isinstance(prompt, tuple) else 5)
             assert engine.story()[-1].finished
 
 
-@pytest.mark.parametrize(("prompt", "why"), [(REFUSED, NO_CHAT), (OUTSIDE, NO_TOKEN)])
-def test_a_prompt_that_cannot_be_read_is_refused(prompt: Prompt, why: Violation) -> None:
-    with toy_engine(TOY) as engine:
-        engine.next(Loaded)
-        engine.send(job(prompt))
-        assert engine.next(Refused) == Refused(job=JobKey(1), violations=(why,))
-
-
 def test_a_prediction_that_cannot_be_read_is_refused_with_the_prompt() -> None:
-    with toy_engine(TOY) as engine:
-        engine.next(Loaded)
+    with loaded(TOY) as engine:
         engine.send(replace(job("unreadable"), prediction="unreadable"))
         of_prompt, of_prediction = engine.next(Refused).violations
         assert (of_prompt.field, of_prediction.field) == ("prompt", "prediction")
@@ -93,8 +71,7 @@ def test_a_prediction_is_drafted_from_and_changes_no_token() -> None:
     for _ in range(60):
         held.append(ToyModel().draw(SlotId(0), held, 1).token)
     plain = job("hello", max_tokens=60)
-    with toy_engine(TOY) as engine:
-        engine.next(Loaded)
+    with loaded(TOY) as engine:
         ends, texts = [], []
         for submit in (plain, replace(plain, job=JobKey(2), prediction="".join(map(chr, held[5:])))):
             engine.send(submit)
@@ -107,21 +84,19 @@ def test_a_prediction_is_drafted_from_and_changes_no_token() -> None:
         assert 20 <= ends[1].n_accepted <= 29, "the costs of steps are those of two tokens"
 
 
-def test_the_limits_of_a_prompt_hold_for_conversations() -> None:
+def test_the_limits_of_a_prompt_hold_for_texts_and_conversations() -> None:
     long = Conversation(messages='[{"role":"user","content":"%s"}]' % ("x" * 1024))
-    with toy_engine(TOY) as engine:
-        engine.next(Loaded)
-        for prompt, constraint in ((long, "context_length(1024)"), (NO_TEXT, "non_empty")):
+    with loaded(TOY) as engine:
+        full = "context_length(1024)"
+        for prompt, constraint in (("x" * 1024, full), (long, full), (NO_TEXT, "non_empty")):
             engine.send(job(prompt))
             assert [one.constraint for one in engine.next(Refused).violations] == [constraint]
 
 
 def test_a_question_is_answered_while_a_job_runs() -> None:
-    with toy_engine(TOY) as engine:
-        engine.next(Loaded)
-        engine.send(
-            Submit(job=JobKey(1), prompt="x", sampling=SamplingParams(seed=1, max_tokens=1000, ignore_eos=True))
-        )
+    with loaded(TOY) as engine:
+        sampling = SamplingParams(seed=1, max_tokens=1000, ignore_eos=True)
+        engine.send(Submit(job=JobKey(1), prompt="x", sampling=sampling))
         engine.next(StepDone)
         engine.send(Tokenize(question=KEY, prompt="hello"))
         assert engine.next(Tokenized).text == "hello"

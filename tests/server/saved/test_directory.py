@@ -44,10 +44,6 @@ def test_of_workers_that_begin_at_once_all_have_the_same_key(tmp_path: Path) -> 
     assert (len(keys), len(set(keys))) == (8, 1)
 
 
-def a_file(folder: Path) -> None:
-    folder.write_text("")
-
-
 def below_a_file(folder: Path) -> None:
     folder.parent.rmdir()
     folder.parent.write_text("")
@@ -82,7 +78,7 @@ def key_of_a_pipe(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (a_file, "cannot be used: .*File exists"),
+        (Path.touch, "cannot be used: .*File exists"),
         (below_a_file, "cannot be used: .*Not a directory"),
         (everybodys, "is writable by every user: chmod o-w"),
         (short_key, "is not a key of 32 bytes: remove it"),
@@ -127,8 +123,12 @@ def made(folder: Path, binding: bytes = OURS, limit_bytes: int = LIMIT) -> Cache
     return CacheFiles(folder, binding, limit_bytes)
 
 
-def n_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*.kv*"))
+def n_bytes(folder: Path, ending: str = "kv*") -> int:
+    """While files come and go, each is counted while it is there."""
+    try:
+        return sum(path.stat().st_size for path in folder.glob(f"*.{ending}"))
+    except FileNotFoundError:
+        return 0
 
 
 ORDERS = st.lists(
@@ -202,20 +202,9 @@ def test_a_writer_waits_for_another_one(tmp_path: Path) -> None:
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
-        assert n_bytes_now(tmp_path) <= LIMIT
+        assert n_bytes(tmp_path, "kv") <= LIMIT
         time.sleep(0)
     assert len(list(tmp_path.glob("*.kv"))) == 1
-
-
-def n_bytes_now(folder: Path) -> int:
-    """While files come and go, each counted while it is there."""
-    sizes = []
-    for path in folder.glob("*.kv"):
-        try:
-            sizes.append(path.stat().st_size)
-        except FileNotFoundError:
-            return 0
-    return sum(sizes)
 
 
 def test_a_directory_that_has_gone_is_an_error_of_the_caller(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import gc
 import os
 import queue
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,6 +72,11 @@ def tokens_in(found: Found) -> list[list[TokenId]]:
     return [tokens for tokens, _ in found.parts]
 
 
+def files_of(keeping: Keeping) -> list[Path]:
+    assert keeping.directory is not None
+    return sorted(keeping.directory.glob("*.kv"))
+
+
 def in_a_new_worker(keeping: Keeping) -> Iterator[Keeping]:
     with shared_memory() as fd:
         yield replace(keeping, arena_fd=fd)
@@ -86,16 +91,14 @@ def test_the_next_engine_has_the_same_bytes_for_the_same_tokens(keeping: Keeping
     _, found = begun(keeping)
     assert (tokens_in(found), found.n_dropped) == ([TOKENS[:4], TOKENS], 0)
     assert chained(saved_in(found), 6).tobytes() == EXPECTED
-    del copies
 
 
 def test_so_has_the_next_worker_with_the_directory(lasting_keeping: Keeping) -> None:
-    _, copies = kept(lasting_keeping)
+    _, _copies = kept(lasting_keeping)
     for keeping in in_a_new_worker(lasting_keeping):
         _, found = begun(keeping)
         assert chained(saved_in(found), 6).tobytes() == EXPECTED
         assert len(Arena(keeping.arena_fd).found) == 2, "and its engines have them in its memory"
-    del copies
 
 
 def test_halves_are_kept_in_place_of_the_whole(lasting_keeping: Keeping) -> None:
@@ -104,7 +107,7 @@ def test_halves_are_kept_in_place_of_the_whole(lasting_keeping: Keeping) -> None
     gc.collect()
     keeper.flush(PATIENCE_S)
     keeper.flush(PATIENCE_S)
-    assert len(list((lasting_keeping.directory or Path()).glob("*.kv"))) == 3
+    assert len(files_of(lasting_keeping)) == 3
     _, found = begun(lasting_keeping)
     assert tokens_in(found) == [TOKENS[:1], TOKENS[:4], TOKENS]
     assert chained(saved_in(found), 6).tobytes() == EXPECTED
@@ -116,7 +119,7 @@ def test_a_copy_without_a_user_is_not_kept_either(lasting_keeping: Keeping) -> N
     copies.clear()
     gc.collect()
     keeper.flush(PATIENCE_S)
-    assert list((lasting_keeping.directory or Path()).glob("*.kv")) == []
+    assert files_of(lasting_keeping) == []
     assert begun(lasting_keeping)[1] == Found((), 0, None)
 
 
@@ -132,79 +135,61 @@ def test_what_crashed_an_engine_is_dropped_with_its_file(lasting_keeping: Keepin
 
 
 def test_memory_that_a_crashing_engine_has_spoilt_is_not_trusted(keeping: Keeping) -> None:
-    _, copies = kept(keeping)
+    _, _copies = kept(keeping)
     (room, _), _ = Arena(keeping.arena_fd).found
     os.pwrite(keeping.arena_fd, b"\x55", room.offset + room.n_bytes // 2)
     _, found = begun(keeping)
     assert (len(found.parts), found.n_dropped) == (1, 1)
     assert "its authentication code is wrong" in (found.dropped_because or "")
     assert begun(keeping)[1].n_dropped == 0, "it is gone"
-    del copies
 
 
 def test_a_table_of_garbage_is_an_empty_one(keeping: Keeping) -> None:
-    _, copies = kept(keeping)
+    _, _copies = kept(keeping)
     os.pwrite(keeping.arena_fd, b"\xa7" * 24 * 5, NOTE_BYTES + 24 * 40)
     assert len(begun(keeping)[1].parts) == 2
-    del copies
 
 
 @pytest.mark.parametrize("change", ["facts", "model"])
 def test_other_settings_or_another_model_find_nothing(lasting_keeping: Keeping, change: str) -> None:
     """Files of others are left to them."""
-    _, copies = kept(lasting_keeping)
-    n_files = len(list((lasting_keeping.directory or Path()).iterdir()))
+    _, _copies = kept(lasting_keeping)
+    files = files_of(lasting_keeping)
     for keeping in in_a_new_worker(lasting_keeping):
         if change == "model":
             keeping.model_paths[0].write_bytes(b"Weights")
         other = replace(keeping, facts=b"others") if change == "facts" else keeping
         assert begun(other)[1] == Found((), 0, None)
-    assert len(list((lasting_keeping.directory or Path()).iterdir())) == n_files
-    del copies
+    assert files_of(lasting_keeping) == files
 
 
-def damage(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+SPOILT: dict[str, Callable[[bytes, bytes], bytes]] = {
+    "damaged": lambda data, _: data[:99] + bytes([data[99] ^ 1]) + data[100:],
+    "cut": lambda data, _: data[:-1],
+    "empty": lambda *_: b"",
+    "another's": lambda _, other: other,
+}
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def take_anothers_name(path: Path) -> None:
-    other = next(each for each in path.parent.glob("*.kv") if each != path)
-    path.write_bytes(other.read_bytes())
-
-
-@pytest.mark.parametrize("spoil", [damage, cut, empty, take_anothers_name])
-def test_a_file_that_is_not_as_it_was_written_is_removed(lasting_keeping: Keeping, spoil: object) -> None:
-    _, copies = kept(lasting_keeping)
-    assert lasting_keeping.directory is not None
-    path = next(lasting_keeping.directory.glob("*.kv"))
-    assert callable(spoil)
-    spoil(path)
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_file_that_is_not_as_it_was_written_is_removed(lasting_keeping: Keeping, how: str) -> None:
+    _, _copies = kept(lasting_keeping)
+    path, other = files_of(lasting_keeping)
+    path.write_bytes(SPOILT[how](path.read_bytes(), other.read_bytes()))
     for keeping in in_a_new_worker(lasting_keeping):
         _, found = begun(keeping)
         assert (len(found.parts), found.n_dropped) == (1, 1)
         assert (found.dropped_because or "").startswith(path.name)
         assert not path.exists()
-    del copies
 
 
 def test_files_of_another_key_are_removed(lasting_keeping: Keeping) -> None:
-    _, copies = kept(lasting_keeping)
+    _, _copies = kept(lasting_keeping)
     assert lasting_keeping.directory is not None
     key_path(lasting_keeping.directory).write_bytes(b"k" * 32)
     for keeping in in_a_new_worker(lasting_keeping):
         assert begun(keeping)[1].n_dropped == 2
-    assert list(lasting_keeping.directory.glob("*.kv")) == []
-    del copies
+    assert files_of(lasting_keeping) == []
 
 
 def test_a_directory_that_has_gone_is_one_warning_and_the_engine_goes_on(
@@ -232,7 +217,7 @@ def test_a_record_whose_cells_are_not_of_its_last_tokens_is_not_trusted(keeping:
 
 def test_so_is_a_state_that_the_library_would_not_have_written(keeping: Keeping) -> None:
     """The code is right, as if a former version of ours had made it."""
-    _, copies = kept(keeping)
+    _, _copies = kept(keeping)
     arena = Arena(keeping.arena_fd)
     binding = arena.view(arena.found[0][0])[8:40].tobytes()
     for room, _ in arena.found:
@@ -243,7 +228,6 @@ def test_so_is_a_state_that_the_library_would_not_have_written(keeping: Keeping)
     _, found = begun(keeping)
     assert (found.parts, found.n_dropped) == ((), 1)
     assert "the saved state ends at byte" in (found.dropped_because or "")
-    del copies
 
 
 # ── recurrent states ─────────────────────────────────────────────────────────────────────────────
@@ -281,18 +265,17 @@ def test_states_are_found_after_the_cells_before_them_the_shortest_first(lasting
 def test_a_state_without_cells_comes_with_their_places(keeping: Keeping) -> None:
     keeping = replace(keeping, layout=replace(WITH_STATE, n_caches=0))
     keeper, _ = begun(keeping)
-    saved = checkpoint_of(keeper, 6, TOKENS)
+    _saved = checkpoint_of(keeper, 6, TOKENS)
     keeper.flush(PATIENCE_S)
     _, found = begun(keeping)
     assert [(tokens, part.n_tokens) for tokens, part in found.parts] == [(TOKENS, 6)]
     assert [tokens for tokens, _ in found.checkpoints] == [TOKENS]
-    del saved
 
 
 def test_a_state_of_other_tokens_or_another_size_is_not_trusted(keeping: Keeping) -> None:
     keeping = replace(keeping, layout=WITH_STATE)
     keeper, _ = begun(keeping)
-    kept_here = [checkpoint_of(keeper, 5, TOKENS)]
+    _kept_here = [checkpoint_of(keeper, 5, TOKENS)]
     keeper.flush(PATIENCE_S)
     _, found = begun(keeping)
     assert (found.checkpoints, found.n_dropped) == ((), 1)
@@ -305,7 +288,6 @@ def test_a_state_of_other_tokens_or_another_size_is_not_trusted(keeping: Keeping
     spoilt[8] = 2
     with pytest.raises(ValueError, match="not the saved recurrent state of one sequence"):
         SavedCheckpoint(spoilt, WITH_STATE)
-    del kept_here
 
 
 def test_a_state_that_crashed_an_engine_is_dropped(keeping: Keeping) -> None:
