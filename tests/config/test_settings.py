@@ -38,9 +38,6 @@ def value_of(name: str, value: object) -> Any:
     return getattr(parse([*beside, f"{flag_name(name)}={value}"], {}), name)
 
 
-# ── the worker's id ──────────────────────────────────────────────────────────────────────────────
-
-
 def own_id(**given: Any) -> str:
     return Settings(**{"model": "m.gguf", "host": "127.0.0.1", "port": 8080, **given}).worker_id
 
@@ -57,9 +54,6 @@ def test_two_workers_on_one_machine_have_different_ids() -> None:
     others: list[dict[str, Any]] = [{"port": 8081}, {"host": "127.0.0.2"}, {"model": "n.gguf"}, {"model_ref": "\udcff"}]
     ids = {own_id(**other) for other in [{}, *others, {"port": 0}, {"port": 0}]}
     assert len(ids) == len(others) + 3, "on any free port each has one of its own"
-
-
-# ── the table ────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_every_setting_has_its_own_flag_variable_and_explanation() -> None:
@@ -101,9 +95,6 @@ def test_every_pattern_is_reported_in_words_where_it_is_broken(option: SettingOp
     assert isinstance(option.type, TextType)
     with pytest.raises(UsageError, match=f"'%%' is not valid; allowed is {re.escape(option.type.forms)}$"):
         value_of(option.name, "%%")
-
-
-# ── values ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(("name", "value", "is_good"), VALUES)
@@ -163,9 +154,6 @@ def test_a_long_value_is_cut_in_the_message(name: str) -> None:
     with pytest.raises(UsageError) as raised:
         value_of(name, "x" * 100_000)
     assert len(str(raised.value)) < 300
-
-
-# ── what follows from them ───────────────────────────────────────────────────────────────────────
 
 
 def test_limits_that_are_not_given_are_the_protocols_at_execute_and_none_at_v1() -> None:
@@ -244,8 +232,6 @@ def test_settings_become_flags_that_give_them_again(flags: str) -> None:
     again = parse([*MODEL, *flags_of(asked, "Device and memory", also=("deterministic",))], {})
     assert replace(again, worker_id="w", port=0) == replace(asked, worker_id="w")
 
-
-# ── names ────────────────────────────────────────────────────────────────────────────────────────
 
 _WORDS = st.text("abcXYZ019_", min_size=1)
 

@@ -50,9 +50,6 @@ def flags_of(params: Collection[click.Parameter]) -> set[str]:
 SERVE, GENERATE = flags_of(setting_options()), flags_of(generate.params)
 
 
-# ── the predecessor's ────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("case", read(HERE / "devices.jsonl"), ids=lambda case: str(case["given"]))
 def test_the_device_the_flags_choose_together(case: dict[str, Any]) -> None:
     if "refused" not in case:
@@ -79,9 +76,6 @@ def test_an_unknown_backend_is_refused_with_those_there_are(backend: str) -> Non
 def test_ignored_flags_are_reported_by_name_only() -> None:
     params = {"hive_url": "http://user:secret@hive", "queen_url": None, "kv_cache_size_mb": "-5", "local_mode": True}
     assert ignored(params) == ("--hive-url", "--kv-cache-size-mb", "--local-mode")
-
-
-# ── llama-server's, and mistakes ─────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("spelling", sorted({spelling for theirs in FLAGS.ours.values() for spelling in theirs}))

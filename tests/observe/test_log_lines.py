@@ -20,8 +20,6 @@ from tests.observe.log_lines import (
 from worker.observe import log_lines as logs
 from worker.observe.redaction import MASK
 
-# ── the form ─────────────────────────────────────────────────────────────────────────────────────
-
 
 def test_a_json_line_begins_with_time_level_event_and_worker() -> None:
     stream = io.StringIO()
@@ -78,8 +76,6 @@ def test_without_a_stream_lines_go_to_stderr_and_nothing_to_stdout(capsys: pytes
     assert '"startup"' in shown.err
     assert shown.out == ""
 
-
-# ── control characters ───────────────────────────────────────────────────────────────────────────
 
 texts = st.text(st.characters(codec=None), max_size=40) | st.sampled_from(
     ["a\nb", "\x1b[2J", "\x9b31m", "a b\r\n", "\u202eevil", "\u2028", "\x7f", "\udc80", "{}", "%s", "\U000e0001"]
@@ -153,9 +149,6 @@ def test_every_member_of_an_exception_group_is_reported() -> None:
     group = ExceptionGroup("tasks", [ValueError("one"), KeyError("two")])
     to(stream).error("error", exc_info=group)
     assert {"ValueError: one", "KeyError: 'two'"} <= set(only_line(stream)["traceback"])
-
-
-# ── secrets ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("log_format", ["json", "pretty"])

@@ -32,9 +32,6 @@ class BrokenPipe(io.StringIO):
         raise BrokenPipeError
 
 
-# ── other libraries ──────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("name", ["uvicorn.error", "huggingface_hub.file_download"])
 def test_library_lines_come_in_the_same_form_from_warning_on(name: str) -> None:
     stream = io.StringIO()
@@ -85,9 +82,6 @@ def test_each_callback_retry_is_one_warning_and_shows_no_secret() -> None:
     assert "pass-w0rd" not in stream.getvalue()
 
 
-# ── a stderr that fails ──────────────────────────────────────────────────────────────────────────
-
-
 def test_a_closed_or_broken_stream_never_raises_into_the_caller() -> None:
     closed = io.StringIO()
     closed.close()
@@ -101,9 +95,6 @@ def test_a_missing_stderr_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     logs.configure(None, "worker-1")
     logs.get_logger().error("error", path=Path("x"))
-
-
-# ── the engine's stderr ──────────────────────────────────────────────────────────────────────────
 
 
 def fed(*chunks: bytes) -> tuple[list[str], str]:

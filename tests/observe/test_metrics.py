@@ -101,9 +101,6 @@ def finish(metrics: Metrics, outcome: series.Outcome = "success", **changes: Any
     metrics.finished(outcome, **{"reason": "stop", **figures, **times, **changes})
 
 
-# ── the page ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_every_series_exists_from_the_start_with_its_type_and_its_labels_at_zero(metrics: Metrics) -> None:
     own = {name: kind for name, kind in types(text(metrics)).items() if name not in OF_THE_FRONT}
     assert own == {name: kind for name, kind in RECORDED.items() if name not in OF_THE_FRONT | OF_THE_ENGINE}
@@ -162,9 +159,6 @@ def test_every_bound_of_vllms_and_of_opentelemetrys_is_one_of_ours(bounds: tuple
     theirs = VLLM_BOUNDS[bounds].split() + OPENTELEMETRYS_BOUNDS.get(bounds, "").split()
     assert set(map(float, theirs)) <= set(bounds)
     assert list(bounds) == sorted(set(bounds))
-
-
-# ── what moves them ──────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_finished_job_counts_by_outcome_with_its_tokens_and_duration(metrics: Metrics) -> None:
@@ -302,9 +296,6 @@ def test_the_front_and_the_engine_are_reported_as_processes_with_our_label(metri
     assert processes() == OF_THE_FRONT, "it is gone"
 
 
-# ── under vLLM's names ───────────────────────────────────────────────────────────────────────────
-
-
 def test_nothing_has_a_value_before_the_model_has_a_name(metrics: Metrics) -> None:
     assert [name for name in shown(metrics) if name.startswith("vllm:")] == []
 
@@ -349,15 +340,6 @@ def test_what_is_counted_once_has_two_names_and_usage_is_a_part_of_the_cells(loa
     assert found["vllm:cache_config_info"] == {frozenset(blocks): 1}
     adapters = {("max_lora", "0"), ("running_lora_adapters", ""), ("waiting_lora_adapters", "")}
     assert found["vllm:lora_requests_info"] == {frozenset(adapters): 0}, "there are none"
-
-
-def test_prompts_count_in_tokens_when_their_jobs_get_slots(loaded: Metrics) -> None:
-    loaded.started(queued_s=0.0, n_prompt=300, n_cached=0)
-    loaded.started(queued_s=0.0, n_prompt=310, n_cached=290)
-    for name in ("prompt_tokens", "prefix_cache_queries", "gpu_prefix_cache_queries"):
-        assert value(loaded, f"vllm:{name}_total") == 610
-    for name in ("prompt_tokens_cached", "prefix_cache_hits", "gpu_prefix_cache_hits"):
-        assert value(loaded, f"vllm:{name}_total") == 290
 
 
 def sums(metrics: Metrics) -> Mapping[str, tuple[float, float]]:

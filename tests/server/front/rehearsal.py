@@ -130,8 +130,6 @@ class Stage(Observer):
         self.engines.append(Engine())
         return self.engines[-1]
 
-    # ── the client's Observer ────────────────────────────────────────────────────────────────────
-
     def on_engine_line(self, line: str) -> None:
         self.lines.append(line)
 
@@ -143,8 +141,6 @@ class Stage(Observer):
 
     def on_fatal(self, error: StartupError) -> None:
         self.failure = error
-
-    # ── what the test makes happen ───────────────────────────────────────────────────────────────
 
     @property
     def engine(self) -> Engine:
@@ -241,8 +237,6 @@ class Stage(Observer):
         while self.now_s < end_s:
             self.now_s += watchdog.tick_s
             watchdog.tick()
-
-    # ── what became of a job ─────────────────────────────────────────────────────────────────────
 
     async def events(self, key: JobKey) -> list[dict[str, Any]]:
         """All events of a job that has ended."""

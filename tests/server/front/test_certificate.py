@@ -44,9 +44,6 @@ def saved(folder: Path, made: Report) -> Path:
     return path
 
 
-# ── reading ──────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_certificate_says_what_the_report_says_also_in_a_bundle_s_folder(tmp_path: Path) -> None:
     made = report()
     found = read_certificate(saved(tmp_path, made))
@@ -100,9 +97,6 @@ def test_what_is_no_report_is_refused_in_one_line_that_names_it(tmp_path: Path, 
         read_certificate(path)
     assert str(path) in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-# ── does it cover what runs? ─────────────────────────────────────────────────────────────────────
 
 
 def examined(folder: Path, model: Path, made: Report | None = None) -> Examined:
@@ -164,9 +158,6 @@ def test_a_report_without_these_facts_covers_nothing_exactly_and_says_so(tmp_pat
     line = "numerics: the report does not say what the model is computed with"
     assert found.body(ON_A_CPU).differences == (line,)
     assert examined(tmp_path, tiny).body(None).covers == "differs", "nor does an engine that says nothing"
-
-
-# ── the front, engine by engine ──────────────────────────────────────────────────────────────────
 
 
 class Fronted(Stage):
@@ -238,9 +229,6 @@ async def test_with_require_parity_a_successor_that_differs_ends_the_worker_and_
     assert stage.front.phase is Phase.FAILED
     assert isinstance(stage.front.fatal.result(), CertificateRefused)
     await stage.client.close()
-
-
-# ── in the worker ────────────────────────────────────────────────────────────────────────────────
 
 
 FLAGS = ("--ctx-size", "512", "--parallel", "2")

@@ -18,8 +18,8 @@ def start(models_dir: Path, catalog: str) -> WorkerProcess:
     return WorkerProcess("--model", "tiny", "--models-dir", str(models_dir), "--catalog", catalog, "--port", "0")
 
 
-def url_source(hub_url: str, file: str = "tiny.gguf") -> str:
-    return f'{{ kind = "url", url = "{hub_url}/files/{file}" }}'
+def url_source(hub_url: str) -> str:
+    return f'{{ kind = "url", url = "{hub_url}/files/tiny.gguf" }}'
 
 
 def downloading(log: list[Event]) -> list[Event]:
@@ -55,15 +55,6 @@ def test_a_download_with_the_wrong_digest_is_never_served(tmp_path: Path) -> Non
     assert hashlib.sha256(CONTENT).hexdigest() in line["message"]
     assert not (puller.models_dir / "tiny.gguf").exists()
     assert len([entry for entry in worker.log if entry["event"] == "model_load_start"]) == 1, "no engine was started"
-
-
-def test_a_download_that_no_source_offers_is_one_line_with_the_reason(tmp_path: Path) -> None:
-    with stocked_hub() as hub:
-        puller = Puller(hub.url, tmp_path / "models", tmp_path)
-        with start(puller.models_dir, puller.catalog(source=url_source(hub.url, "absent.gguf"))) as worker:
-            line = worker.failure()
-    assert line["code"] == "MODEL_DOWNLOAD_FAILED"
-    assert "404" in line["message"]
 
 
 def test_a_download_that_is_no_model_is_refused_before_the_engine_starts(tmp_path: Path) -> None:

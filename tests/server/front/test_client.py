@@ -19,9 +19,6 @@ from worker.wire.jobs import Cancel, Delta, Failed, Finished, StepDone
 from worker.wire.load import AskResidency, LoadFailed, Progress, Residency
 from worker.wire.messages import Inbound, Outbound, Refused, Violation
 
-# ── loading ──────────────────────────────────────────────────────────────────────────────────────
-
-
 TOO_BIG = LoadFailed(
     code="INSUFFICIENT_VRAM", message="too big", needed_bytes=8, available_bytes=4, device="CUDA0 (a card)"
 )
@@ -74,9 +71,6 @@ async def test_a_successor_gets_the_shape_of_the_first_engine(stage: Stage) -> N
     assert stage.n_restarted == 1
 
 
-# ── frames ───────────────────────────────────────────────────────────────────────────────────────
-
-
 @rehearsed
 async def test_several_tokens_of_one_step_are_events_of_their_own(stage: Stage) -> None:
     """Guessed right; they have one time, so that only the first of them has a gap."""
@@ -107,27 +101,17 @@ async def test_a_closed_client_hears_nothing_more(stage: Stage) -> None:
 
 
 @rehearsed
-async def test_a_job_that_ends_in_the_front_is_cancelled_in_the_engine_once(stage: Stage) -> None:
-    job = stage.submit()
-    stage.accept(job)
-    stage.jobs[job].fail("CANCELLED", "enough")
-    stage.client.jobs.release(stage.jobs[job])
-    assert stage.engine.sent.count(Cancel(job=job)) == 1
-
-
-@rehearsed
-async def test_a_job_that_ended_in_the_engine_is_not_cancelled_there(stage: Stage) -> None:
-    finished, failed, refused = stage.submit(), stage.submit(), stage.submit()
-    stage.accept(finished, failed)
+async def test_only_a_job_that_ends_in_the_front_is_cancelled_in_the_engine_and_once(stage: Stage) -> None:
+    finished, failed, refused, cancelled = (stage.submit() for _ in range(4))
+    stage.accept(finished, failed, cancelled)
     stage.say(Refused(job=refused, violations=(Violation("prompt", "context_length(8)", "too long"),)))
     stage.begin(finished, failed)
     stage.finish(finished)
     stage.say(StepDone(failed=[Failed(failed, "INFERENCE_FAILED", "no")]))
-    assert sorted(stage.ended) == [finished, failed, refused]
-    assert not [message for message in stage.engine.sent if isinstance(message, Cancel)]
-
-
-# ── the watchdog's view ──────────────────────────────────────────────────────────────────────────
+    stage.jobs[cancelled].fail("CANCELLED", "enough")
+    stage.client.jobs.release(stage.jobs[cancelled])
+    assert sorted(stage.ended) == [finished, failed, refused, cancelled]
+    assert [message for message in stage.engine.sent if isinstance(message, Cancel)] == [Cancel(job=cancelled)]
 
 
 @pytest.mark.parametrize("how", ["never worked", "finished", "cancelled", "interrupted by a death"])
@@ -183,9 +167,6 @@ async def test_answers_of_the_intake_thread_do_not_hide_a_step_that_hangs(stage:
     assert stage.engine.killed_for is not None
 
 
-# ── the client's own failures ────────────────────────────────────────────────────────────────────
-
-
 class Unaskable(Engine):
     """An engine whose link breaks when it is asked where its model is."""
 
@@ -238,9 +219,6 @@ async def test_a_successor_that_cannot_be_started_or_a_timer_that_fails_is_fatal
     stage.client.on_exit("it exited with code 0", "")
     assert len(stage.deaths) == n_deaths, "nothing is restarted any more"
     await stage.client.close()
-
-
-# ── room in the engine ───────────────────────────────────────────────────────────────────────────
 
 
 @rehearsed

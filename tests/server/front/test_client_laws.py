@@ -172,8 +172,6 @@ class Improvisation:
                 self._run("finish", left, text="x")
             assert len(self._alive()) + len(self._open_questions()) < n_left, "somebody is always next"
 
-    # ── the laws ─────────────────────────────────────────────────────────────────────────────────
-
     def check(self) -> None:
         if self.stage.failure is None:
             jobs = self.stage.jobs.items()

@@ -40,18 +40,6 @@ async def test_a_job_whose_answer_has_not_left_runs_again_though_it_had_drawn_to
 
 
 @rehearsed
-async def test_a_job_that_kills_two_engines_is_not_tried_on_a_third(stage: Stage) -> None:
-    job, message = collecting(stage)
-    for _ in range(2):
-        stage.accept(job.key)
-        stage.begin(job.key)
-        stage.draw(job.key)
-        await stage.die_and_reload()
-    assert job.failure == "INFERENCE_FAILED"
-    assert message.failed is not None
-
-
-@rehearsed
 async def test_a_job_that_keeps_too_much_ends_once(stage: Stage) -> None:
     job, message = collecting(stage, Allowance(5))
     stage.accept(job.key)

@@ -102,8 +102,6 @@ async def test_the_blocks_of_a_dead_engine_are_cleared_and_numbers_go_on() -> No
     assert n_blocks == [2, 0, 2]
 
 
-# ── the sockets ─────────────────────────────────────────────────────────────────────────────────────
-
 __all__ = ["logging_is_put_back"]  # a fixture that every test here uses
 A_KILOBYTE = (gone("CPU", (BlockHash(2**63),) * 110),)
 

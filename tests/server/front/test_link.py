@@ -100,9 +100,6 @@ def with_engine(
     return uvloop.run(performance())
 
 
-# ── frames ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_what_the_engine_sent_is_delivered_before_its_exit() -> None:
     owner = with_engine("sock.sendall(b''.join(map(frame, range(100)))); sys.exit(3)")
     assert owner.percents == list(range(100))
@@ -141,8 +138,6 @@ def test_an_engine_that_sends_garbage_is_killed_and_not_believed_again(garbage: 
     assert "it sent a frame that cannot be read" in owner.exits[0][0]
 
 
-# ── words ────────────────────────────────────────────────────────────────────────────────────────
-
 FLOOD = """
 for _ in range(8):
     os.write(2, b"much ado about nothing\\n" * 50_000)
@@ -158,9 +153,6 @@ def test_megabytes_of_words_do_not_block_the_engine_and_the_last_4_kib_are_kept(
     ((_, last_words),) = owner.exits
     assert last_words.endswith("the last line, cut in a charact\ufffd")
     assert len(last_words.replace(" | ", "\n").encode()) <= LAST_WORDS_BYTES + 2
-
-
-# ── the process ──────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("name", ["SIGABRT", "SIGSEGV", "SIGKILL"])
@@ -227,9 +219,6 @@ def test_closing_ends_an_engine_that_does_not_leave() -> None:
         assert await owner.cause() == "it did not exit when its socket closed"
 
     with_engine("sock.sendall(frame(1)); signal.pause()", play)
-
-
-# ── an owner that fails ──────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("where", ["on_message", "on_line", "on_exit"])

@@ -49,9 +49,6 @@ async def failure(asking: asyncio.Task[Tokenized]) -> WorkerError:
     return raised.value
 
 
-# ── answers ──────────────────────────────────────────────────────────────────────────────────────
-
-
 @rehearsed
 async def test_a_prompt_becomes_tokens_and_tokens_text(stage: Stage) -> None:
     front = fronted(stage)
@@ -77,9 +74,6 @@ async def test_what_the_engine_refuses_is_refused_with_its_words(stage: Stage) -
     refusal = await failure(asking)
     assert isinstance(refusal, FieldsRefused)
     assert [(error.field, error.constraint) for error in refusal.errors] == [("messages", "no_chat_template")]
-
-
-# ── refusals ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @rehearsed
@@ -118,9 +112,6 @@ async def test_a_question_has_a_jobs_time(stage: Stage) -> None:
     front = fronted(stage, inference_timeout_sec=0.001)
     assert isinstance(await failure(asyncio.create_task(front.tokenize("hi"))), DeadlineExceeded)
     answer(stage, (await asked(stage, 1))[0])
-
-
-# ── deaths ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("are_running", [False, True])

@@ -55,9 +55,6 @@ def test_every_state_is_in_its_table(states: type[Enum]) -> None:
     assert ends == {JobState: {JobState.ENDED}, EngineState: {EngineState.CLOSED}}[states]
 
 
-# ── a job ────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(("before", "after"), pairs(JobState))
 @rehearsed
 async def test_a_job_moves_as_its_table_says(stage: Stage, before: JobState, after: JobState) -> None:
@@ -146,17 +143,11 @@ async def test_an_event_that_the_dialect_leaves_out_is_not_the_end_of_the_stream
     assert await next_chunk_of([found]) == b""
 
 
-# ── the engine client ────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(("before", "after"), pairs(EngineState))
 @on_a_loop
 async def test_the_engine_client_moves_as_its_table_says(before: EngineState, after: EngineState) -> None:
     moved = EngineClient(CONFIG, Stage(), environment={}, watchdog_s=30)
     check(client.LEGAL_MOVES, moved, "state", before, after)
-
-
-# ── the front ────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -195,9 +186,6 @@ async def test_what_happens_to_the_front_moves_it(acts: Sequence[str], phases: S
                 front.on_fatal(EngineCrashed("the engine died", "on purpose", ""))
         assert front.phase is phase, act
     await stage.client.close()
-
-
-# ── admission ────────────────────────────────────────────────────────────────────────────────────
 
 
 @given(st.floats(0, 1e6), st.integers(0, 10**6), st.integers(1, 256))

@@ -25,9 +25,6 @@ async def endless() -> None:
     await asyncio.Event().wait()
 
 
-# ── supervised ───────────────────────────────────────────────────────────────────────────────────
-
-
 @on_a_loop
 async def test_what_a_supervised_task_raises_is_reported_while_the_task_is_still_held() -> None:
     """asyncio itself would say so only when the task is collected, and one that is held never is."""
@@ -73,9 +70,6 @@ def test_what_a_callback_raises_is_reported_and_goes_no_further() -> None:
     assert [str(error) for error in told] == ["a callback failed: KeyError: 'job-1'"]
 
 
-# ── running ──────────────────────────────────────────────────────────────────────────────────────
-
-
 @on_a_loop
 async def test_a_running_task_ends_with_its_block() -> None:
     async with running(endless()) as task:
@@ -99,9 +93,6 @@ async def test_what_a_running_task_raised_leaves_its_block_unless_that_ends_for_
         await play()
 
 
-# ── first_of ─────────────────────────────────────────────────────────────────────────────────────
-
-
 @on_a_loop
 async def test_the_first_of_events_and_futures_ends_the_wait_and_the_others_go_on() -> None:
     never, soon = asyncio.Event(), asyncio.Event()
@@ -113,9 +104,6 @@ async def test_the_first_of_events_and_futures_ends_the_wait_and_the_others_go_o
     future.set_result(None)
     await first_of(never, future)
     assert len(asyncio.all_tasks()) == 1, "no wait is left behind"
-
-
-# ── a worker ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.process
@@ -133,8 +121,6 @@ def test_a_worker_that_loses_a_part_says_which_and_exits_with_1(part: str, tmp_p
     assert failure["traceback"]
     assert worker.log[-1]["event"] == "shutdown"
 
-
-# ── the source ───────────────────────────────────────────────────────────────────────────────────
 
 SPAWNS = {"create_task", "ensure_future", "run_coroutine_threadsafe", "TaskGroup", "run_in_executor"}
 """Makes something that runs beside its caller."""

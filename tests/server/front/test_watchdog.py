@@ -45,9 +45,6 @@ class Watched:
         return self.now_s - began_s
 
 
-# ── laws ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_silent_engine_is_killed_once_soon_after_the_floor() -> None:
     watched = Watched()
     silence_s = watched.silence_until_kill_s(2 * FLOOR_S)
@@ -125,8 +122,6 @@ def test_no_engine_is_killed_that_rests_or_has_spoken_within_the_floor(acts: lis
             heard_s, n_ticks = watched.now_s, 0
             watched.kills.clear()
 
-
-# ── real processes ───────────────────────────────────────────────────────────────────────────────
 
 REAL_FLOOR_S = 5.0
 

@@ -17,25 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import toy_engine as toys
 from tests.server.front.rehearsal import CONFIG
-from tests.toy_engine import (
-    BROKEN,
-    GIVEN_BACK,
-    GIVING,
-    GONE,
-    KEEPING,
-    LEAVING,
-    LONG,
-    LOUD,
-    LOUD_BYTES,
-    SLOW,
-    STARVED,
-    THERE,
-    TOO_BIG,
-    TOY,
-    UNLOADABLE,
-    WARNING,
-)
 from worker.config.engine_settings import Configure
 from worker.server.process.main import GIVE_BACK_EVERY_S, at_most_every
 from worker.server.process.outbox import MAX_OUTSTANDING_BYTES
@@ -134,11 +117,8 @@ def job(key: int, max_tokens: int = 4, prompt: str = "hello") -> Submit:
     return Submit(job=JobKey(key), prompt=prompt, sampling=SamplingParams(seed=key, max_tokens=max_tokens))
 
 
-# ── an ordinary life ─────────────────────────────────────────────────────────────────────────────
-
-
 def test_it_loads_answers_and_leaves_when_its_socket_closes() -> None:
-    with toy_engine(TOY) as engine:
+    with toy_engine(toys.TOY) as engine:
         assert engine.next(Progress).percent == 0
         engine.next(Loaded)
         engine.send(job(1))
@@ -151,7 +131,7 @@ def test_it_loads_answers_and_leaves_when_its_socket_closes() -> None:
 
 
 def test_a_job_may_want_no_more_than_its_prompts_log_probabilities() -> None:
-    with loaded(TOY) as engine:
+    with loaded(toys.TOY) as engine:
         engine.send(msgspec.structs.replace(job(1, max_tokens=0, prompt="hello there"), prompt_logprobs=2))
         steps = engine.story()
         parts = [part for step in steps for part in step.prompt_logprobs]
@@ -164,7 +144,7 @@ def test_a_job_may_want_no_more_than_its_prompts_log_probabilities() -> None:
 
 def test_signals_and_cancels_of_jobs_it_does_not_know_are_ignored() -> None:
     """Signals to the process group are the front's business."""
-    with loaded(TOY) as engine:
+    with loaded(toys.TOY) as engine:
         for number in (signal.SIGTERM, signal.SIGINT):
             engine.process.send_signal(number)
         engine.send(Cancel(job=JobKey(1)), job(2))
@@ -172,7 +152,7 @@ def test_signals_and_cancels_of_jobs_it_does_not_know_are_ignored() -> None:
 
 
 def test_it_leaves_with_its_front_also_in_the_middle_of_a_job() -> None:
-    with loaded(TOY) as engine:
+    with loaded(toys.TOY) as engine:
         engine.send(job(1, max_tokens=1000))
         engine.next(StepDone)
         engine.front.close()
@@ -183,8 +163,8 @@ def test_it_leaves_with_its_front_also_in_the_middle_of_a_job() -> None:
 
 def test_a_step_that_reads_a_long_prompt_is_stopped_for_a_short_one_that_comes() -> None:
     """The step would not end by itself."""
-    with loaded(SLOW) as engine:
-        engine.send(job(1, max_tokens=1, prompt="x" * (LONG + 40)))
+    with loaded(toys.SLOW) as engine:
+        engine.send(job(1, max_tokens=1, prompt="x" * (toys.LONG + 40)))
         assert engine.next(StepBegun).jobs == (JobKey(1),)
         engine.send(job(2, max_tokens=1))
         assert engine.story()[-1].finished == [Finished(JobKey(2), "MAX_TOKENS")]
@@ -192,21 +172,18 @@ def test_a_step_that_reads_a_long_prompt_is_stopped_for_a_short_one_that_comes()
 
 
 def test_where_the_model_is_is_reported_at_any_time_also_in_the_middle_of_a_job() -> None:
-    with loaded(LEAVING) as engine:
+    with loaded(toys.LEAVING) as engine:
         engine.send(AskResidency())
-        assert engine.next(Residency) == THERE
+        assert engine.next(Residency) == toys.THERE
         engine.send(job(1, max_tokens=1000), AskResidency())
-        assert engine.next(Residency) == GONE
+        assert engine.next(Residency) == toys.GONE
         assert engine.story()[-1].finished, "the job goes on"
 
 
 def test_a_model_in_main_memory_is_not_looked_for() -> None:
-    with loaded(TOY) as engine:
+    with loaded(toys.TOY) as engine:
         engine.send(AskResidency(), job(1))
         assert isinstance(next(engine.frames), Accepted)
-
-
-# ── an unhappy one ───────────────────────────────────────────────────────────────────────────────
 
 
 TOO_BIG_A_TOY = LoadFailed(code="INSUFFICIENT_VRAM", message="the toy is too big", needed_bytes=8, available_bytes=4)
@@ -215,21 +192,21 @@ TOO_BIG_A_TOY = LoadFailed(code="INSUFFICIENT_VRAM", message="the toy is too big
 @pytest.mark.parametrize(
     ("kind", "failed"),
     [
-        (UNLOADABLE, LoadFailed(code="MODEL_LOAD_FAILED", message="the toy is unloadable")),
+        (toys.UNLOADABLE, LoadFailed(code="MODEL_LOAD_FAILED", message="the toy is unloadable")),
         (
-            STARVED,
+            toys.STARVED,
             LoadFailed(
                 code="MODEL_LOAD_FAILED",
                 message="the engine cannot be loaded: failed to map segment from shared object",
             ),
         ),
-        (TOO_BIG, TOO_BIG_A_TOY),
+        (toys.TOO_BIG, TOO_BIG_A_TOY),
     ],
 )
 def test_why_it_could_not_load_is_its_last_frame(kind: str, failed: LoadFailed) -> None:
     with toy_engine(kind) as engine:
-        if kind == UNLOADABLE:
-            assert engine.next(Warned) == Warned(text=WARNING), "it is a frame, and no line"
+        if kind == toys.UNLOADABLE:
+            assert engine.next(Warned) == Warned(text=toys.WARNING), "it is a frame, and no line"
         assert engine.next(LoadFailed) == failed
         assert list(engine.frames) == []
         assert engine.end() == (0, "")
@@ -246,12 +223,12 @@ def test_a_library_that_cannot_be_loaded_is_reported_as_a_model_is(tmp_path: Pat
 
 
 def test_what_loading_has_freed_is_returned_to_the_system_before_the_first_job() -> None:
-    with loaded(GIVING) as engine:
-        assert engine.next(Warned) == Warned(text=GIVEN_BACK)
+    with loaded(toys.GIVING) as engine:
+        assert engine.next(Warned) == Warned(text=toys.GIVEN_BACK)
 
 
 def test_an_exception_in_a_step_ends_the_process_with_its_story() -> None:
-    with loaded(BROKEN) as engine:
+    with loaded(toys.BROKEN) as engine:
         engine.send(job(1))
         code, words = engine.end()
         assert code == 1
@@ -259,18 +236,15 @@ def test_an_exception_in_a_step_ends_the_process_with_its_story() -> None:
 
 
 def test_a_front_that_sends_garbage_ends_the_process() -> None:
-    with loaded(TOY) as engine:
+    with loaded(toys.TOY) as engine:
         engine.front.sendall(b"\xff" * 64)
         code, words = engine.end()
         assert code == 1
         assert "ValueError" in words
 
 
-# ── what outlives the engine ─────────────────────────────────────────────────────────────────────
-
-
 def test_an_engine_reports_what_it_has_found_before_it_takes_jobs() -> None:
-    with toy_engine(KEEPING) as engine:
+    with toy_engine(toys.KEEPING) as engine:
         found = engine.next(PrefixCacheFound)
         assert (found.n_parts, found.n_dropped, found.dropped_because) == (0, 3, "they were broken")
         engine.next(Loaded)
@@ -278,7 +252,7 @@ def test_an_engine_reports_what_it_has_found_before_it_takes_jobs() -> None:
 
 @pytest.mark.parametrize("is_settled", [False, True])
 def test_an_engine_copies_out_the_last_jobs_cells_once_before_it_leaves(is_settled: bool) -> None:
-    with loaded(KEEPING) as engine:
+    with loaded(toys.KEEPING) as engine:
         engine.send(job(1, prompt="twenty letters or so", max_tokens=4))
         story = engine.story()
         if is_settled:
@@ -289,17 +263,14 @@ def test_an_engine_copies_out_the_last_jobs_cells_once_before_it_leaves(is_settl
         assert engine.end() == (0, "23 cells are kept")
 
 
-# ── a front that does not read ───────────────────────────────────────────────────────────────────
-
-
 def test_an_engine_without_a_reader_leaves_and_its_steps_have_not_waited() -> None:
     """The socket takes a few hundred KiB; had a step waited for more, the process would be there for ever."""
-    with loaded(LOUD) as engine:
+    with loaded(toys.LOUD) as engine:
         engine.send(job(1, max_tokens=1000))
         code, words = engine.end()
         assert code == 0, words
         (n_unread,) = re.findall(r"the front has left (\d+) bytes unread", words)
-        assert MAX_OUTSTANDING_BYTES < int(n_unread) < MAX_OUTSTANDING_BYTES + 2 * LOUD_BYTES
+        assert MAX_OUTSTANDING_BYTES < int(n_unread) < MAX_OUTSTANDING_BYTES + 2 * toys.LOUD_BYTES
 
 
 N_FRAMES = 2000

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.server.front.children import shared_memory
-from worker.server.saved.arena import N_ROWS, NOTE_BYTES, Arena, Extents, Room
+from worker.server.saved.arena import N_ROWS, NOTE_BYTES, Arena, Room
 
 ROW_BYTES = 24
 SIZE = 2**24
@@ -58,27 +58,6 @@ def test_in_any_order_entries_are_as_they_were_put_and_what_is_free_is_used_agai
             arena.free(room)
         whole = arena.store([bytes(SIZE)])
         assert whole is not None, "nothing of it is lost"
-
-
-@given(orders=st.lists(st.tuples(st.booleans(), st.integers(1, 50)), max_size=60))
-def test_parts_that_are_taken_never_overlap_and_an_empty_file_has_no_end_left(orders: list[tuple[bool, int]]) -> None:
-    extents, taken = Extents(100, 1000), dict[int, int]()
-    for is_taking, n in orders:
-        if is_taking:
-            start = extents.take(n)
-            if start is None:
-                assert sum(taken.values()) + 50 * (len(taken) + 1) >= 900, "there are small gaps only"
-                continue
-            assert 100 <= start <= 1000 - n
-            assert all(start + n <= other or other + length <= start for other, length in taken.items())
-            taken[start] = n
-        elif taken:
-            start = list(taken)[n % len(taken)]
-            extents.give(start, taken.pop(start))
-    for start, n in taken.items():
-        extents.give(start, n)
-    assert extents.take(900) == 100
-    assert extents.take(1) is None
 
 
 def test_an_entry_whose_row_was_never_written_is_not_there(fd: int) -> None:

@@ -89,9 +89,6 @@ def test_parts_with_a_gap_are_refused() -> None:
         chained([first], 4)
 
 
-# ── through the library ──────────────────────────────────────────────────────────────────────────
-
-
 def logits_after(context: Context, slot: int, start: int, tokens: list[TokenId]) -> bytes:
     context.decode([Slice(SlotId(slot), start, tokens, GREEDY)])
     return context.rows().tobytes()

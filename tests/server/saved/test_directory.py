@@ -111,9 +111,6 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
         prepare_directory(tmp_path)
 
 
-# ── the files: at most the bound, and exactly the bytes that were written, or nothing ─────────────
-
-
 OURS, OTHERS = b"a" * 32, b"b" * 32
 LIMIT = 1000
 
@@ -205,12 +202,3 @@ def test_a_writer_waits_for_another_one(tmp_path: Path) -> None:
         assert n_bytes(tmp_path, "kv") <= LIMIT
         time.sleep(0)
     assert len(list(tmp_path.glob("*.kv"))) == 1
-
-
-def test_a_directory_that_has_gone_is_an_error_of_the_caller(tmp_path: Path) -> None:
-    files = made(tmp_path / "gone")
-    for path in (tmp_path / "gone").iterdir():
-        path.unlink()
-    (tmp_path / "gone").rmdir()
-    with pytest.raises(OSError, match="No such file"):
-        files.write(files.name(b"x" * 32), b"x")

@@ -230,9 +230,6 @@ def test_so_is_a_state_that_the_library_would_not_have_written(keeping: Keeping)
     assert "the saved state ends at byte" in (found.dropped_because or "")
 
 
-# ── recurrent states ─────────────────────────────────────────────────────────────────────────────
-
-
 def recurrent_state(n_tokens: int, n_numbers: int = 9) -> NDArray[np.uint8]:
     """A state after so many tokens, in the form of the library: one tensor of one layer."""
     head = struct.pack("<IiIiIIIiQ", STATE_MAGIC, 0, 1, n_tokens - 1, 0, 0, 1, 0, 4 * n_numbers)
