@@ -3,11 +3,9 @@
 from dataclasses import fields
 from pathlib import Path
 
-from tests.server.front.rehearsal import FACTS
 from worker.config.engine import configure
-from worker.config.engine_settings import EngineSettings, inbound_decoder
+from worker.config.engine_settings import EngineSettings
 from worker.config.settings import Settings
-from worker.wire.encoding import FrameBuffer, encode_frame
 
 
 def test_the_settings_of_the_engine_are_handed_on_as_they_are() -> None:
@@ -20,13 +18,6 @@ def test_the_settings_of_the_engine_are_handed_on_as_they_are() -> None:
 def test_the_engine_gets_no_secret_and_no_address() -> None:
     asked = configure(Settings(api_key="s3cret", host="10.1.1.1", callback_url="http://pool:1/"), Path("m.gguf"))
     assert [word for word in ("s3cret", "10.1.1.1", "pool:1") if word in repr(asked)] == []
-
-
-def test_the_first_frame_survives_the_way_to_the_engine() -> None:
-    asked = configure(Settings(catalog=Path("models.toml"), main_gpu=1, tensor_split="3,1"), Path("m.gguf"))
-    for frame in (asked, asked.successor(FACTS)):
-        [body] = FrameBuffer().feed(encode_frame(frame))
-        assert inbound_decoder.decode(body) == frame
 
 
 def test_paths_are_absolute_because_the_engine_may_have_another_working_directory() -> None:

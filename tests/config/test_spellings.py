@@ -30,17 +30,8 @@ from worker.errors import UsageError
 HERE = Path(__file__).parent
 FLAGS = llama_server_flags()
 
-SHORT = {
-    "-m": ("model", "x.gguf"),
-    "-c": ("ctx_size", "4096"),
-    "-np": ("parallel", "4"),
-    "-ngl": ("gpu_layers", "99"),
-    "-t": ("threads", "3"),
-    "-b": ("batch_size", "1024"),
-    "-fa": ("flash_attn", "on"),
-    "-nr": ("no_repack", ""),
-}
-"""llama-server's flags that are flags here, with a value of each."""
+SHORT = {flag: option for option in options() for flag in option.opts if not flag.startswith("--")}
+"""llama-server's flags that are flags here."""
 
 
 def flags_of(params: Collection[click.Parameter]) -> set[str]:
@@ -107,17 +98,11 @@ def test_each_flag_of_llama_servers_has_one_answer() -> None:
 @pytest.mark.parametrize("flag", SHORT)
 @pytest.mark.parametrize("is_one_word", [False, True])
 def test_a_short_flag_is_the_long_one(flag: str, *, is_one_word: bool) -> None:
-    name, value = SHORT[flag]
-    model = [] if name == "model" else ["-m", "m.gguf"]
-    given = [value] if value else []
-    short = [f"{flag}={value}"] if is_one_word and given else [flag, *given]
-    beside = ["--ubatch-size=64", "--worker-id=w", *model]
-    assert parse([*beside, *short], {}) == parse([*beside, flag_name(name), *given], {})
-
-
-def test_every_short_flag_is_tested() -> None:
-    given = {flag for option in options() for flag in option.opts if not flag.startswith("--")}
-    assert given == set(SHORT)
+    option = SHORT[flag]
+    given = [] if option.is_flag else ["on" if option.name == "flash_attn" else "64"]
+    beside = ["--ubatch-size=64", "--worker-id=w", *([] if option.name == "model" else ["-m", "m.gguf"])]
+    short = [f"{flag}={given[0]}"] if is_one_word and given else [flag, *given]
+    assert parse([*beside, *short], {}) == parse([*beside, flag_name(option.name), *given], {})
 
 
 @pytest.mark.parametrize(

@@ -102,9 +102,11 @@ class Engine(EngineLink):
 
 
 class Stage(Observer):
-    """The client's surroundings, which spawn `engines` and keep what they observe. `now_s` is the clock."""
+    """The client's surroundings, which spawn `engines` and keep what they observe, unless another observes. `now_s` is
+    the clock.
+    """
 
-    def __init__(self, *, residency_period_s: float = RESIDENCY_PERIOD_S) -> None:
+    def __init__(self, *, observer: Observer | None = None, residency_period_s: float = RESIDENCY_PERIOD_S) -> None:
         self.now_s = 0.0
         self.engines: list[Engine] = []
         self.jobs: dict[JobKey, Job] = {}
@@ -118,7 +120,7 @@ class Stage(Observer):
         self.metrics = Metrics("stage")
         self.client = EngineClient(
             CONFIG,
-            self,
+            observer or self,
             environment={},
             watchdog_s=WATCHDOG_S,
             spawn=self._spawn,

@@ -22,7 +22,7 @@ from tests.wire.test_numerics import ON_A_CPU, OTHERS, other
 from tests.worker_process import WorkerProcess, eventually
 from worker.config.engine import configure
 from worker.config.settings import Settings
-from worker.errors import CertificateRefused, StartupError
+from worker.errors import CertificateRefused
 from worker.host import sha256_of
 from worker.models.facts.info import read_info
 from worker.models.loading.load import placed
@@ -160,74 +160,56 @@ def test_a_report_without_these_facts_covers_nothing_exactly_and_says_so(tmp_pat
     assert examined(tmp_path, tiny).body(None).covers == "differs", "nor does an engine that says nothing"
 
 
-class Fronted(Stage):
-    """A stage whose engines' deaths and successors a front hears of."""
+def staged(certificate: Examined, *, is_required: bool) -> tuple[Stage, Front]:
+    """A front that hears of its engines' deaths and successors."""
+    settings = Settings(model="m", worker_id="w", parity_report=certificate.path, require_parity=is_required)
+    front = Front(settings, Metrics("w"))
+    front.certificate = certificate
+    return Stage(observer=front), front
 
-    def __init__(self, certificate: Examined, *, is_required: bool) -> None:
-        super().__init__()
-        settings = Settings(model="m", worker_id="w", parity_report=certificate.path, require_parity=is_required)
-        self.front = Front(settings, Metrics("w"))
-        self.front.certificate = certificate
 
-    async def begin_with(self, numerics: Numerics) -> None:
-        await self.open(msgspec.structs.replace(FACTS, numerics=numerics))
-        self.front.open(self.client)
-
-    def go_on_with(self, numerics: Numerics) -> None:
-        self.say(msgspec.structs.replace(FACTS, numerics=numerics))
-
-    @property
-    def covers(self) -> str | None:
-        parity = self.front.health().parity
-        return parity.covers if parity else None
-
-    def on_restarting(self, cause: str, last_words: str) -> None:
-        self.front.on_restarting(cause, last_words)
-
-    def on_restarted(self, facts: Loaded) -> None:
-        self.front.on_restarted(facts)
-
-    def on_fatal(self, error: StartupError) -> None:
-        super().on_fatal(error)
-        self.front.on_fatal(error)
+def loaded_with(numerics: Numerics) -> Loaded:
+    return msgspec.structs.replace(FACTS, numerics=numerics)
 
 
 @on_a_loop
 async def test_health_says_of_each_engine_whether_it_is_covered(proof: Examined) -> None:
-    stage = Fronted(proof, is_required=False)
-    await stage.begin_with(ON_A_CPU)
-    assert stage.covers == "exact"
-    await stage.die()
-    assert stage.covers is None, "nothing computes"
-    stage.go_on_with(other("llama_cpp_sha256"))
-    assert (stage.covers, stage.front.phase) == ("differs", Phase.READY)
-    await stage.die()
-    stage.go_on_with(ON_A_CPU)
-    assert stage.covers == "exact"
+    stage, front = staged(proof, is_required=False)
+    await stage.open(loaded_with(ON_A_CPU))
+    front.open(stage.client)
+    for numerics, covers in ((other("llama_cpp_sha256"), "differs"), (ON_A_CPU, "exact")):
+        await stage.die()
+        assert front.health().parity is None, "nothing computes"
+        stage.say(loaded_with(numerics))
+        parity = front.health().parity
+        assert parity is not None
+        assert (parity.covers, front.phase) == (covers, Phase.READY)
     await stage.client.close()
 
 
 @pytest.mark.parametrize("name", OTHERS)
 @on_a_loop
 async def test_with_require_parity_no_engine_serves_that_differs_in_anything(proof: Examined, name: str) -> None:
-    stage = Fronted(proof, is_required=True)
+    stage, front = staged(proof, is_required=True)
+    await stage.open(loaded_with(other(name)))
     with pytest.raises(CertificateRefused, match=f"does not cover what runs here: {name}: "):
-        await stage.begin_with(other(name))
-    assert stage.front.phase is Phase.STARTING
+        front.open(stage.client)
+    assert front.phase is Phase.STARTING
     await stage.client.close()
 
 
 @on_a_loop
 async def test_with_require_parity_a_successor_that_differs_ends_the_worker_and_gets_no_job(proof: Examined) -> None:
-    stage = Fronted(proof, is_required=True)
-    await stage.begin_with(ON_A_CPU)
+    stage, front = staged(proof, is_required=True)
+    await stage.open(loaded_with(ON_A_CPU))
+    front.open(stage.client)
     key = stage.submit()
     await stage.die()
-    stage.go_on_with(other("cpu_features"))
+    stage.say(loaded_with(other("cpu_features")))
     assert stage.engine.submitted == []
     assert [event["code"] for event in await stage.events(key) if event["type"] == "error"] == ["INFERENCE_FAILED"]
-    assert stage.front.phase is Phase.FAILED
-    assert isinstance(stage.front.fatal.result(), CertificateRefused)
+    assert front.phase is Phase.FAILED
+    assert isinstance(front.fatal.result(), CertificateRefused)
     await stage.client.close()
 
 
@@ -306,33 +288,22 @@ def test_a_worker_with_another_cache_than_the_report_s_serves_and_says_so(
         assert (entry["level"], entry["differences"]) == ("warning", lines)
 
 
-def elsewhere(here: Numerics) -> Numerics:
-    """A certificate that was edited: another device, another build, another processor."""
-    return msgspec.structs.replace(
-        here, device="cuda NVIDIA H100 80GB HBM3", llama_cpp_sha256="0" * 64, cpu_features=here.cpu_features[1:]
-    )
-
-
 @pytest.mark.process
 @pytest.mark.model
-@pytest.mark.parametrize(
-    ("certified_with", "names"),
-    [
-        (elsewhere, ("device: cpu here", "cpu_features: ", "llama_cpp_sha256: ")),
-        (lambda _: None, ("numerics: the report does not say",)),
-    ],
-)
 def test_require_parity_refuses_to_become_ready_and_names_every_difference(
-    shallow_model: Path,
-    on_this_machine: Numerics,
-    tmp_path: Path,
-    certified_with: Callable[[Numerics], Numerics | None],
-    names: tuple[str, ...],
+    shallow_model: Path, on_this_machine: Numerics, tmp_path: Path
 ) -> None:
-    path = saved(tmp_path, report(sha256=sha256_of(shallow_model), numerics=certified_with(on_this_machine)))
+    elsewhere = msgspec.structs.replace(
+        on_this_machine,
+        device="cuda NVIDIA H100 80GB HBM3",
+        llama_cpp_sha256="0" * 64,
+        cpu_features=on_this_machine.cpu_features[1:],
+    )
+    path = saved(tmp_path, report(sha256=sha256_of(shallow_model), numerics=elsewhere))
     with certified(shallow_model, path, "--require-parity") as worker:
         line = worker.failure()
         assert line["code"] == "PARITY_REPORT_REFUSED"
+        names = ("device: cpu here", "cpu_features: ", "llama_cpp_sha256: ")
         assert [name for name in names if name not in line["message"]] == []
         assert "ready" not in {entry["event"] for entry in worker.log}
 
