@@ -5,6 +5,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,19 +30,15 @@ def test_the_directory_and_its_key_are_made_once_for_their_owner_alone(tmp_path:
 
 
 def test_of_workers_that_begin_at_once_all_have_the_same_key(tmp_path: Path) -> None:
-    start, keys = threading.Barrier(8), list[bytes]()
+    start = threading.Barrier(8)
 
-    def begin() -> None:
+    def begin(_: int) -> bytes:
         start.wait()
         prepare_directory(tmp_path)
-        keys.append(read_key(tmp_path))
+        return read_key(tmp_path)
 
-    beginners = [threading.Thread(target=begin) for _ in range(8)]
-    for beginner in beginners:
-        beginner.start()
-    for beginner in beginners:
-        beginner.join()
-    assert (len(keys), len(set(keys))) == (8, 1)
+    with ThreadPoolExecutor(8) as pool:
+        assert len({*pool.map(begin, range(8))}) == 1
 
 
 def below_a_file(folder: Path) -> None:
@@ -187,7 +184,6 @@ def test_what_is_not_ours_is_left_alone_and_what_a_dead_writer_left_is_not(tmp_p
 
 def test_a_writer_waits_for_another_one(tmp_path: Path) -> None:
     """Both would find room for their own file only without the lock."""
-    both = [made(tmp_path), made(tmp_path, OTHERS)]
     start = threading.Barrier(2)
 
     def write(files: CacheFiles) -> None:
@@ -195,10 +191,9 @@ def test_a_writer_waits_for_another_one(tmp_path: Path) -> None:
         for number in range(40):
             files.write(files.name(bytes([number]) * 32), bytes(600))
 
-    writers = [threading.Thread(target=write, args=(files,)) for files in both]
-    for writer in writers:
-        writer.start()
-    while any(writer.is_alive() for writer in writers):
-        assert n_bytes(tmp_path, "kv") <= LIMIT
-        time.sleep(0)
+    with ThreadPoolExecutor(2) as pool:
+        writing = [pool.submit(write, files) for files in (made(tmp_path), made(tmp_path, OTHERS))]
+        while not all(one.done() for one in writing):
+            assert n_bytes(tmp_path, "kv") <= LIMIT
+            time.sleep(0)
     assert len(list(tmp_path.glob("*.kv"))) == 1
