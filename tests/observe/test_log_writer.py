@@ -191,27 +191,29 @@ def test_all_that_python_writes_to_stderr_goes_through_the_writer_and_is_out_at_
     pipe.close(writer)
 
 
-def test_a_terminal_is_known_as_one_through_the_writer() -> None:
+@contextlib.contextmanager
+def on_a_terminal() -> Iterator[tuple[LogWriter, int]]:
     controller, terminal = os.openpty()
     with os.fdopen(terminal, "w") as stream:
-        writer = LogWriter(stream)
+        yield LogWriter(stream), controller
+    os.close(controller)
+
+
+def test_a_terminal_is_known_as_one_through_the_writer() -> None:
+    with on_a_terminal() as (writer, controller):
         logs.configure(None, "w-1", writer)
         logs.get_logger().info("ready")
         shown = read_of(controller, b"\n")
-    os.close(controller)
     assert b"\x1b[" in shown
     assert not shown.startswith(b"{")
 
 
 def test_a_line_takes_the_place_of_a_bar_and_a_bar_that_is_gone_is_not_missed() -> None:
-    controller, terminal = os.openpty()
-    with os.fdopen(terminal, "w") as stream:
-        writer = LogWriter(stream)
+    with on_a_terminal() as (writer, controller):
         writer.write("\x1b[32m40 %\x1b[0m")
         writer.info("first")
         writer.info("second")
         shown = read_of(controller, b"second\r\n")
-    os.close(controller)
     assert shown == b"\x1b[32m40 %\x1b[0m\r\x1b[2Kfirst\r\nsecond\r\n"
 
 

@@ -1,6 +1,6 @@
 """The front's handle on the engine: how it begins, whom it believes, when its watchdog barks.
 
-What a death means for jobs: test_engine_deaths.py; under any order of events: test_client_laws.py.
+What a death means for jobs and the worker: test_client_laws.py.
 """
 
 import asyncio
