@@ -122,14 +122,11 @@ def test_the_token_s_variable_has_two_names(names: list[str]) -> None:
     assert parse([*MODEL, "--api-key=other"], dict.fromkeys(names, "s3cret")).api_key == "other"
 
 
-def test_two_tokens_are_refused_and_neither_is_shown() -> None:
+def test_two_tokens_are_refused_and_neither_is_shown_and_one_is_blamed_under_its_own_name() -> None:
     with pytest.raises(UsageError, match=r"LLORCH_API_TOKEN and LLORCH_API_KEY .* different values") as raised:
         parse(MODEL, {"LLORCH_API_TOKEN": "first", "LLORCH_API_KEY": "second"})
     assert "first" not in str(raised.value)
     assert "second" not in str(raised.value)
-
-
-def test_a_token_is_blamed_under_the_name_it_was_given_with() -> None:
     with pytest.raises(UsageError, match=r"^LLORCH_API_KEY: the API token is no"):
         parse(MODEL, {"LLORCH_API_KEY": "tökén"})
 

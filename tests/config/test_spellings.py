@@ -149,6 +149,7 @@ def test_variables_that_others_set_or_read_are_no_mistake() -> None:
     addresses = {"LLORCH_WORKER_PORT": "tcp", "LLORCH_PORT_8080_TCP": "tcp", "LLORCH_MAX_QUEUE_PORT": "sctp"}
     others = {name: f"{scheme}://10.0.0.1:8080" for name, scheme in addresses.items()}
     assert unread(dict.fromkeys(names, "x") | others) == []
+    assert unread({"LLORCH_XYZZY": "1"}) == [("LLORCH_XYZZY", "no setting has this name")]
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "udp", "sctp"])
@@ -164,7 +165,3 @@ def test_the_variable_of_a_service_with_our_name_is_ignored_and_reported_once(sc
     ((name, said),) = unread(service)
     assert name == "LLORCH_PORT"
     assert said.startswith("Kubernetes sets it for a service named llorch, so it is ignored: give the port with --port")
-
-
-def test_a_variable_that_resembles_nothing_is_reported_too() -> None:
-    assert unread({"LLORCH_XYZZY": "1"}) == [("LLORCH_XYZZY", "no setting has this name")]

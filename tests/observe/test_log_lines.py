@@ -33,9 +33,16 @@ from worker.server.front.state import Front
 from worker.wire.load import Warned
 
 
-def test_a_json_line_begins_with_time_level_event_and_worker() -> None:
+@pytest.fixture
+def stream() -> io.StringIO:
+    """What is logged, as JSON."""
     stream = io.StringIO()
-    to(stream).info("execute_end", tokens_out=3, tokens_per_sec=1.5, device=None, stop=["a"])
+    to(stream)
+    return stream
+
+
+def test_a_json_line_begins_with_time_level_event_and_worker(stream: io.StringIO) -> None:
+    logs.get_logger().info("execute_end", tokens_out=3, tokens_per_sec=1.5, device=None, stop=["a"])
     line = only_line(stream)
     assert list(line)[:4] == ["timestamp", "level", "event", "worker_id"]
     assert (line["level"], line["event"], line["worker_id"]) == ("info", "execute_end", "worker-1")
@@ -43,9 +50,8 @@ def test_a_json_line_begins_with_time_level_event_and_worker() -> None:
     assert (line["tokens_out"], line["tokens_per_sec"], line["device"], line["stop"]) == (3, 1.5, None, ["a"])
 
 
-def test_bound_context_is_on_every_line_also_on_those_of_libraries() -> None:
-    stream = io.StringIO()
-    log = to(stream)
+def test_bound_context_is_on_every_line_also_on_those_of_libraries(stream: io.StringIO) -> None:
+    log = logs.get_logger()
     structlog.contextvars.bind_contextvars(correlation_id="c-1", job_id="j-1")
     log.info("execute_start")
     logging.getLogger("uvicorn.error").warning("slow")
@@ -138,8 +144,7 @@ def test_escape_gives_printable_text_and_leaves_printable_text_alone(text: str) 
     assert logs.escape(logs.escape(text)) == logs.escape(text)
 
 
-def test_an_exception_is_reported_with_its_cause_and_frames_but_without_local_values() -> None:
-    stream = io.StringIO()
+def test_an_exception_is_reported_with_its_cause_and_frames_but_without_local_values(stream: io.StringIO) -> None:
     prompt = "a confidential prompt"
     try:
         try:
@@ -147,7 +152,7 @@ def test_an_exception_is_reported_with_its_cause_and_frames_but_without_local_va
         except KeyError as cause:
             raise ValueError("bad") from cause
     except ValueError as error:
-        to(stream).error("error", code="INTERNAL", exc_info=error)
+        logs.get_logger().error("error", code="INTERNAL", exc_info=error)
     trace = only_line(stream)["traceback"]
     assert trace[-1] == "ValueError: bad"
     assert f"KeyError: {len(prompt)}" in trace
@@ -156,10 +161,9 @@ def test_an_exception_is_reported_with_its_cause_and_frames_but_without_local_va
     assert only_line(stream)["level"] == "error"
 
 
-def test_every_member_of_an_exception_group_is_reported() -> None:
-    stream = io.StringIO()
+def test_every_member_of_an_exception_group_is_reported(stream: io.StringIO) -> None:
     group = ExceptionGroup("tasks", [ValueError("one"), KeyError("two")])
-    to(stream).error("error", exc_info=group)
+    logs.get_logger().error("error", exc_info=group)
     assert {"ValueError: one", "KeyError: 'two'"} <= set(only_line(stream)["traceback"])
 
 
@@ -181,9 +185,7 @@ class BrokenPipe(io.StringIO):
 
 
 @pytest.mark.parametrize("name", ["uvicorn.error", "huggingface_hub.file_download"])
-def test_library_lines_come_in_the_same_form_from_warning_on(name: str) -> None:
-    stream = io.StringIO()
-    to(stream)
+def test_library_lines_come_in_the_same_form_from_warning_on(stream: io.StringIO, name: str) -> None:
     logging.getLogger(name).info("hidden")
     logging.getLogger(name).warning("half of %d", 3)
     line = only_line(stream)
@@ -217,9 +219,7 @@ def test_odd_levels_and_wrong_arguments_of_a_library_are_logged_all_the_same() -
 
 @pytest.mark.process
 @on_a_loop
-async def test_each_callback_retry_is_one_warning_and_shows_no_secret() -> None:
-    stream = io.StringIO()
-    to(stream)
+async def test_each_callback_retry_is_one_warning_and_shows_no_secret(stream: io.StringIO) -> None:
     with Receiver("500,200") as receiver:
         url = receiver.url.replace("//", "//user:pass-w0rd@") + "?key=s3cret"
         await pool.announce(url, b"{}", token="s3cret")
@@ -297,11 +297,8 @@ async def test_warnings_and_errors_are_for_operators_and_other_lines_for_develop
     assert told["line"] == (heard if isinstance(heard, str) else heard.text)
 
 
-def test_the_last_4_kib_are_kept_and_no_half_character() -> None:
+def test_the_last_4_kib_are_kept_and_no_half_character_also_of_a_line_without_an_end() -> None:
     _, last_words = fed("é".encode() * 3000 + b"!")
     assert last_words == "é" * 2047 + "!"
-
-
-def test_a_line_without_an_end_does_not_grow_for_ever() -> None:
     lines, _ = fed(*[b"x" * 1000] * 10)
     assert [len(line) for line in lines] == [LAST_WORDS_BYTES] * 2

@@ -10,7 +10,7 @@ from worker.wire.names import N_TAIL, NAME_KEYS, is_in_name
 
 keys = st.sampled_from(NAME_KEYS)
 spaces = st.sampled_from(["", " ", "\n  "])
-names = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_-]{0,23}", fullmatch=True)
+names = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}", fullmatch=True)
 
 
 def flagged(pieces: list[str]) -> list[bool]:
@@ -44,11 +44,6 @@ def test_each_token_of_a_name_is_one_and_those_of_arguments_are_none(case: tuple
 @given(st.text(alphabet='{}[]",: \nabc'), st.integers(1, 4))
 def test_a_text_without_such_a_key_has_none(text: str, size: int) -> None:
     assert not any(flagged([text[at : at + size] for at in range(0, len(text), size)]))
-
-
-def test_a_name_of_64_characters_is_seen_to_its_end() -> None:
-    pieces = ['{"', "name", '":', ' "', *["ab"] * 32, '",']
-    assert flagged(pieces)[3:] == [True] * (len(pieces) - 3)
 
 
 def test_what_lies_far_back_does_not_count() -> None:

@@ -215,12 +215,12 @@ class Stage(Observer):
         self.say(StepDone(started=[Started(key, n_cached) for key in first]))
         self.say(StepBegun(jobs=keys))
 
-    def run(self) -> JobKey:
-        """A new job, in a step that runs."""
-        key = self.submit()
-        self.accept(key)
-        self.begin(key)
-        return key
+    def run(self, *keys: JobKey) -> JobKey:
+        """These jobs, or a new one, are accepted and in a step that runs."""
+        keys = keys or (self.submit(),)
+        self.accept(*keys)
+        self.begin(*keys)
+        return keys[0]
 
     def draw(self, *keys: JobKey, text: str = "x") -> None:
         self.say(StepDone(deltas=[Delta(key, text) for key in keys], kind="decode"))

@@ -25,13 +25,11 @@ def collecting(stage: Stage, allowance: Allowance | None = None) -> tuple[Job, C
 @rehearsed
 async def test_a_job_whose_answer_has_not_left_runs_again_though_it_had_drawn_tokens(stage: Stage) -> None:
     job, message = collecting(stage)
-    stage.accept(job.key)
-    stage.begin(job.key)
+    stage.run(job.key)
     stage.draw(job.key, text="lost")
     await stage.die_and_reload()
     assert (job.state, job.tokens_out) == (JobState.ACCEPTED, 0)
-    stage.accept(job.key)
-    stage.begin(job.key)
+    stage.run(job.key)
     stage.draw(job.key, text="kept")
     stage.finish(job.key)
     assert (job.outcome, job.tokens_sampled) == ("success", 2)
@@ -42,8 +40,7 @@ async def test_a_job_whose_answer_has_not_left_runs_again_though_it_had_drawn_to
 @rehearsed
 async def test_a_job_that_keeps_too_much_ends_once(stage: Stage) -> None:
     job, message = collecting(stage, Allowance(5))
-    stage.accept(job.key)
-    stage.begin(job.key)
+    stage.run(job.key)
     stage.draw(job.key, text="12345")
     assert not job.is_ended
     stage.draw(job.key, text="6")
@@ -57,8 +54,7 @@ async def test_what_a_prompt_was_worth_reaches_the_jobs_dialect(stage: Stage) ->
     asked = CompletionRequest(prompt="ab", echo=True, logprobs=0)
     text = TextAnswer(0, Allowance(), HEADING, asked, Echo("ab", TokenId(1), "a"))
     job.dialect = text
-    stage.accept(job.key)
-    stage.begin(job.key)
+    stage.run(job.key)
     stage.say(StepDone(prompt_logprobs=[PromptLogprobs(job.key, 1, (entry("b", 2, -1.0),))]))
     stage.finish(job.key)
     made = text.made()
@@ -72,8 +68,7 @@ async def test_chunks_of_several_jobs_come_until_all_have_ended(stage: Stage, n_
     jobs = together(stage, n_jobs)
     keys = [job.key for job in jobs]
     reading = asyncio.create_task(read(jobs))
-    stage.accept(*keys)
-    stage.begin(*keys)
+    stage.run(*keys)
     for key in keys:
         stage.draw(key, text=f"of {key}")
         await asyncio.sleep(0)
@@ -87,8 +82,7 @@ async def test_chunks_of_several_jobs_come_until_all_have_ended(stage: Stage, n_
 async def test_once_one_of_several_has_failed_nothing_else_comes(stage: Stage) -> None:
     jobs = together(stage, 2)
     keys = [job.key for job in jobs]
-    stage.accept(*keys)
-    stage.begin(*keys)
+    stage.run(*keys)
     stage.draw(*keys)
     jobs[1].fail("CANCELLED", "enough")
     whole = await read(jobs)

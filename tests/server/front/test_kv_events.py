@@ -46,19 +46,13 @@ def test_a_batch_is_what_vllm_sends() -> None:
     (_, changed), (_, cleared) = published.sent
     seconds, events, rank = unpacked(changed)
     assert (seconds, rank) == (1789095808.5, 0)
-    assert [list(event.items()) for event in events] == [
-        [
-            ("type", "BlockStored"),
-            ("block_hashes", [FIRST, SECOND]),
-            ("parent_block_hash", parent),
-            ("token_ids", list(TOKENS)),
-            ("block_size", 16),
-            ("lora_id", None),
-            ("medium", medium),
-            ("lora_name", None),
-        ]
+    names = ["type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"]
+    *kept_, gone_ = [list(event.items()) for event in events]
+    assert kept_ == [
+        [*zip(names, ("BlockStored", [FIRST, SECOND], parent, [*TOKENS], 16, None, medium, None), strict=True)]
         for medium, parent in (("GPU", PARENT), ("CPU", None))
-    ] + [[("type", "BlockRemoved"), ("block_hashes", [SECOND, FIRST]), ("medium", "CPU")]]
+    ]
+    assert gone_ == [("type", "BlockRemoved"), ("block_hashes", [SECOND, FIRST]), ("medium", "CPU")]
     clear = b"\xa4type\xb0AllBlocksCleared"
     assert cleared == b"\x93\xcb" + struct.pack(">d", 1789095808.5) + b"\x91\x81" + clear + b"\x00"
 

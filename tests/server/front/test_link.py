@@ -203,22 +203,21 @@ def test_openmp_gets_our_way_of_waiting_and_all_processors_unless_the_environmen
     assert found["OMP_NUM_THREADS"] == given.get("OMP_NUM_THREADS", str(cpu_quota()))
 
 
-def test_closing_lets_the_engine_leave_by_itself() -> None:
-    async def play(link: EngineLink, owner: Owner) -> None:
-        await link.close()
-        assert await owner.cause() == "it exited with code 5"
-        await link.close()
-
-    with_engine("sock.recv(1); sys.exit(5)", play)
-
-
-def test_closing_ends_an_engine_that_does_not_leave() -> None:
+@pytest.mark.parametrize(
+    ("program", "cause"),
+    [
+        ("sock.recv(1); sys.exit(5)", "it exited with code 5"),
+        ("signal.pause()", "it did not exit when its socket closed"),
+    ],
+)
+def test_closing_lets_the_engine_leave_by_itself_and_ends_one_that_does_not(program: str, cause: str) -> None:
     async def play(link: EngineLink, owner: Owner) -> None:
         await owner.has_message.wait()
         await link.close()
-        assert await owner.cause() == "it did not exit when its socket closed"
+        assert await owner.cause() == cause
+        await link.close()
 
-    with_engine("sock.sendall(frame(1)); signal.pause()", play)
+    with_engine(f"sock.sendall(frame(1)); {program}", play)
 
 
 @pytest.mark.parametrize("where", ["on_message", "on_line", "on_exit"])

@@ -3,12 +3,11 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
 import stamina
-from stamina.instrumentation import RetryDetails, RetryHook
 
 from tests.loopback import HOST, reserved_port
 from tests.loops import on_a_loop
@@ -25,17 +24,12 @@ FAILED = "Pool manager callback failed: "
 
 
 @pytest.fixture
-def on_retry() -> Iterator[Callable[[RetryHook], None]]:
-    """Sets what is called when a retry has been scheduled; afterwards stamina's defaults are back."""
-    yield lambda hook: stamina.instrumentation.set_on_retry_hooks([hook])
+def has_retried() -> Iterator[asyncio.Event]:
+    """It is set when a retry has been scheduled; afterwards stamina's defaults are back."""
+    event = asyncio.Event()
+    stamina.instrumentation.set_on_retry_hooks([lambda _: event.set()])
+    yield event
     stamina.instrumentation.set_on_retry_hooks(None)
-
-
-def sets(event: asyncio.Event) -> RetryHook:
-    def hook(details: RetryDetails) -> None:
-        event.set()
-
-    return hook
 
 
 def announce(url: str, *, token: str | None = None, budget_s: float = 20.0, attempt_timeout_s: float = 5.0) -> None:
@@ -106,12 +100,11 @@ def test_a_refused_connection_fails_with_what_and_where() -> None:
 
 
 @on_a_loop
-async def test_a_receiver_that_comes_up_late_is_reached(on_retry: Callable[[RetryHook], None]) -> None:
+async def test_a_receiver_that_comes_up_late_is_reached(has_retried: asyncio.Event) -> None:
     with reserved_port() as (port, let_go):
-        receiver, is_refused = Receiver(port=port), asyncio.Event()
-        on_retry(sets(is_refused))
+        receiver = Receiver(port=port)
         announcing = asyncio.create_task(pool.announce(receiver.url, BODY, budget_s=30.0))
-        await is_refused.wait()
+        await has_retried.wait()
         let_go()
         with receiver:
             await announcing
@@ -120,14 +113,12 @@ async def test_a_receiver_that_comes_up_late_is_reached(on_retry: Callable[[Retr
 
 @on_a_loop
 async def test_a_cancelled_callback_ends_at_once_during_an_attempt_and_during_a_wait(
-    on_retry: Callable[[RetryHook], None],
+    has_retried: asyncio.Event,
 ) -> None:
-    is_waiting = asyncio.Event()
-    on_retry(sets(is_waiting))
     with Receiver("hang") as hanging, Receiver("500") as failing:
         for receiver, is_there in (
             (hanging, asyncio.to_thread(hanging.requests, 1)),
-            (failing, is_waiting.wait()),
+            (failing, has_retried.wait()),
         ):
             announcing = asyncio.create_task(pool.announce(receiver.url, BODY))
             await is_there

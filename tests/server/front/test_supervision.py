@@ -115,8 +115,7 @@ def test_a_worker_that_loses_a_part_says_which_and_exits_with_1(part: str, tmp_p
         if part == "the watch over the engine process":
             worker.engine.kill()
         failure = worker.failure()
-    assert failure["event"] == "error"
-    assert failure["code"] == "INTERNAL"
+    assert (failure["event"], failure["code"]) == ("error", "INTERNAL")
     assert failure["message"].startswith(f"{part} failed: ")
     assert failure["traceback"]
     assert worker.log[-1]["event"] == "shutdown"

@@ -4,7 +4,6 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,55 +40,46 @@ def test_of_workers_that_begin_at_once_all_have_the_same_key(tmp_path: Path) -> 
         assert len({*pool.map(begin, range(8))}) == 1
 
 
-def below_a_file(folder: Path) -> None:
-    folder.parent.rmdir()
-    folder.parent.write_text("")
-
-
-def everybodys(folder: Path) -> None:
-    folder.mkdir()
-    folder.chmod(0o777)
-
-
-def short_key(folder: Path) -> None:
-    prepare_directory(folder)
-    key_path(folder).write_bytes(b"short")
-
-
-def open_key(folder: Path) -> None:
-    prepare_directory(folder)
-    key_path(folder).chmod(0o644)
-
-
-def linked_key(folder: Path) -> None:
-    prepare_directory(folder)
-    key_path(folder).rename(folder.parent / "elsewhere")
-    key_path(folder).symlink_to(folder.parent / "elsewhere")
-
-
-def key_of_a_pipe(folder: Path) -> None:
-    folder.mkdir(mode=0o700)
-    os.mkfifo(key_path(folder), 0o600)
+def spoil(folder: Path, how: str) -> None:
+    if how.startswith("key"):
+        prepare_directory(folder)
+    match how:
+        case "file":
+            folder.touch()
+        case "below a file":
+            folder.parent.rmdir()
+            folder.parent.touch()
+        case "everybody's":
+            folder.mkdir()
+            folder.chmod(0o777)
+        case "key is short":
+            key_path(folder).write_bytes(b"short")
+        case "key is open":
+            key_path(folder).chmod(0o644)
+        case "key is a link":
+            key_path(folder).rename(folder.parent / "elsewhere")
+            key_path(folder).symlink_to(folder.parent / "elsewhere")
+        case "key is a pipe":
+            key_path(folder).unlink()
+            os.mkfifo(key_path(folder), 0o600)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("how", "words"),
     [
-        (Path.touch, "cannot be used: .*File exists"),
-        (below_a_file, "cannot be used: .*Not a directory"),
-        (everybodys, "is writable by every user: chmod o-w"),
-        (short_key, "is not a key of 32 bytes: remove it"),
-        (open_key, "must belong to its owner alone: chmod 600"),
-        (linked_key, "cannot be used: .*key: "),
-        (key_of_a_pipe, "is not a key"),
+        ("file", "cannot be used: .*File exists"),
+        ("below a file", "cannot be used: .*Not a directory"),
+        ("everybody's", "is writable by every user: chmod o-w"),
+        ("key is short", "is not a key of 32 bytes: remove it"),
+        ("key is open", "must belong to its owner alone: chmod 600"),
+        ("key is a link", "cannot be used: .*key: "),
+        ("key is a pipe", "is not a key"),
     ],
 )
-def test_what_is_wrong_is_said_with_the_flag_and_a_way_out(
-    tmp_path: Path, spoil: Callable[[Path], None], words: str
-) -> None:
+def test_what_is_wrong_is_said_with_the_flag_and_a_way_out(tmp_path: Path, how: str, words: str) -> None:
     folder = tmp_path / "parent" / "cache"
     folder.parent.mkdir()
-    spoil(folder)
+    spoil(folder, how)
     with pytest.raises(UsageError, match=f"^--prefix-cache-dir {folder}.*{words}"):
         prepare_directory(folder)
 

@@ -85,20 +85,14 @@ def in_a_new_worker(keeping: Keeping) -> Iterator[Keeping]:
 EXPECTED = state_of(list(range(6)), is_transposed=True).tobytes()
 
 
-def test_the_next_engine_has_the_same_bytes_for_the_same_tokens(keeping: Keeping) -> None:
-    _, copies = kept(keeping)
+def test_the_next_engine_and_the_next_worker_have_the_same_bytes_for_the_same_tokens(lasting_keeping: Keeping) -> None:
+    _, copies = kept(lasting_keeping)
     assert chained(copies, 6).tobytes() == EXPECTED, "after they have moved, too"
-    _, found = begun(keeping)
-    assert (tokens_in(found), found.n_dropped) == ([TOKENS[:4], TOKENS], 0)
-    assert chained(saved_in(found), 6).tobytes() == EXPECTED
-
-
-def test_so_has_the_next_worker_with_the_directory(lasting_keeping: Keeping) -> None:
-    _, _copies = kept(lasting_keeping)
-    for keeping in in_a_new_worker(lasting_keeping):
+    for keeping in (lasting_keeping, *in_a_new_worker(lasting_keeping)):
         _, found = begun(keeping)
+        assert (tokens_in(found), found.n_dropped) == ([TOKENS[:4], TOKENS], 0)
         assert chained(saved_in(found), 6).tobytes() == EXPECTED
-        assert len(Arena(keeping.arena_fd).found) == 2, "and its engines have them in its memory"
+        assert len(Arena(keeping.arena_fd).found) == 2, "its engines have them in its memory"
 
 
 def test_halves_are_kept_in_place_of_the_whole(lasting_keeping: Keeping) -> None:
