@@ -30,12 +30,6 @@ RECORDED = types(next(row["answer"]["body"] for row in RECORD if row["ask"]["pat
 """The series of a worker with their types."""
 VLLM_SERIES = {name: kind for name, kind in RECORDED.items() if name.startswith("vllm:")}
 """They are what llm-d's router, production-stack's, GPUStack and KEDA ask for."""
-VLLMS_ALONE = [
-    name
-    for name, kind in VLLM_SERIES.items()
-    if kind == "histogram" and series.UNDER_VLLMS_NAMES[name.removeprefix("vllm:")].startswith("request_")
-]
-
 LABELS = {"worker_requests_total": "outcome", "worker_refusals_total": "code", "worker_steps_total": "kind"}
 """The label beside the worker's."""
 LATER_SERIES = {"worker_http_requests_total", "worker_build_info", "worker_model_info"}
@@ -313,10 +307,9 @@ def test_what_is_counted_once_has_two_names_and_usage_is_a_part_of_the_cells(loa
 
 def sums(metrics: Metrics) -> Mapping[str, tuple[float, float]]:
     """name → count and sum of each histogram that vLLM alone has a name for."""
-    return {
-        name.removeprefix("vllm:request_"): (value(metrics, f"{name}_count"), value(metrics, f"{name}_sum"))
-        for name in VLLMS_ALONE
-    }
+    names = [name for name in series.HISTOGRAMS if name.startswith("request_")]
+    found = {name: [value(metrics, f"vllm:{name}_{part}") for part in ("count", "sum")] for name in names}
+    return {name.removeprefix("request_"): (count, total) for name, (count, total) in found.items()}
 
 
 def test_a_job_that_ends_leaves_its_account(loaded: Metrics) -> None:

@@ -102,9 +102,7 @@ class Engine(EngineLink):
 
 
 class Stage(Observer):
-    """The client's surroundings, which spawn `engines` and keep what they observe, unless another observes. `now_s` is
-    the clock.
-    """
+    """The client's surroundings: they spawn `engines` and observe, unless another does. `now_s` is the clock."""
 
     def __init__(self, *, observer: Observer | None = None, residency_period_s: float = RESIDENCY_PERIOD_S) -> None:
         self.now_s = 0.0

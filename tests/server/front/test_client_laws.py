@@ -1,6 +1,4 @@
-"""What becomes of jobs, questions and the worker when engines die (docs/protocol.md#life-of-a-job): a law under any
-order of submissions, questions, answers, steps, cancels and deaths; and who is charged with a death.
-"""
+"""Any order of acts and deaths ends each job once, and who is charged (docs/protocol.md#life-of-a-job)."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -24,7 +24,7 @@ from worker.server.front.state import Front
 from worker.wire.jobs import TokenId
 from worker.wire.messages import QuestionKey, Tokenize, Tokenized, Untokenized, Violation
 
-TOKENS = (TokenId(7), TokenId(8))
+TOKENS = (TokenId(1),)
 N_POISONOUS = 4 * MAX_DEATHS
 
 
@@ -37,10 +37,6 @@ async def asked(stage: Stage, n_questions: int) -> list[QuestionKey]:
     await stage.until(lambda: len(found()) >= n_questions)
     assert len(found()) == n_questions
     return found()
-
-
-def answer(stage: Stage, key: QuestionKey) -> None:
-    stage.say(Tokenized(question=key, tokens=TOKENS, text="hi"))
 
 
 async def failure(asking: asyncio.Task[Tokenized]) -> WorkerError:
@@ -59,10 +55,10 @@ async def test_a_prompt_becomes_tokens_and_tokens_text(stage: Stage) -> None:
         Tokenize(question=first, prompt="hi", add_special=False),
         Tokenize(question=second, prompt=TOKENS),
     ]
-    answer(stage, second)
-    answer(stage, first)
+    stage.answer(second)
+    stage.answer(first)
     assert (await tokenizing).tokens == TOKENS
-    assert await detokenizing == "hi"
+    assert await detokenizing == "x"
     assert stage.client.jobs.n_questions == 0
 
 
@@ -99,10 +95,10 @@ async def test_questions_are_limited_and_abandoned_ones_count_until_the_intake_h
         await asking[0]
     with pytest.raises(WorkerBusy):
         await front.tokenize("hi")
-    answer(stage, keys[0])
+    stage.answer(keys[0])
     asking[0] = asyncio.create_task(front.tokenize("hi"))
     for key in [*keys[1:], (await asked(stage, MAX_QUESTIONS + 1))[-1]]:
-        answer(stage, key)
+        stage.answer(key)
     await asyncio.gather(*asking)
     assert stage.client.jobs.n_questions == 0
 
@@ -111,7 +107,7 @@ async def test_questions_are_limited_and_abandoned_ones_count_until_the_intake_h
 async def test_a_question_has_a_jobs_time(stage: Stage) -> None:
     front = fronted(stage, inference_timeout_sec=0.001)
     assert isinstance(await failure(asyncio.create_task(front.tokenize("hi"))), DeadlineExceeded)
-    answer(stage, (await asked(stage, 1))[0])
+    stage.answer((await asked(stage, 1))[0])
 
 
 @pytest.mark.parametrize("are_running", [False, True])
@@ -160,7 +156,7 @@ async def test_deaths_during_questions_that_are_answered_later_count(stage: Stag
         await stage.die()
         if stage.failure is None:
             stage.say(FACTS)
-            answer(stage, (await asked(stage, 1))[0])
+            stage.answer((await asked(stage, 1))[0])
             await asking
         else:
             assert isinstance(await failure(asking), WorkerUnhealthy)

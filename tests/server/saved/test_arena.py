@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -116,11 +117,8 @@ def test_where_there_is_no_room_nothing_is_stored(fd: int) -> None:
 
 def test_a_file_that_cannot_be_written_is_a_full_one(fd: int) -> None:
     Arena(fd, SIZE)
-    readable = os.open(f"/dev/fd/{fd}", os.O_RDONLY)
-    try:
-        assert Arena(readable, SIZE).store([b"x" * 5000]) is None
-    finally:
-        os.close(readable)
+    with Path(f"/dev/fd/{fd}").open("rb") as readable:
+        assert Arena(readable.fileno(), SIZE).store([b"x" * 5000]) is None
 
 
 def test_the_note_is_what_was_noted(fd: int) -> None:

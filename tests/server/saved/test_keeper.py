@@ -16,7 +16,7 @@ from tests.server.saved.test_copies import state_of
 from worker.engine.backend import Found
 from worker.models.upstream.numbers import STATE_MAGIC
 from worker.server.front.children import shared_memory
-from worker.server.saved.arena import NOTE_BYTES, Arena
+from worker.server.saved.arena import Arena
 from worker.server.saved.copies import ORDINARY, SavedCells, SavedCheckpoint, chained
 from worker.server.saved.directory import key_path, prepare_directory
 from worker.server.saved.keeper import Keeper, Keeping
@@ -136,12 +136,6 @@ def test_memory_that_a_crashing_engine_has_spoilt_is_not_trusted(keeping: Keepin
     assert (len(found.parts), found.n_dropped) == (1, 1)
     assert "its authentication code is wrong" in (found.dropped_because or "")
     assert begun(keeping)[1].n_dropped == 0, "it is gone"
-
-
-def test_a_table_of_garbage_is_an_empty_one(keeping: Keeping) -> None:
-    _, _copies = kept(keeping)
-    os.pwrite(keeping.arena_fd, b"\xa7" * 24 * 5, NOTE_BYTES + 24 * 40)
-    assert len(begun(keeping)[1].parts) == 2
 
 
 @pytest.mark.parametrize("change", ["facts", "model"])
