@@ -89,7 +89,8 @@ def finish(metrics: Metrics, outcome: series.Outcome = "success", **changes: Any
     """A job ends. `reason` may change, too."""
     figures = {"had_slot": True, "n_answers": 1, "max_tokens": 16, "prompt_tokens": 10, "cached_tokens": 0}
     times = {"tokens_generated": 5, "duration_s": 1.0, "prefill_s": 0.25, "decode_s": 0.5}
-    metrics.finished(outcome, **{"reason": "stop", **figures, **times, **changes})
+    told: dict[str, Any] = {"reason": "stop", **figures, **times, **changes}
+    metrics.finished(outcome, **told)
 
 
 def test_every_series_exists_from_the_start_with_its_type_and_its_labels_at_zero(metrics: Metrics) -> None:
@@ -190,7 +191,8 @@ def test_gauges_show_the_last_state_and_what_happened_adds_up(metrics: Metrics) 
     ):
         metrics.step(step)
     metrics.engine_restarted()
-    gauges = {"vram_bytes": 7_000_000_000, "memory_bytes": 9_000_000_000, "kv_cells": 4096, "kv_cells_used": 65}
+    gauges: dict[str, float] = {"vram_bytes": 7_000_000_000, "memory_bytes": 9_000_000_000}
+    gauges |= {"kv_cells": 4096, "kv_cells_used": 65}
     gauges |= {"queue_depth": 2, "requests_running": 8, "ready": 1, "slots": 9, "slots_busy": 8, "uptime_seconds": 7.5}
     gauges |= {"compute_threads": 2, "prefix_cache_tokens": 7, "prefix_cache_bytes": 700}
     counters = {"prefix_tokens_reused": 312, "draft_tokens": 7, "draft_tokens_accepted": 3, "preemptions": 3}

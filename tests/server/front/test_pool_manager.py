@@ -27,7 +27,7 @@ FAILED = "Pool manager callback failed: "
 def has_retried() -> Iterator[asyncio.Event]:
     """It is set when a retry has been scheduled; afterwards stamina's defaults are back."""
     event = asyncio.Event()
-    stamina.instrumentation.set_on_retry_hooks([lambda _: event.set()])
+    stamina.instrumentation.set_on_retry_hooks([lambda details: event.set()])
     yield event
     stamina.instrumentation.set_on_retry_hooks(None)
 
