@@ -6,6 +6,7 @@ import queue
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +89,7 @@ EXPECTED = state_of(list(range(6)), is_transposed=True).tobytes()
 def test_the_next_engine_and_the_next_worker_have_the_same_bytes_for_the_same_tokens(lasting_keeping: Keeping) -> None:
     _, copies = kept(lasting_keeping)
     assert chained(copies, 6).tobytes() == EXPECTED, "after they have moved, too"
-    for keeping in (lasting_keeping, *in_a_new_worker(lasting_keeping)):
+    for keeping in chain([lasting_keeping], in_a_new_worker(lasting_keeping)):
         _, found = begun(keeping)
         assert (tokens_in(found), found.n_dropped) == ([TOKENS[:4], TOKENS], 0)
         assert chained(saved_in(found), 6).tobytes() == EXPECTED
@@ -239,7 +240,7 @@ def test_states_are_found_after_the_cells_before_them_the_shortest_first(lasting
     copies = [checkpoint_of(keeper, 6, TOKENS), copy_of(keeper, 0, 4), copy_of(keeper, 4, 6)]
     copies += [checkpoint_of(keeper, 4, TOKENS[:4])]
     keeper.flush(PATIENCE_S)
-    for each in (keeping, *in_a_new_worker(keeping)):
+    for each in chain([keeping], in_a_new_worker(keeping)):
         _, found = begun(each)
         assert tokens_in(found) == [TOKENS[:4], TOKENS]
         assert [tokens for tokens, _ in found.checkpoints] == [TOKENS[:4], TOKENS]
