@@ -144,8 +144,8 @@ def test_a_variable_with_a_letter_too_many_is_reported_with_the_likely_name(name
 
 
 def test_variables_that_others_set_or_read_are_no_mistake() -> None:
-    names = ("LLORCH_SERVICE_HOST", "LLORCH_SERVICE_PORT_HTTP", "LLORCH_PORT_8080_TCP_ADDR", "LLORCH_RUN_ID")
-    names += ("LLORCH_TEST_MODEL_PATH", "NOT_LLORCH")
+    names = ["LLORCH_SERVICE_HOST", "LLORCH_SERVICE_PORT_HTTP", "LLORCH_PORT_8080_TCP_ADDR", "LLORCH_RUN_ID"]
+    names += ["LLORCH_TEST_MODEL_PATH", "NOT_LLORCH"]
     addresses = {"LLORCH_WORKER_PORT": "tcp", "LLORCH_PORT_8080_TCP": "tcp", "LLORCH_MAX_QUEUE_PORT": "sctp"}
     others = {name: f"{scheme}://10.0.0.1:8080" for name, scheme in addresses.items()}
     assert unread(dict.fromkeys(names, "x") | others) == []

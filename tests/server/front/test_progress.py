@@ -50,7 +50,12 @@ def lines(settings: Settings | None = None, **facts: Any) -> list[dict[str, obje
 
 def test_it_says_how_many_layers_are_on_which_device() -> None:
     [line] = lines(offload=Offload(gpu_layers=12, layers_total=31))
-    told = {"event": "model_load_complete", "model": FACTS.name, "model_ref": "m.gguf", "device": FACTS.device_name}
+    told: dict[str, object] = {
+        "event": "model_load_complete",
+        "model": FACTS.name,
+        "model_ref": "m.gguf",
+        "device": FACTS.device_name,
+    }
     told |= {"gpu_layers": 12, "layers_total": 31, "memory_bytes": FACTS.memory_bytes}
     assert {name: line[name] for name in told} == told
 

@@ -1,7 +1,7 @@
 """The states of a job, of the engine client and of the front: every move is enumerated against its table."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -62,7 +62,7 @@ async def test_what_happens_to_a_job_moves_it(stage: Stage) -> None:
     """The client may be answered from the moment at which the job leaves ARRIVED."""
     found = stage.jobs[stage.submit()]
     assert (found.state, found.decided.is_set()) == (JobState.ARRIVED, False)
-    for happen, state in (
+    acts: tuple[tuple[Callable[[], object], JobState], ...] = (
         (lambda: found.accept(3), JobState.ACCEPTED),
         (lambda: found.start(0, 0.0), JobState.RUNNING),
         (found.rewind, JobState.ACCEPTED),
@@ -70,7 +70,8 @@ async def test_what_happens_to_a_job_moves_it(stage: Stage) -> None:
         (lambda: found.start(0, 0.0), JobState.RUNNING),
         (lambda: found.delta("text", None, 1.0), JobState.RUNNING),
         (lambda: found.finish(Finished(found.key, "EOS")), JobState.ENDED),
-    ):
+    )
+    for happen, state in acts:
         happen()
         assert (found.state, found.is_running, found.decided.is_set()) == (state, state is JobState.RUNNING, True)
     assert found.outcome == "success"
