@@ -50,13 +50,8 @@ def lines(settings: Settings | None = None, **facts: Any) -> list[dict[str, obje
 
 def test_it_says_how_many_layers_are_on_which_device() -> None:
     [line] = lines(offload=Offload(gpu_layers=12, layers_total=31))
-    told: dict[str, object] = {
-        "event": "model_load_complete",
-        "model": FACTS.name,
-        "model_ref": "m.gguf",
-        "device": FACTS.device_name,
-    }
-    told |= {"gpu_layers": 12, "layers_total": 31, "memory_bytes": FACTS.memory_bytes}
+    told: dict[str, object] = {"gpu_layers": 12, "layers_total": 31, "memory_bytes": FACTS.memory_bytes}
+    told |= {"event": "model_load_complete", "model": FACTS.name, "model_ref": "m.gguf", "device": FACTS.device_name}
     assert {name: line[name] for name in told} == told
 
 
