@@ -8,8 +8,8 @@ from itertools import islice
 
 import pytest
 
-from tests.agents.judging import check_overflow, has_room
 from tests.agents.shapes import SHAPES, Shape
+from tests.agents.test_serving import check_overflow
 from tests.server.web.openai_client import CHAT, frames
 from tests.worker_process import WorkerProcess
 
@@ -36,7 +36,7 @@ def worker(model: str) -> Iterator[WorkerProcess]:
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_it_is_answered_or_refused_because_the_context_is_full(model: str, worker: WorkerProcess, shape: Shape) -> None:
     with worker.client() as client, client.stream("POST", CHAT, json=shape.body) as response:
-        if not has_room(shape, MODELS[model]):
+        if not shape.has_room(MODELS[model]):
             check_overflow(response, MODELS[model])
             return
         assert response.status_code == 200, response.read().decode()

@@ -1,6 +1,9 @@
 """Calls as a trained model writes them, in whatever form: they are read as calls, and other answers are not.
 
 `make models-test` runs this and prints the counts, which docs/measurements/2026-11-calls.md has next to llama-server's.
+questions.json has 60 questions that need a tool and 60 that need none, and as many again. They are our own. All of one
+subject have the same tools, so that their prompts share a prefix. The limit of `worker/apis/core/reading.py` was chosen
+by the first 120; the others, with other tools, were written afterwards.
 """
 
 import json
@@ -10,11 +13,12 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.agents.questions import MORE_WITH_NEED, MORE_WITHOUT_NEED, WITH_NEED, WITHOUT_NEED, Json
+from tests.agents.shapes import Json
 from tests.server.web.openai_client import CHAT, COMPLETIONS, ask, chunks
 from tests.worker_process import WorkerProcess
 
@@ -91,23 +95,34 @@ def streamed(frames: list[Any]) -> tuple[str, list[tuple[str, str]]]:
     return "".join(delta.get("content") or "" for delta in deltas), calls
 
 
-def answers(worker: WorkerProcess, sets: list[tuple[list[Json], tuple[str, ...]]]) -> list[Answered]:
-    asked = [(tools, question) for tools, questions in sets for question in questions]
+def tool_of(told: Json) -> Json:
+    """A tool, whose arguments' types are words."""
+    properties = {key: {"type": kind} for key, kind in told["properties"].items()}
+    parameters = {"type": "object", "properties": properties, "required": told["required"]}
+    named = {key: told[key] for key in ("name", "description")}
+    return {"type": "function", "function": named | {"parameters": parameters}}
+
+
+SUBJECTS: list[Json] = [*json.loads((Path(__file__).parent / "questions.json").read_text()).values()]
+SETS = ("first", "second")
+
+
+def answers(worker: WorkerProcess, of: str, need: str) -> list[Answered]:
+    subjects = [subject for subject in SUBJECTS if subject["set"] == of]
+    asked = [([*map(tool_of, subject["tools"])], question) for subject in subjects for question in subject[need]]
     with ThreadPoolExecutor(N_AT_ONCE) as pool:
-        return list(pool.map(lambda each: answered(worker, *each), asked))
-
-
-SETS = {"first": (WITH_NEED, WITHOUT_NEED), "second": (MORE_WITH_NEED, MORE_WITHOUT_NEED)}
+        found = list(pool.map(lambda each: answered(worker, *each), asked))
+    return counted(f"{of}, {need.replace('_', ' ')} of a tool", found)
 
 
 @pytest.fixture(scope="module", params=SETS)
 def with_need(worker: WorkerProcess, request: pytest.FixtureRequest) -> list[Answered]:
-    return counted(f"{request.param}, with need of a tool", answers(worker, SETS[request.param][0]))
+    return answers(worker, request.param, "with_need")
 
 
 @pytest.fixture(scope="module", params=SETS)
 def without_need(worker: WorkerProcess, request: pytest.FixtureRequest) -> list[Answered]:
-    return counted(f"{request.param}, without need of a tool", answers(worker, SETS[request.param][1]))
+    return answers(worker, request.param, "without_need")
 
 
 def counted(title: str, found: list[Answered]) -> list[Answered]:

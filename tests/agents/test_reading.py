@@ -5,7 +5,6 @@ import json
 import msgspec
 import pytest
 
-from tests.agents.judging import has_room
 from tests.agents.shapes import SHAPES, Shape, text_of
 from tests.apis.asking import talk
 from tests.config.given import settings_of
@@ -58,5 +57,5 @@ def test_the_answer_is_asked_for_as_it_is_sent(shape: Shape) -> None:
 
 
 def test_a_context_of_8192_tokens_is_too_small_for_some_and_none_needs_32768() -> None:
-    assert {has_room(shape, 8192) for shape in SHAPES} == {True, False}
-    assert all(has_room(shape, 32_768) for shape in SHAPES)
+    assert {shape.has_room(8192) for shape in SHAPES} == {True, False}
+    assert all(shape.has_room(32_768) for shape in SHAPES)

@@ -1,10 +1,12 @@
 """Agents' requests over real sockets, at default settings, where a conversation has room for 8,192 tokens."""
 
+import re
+
+import httpx2
 import pytest
 
-from tests.agents.judging import check_overflow, has_room
 from tests.agents.shapes import SHAPES, Json, Shape
-from tests.server.web.openai_client import CHAT, frames
+from tests.server.web.openai_client import CHAT, frames, refusal
 from tests.worker_process import WorkerProcess, serving
 
 pytestmark = [pytest.mark.model, pytest.mark.process]
@@ -12,6 +14,9 @@ pytestmark = [pytest.mark.model, pytest.mark.process]
 CONTEXT = 8192
 STOPS = {"stop": [".", "!", "\n", " "]}
 """Each request has these stop texts, because a small model can go on for minutes after a text without meaning."""
+OVERFLOW = re.compile(
+    r"This model's maximum context length is (\d+) tokens\. However, your messages resulted in (\d+) tokens"
+)
 
 
 worker = serving("shallow_model")
@@ -21,7 +26,7 @@ worker = serving("shallow_model")
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_it_is_answered_to_its_end_or_refused_because_the_context_is_full(worker: WorkerProcess, shape: Shape) -> None:
     with worker.client() as client, client.stream("POST", CHAT, json=shape.body | STOPS) as response:
-        if not has_room(shape, CONTEXT):
+        if not shape.has_room(CONTEXT):
             check_overflow(response, CONTEXT)
             return
         assert response.status_code == 200, response.read().decode()
@@ -47,3 +52,14 @@ def check_stream(chunks: list[Json | str]) -> int:
     assert not any(before)
     n_prompt: int = usage["usage"]["prompt_tokens"]
     return n_prompt
+
+
+def check_overflow(response: httpx2.Response, context: int) -> None:
+    response.read()
+    assert response.status_code == 400, response.text
+    error = refusal(response)
+    assert (error["type"], error["code"]) == ("invalid_request_error", "context_length_exceeded")
+    found = OVERFLOW.search(error["message"])
+    assert found is not None, error["message"]
+    limit, n_tokens = map(int, found.groups())
+    assert limit == context <= n_tokens

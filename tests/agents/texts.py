@@ -69,6 +69,9 @@ def tagged(rng: random.Random) -> Iterator[str]:
     yield f"</{tag}>"
 
 
+KINDS: dict[str, Lines] = {each.__name__: each for each in (plain, markdown, tagged)}
+
+
 def text(n_characters: int, lines: Lines, *more: Lines) -> str:
     """A text of this many characters: the kinds of lines in turn, and the same ones in every run."""
     rng = random.Random(n_characters)
