@@ -8,17 +8,22 @@ from typing import TypeVar
 
 import pytest
 
-from tests.llama.in_main import weights_in_main
+from parity.setups import cpu
 from tests.llama.random_models import Kind, write_random
 from tests.llama.tiny import write_tiny
 from tests.on_cpu import loaded_on_cpu
 from tools import made_architectures
+from worker.config.engine import configure
+from worker.config.settings import Settings
 from worker.engine.step import Slice
 from worker.llama.context import Context
-from worker.llama.devices import devices
 from worker.llama.model import Model
+from worker.llama.repack import may_repack
 from worker.llama.runner import LlamaRunner
-from worker.models.plan.devices import choose_device
+from worker.models.facts.info import read_info
+from worker.models.loading.places import DryRun
+from worker.models.plan.memory import plan_of
+from worker.models.plan.placement import Group, InMain, spread
 from worker.wire.jobs import SamplingParams, SlotId, TokenId
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
@@ -27,6 +32,18 @@ MakeContext = Callable[..., Context]
 LoadRandom = Callable[[Kind], Model]
 LoadMade = Callable[[made_architectures.Kind], Model]
 K = TypeVar("K")
+
+
+PLENTY = 1 << 45
+
+
+def weights_in_main(path: Path, *, keeps_bits: bool = False) -> InMain:
+    """The weights in main memory if no layer is on a GPU."""
+    info = read_info(path)
+    config = configure(Settings(device="cpu"), path)
+    dry_run = DryRun(PLENTY, repacks=may_repack([info], keeps_bits=keeps_bits))
+    need = dry_run(config, info, Group((cpu(),), ()), 0, plan_of(config, info, 256))
+    return spread(info, need.buffers, ())[0]
 
 
 @dataclass(frozen=True)
@@ -38,11 +55,10 @@ class Loaded:
 @pytest.fixture(scope="session")
 def loaded(model_path: Path) -> Iterator[Loaded]:
     percents: list[int] = []
-    cpu = choose_device("cpu", devices())
     planned = weights_in_main(model_path)
     with Model.load(
         model_path,
-        device=cpu,
+        device=cpu(),
         n_gpu_layers=0,
         on_progress=percents.append,
         is_mapped=planned.is_mapped,
@@ -63,15 +79,20 @@ def shallow(shallow_model: Path) -> Iterator[Model]:
         yield model
 
 
+def context_on(model: Model, **changes: int | str) -> Context:
+    """A context of two slots and 512 cells unless asked otherwise; the model closes it."""
+    sizes: dict[str, int | str] = {"n_ctx": 512, "n_batch": 128, "n_ubatch": 64, "n_seq_max": 2}
+    threads: dict[str, int | str] = {"n_threads": 1, "n_threads_batch": 1}
+    return Context(model, **{**sizes, **threads, **changes})  # type: ignore[arg-type]  # mixed on purpose
+
+
 @pytest.fixture
 def make_context(model: Model) -> Iterator[MakeContext]:
-    """A context of two slots and 512 cells unless asked otherwise; closed after the test."""
+    """The same, on the default model unless asked otherwise, closed after the test."""
     made: list[Context] = []
 
     def make(on: Model = model, **changes: int | str) -> Context:
-        sizes: dict[str, int | str] = {"n_ctx": 512, "n_batch": 128, "n_ubatch": 64, "n_seq_max": 2}
-        threads: dict[str, int | str] = {"n_threads": 1, "n_threads_batch": 1}
-        made.append(Context(on, **{**sizes, **threads, **changes}))  # type: ignore[arg-type]  # mixed on purpose
+        made.append(context_on(on, **changes))
         return made[-1]
 
     yield make
@@ -86,16 +107,14 @@ def runner(model: Model, make_context: MakeContext) -> LlamaRunner:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Iterator[Model]:
-    path = write_tiny(tmp_path / "tiny.gguf")
-    with loaded_on_cpu(path) as model:
+    with loaded_on_cpu(write_tiny(tmp_path / "tiny.gguf")) as model:
         yield model
 
 
 @pytest.fixture
 def model_of_nan(tmp_path: Path) -> Iterator[Model]:
     """The tiny model with weights that are no numbers, and so no logit is one."""
-    path = write_tiny(tmp_path / "nan.gguf", weight=float("nan"))
-    with loaded_on_cpu(path) as model:
+    with loaded_on_cpu(write_tiny(tmp_path / "nan.gguf", weight=float("nan"))) as model:
         yield model
 
 
@@ -132,3 +151,12 @@ def _each_once(folders: pytest.TempPathFactory, write: Callable[[Path, K], Path]
 
 def slice_of(slot: int, start: int, tokens: list[TokenId], sampling: SamplingParams | None = GREEDY) -> Slice:
     return Slice(SlotId(slot), start, tokens, sampling)
+
+
+def fill(context: Context, slot: int, n_tokens: int) -> None:
+    """Give a slot more cells, at most a batch at a time."""
+    for _ in range(0, n_tokens, context.n_batch):
+        held = context.kv.n_cells(SlotId(slot))
+        n = min(context.n_batch, n_tokens)
+        n_tokens -= n
+        context.decode([slice_of(slot, held, [TokenId(9 + (held + i) % 200) for i in range(n)], None)])

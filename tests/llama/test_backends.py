@@ -1,12 +1,17 @@
 """A build names its backends. A part with nothing to compute on has a reason: always a sentence with a remedy."""
 
+import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from worker.llama.devices import backends, compiled, complaint_of, devices, features, loaded_modules
+from worker.host import has_amx
+from worker.llama.devices import backends, can_split_rows, compiled, complaint_of, devices, features, loaded_modules
 from worker.llama.library import LIBRARY_DIR, LogLine, open_library
 from worker.llama.reasons import reason, unloadable
+from worker.models.plan.devices import choose_device
 
 # ── this build ───────────────────────────────────────────────────────────────────────────────────
 
@@ -27,9 +32,17 @@ def test_every_library_file_is_a_backend() -> None:
     assert "cpu" in compiled(LIBRARY_DIR)
 
 
-def test_the_cpu_reports_what_its_code_uses() -> None:
+def test_the_cpu_has_memory_and_reports_what_its_code_uses() -> None:
+    [device] = [found for found in devices() if found.kind == "cpu"]
+    assert (device.backend, device.index, device.name) == ("cpu", 0, "CPU")
+    assert 0 < device.free_bytes <= device.total_bytes
+    assert device.description
+    assert choose_device("cpu", devices()).ordinal == device.ordinal
+    assert not can_split_rows(device)
     [cpu] = [backend for backend in backends({}) if backend.name == "cpu"]
-    assert cpu.features == features(cpu.devices[0])
+    assert cpu.features == features(device)
+    assert "OPENMP" in cpu.features or sys.platform == "darwin"
+    assert "AMX_INT8" not in cpu.features or has_amx()
     modules = {path.name for path in LIBRARY_DIR.iterdir() if path.name.startswith("libggml-cpu-")}
     assert (cpu.variant is not None) == bool(modules)
     if cpu.variant is not None:
@@ -68,84 +81,21 @@ def test_the_module_that_was_loaded_names_the_instruction_set(variant: str | Non
 
 # ── reasons ──────────────────────────────────────────────────────────────────────────────────────
 
-NO_FILE = "cannot open shared object file: No such file or directory"
+CASES = [json.loads(line) for line in (Path(__file__).parent / "reasons.jsonl").read_text().splitlines()]
+"""What the library says about a backend, or the loader about the library, and words of the reason that is reported."""
 
 
-@pytest.mark.parametrize(
-    ("backend", "said", "environ", "words"),
-    [
-        (
-            "cuda",
-            f"load_backend: failed to load /a b/libggml-cuda.so: libcuda.so.1: {NO_FILE}",
-            {},
-            ["no NVIDIA driver", "--gpus all"],
-        ),
-        (
-            "cuda",
-            f"load_backend: failed to load /x/libggml-cuda.so: libcublas.so.13: {NO_FILE}",
-            {},
-            ["CUDA's own libraries", f"(libcublas.so.13: {NO_FILE})"],
-        ),
-        (
-            "cuda",
-            "ggml_cuda_init: failed to initialize CUDA: CUDA driver version is insufficient for CUDA runtime version",
-            {},
-            ["older than", "update"],
-        ),
-        (
-            "cuda",
-            "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected",
-            {},
-            ["shows no GPU", "nvidia-smi"],
-        ),
-        (
-            "cuda",
-            "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected",
-            {"CUDA_VISIBLE_DEVICES": ""},
-            ["CUDA_VISIBLE_DEVICES=''", "unset"],
-        ),
-        (
-            "cuda",
-            "ggml_cuda_init: failed to initialize CUDA: forward compatibility was attempted on non supported HW",
-            {},
-            ["compatibility libraries", "update"],
-        ),
-        (
-            "cuda",
-            "ggml_cuda_init: failed to initialize CUDA: unknown error",
-            {"CUDA_VISIBLE_DEVICES": "0"},
-            ["(unknown error)", "nvidia-smi"],
-        ),
-        (
-            "vulkan",
-            f"load_backend: failed to load /x/libggml-vulkan.so: libvulkan.so.1: {NO_FILE}",
-            {},
-            ["loader", "libvulkan1"],
-        ),
-        ("vulkan", "", {}, ["no Vulkan driver", "install"]),
-        (
-            "vulkan",
-            "load_backend: failed to initialize backend from /x/libggml-vulkan.so: ggml_backend_init returned NULL",
-            {},
-            ["no Vulkan driver", "--device /dev/dri"],
-        ),
-        ("vulkan", "ggml_vulkan: No devices found.", {}, ["no GPU", "GGML_VK_VISIBLE_DEVICES=0"]),
-        ("vulkan", "", {"GGML_VK_VISIBLE_DEVICES": "7"}, ["GGML_VK_VISIBLE_DEVICES='7'", "unset"]),
-        ("vulkan", "", {"GGML_DISABLE_VULKAN": "1"}, ["GGML_DISABLE_VULKAN", "unset"]),
-        ("metal", "", {}, ["virtual machine", "--device cpu"]),
-        ("sycl", f"load_backend: failed to load /x/libggml-sycl.so: libsycl.so.8: {NO_FILE}", {}, ["libsycl.so.8"]),
-        ("opencl", "ggml_opencl: platform IDs not available.", {}, ["platform IDs not available"]),
-        ("rpc", "", {}, ["no reason", "driver"]),
-    ],
-)
-def test_a_reason_says_what_is_wrong_and_what_to_do(
-    backend: str, said: str, environ: dict[str, str], words: list[str]
-) -> None:
-    reported = reason(backend, said, environ)
-    assert [word for word in words if word not in reported] == []
-    assert "load_backend" not in reported
-    assert not reported.endswith(".")
-    assert "{" not in reported
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.get("backend", "library"))
+def test_a_reason_says_what_is_wrong_and_what_to_do(case: dict[str, Any]) -> None:
+    if "error" in case:
+        reported = unloadable(case["error"], "the-package")
+        assert reported.startswith("llama.cpp")
+    else:
+        reported = reason(case["backend"], case["said"], case["environ"])
+        assert "load_backend" not in reported
+        assert not reported.endswith(".")
+        assert "{" not in reported
+    assert [word for word in case["words"] if word not in reported] == []
 
 
 @pytest.mark.parametrize("content", [b"", b"no library", b"\x7fELF" + bytes(200)])
@@ -161,27 +111,3 @@ def test_a_module_that_cannot_be_loaded_is_complained_about(tmp_path: Path, cont
 def test_a_library_that_is_no_module_is_complained_about() -> None:
     said = complaint_of(next(path for path in LIBRARY_DIR.iterdir() if path.name.startswith("libggml-base")))
     assert "ggml_backend_init" in said
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (
-            f"Failed to load shared library '/x/libllama.so': libcuda.so.1: {NO_FILE}",
-            ["built for cuda", "no NVIDIA driver"],
-        ),
-        (
-            f"Failed to load shared library '/x/libllama.so': libvulkan.so.1: {NO_FILE}",
-            ["built for vulkan", "libvulkan1"],
-        ),
-        (
-            f"Failed to load shared library '/x/libllama.so': libgomp.so.1: {NO_FILE}",
-            ["(libgomp.so.1", "install the-package again"],
-        ),
-        ("Shared library with base name 'llama' not found", ["not found", "install the-package again"]),
-    ],
-)
-def test_a_library_that_cannot_be_loaded_says_so(error: str, words: list[str]) -> None:
-    reported = unloadable(error, "the-package")
-    assert reported.startswith("llama.cpp")
-    assert [word for word in words if word not in reported] == []

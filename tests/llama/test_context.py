@@ -1,12 +1,20 @@
 """The decode call and the checks in front of it, on the real library."""
 
+import subprocess
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.llama.conftest import GREEDY, MakeContext, slice_of
+from tests.llama.conftest import GREEDY, MakeContext, fill, slice_of
+from tests.llama.tiny import write_tiny
+from tests.on_cpu import loaded_on_cpu
 from worker.engine.step import Aborted, BadBatch, NoRoom, Slice
+from worker.errors import ModelLoadFailed
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.models.upstream.numbers import CACHE_TYPE_IDS
@@ -28,12 +36,6 @@ def context(make_context: MakeContext) -> Context:
 def best(context: Context, slices: list[Slice]) -> list[int]:
     context.decode(slices)
     return [int(row.argmax()) for row in context.rows()]
-
-
-def fill(context: Context, slot: int, n_tokens: int) -> None:
-    """Give a slot cells, at most a batch at a time."""
-    for begin in range(0, n_tokens, context.n_batch):
-        context.decode([slice_of(slot, begin, [TokenId(5)] * min(context.n_batch, n_tokens - begin), None)])
 
 
 pytestmark = pytest.mark.model
@@ -85,18 +87,14 @@ def test_a_bad_batch_is_refused_and_leaves_no_trace(context: Context, slices: li
     context.decode([slice_of(0, 0, [TokenId(5)])])
 
 
-def test_positions_follow_what_a_slot_holds(context: Context) -> None:
-    fill(context, 0, 3)
-    for start in (0, 2, 4):
-        with pytest.raises(BadBatch, match="does not follow its 3 cells"):
-            context.decode([slice_of(0, start, [TokenId(5)])])
-
-
-def test_logits_die_with_the_next_decode(context: Context) -> None:
+def test_logits_die_with_the_next_decode_and_positions_follow_what_a_slot_holds(context: Context) -> None:
     context.decode([slice_of(0, 0, [TokenId(5)])])
     assert len(context.rows()) == 1
     fill(context, 1, 3)
     assert not len(context.rows())
+    for start in (0, 2, 4):
+        with pytest.raises(BadBatch, match="does not follow its 3 cells"):
+            context.decode([slice_of(1, start, [TokenId(5)])])
 
 
 @pytest.mark.parametrize(("slot", "n_keep"), [(2, 0), (-1, 0), (10**6, 0), (0, -1)])
@@ -146,15 +144,8 @@ def test_an_abort_stops_a_decode_that_runs(make_context: MakeContext, tokens: li
     context = make_context(n_ctx=2048, n_batch=2048)
     [expected] = best(context, [slice_of(1, 0, tokens)])
     context.kv.clear()
-    begun = threading.Event()
-
-    def raise_flag() -> None:
-        begun.wait()
-        context.request_abort()
-
-    raiser = threading.Thread(target=raise_flag)
+    raiser = threading.Thread(target=context.request_abort)
     raiser.start()
-    begun.set()
     with pytest.raises(Aborted):
         context.decode([slice_of(0, 0, [TokenId(5)] * 2000, None)])
     raiser.join()
@@ -168,18 +159,8 @@ def test_an_abort_stops_a_decode_that_runs(make_context: MakeContext, tokens: li
 
 def test_a_context_belongs_to_one_thread(context: Context) -> None:
     fill(context, 0, 1)
-    caught: list[BaseException] = []
-
-    def intrude() -> None:
-        try:
-            fill(context, 1, 1)
-        except AssertionError as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=intrude)
-    thread.start()
-    thread.join()
-    assert "thread of its first decode" in str(caught[0])
+    with ThreadPoolExecutor(1) as pool, pytest.raises(AssertionError, match="thread of its first decode"):
+        pool.submit(fill, context, 1, 1).result()
 
 
 def test_a_closed_context_refuses_and_closes_again(context: Context) -> None:
@@ -198,3 +179,68 @@ def test_a_model_closes_its_contexts_first(tiny: Model, make_context: MakeContex
     tiny.close()
     with pytest.raises(ValueError, match="closed"):
         context.decode([slice_of(0, 0, [TokenId(5)])])
+
+
+# ── sizes ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_batch": 1, "n_seq_max": 8},
+        {"n_batch": 4, "n_ubatch": 1, "n_seq_max": 8},
+        {"n_ubatch": 3, "n_seq_max": 8},
+        {"n_ctx": 1, "n_batch": 10**6, "n_ubatch": 10**6},
+    ],
+)
+def test_odd_sizes_work(make_context: MakeContext, tiny: Model, changes: dict[str, int]) -> None:
+    """Among them a batch smaller than the slots, which would abort."""
+    context = make_context(tiny, **changes)
+    slices = [slice_of(slot, 0, [TokenId(5)]) for slot in range(context.n_slots)]
+    assert len(context.decode(slices)) == context.n_slots
+
+
+def test_the_library_says_why_a_context_cannot_be(make_context: MakeContext) -> None:
+    with pytest.raises(ModelLoadFailed, match="quantized V cache requires flash_attn"):
+        make_context(type_v="q8_0", flash_attn="off")
+
+
+def test_a_model_that_does_not_generate_is_refused(tmp_path: Path, make_context: MakeContext) -> None:
+    changes: dict[str, Any] = {"attention.causal": False}
+    with (
+        loaded_on_cpu(write_tiny(tmp_path / "tiny.gguf", **changes)) as model,
+        pytest.raises(ModelLoadFailed, match="does not generate text"),
+    ):
+        make_context(model)
+
+
+STARVED = """
+import resource, sys
+from pathlib import Path
+from worker.errors import InsufficientMemory
+from tests.llama.conftest import context_on
+from tests.on_cpu import loaded_on_cpu
+model = loaded_on_cpu(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
+try:
+    context_on(model, n_ctx=2**25, n_batch=8, n_ubatch=8, n_seq_max=1)
+except InsufficientMemory as error:
+    print(error.needed_bytes)
+"""
+
+
+def test_memory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """The process may have 2 GiB. Otherwise the system might promise any amount, and keep no promise."""
+    path = write_tiny(tmp_path / "tiny.gguf")
+    done = subprocess.run([sys.executable, "-c", STARVED, path], capture_output=True, timeout=60, check=True)
+    assert int(done.stdout) == 2**25 * 128
+
+
+@pytest.mark.usefixtures("default_model")
+def test_the_buffers_of_a_context_are_measured(make_context: MakeContext) -> None:
+    """30 layers × 3 KV heads × 64 numbers, K and V, two bytes each: 23,040 bytes a cell."""
+    sizes = make_context(n_ctx=1024).sizes
+    assert sizes.of_kind("KV") == pytest.approx(1024 * 23_040, rel=0.01)
+    assert sizes.of_kind("compute") > 0
+    assert sizes.of_kind("output") > 0
+    assert sizes.on_device("CPU") == sizes.total_bytes

@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
-from tests.llama.test_snapshots import FREE_ROWS, N_SNAPSHOTS, SIZES, Served, Tokens
+from tests.llama.served import Served
+from tests.llama.test_snapshots import FREE_ROWS, N_SNAPSHOTS, SIZES, Tokens, served
 from tests.on_cpu import loaded_on_cpu
 from tools import made_architectures
 from worker.engine.backend import LoadedDraft, Runner
@@ -226,7 +227,7 @@ class Lucky:
 def served_with(pair: Pair, *, n_slots: int = N_SLOTS) -> tuple[Served, Lucky]:
     lucky = Lucky(pair)
     draft = LoadedDraft(cast(Runner, lucky), FREE_ROWS, pair.hidden)
-    lucky.served = Served(pair.model, n_slots=n_slots, draft=draft)
+    lucky.served = served(pair.model, n_slots=n_slots, draft=draft)
     return lucky.served, lucky
 
 
@@ -245,7 +246,7 @@ def test_a_conversation_has_the_same_tokens_with_and_without_a_head(
 ) -> None:
     """Each turn begins with what the last one has left in the cache, of which the head has no rows."""
     skip_if_experts_flip(kind)
-    plain = Served(make_context(load_with_head(kind), **SIZES))
+    plain = served(make_context(load_with_head(kind), **SIZES))
     drafting, lucky = served_with(make_pair(kind))
     told = list[TokenId]()
     for turn in range(5):
@@ -264,7 +265,7 @@ def test_so_have_jobs_that_share_a_beginning_and_pause(
     load_with_head: LoadWithHead, make_context: MakeContext, make_pair: MakePair, kind: made_architectures.Kind
 ) -> None:
     skip_if_experts_flip(kind)
-    plain = Served(make_context(load_with_head(kind), **SIZES), n_slots=2)
+    plain = served(make_context(load_with_head(kind), **SIZES), n_slots=2)
     drafting, lucky = served_with(make_pair(kind), n_slots=2)
     beginning = some(2, 200)
     prompts = [[*beginning, *some(10 + i, 20)] for i in range(5)]
@@ -280,9 +281,9 @@ def test_so_have_jobs_that_share_a_beginning_and_pause(
 def test_what_a_head_with_random_weights_drafts_changes_no_token(
     load_with_head: LoadWithHead, make_context: MakeContext, make_pair: MakePair, kind: made_architectures.Kind
 ) -> None:
-    plain, pair = Served(make_context(load_with_head(kind), **SIZES)), make_pair(kind)
+    plain, pair = served(make_context(load_with_head(kind), **SIZES)), make_pair(kind)
     runner: Any = LlamaRunner(pair.head._model, pair.head)
-    drafting = Served(pair.model, draft=LoadedDraft(runner, FREE_ROWS, pair.hidden, min_probability=0.0))
+    drafting = served(pair.model, draft=LoadedDraft(runner, FREE_ROWS, pair.hidden, min_probability=0.0))
     prompts = [some(seed, 50) for seed in range(N_SLOTS)]
     assert drafting.ask(prompts, 200, 0.7) == plain.ask(prompts, 200, 0.7)
     assert drafting.n_drafted > 0

@@ -4,13 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.llama.conftest import LoadRandom, MakeContext
-from tests.llama.in_main import weights_in_main
+from tests.llama.conftest import LoadRandom, MakeContext, context_on, weights_in_main
 from tests.llama.random_models import GEMMA, MROPE, PLAIN, RECURRENT, SLIDING, Kind
 from tests.llama.wide_models import QUANTISED, WIDE, write_wide
 from tests.on_cpu import loaded_on_cpu
@@ -40,10 +38,6 @@ class Verdict:
 
 
 SAME = Verdict(is_same=True)
-FLAGS: dict[str, dict[str, Any]] = {
-    "--deterministic": {"deterministic": True},
-    "--batch-invariant on": {"batch_invariant": "on"},
-}
 
 
 def verdict(runner: LlamaRunner, serving: Serving = SERVING) -> Verdict | None:
@@ -62,11 +56,12 @@ def outcome(runner: LlamaRunner, serving: Serving = SERVING) -> Determinism | No
 # ── the real model ───────────────────────────────────────────────────────────────────────────────
 
 
+LONG = replace(SERVING, chunk=32, context_length=1024)
+
+
 @pytest.mark.model
 def test_with_k_and_v_of_two_types_every_way_gives_the_same_bits(make_context: MakeContext, shallow: Model) -> None:
-    runner = real_runner(make_context, shallow, type_k="bf16")
-    serving = Serving(chunk=32, is_fixed=False, n_parallel=8, has_drafts=True, context_length=1024)
-    assert verdict(runner, serving) == SAME
+    assert verdict(real_runner(make_context, shallow, type_k="bf16"), LONG) == SAME
 
 
 @pytest.mark.model
@@ -75,9 +70,7 @@ def test_with_k_and_v_of_one_type_long_steps_and_many_cells_are_found_to_differ(
 ) -> None:
     """ggml then sums in tiles for 64 and more rows, and splits a lone row over 512 and more cells between threads; our
     attention has one way."""
-    runner = real_runner(make_context, shallow, type_k="f16")
-    serving = Serving(chunk=32, is_fixed=False, n_parallel=8, has_drafts=True, context_length=1024)
-    found = verdict(runner, serving)
+    found = verdict(real_runner(make_context, shallow, type_k="f16"), LONG)
     assert found is not None
     assert found.is_same == has_own_products()
     assert found.is_same or {"in one step", "over the cells of 7 others"} <= set(found.differences)
@@ -85,9 +78,8 @@ def test_with_k_and_v_of_one_type_long_steps_and_many_cells_are_found_to_differ(
 
 def real_runner(make_context: MakeContext, model: Model, type_k: str, *, swa_full: bool = True) -> LlamaRunner:
     """Eight slots, as `serve` has them, and two threads."""
-    more = {"n_threads": 2, "n_threads_batch": 2, "type_k": type_k, "swa_full": swa_full}
-    sizes = {"n_ctx": 1024, "n_batch": 512, "n_ubatch": 512, "n_seq_max": 8}
-    return LlamaRunner(model, make_context(model, **sizes, **more))
+    sizes = {"n_ctx": 1024, "n_batch": 512, "n_ubatch": 512, "n_seq_max": 8, "n_threads": 2, "n_threads_batch": 2}
+    return LlamaRunner(model, make_context(model, **sizes, type_k=type_k, swa_full=swa_full))
 
 
 # ── small models ─────────────────────────────────────────────────────────────────────────────────
@@ -101,8 +93,7 @@ def test_small_models_with_products_row_by_row_are_the_same_too(
 ) -> None:
     runner = real_runner(make_context, load_random(kind), type_k="bf16")
     for is_fixed in (False, True):
-        serving = Serving(chunk=chunk, is_fixed=is_fixed, n_parallel=8, has_drafts=True, context_length=1024)
-        assert verdict(runner, serving) == SAME
+        assert verdict(runner, replace(LONG, chunk=chunk, is_fixed=is_fixed)) == SAME
 
 
 @pytest.mark.model
@@ -111,8 +102,7 @@ def test_a_memory_that_cannot_be_cut_is_tested_without_reuse(
     load_random: LoadRandom, make_context: MakeContext, kind: Kind
 ) -> None:
     runner = real_runner(make_context, load_random(kind), type_k="bf16", swa_full=False)
-    serving = Serving(chunk=16, is_fixed=False, n_parallel=8, has_drafts=False, context_length=1024)
-    found = verdict(runner, serving)
+    found = verdict(runner, replace(LONG, chunk=16, has_drafts=False))
     assert found is not None
     assert set(found.differences) <= {"in one step", "in small chunks", "beside 7 others"}
 
@@ -159,42 +149,31 @@ class TaintedContext(Context):
 def tainted(
     tiny: Model, *taints: str, n_slots: int = 8, kv: Callable[[TaintedContext], TaintedKv] = TaintedKv
 ) -> LlamaRunner:
-    context = TaintedContext(
-        tiny, n_ctx=1024, n_batch=128, n_ubatch=128, n_seq_max=n_slots, n_threads=1, n_threads_batch=1
-    )
+    threads = {"n_threads": 1, "n_threads_batch": 1}
+    context = TaintedContext(tiny, n_ctx=1024, n_batch=128, n_ubatch=128, n_seq_max=n_slots, **threads)
     context.taints = taints.__contains__
     context.kv = kv(context)
     return LlamaRunner(tiny, context)
 
 
+KINDS = ("tokens 48", "tokens 7", "guesses 8", "slices 8", "crowded True")
+"""What the ways do that no other way does, in the order of ALL_WAYS."""
+WIDTHS_OF_8 = "in decode steps of 8 rows"
+
+
 @pytest.mark.parametrize(
-    ("what", "names"),
+    ("taints", "names"),
     [
-        ("nothing", ()),
-        ("tokens 48", ("in one step",)),
-        ("tokens 7", ("in small chunks",)),
-        ("guesses 8", ("with draft tokens",)),
-        ("slices 8", ("in decode steps of 8 rows", "beside 7 others")),
-        ("crowded True", ("over the cells of 7 others",)),
+        ((), ()),
+        *(((kind,), (WIDTHS_OF_8,) * (kind == "slices 8") + (way,)) for kind, way in zip(KINDS, ALL_WAYS, strict=True)),
+        (KINDS, (WIDTHS_OF_8, *ALL_WAYS)),
+        (("slices 2", "slices 3", "slices 5", "slices 7"), ("in decode steps of 2 to 3, 5 and 7 rows",)),
     ],
 )
-def test_what_differs_is_named(tiny: Model, what: str, names: tuple[str, ...]) -> None:
-    runner = tainted(tiny, what)
-    found = outcome(runner)
-    assert found == Determinism(
+def test_all_that_differs_is_named(tiny: Model, taints: tuple[str, ...], names: tuple[str, ...]) -> None:
+    assert outcome(tainted(tiny, *taints)) == Determinism(
         is_same=not names, differences=names, tried=Tried(ways=ALL_WAYS, widths=tuple(range(1, 9)), prompts=5)
     )
-
-
-def test_all_that_differs_is_named(tiny: Model) -> None:
-    kinds = ("tokens 48", "tokens 7", "guesses 8", "slices 8", "crowded True")
-    found = verdict(tainted(tiny, *kinds))
-    assert found == Verdict(is_same=False, differences=("in decode steps of 8 rows", *ALL_WAYS))
-
-
-def test_every_width_that_differs_is_named(tiny: Model) -> None:
-    found = verdict(tainted(tiny, "slices 2", "slices 3", "slices 5", "slices 7"))
-    assert found == Verdict(is_same=False, differences=("in decode steps of 2 to 3, 5 and 7 rows",))
 
 
 # ── row groups ───────────────────────────────────────────────────────────────────────────────────
@@ -222,10 +201,8 @@ def test_with_fixed_chunks_rows_are_grouped_until_they_are_the_same(
 
 
 def test_what_no_grouping_cures_is_named_in_full(tiny: Model) -> None:
-    runner = tainted(tiny, "slices 8", "crowded True")
-    assert verdict(runner, FIXED) == Verdict(
-        is_same=False, differences=("beside 7 others", "over the cells of 7 others")
-    )
+    differences = ("beside 7 others", "over the cells of 7 others")
+    assert verdict(tainted(tiny, "slices 8", "crowded True"), FIXED) == Verdict(False, differences)
 
 
 def test_without_the_flag_rows_are_never_grouped(tiny: Model) -> None:
@@ -237,7 +214,7 @@ def test_without_the_flag_rows_are_never_grouped(tiny: Model) -> None:
 # ── weights of many types ────────────────────────────────────────────────────────────────────────
 
 
-WIDE_FIXED = Serving(chunk=64, is_fixed=True, n_parallel=8, has_drafts=False, context_length=1024)
+WIDE_FIXED = replace(FIXED, chunk=64, context_length=1024)
 
 
 @contextmanager
@@ -246,18 +223,8 @@ def wide_runner(folder: Path, family: str, name: str, *, is_fixed: bool) -> Iter
     path = write_wide(folder / "wide.gguf", family, name)
     may_repack = weights_in_main(path, keeps_bits=is_fixed).repacked > 0
     with loaded_on_cpu(path, may_repack=may_repack) as model:
-        context = Context(
-            model,
-            n_ctx=1024 + MAX_PADDING,
-            n_batch=512,
-            n_ubatch=512,
-            n_seq_max=9,
-            n_threads=1,
-            n_threads_batch=1,
-            type_k="bf16",
-            has_padding=is_fixed,
-        )
-        yield LlamaRunner(model, context)
+        sizes = {"n_ctx": 1024 + MAX_PADDING, "n_batch": 512, "n_ubatch": 512, "n_seq_max": 9}
+        yield LlamaRunner(model, context_on(model, **sizes, type_k="bf16", has_padding=is_fixed))
 
 
 @pytest.mark.model
@@ -291,11 +258,9 @@ def test_logits_that_are_no_numbers_equal_themselves(model_of_nan: Model) -> Non
 
 @pytest.mark.parametrize("chunk", [1, 16, 64])
 def test_where_chunks_are_fixed_prompts_are_cut_nowhere_else(tiny: Model, chunk: int) -> None:
-    serving = Serving(chunk=chunk, is_fixed=True, n_parallel=8, has_drafts=False, context_length=64)
     prompts = (9, 6, 12, 10, 48)
     elsewhere = [f"tokens {n}" for n in range(2, 65) if n not in {chunk, *prompts, *(n % chunk for n in prompts)}]
-    runner = tainted(tiny, *elsewhere, "guesses 8")
-    assert verdict(runner, serving) == SAME
+    assert verdict(tainted(tiny, *elsewhere, "guesses 8"), replace(FIXED, chunk=chunk)) == SAME
 
 
 def test_without_a_memory_that_can_be_cut_nothing_is_reused(tiny: Model) -> None:
@@ -303,24 +268,19 @@ def test_without_a_memory_that_can_be_cut_nothing_is_reused(tiny: Model) -> None
         can_share = False
 
     uncut = tainted(tiny, "load", "guesses 8", "slices 8", kv=Uncut)
-    serving = Serving(chunk=16, is_fixed=False, n_parallel=8, has_drafts=False, context_length=64)
-    names = ("in decode steps of 8 rows", "beside 7 others")
-    assert verdict(uncut, serving) == Verdict(is_same=False, differences=names)
+    assert verdict(uncut, replace(SERVING, has_drafts=False)) == Verdict(False, (WIDTHS_OF_8, "beside 7 others"))
 
 
 def test_a_single_slot_has_no_neighbours(tiny: Model) -> None:
-    runner = tainted(tiny, "crowded True", n_slots=1)
-    assert verdict(runner, replace(SERVING, n_parallel=1)) == SAME
+    assert verdict(tainted(tiny, "crowded True", n_slots=1), replace(SERVING, n_parallel=1)) == SAME
 
 
 @pytest.mark.parametrize("n_slots", [2, 3, 8, 200])
 def test_the_smallest_memory_is_enough(tiny: Model, n_slots: int) -> None:
-    context = Context(tiny, n_ctx=1, n_batch=1, n_ubatch=1, n_seq_max=n_slots, n_threads=1, n_threads_batch=1)
-    for is_fixed in (False, True):
-        serving = Serving(
-            chunk=1, is_fixed=is_fixed, n_parallel=n_slots, has_drafts=not is_fixed, context_length=10_000
-        )
-        assert verdict(LlamaRunner(tiny, context), serving) == SAME
+    context = context_on(tiny, n_ctx=1, n_batch=1, n_ubatch=1, n_seq_max=n_slots)
+    for serving in (SERVING, FIXED):
+        changed = replace(serving, chunk=1, n_parallel=n_slots, context_length=10_000)
+        assert verdict(LlamaRunner(tiny, context), changed) == SAME
 
 
 # ── ends ─────────────────────────────────────────────────────────────────────────────────────────
@@ -334,11 +294,10 @@ def test_each_step_is_a_sign_of_life(tiny: Model) -> None:
     assert all(signs)
 
 
-@pytest.mark.parametrize(("flag", "changes"), FLAGS.items())
-def test_the_load_fails_where_bits_are_demanded_and_differ_or_cannot_be_compared(
-    tiny: Model, flag: str, changes: dict[str, Any]
-) -> None:
-    config = replace(CONFIG, **changes)
+@pytest.mark.parametrize("flag", ["--deterministic", "--batch-invariant on"])
+def test_the_load_fails_where_bits_are_demanded_and_differ_or_cannot_be_compared(tiny: Model, flag: str) -> None:
+    is_fixed = flag == "--deterministic"
+    config = replace(CONFIG, deterministic=is_fixed, batch_invariant=CONFIG.batch_invariant if is_fixed else "on")
     with pytest.raises(ModelLoadFailed) as failed:
         demanded(config, tainted(tiny, "slices 8"), SERVING, do_nothing)
     assert str(failed.value).startswith(f"{flag}: an answer would depend on other jobs: ")
@@ -348,5 +307,4 @@ def test_the_load_fails_where_bits_are_demanded_and_differ_or_cannot_be_compared
 
 
 def test_a_context_too_short_for_the_sequence_has_no_verdict(tiny: Model) -> None:
-    serving = Serving(chunk=16, is_fixed=False, n_parallel=8, has_drafts=True, context_length=27)
-    assert verdict(tainted(tiny), serving) is None
+    assert verdict(tainted(tiny), replace(SERVING, context_length=27)) is None

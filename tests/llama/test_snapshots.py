@@ -1,6 +1,5 @@
 """Wrong drafts are taken from recurrent states: whatever is drafted, a slot goes on as one that has had no drafts."""
 
-from collections.abc import Sequence
 from random import Random
 from typing import Any, cast
 
@@ -9,19 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from tests.llama.conftest import GREEDY, LoadMade, MakeContext
-from tests.queued import queued
+from tests.llama.served import Served
 from tools import made_architectures
 from worker.engine.backend import LoadedDraft, Runner
 from worker.engine.checkpoints import Stops
 from worker.engine.config import EngineConfig
-from worker.engine.loop import Engine
 from worker.engine.step import Sampled, Slice, Step
 from worker.llama.context import Context
 from worker.llama.invariance import has_own_products
 from worker.llama.runner import LlamaRunner
 from worker.models.upstream.architectures import HYBRIDS_OF_SEVERAL_PARTS, WITH_SNAPSHOTS
-from worker.wire.jobs import JobKey, Logprob, SamplingParams, SlotId, StepDone, TokenId, TopToken
-from worker.wire.messages import Outbound
+from worker.wire.jobs import JobKey, Logprob, SlotId, TokenId, TopToken
 
 pytestmark = pytest.mark.model
 
@@ -38,6 +35,11 @@ FREE_ROWS = ((1, 1e-9), (32, 1.1e-9))
 PLENTY = 2**26
 
 Tokens = list[TokenId]
+
+
+def words(seed: int, n: int) -> Tokens:
+    """Tokens of few kinds, which repeat."""
+    return [TokenId(token) for token in Random(seed).choices(range(3, 40), k=n)]
 
 
 def next_row(context: Context, slot: SlotId, token: TokenId) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -67,16 +69,8 @@ class Pair:
         n_right = {slot: self.chance.randint(0, n_drafts) if slot in takers else 0 for slot in self.told}
         new = {slot: self._some(1 + n_right[slot]) for slot in self.told}
         plain = [Slice(slot, len(self.told[slot]), new[slot], GREEDY) for slot in self.told if slot not in takers]
-        drafted = [
-            Slice(
-                slot,
-                len(self.told[slot]),
-                [*new[slot], *self._some(n_drafts - n_right[slot])],
-                GREEDY,
-                n_drafts=n_drafts,
-            )
-            for slot in takers
-        ]
+        tried = {slot: [*new[slot], *self._some(n_drafts - n_right[slot])] for slot in takers}
+        drafted = [Slice(slot, len(self.told[slot]), tried[slot], GREEDY, n_drafts=n_drafts) for slot in takers]
         self.drafting.decode([*plain, *drafted])
         for slot, tokens in new.items():
             for token in tokens:
@@ -149,50 +143,19 @@ def test_what_has_no_snapshot_is_not_taken_back(load_made: LoadMade, make_contex
 # ── the engine ───────────────────────────────────────────────────────────────────────────────────
 
 
-class Served:
-    """An engine over a model, and what it has answered."""
-
-    def __init__(self, context: Context, *, n_slots: int = 3, draft: LoadedDraft | None = None) -> None:
-        config = EngineConfig(
-            n_slots=n_slots,
-            n_cells=N_CELLS,
-            context_length=N_CELLS,
-            chunk=64,
-            prefix_cache_bytes=PLENTY,
-            row_costs=CHEAP_ROWS,
-            has_own_text=draft is None,
-            history_bytes=16 * 4000 if draft is None else 0,
-            stops=Stops(stride=256),
-        )
-        self.warnings: list[str] = []
-        runner = LlamaRunner(context._model, context)
-        self.engine = Engine(runner, config, emit=self._hear, clock=lambda: 0.0, draft=draft, warn=self.warnings.append)
-        self.answers: dict[JobKey, Tokens] = {}
-        self.n_cached: dict[JobKey, int] = {}
-        self.n_preempted = self.n_drafted = self.n_accepted = 0
-
-    def _hear(self, message: Outbound) -> None:
-        if isinstance(message, StepDone):
-            self.n_preempted += message.n_preempted
-            self.n_drafted += message.n_drafted
-            self.n_accepted += message.n_accepted
-            self.n_cached |= {started.job: started.n_cached for started in message.started}
-            for delta in message.deltas:
-                assert delta.logprob is not None
-                self.answers.setdefault(delta.job, []).append(delta.logprob.token.id)
-
-    def ask(
-        self, prompts: list[Tokens], n_tokens: int, temperature: float, expected: Sequence[Sequence[TokenId]] = ()
-    ) -> list[Tokens]:
-        """All at once, with a seed each. Their clients predict what is expected, but every seventh token."""
-        jobs = [JobKey(len(self.n_cached) + i) for i in range(len(prompts))]
-        for job, prompt, answer in zip(jobs, prompts, expected or [()] * len(jobs), strict=True):
-            drawn = SamplingParams(seed=job, logprobs=0, ignore_eos=True, temperature=temperature)
-            guess = [TokenId(max(0, token - (i % 7 == 6))) for i, token in enumerate(answer)]
-            self.engine.submit(queued(job, prompt, n_tokens, drawn, prediction=guess))
-        while not self.engine.is_idle:
-            self.engine.step()
-        return [self.answers[job] for job in jobs]
+def served(context: Context, *, n_slots: int = 3, draft: LoadedDraft | None = None) -> Served:
+    config = EngineConfig(
+        n_slots=n_slots,
+        n_cells=N_CELLS,
+        context_length=N_CELLS,
+        chunk=64,
+        prefix_cache_bytes=PLENTY,
+        row_costs=CHEAP_ROWS,
+        has_own_text=draft is None,
+        history_bytes=16 * 4000 if draft is None else 0,
+        stops=Stops(stride=256),
+    )
+    return Served(LlamaRunner(context._model, context), config, draft=draft)
 
 
 DENSE = pytest.mark.parametrize("kind", [kind for kind in MADE if not kind.has_experts], ids=str)
@@ -205,10 +168,10 @@ def test_a_conversation_has_the_same_tokens_with_and_without_drafts(
     load_made: LoadMade, make_context: MakeContext, kind: made_architectures.Kind, temperature: float
 ) -> None:
     """Each turn begins at the checkpoint after the last one's answer, whatever was drafted at its end."""
-    drafting, plain = (Served(make_context(load_made(kind), **SIZES, n_snapshots=n)) for n in (N_SNAPSHOTS, 0))
-    chance, told = Random(1), list[TokenId]()
+    drafting, plain = (served(make_context(load_made(kind), **SIZES, n_snapshots=n)) for n in (N_SNAPSHOTS, 0))
+    told = list[TokenId]()
     for turn in range(6):
-        told = [*told, *(TokenId(chance.randrange(3, 40)) for _ in range(60))]
+        told = [*told, *words(turn, 60)]
         [expected] = plain.ask([told], 60 + turn, temperature)
         [answer] = drafting.ask([told], 60 + turn, temperature, [expected])
         assert answer == expected
@@ -223,12 +186,9 @@ def test_a_conversation_has_the_same_tokens_with_and_without_drafts(
 def test_so_have_jobs_that_share_a_beginning_and_pause(
     load_made: LoadMade, make_context: MakeContext, kind: made_architectures.Kind
 ) -> None:
-    drafting, plain = (
-        Served(make_context(load_made(kind), **SIZES, n_snapshots=n), n_slots=2) for n in (N_SNAPSHOTS, 0)
-    )
-    chance = Random(2)
-    head = [TokenId(chance.randrange(3, 40)) for _ in range(200)]
-    prompts = [[*head, *(TokenId(chance.randrange(3, 40)) for _ in range(20))] for _ in range(5)]
+    contexts = (make_context(load_made(kind), **SIZES, n_snapshots=n) for n in (N_SNAPSHOTS, 0))
+    drafting, plain = (served(context, n_slots=2) for context in contexts)
+    prompts = [[*words(2, 200), *words(10 + i, 20)] for i in range(5)]
     expected = plain.ask(prompts, 250, 0.7)
     assert drafting.ask(prompts, 250, 0.7, expected) == expected
     assert drafting.n_drafted > drafting.n_accepted > 0
@@ -256,10 +216,9 @@ def test_a_draft_model_with_recurrent_state_changes_no_token(
     model, n_slots = load_made(kind), 2
     context = make_context(model, **{**SIZES, "n_seq_max": 2 * n_slots})
     draft = LoadedDraft(cast(Runner, Sure(LlamaRunner(model, context))), FREE_ROWS)
-    plain = Served(make_context(model, **SIZES), n_slots=n_slots)
-    drafting = Served(make_context(model, **SIZES, n_snapshots=N_SNAPSHOTS), n_slots=n_slots, draft=draft)
-    chance = Random(3)
-    prompts = [[TokenId(chance.randrange(3, 40)) for _ in range(100)] for _ in range(5)]
+    plain = served(make_context(model, **SIZES), n_slots=n_slots)
+    drafting = served(make_context(model, **SIZES, n_snapshots=N_SNAPSHOTS), n_slots=n_slots, draft=draft)
+    prompts = [words(seed, 100) for seed in range(5)]
     for temperature in (0.0, 0.1):
         expected = plain.ask(prompts, 150, temperature)
         # Where sums depend on the rows beside, random weights leave near-ties that fall the other way.

@@ -8,18 +8,16 @@ import pytest
 
 from tests.llama.conftest import GREEDY, LoadMade, LoadRandom, MakeContext
 from tests.llama.random_models import HYBRID, PLAIN
-from tests.queued import queued
+from tests.llama.served import Served
 from tools import made_architectures
 from worker.engine.checkpoints import Stops
 from worker.engine.config import EngineConfig
-from worker.engine.loop import Engine
 from worker.engine.step import Slice
 from worker.llama.context import Context
 from worker.llama.invariance import has_own_products
 from worker.llama.runner import LlamaRunner
 from worker.server.saved.copies import SavedCheckpoint
-from worker.wire.jobs import JobKey, Logprob, SamplingParams, SlotId, StepDone, TokenId
-from worker.wire.messages import Outbound
+from worker.wire.jobs import JobKey, SamplingParams, SlotId, TokenId
 
 pytestmark = pytest.mark.model
 
@@ -148,47 +146,21 @@ def test_what_does_not_go_together_is_refused(load_random: LoadRandom, make_cont
 # ── the engine ───────────────────────────────────────────────────────────────────────────────────
 
 
-class Served:
-    """An engine over a model, and what it has answered."""
-
-    def __init__(self, context: Context, *, is_deterministic: bool, prefix_cache_bytes: int, n_slots: int = 3) -> None:
-        grain = 64 if is_deterministic else 1
-        self.config = EngineConfig(
-            n_slots=n_slots,
-            n_cells=N_CELLS,
-            context_length=N_CELLS,
-            chunk=64,
-            is_deterministic=is_deterministic,
-            prefix_cache_bytes=prefix_cache_bytes,
-            stops=Stops(stride=256, grain=grain),
-        )
-        self.runner = LlamaRunner(context._model, context)
-        self.engine = Engine(self.runner, self.config, emit=self._hear, clock=lambda: 0.0)
-        self.answers: dict[JobKey, list[Logprob]] = {}
-        self.n_cached: dict[JobKey, int] = {}
-        self.n_preempted = 0
-
-    def _hear(self, message: Outbound) -> None:
-        if isinstance(message, StepDone):
-            self.n_preempted += message.n_preempted
-            self.n_cached |= {started.job: started.n_cached for started in message.started}
-            for delta in message.deltas:
-                assert delta.logprob is not None
-                self.answers.setdefault(delta.job, []).append(delta.logprob)
-
-    def ask(self, prompts: list[Tokens], n_tokens: int, temperature: float = 0.0) -> list[list[Logprob]]:
-        """All at once, with a seed each."""
-        jobs = [JobKey(len(self.n_cached) + i) for i in range(len(prompts))]
-        for job, prompt in zip(jobs, prompts, strict=True):
-            drawn = SamplingParams(seed=job, logprobs=3, ignore_eos=True, temperature=temperature)
-            self.engine.submit(queued(job, prompt, n_tokens, drawn))
-        while not self.engine.is_idle:
-            self.engine.step()
-        return [self.answers[job] for job in jobs]
+def served(context: Context, *, is_fixed: bool = False, caches: bool = True, n_slots: int = 3) -> Served:
+    config = EngineConfig(
+        n_slots=n_slots,
+        n_cells=N_CELLS,
+        context_length=N_CELLS,
+        chunk=64,
+        is_deterministic=is_fixed,
+        prefix_cache_bytes=PLENTY if caches else 0,
+        stops=Stops(stride=256, grain=64 if is_fixed else 1),
+    )
+    return Served(LlamaRunner(context._model, context), config, SamplingParams(seed=0, logprobs=3, ignore_eos=True))
 
 
-def drawn(answer: list[Logprob]) -> Tokens:
-    return [each.token.id for each in answer]
+def first_logprobs(served: Served) -> list[float]:
+    return [answer[0].token.logprob for answer in served.generated.values()]
 
 
 @KINDS
@@ -197,16 +169,13 @@ def test_with_fixed_steps_a_conversation_from_checkpoints_is_the_same_bits(
     load_made: LoadMade, make_context: MakeContext, kind: made_architectures.Kind, temperature: float
 ) -> None:
     model = load_made(kind)
-    kept, fresh = (
-        Served(make_context(model, **SIZES), is_deterministic=True, prefix_cache_bytes=n_bytes)
-        for n_bytes in (PLENTY, 0)
-    )
+    kept, fresh = (served(make_context(model, **SIZES), is_fixed=True, caches=caches) for caches in (True, False))
     told: Tokens = []
     for turn in range(6):
         told = [*told, *some_tokens(turn, 100)]
-        ((answer,), (expected,)) = (served.ask([told], 30, temperature) for served in (kept, fresh))
-        assert answer == expected
-        told = [*told, *drawn(answer)]
+        [answer], _ = (each.ask([told], 30, temperature) for each in (kept, fresh))
+        assert kept.generated == fresh.generated
+        told = [*told, *answer]
     assert kept.n_cached[JobKey(5)] >= 5 * 100
     assert not any(fresh.n_cached.values())
 
@@ -217,17 +186,14 @@ def test_a_conversation_computes_only_what_is_new(
 ) -> None:
     """The answers are near those from zero: a token that was drawn was computed alone."""
     model = load_made(kind)
-    kept, fresh = (
-        Served(make_context(model, **SIZES), is_deterministic=False, prefix_cache_bytes=n_bytes)
-        for n_bytes in (PLENTY, 0)
-    )
+    kept, fresh = (served(make_context(model, **SIZES), caches=caches) for caches in (True, False))
     told: Tokens = []
     for turn in range(6):
         told = [*told, *some_tokens(turn, 100)]
-        ((answer,), (expected,)) = (served.ask([told], 30) for served in (kept, fresh))
+        [answer], _ = (each.ask([told], 30) for each in (kept, fresh))
         assert kept.n_cached[JobKey(turn)] == max(0, len(told) - 101)
-        assert answer[0].token.logprob == pytest.approx(expected[0].token.logprob, abs=ROUNDING)
-        told = [*told, *drawn(answer)]
+        told = [*told, *answer]
+    assert first_logprobs(kept) == pytest.approx(first_logprobs(fresh), abs=ROUNDING)
 
 
 @KINDS
@@ -238,16 +204,17 @@ def test_jobs_with_a_common_beginning_share_it_and_jobs_that_pause_go_on(
     model = load_made(kind)
     head = some_tokens(1, 300)
     prompts = [[*head, *some_tokens(2 + i, 20)] for i in range(7)]
-    alone = Served(make_context(model, **SIZES), is_deterministic=False, prefix_cache_bytes=0)
-    expected = [alone.ask([prompt], 120)[0] for prompt in prompts]
-    served = Served(make_context(model, **SIZES), is_deterministic=False, prefix_cache_bytes=PLENTY, n_slots=2)
-    answers = served.ask(prompts[:4], 400) + served.ask(prompts[4:], 120)
-    assert served.n_preempted > 0
-    assert sum(served.n_cached.values()) >= 5 * 300
-    if "moe" in kind.architecture and not has_own_products():
-        return  # beside other rows sums have another order, and another expert may win a near-tie
-    for answer, alike in zip(answers, expected, strict=True):
-        assert answer[0].token.logprob == pytest.approx(alike[0].token.logprob, abs=ROUNDING)
+    alone = served(make_context(model, **SIZES), caches=False)
+    for prompt in prompts:
+        alone.ask([prompt], 120)
+    beside = served(make_context(model, **SIZES), n_slots=2)
+    beside.ask(prompts[:4], 400)
+    beside.ask(prompts[4:], 120)
+    assert beside.n_preempted > 0
+    assert sum(beside.n_cached.values()) >= 5 * 300
+    if has_own_products() or "moe" not in kind.architecture:
+        # Else sums have another order beside other rows, and another expert may win a near-tie.
+        assert first_logprobs(beside) == pytest.approx(first_logprobs(alone), abs=ROUNDING)
 
 
 def test_a_state_is_a_copy_that_the_next_steps_do_not_change(

@@ -12,6 +12,7 @@ Differences that are meant, and how the rows keep clear of them:
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -54,18 +55,14 @@ def theirs(logits: Logits, stages: list[Stage], generated: list[int] | None = No
     return dict(zip(found["id"].tolist(), (weights / weights.sum()).tolist(), strict=True))
 
 
-def ours(logits: Logits, sampling: SamplingParams, generated: list[int] | None = None) -> dict[int, float]:
-    ids, probs = candidates(logits, sampling, generated or [])
-    return dict(zip(ids.tolist(), probs.tolist(), strict=True))
-
-
-def assert_agree(
+def agreed(
     logits: Logits, sampling: SamplingParams, stages: list[Stage], generated: list[int] | None = None
-) -> dict[int, float]:
-    """Our candidates are theirs; returned for a look at what they are."""
-    found = ours(logits, sampling, generated)
+) -> set[int]:
+    """Our candidates, which are theirs."""
+    ids, probs = candidates(logits, sampling, generated or [])
+    found = dict(zip(ids.tolist(), probs.tolist(), strict=True))
     assert found == pytest.approx(theirs(logits, stages, generated), rel=RELATIVE)
-    return found
+    return {*found}
 
 
 def make(init: Callable[..., Any], *arguments: object) -> Stage:
@@ -74,71 +71,53 @@ def make(init: Callable[..., Any], *arguments: object) -> Stage:
 
 # ── one field at a time ──────────────────────────────────────────────────────────────────────────
 
-
-@pytest.mark.parametrize("temperature", [0.1, 0.8, 1.7])
-def test_temperature(temperature: float) -> None:
-    for logits in rows(3.0):
-        assert_agree(logits, SamplingParams(seed=0, temperature=temperature), [temp(temperature)])
-
-
-@pytest.mark.parametrize("k", [1, 2, 40, 200, N_VOCAB, 10_000])
-def test_top_k(k: int) -> None:
-    """Beyond 128 llama.cpp sorts by buckets, below with a heap."""
-    for logits in rows(3.0):
-        found = assert_agree(logits, SamplingParams(seed=0, top_k=k), [make(capi.llama_sampler_init_top_k, k)])
-        assert len(found) == min(k, N_VOCAB)
+STAGES: dict[str, Callable[[Any], Stage]] = {
+    "temperature": temp,
+    "top_k": lambda k: make(capi.llama_sampler_init_top_k, k),
+    "top_p": top_p,
+    "min_p": lambda p: make(capi.llama_sampler_init_min_p, p, 1),
+    "typical_p": lambda p: make(capi.llama_sampler_init_typical, p, 1),
+    "top_n_sigma": lambda n: make(capi.llama_sampler_init_top_n_sigma, n),
+}
+"""It goes on with typical tokens until their sum is above p, we until it reaches p: the same unless they are equal."""
 
 
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 0.95])
-@pytest.mark.parametrize("standard_deviation", [0.5, 3.0])
-def test_top_p(standard_deviation: float, p: float) -> None:
-    for logits in rows(standard_deviation):
-        found = assert_agree(logits, SamplingParams(seed=0, top_p=p), [top_p(p)])
-        assert 1 <= len(found) < N_VOCAB
-
-
-@pytest.mark.parametrize("p", [0.01, 0.05, 0.3, 0.9])
-def test_min_p(p: float) -> None:
-    for logits in rows(3.0):
-        assert_agree(logits, SamplingParams(seed=0, min_p=p), [make(capi.llama_sampler_init_min_p, p, 1)])
-
-
-@pytest.mark.parametrize("p", [0.0, 0.2, 0.5, 0.9, 0.99])
-@pytest.mark.parametrize("standard_deviation", [0.5, 2.0])
-def test_typical_p(standard_deviation: float, p: float) -> None:
-    """It goes on until the sum is above p, we until it reaches p: the same unless they are equal."""
-    for logits in rows(standard_deviation):
-        assert_agree(logits, SamplingParams(seed=0, typical_p=p), [make(capi.llama_sampler_init_typical, p, 1)])
-
-
-@pytest.mark.parametrize("n", [0.1, 1.0, 2.0, 5.0])
-def test_top_n_sigma(n: float) -> None:
-    for logits in rows(3.0):
-        assert_agree(logits, SamplingParams(seed=0, top_n_sigma=n), [make(capi.llama_sampler_init_top_n_sigma, n)])
+@pytest.mark.parametrize(
+    ("field", "values", "standard_deviations"),
+    [
+        ("temperature", [0.1, 0.8, 1.7], [3.0]),
+        ("top_k", [1, 2, 40, 200, N_VOCAB, 10_000], [3.0]),  # beyond 128 llama.cpp sorts by buckets, below with a heap
+        ("top_p", [0.0, 0.1, 0.5, 0.9, 0.95], [0.5, 3.0]),
+        ("min_p", [0.01, 0.05, 0.3, 0.9], [3.0]),
+        ("typical_p", [0.0, 0.2, 0.5, 0.9, 0.99], [0.5, 2.0]),
+        ("top_n_sigma", [0.1, 1.0, 2.0, 5.0], [3.0]),
+    ],
+)
+def test_a_field_alone_leaves_the_same_tokens(
+    field: str, values: list[float], standard_deviations: list[float]
+) -> None:
+    for value, deviation in product(values, standard_deviations):
+        for logits in rows(deviation):
+            found = agreed(logits, SamplingParams(**{"seed": 0, field: value}), [STAGES[field](value)])
+            assert field != "top_k" or len(found) == min(value, N_VOCAB)
+            assert field != "top_p" or 1 <= len(found) < N_VOCAB
 
 
 def test_top_n_sigma_does_not_count_tokens_that_cannot_be_drawn() -> None:
     for logits in rows(3.0):
         logits[::2] = -np.inf
-        assert_agree(logits, SamplingParams(seed=0, top_n_sigma=1.0), [make(capi.llama_sampler_init_top_n_sigma, 1.0)])
+        agreed(logits, SamplingParams(seed=0, top_n_sigma=1.0), [STAGES["top_n_sigma"](1.0)])
 
 
-@pytest.mark.parametrize("threshold", [0.02, 0.1, 0.3, 0.5])
+@pytest.mark.parametrize("threshold", [0.02, 0.1, 0.3, 0.5, 0.51])
 def test_xtc(threshold: float) -> None:
-    """Its coin and ours both always fall for it with probability 1, whatever the seed."""
+    """Its coin and ours both always fall for it with probability 1, whatever the seed. Above one half it is off."""
     sampling = SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=threshold)
     n_removed = 0
     for logits in rows(1.0):
         logits[:40] += 8.0
-        found = assert_agree(logits, sampling, [make(capi.llama_sampler_init_xtc, 1.0, threshold, 1, 7)])
-        n_removed += N_VOCAB - len(found)
+        n_removed += N_VOCAB - len(agreed(logits, sampling, [make(capi.llama_sampler_init_xtc, 1.0, threshold, 1, 7)]))
     assert (n_removed > 0) == (threshold < 0.3)
-
-
-def test_xtc_above_one_half_is_off() -> None:
-    sampling = SamplingParams(seed=0, xtc_probability=1.0, xtc_threshold=0.51)
-    for logits in rows(3.0):
-        assert_agree(logits, sampling, [make(capi.llama_sampler_init_xtc, 1.0, 0.51, 1, 7)])
 
 
 def test_logit_bias_and_bans() -> None:
@@ -147,8 +126,7 @@ def test_logit_bias_and_bans() -> None:
     array = (capi.llama_logit_bias * len(bias))(*(capi.llama_logit_bias(token, value) for token, value in theirs))
     stage = make(capi.llama_sampler_init_logit_bias, N_VOCAB, len(bias), array)
     for logits in rows(3.0):
-        found = assert_agree(logits, SamplingParams(seed=0, logit_bias=bias), [stage])
-        assert 599 not in found
+        assert 599 not in agreed(logits, SamplingParams(seed=0, logit_bias=bias), [stage])
 
 
 @pytest.mark.parametrize(
@@ -158,18 +136,13 @@ def test_logit_bias_and_bans() -> None:
 @pytest.mark.parametrize("window", [-1, 1, 10])
 def test_penalties(window: int, repetition: float, frequency: float, presence: float) -> None:
     """One sampler of llama.cpp's does all three, in our order. -1, all tokens, is their number there."""
-    sampling = SamplingParams(
-        seed=0,
-        repetition_penalty=repetition,
-        frequency_penalty=frequency,
-        presence_penalty=presence,
-        repeat_last_n=window,
-    )
+    fields = {"repetition_penalty": repetition, "frequency_penalty": frequency, "presence_penalty": presence}
+    sampling = SamplingParams(seed=0, repeat_last_n=window, **fields)
     for logits in rows(3.0):
         generated = np.random.default_rng(1).integers(0, 30, 50).tolist()
         last_n = len(generated) if window == -1 else window
         penalties = make(capi.llama_sampler_init_penalties, N_VOCAB, last_n, repetition, frequency, presence)
-        assert_agree(logits, sampling, [penalties], generated)
+        agreed(logits, sampling, [penalties], generated)
 
 
 @pytest.mark.long
@@ -185,7 +158,7 @@ def test_dry(n_tokens: int, window: int, multiplier: float, base: float, allowed
         generated = np.random.default_rng(seed).integers(0, 3, n_tokens).tolist()
         last_n = n_tokens if window == -1 else window
         dry = make(capi.llama_sampler_init_dry, None, multiplier, base, allowed, last_n, None, 0)
-        assert_agree(logits, sampling, [dry], generated)
+        agreed(logits, sampling, [dry], generated)
 
 
 # ── all of them, in our order ────────────────────────────────────────────────────────────────────
@@ -217,13 +190,13 @@ def test_the_whole_order_is_the_chain_built_in_that_order() -> None:
         temp(0.9),
         make(capi.llama_sampler_init_penalties, N_VOCAB, n_generated, 1.1, 0.2, 0.1),
         make(capi.llama_sampler_init_dry, None, 0.8, 1.75, 2, n_generated, None, 0),
-        make(capi.llama_sampler_init_top_n_sigma, 2.5),
-        make(capi.llama_sampler_init_top_k, 60),
-        make(capi.llama_sampler_init_typical, 0.98, 1),
+        STAGES["top_n_sigma"](2.5),
+        STAGES["top_k"](60),
+        STAGES["typical_p"](0.98),
         top_p(0.97),
-        make(capi.llama_sampler_init_min_p, 0.02, 1),
+        STAGES["min_p"](0.02),
         make(capi.llama_sampler_init_xtc, 1.0, 0.1, 1, 7),
     ]
     for logits in rows(1.5):
-        found = assert_agree(logits, sampling, stages, generated)
+        found = agreed(logits, sampling, stages, generated)
         assert 1 < len(found) < 60

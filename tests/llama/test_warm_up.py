@@ -1,16 +1,18 @@
 """The warm-up chooses shapes within their limits, in little time, and leaves no trace."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.llama.conftest import context_on
 from worker.engine.step import Step
 from worker.llama import warm_up as warm_up_module
-from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.seq_ids import SeqIds
@@ -35,22 +37,13 @@ FAST, SLOW = 1e9, 0.0
 
 
 def runner_of(tiny: Model, n_ubatch: int = 512, n_ctx: int = 1024, n_slots: int = 2) -> LlamaRunner:
-    context = Context(
-        tiny, n_ctx=n_ctx, n_batch=n_ubatch, n_ubatch=n_ubatch, n_seq_max=n_slots, n_threads=1, n_threads_batch=1
-    )
-    return LlamaRunner(tiny, context)
+    return LlamaRunner(tiny, context_on(tiny, n_ctx=n_ctx, n_batch=n_ubatch, n_ubatch=n_ubatch, n_seq_max=n_slots))
 
 
-def warmed(
-    runner: LlamaRunner,
-    *,
-    chunk: int = 0,
-    target_s: float = FAST,
-    is_deterministic: bool = False,
-    looks_up: bool = True,
-) -> Shapes:
+def warmed(runner: LlamaRunner, *, target_s: float = FAST, **changes: Any) -> Shapes:
     """The shapes; the memory is empty."""
-    shapes = warm_up(runner, chunk=chunk, target_s=target_s, is_deterministic=is_deterministic, wants_drafts=looks_up)
+    asked = {"is_deterministic": False, "wants_drafts": True, **changes}
+    shapes = warm_up(runner, target_s=target_s, **asked)
     assert runner.kv.n_cells_used == 0
     return shapes
 
@@ -102,13 +95,10 @@ def test_a_fixed_chunk_depends_on_no_time(tiny: Model, target_s: float, n_ubatch
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])
-def test_a_given_chunk_is_kept(tiny: Model, *, is_deterministic: bool) -> None:
-    assert warmed(runner_of(tiny), chunk=48, is_deterministic=is_deterministic).chunk == 48
-
-
-@pytest.mark.parametrize("chunk", [0, 64])
-def test_what_a_step_of_the_chunk_takes_is_measured_also_when_the_chunk_is_given(tiny: Model, chunk: int) -> None:
-    assert warmed(runner_of(tiny), chunk=chunk).chunk_s > 0
+def test_a_given_chunk_is_kept_and_measured(tiny: Model, *, is_deterministic: bool) -> None:
+    shapes = warmed(runner_of(tiny), chunk=48, is_deterministic=is_deterministic)
+    assert shapes.chunk == 48
+    assert shapes.chunk_s > 0
 
 
 @pytest.mark.parametrize(("target_s", "n_slots", "widest"), [(FAST, 16, 32), (FAST, 1, 32), (SLOW, 16, 16)])
@@ -123,16 +113,16 @@ def test_steps_of_every_width_are_measured_where_tokens_will_be_drafted(
 
 def test_nothing_is_measured_where_nothing_will_be_drafted(tiny: Model) -> None:
     runner = runner_of(tiny)
-    assert warmed(runner, looks_up=False).row_costs == ()
+    assert warmed(runner, wants_drafts=False).row_costs == ()
     runner.kv.seq_ids = SeqIds(runner.kv.seq_ids.n_slots)
     assert warmed(runner).row_costs == ()
 
 
 def test_what_a_predecessor_measured_is_kept(tiny: Model) -> None:
     runner, costs = runner_of(tiny), ((1, 0.25), (64, 0.5))
-    shapes = warm_up(runner, chunk=32, row_costs=costs, target_s=FAST, is_deterministic=False, wants_drafts=True)
+    shapes = warmed(runner, chunk=32, row_costs=costs)
     assert (shapes.chunk, shapes.row_costs) == (32, costs)
-    fixed = warm_up(runner, row_costs=costs, target_s=FAST, is_deterministic=True, wants_drafts=True)
+    fixed = warmed(runner, row_costs=costs, is_deterministic=True)
     assert fixed.row_costs == (), "draft tokens have no place in fixed chunks"
 
 
@@ -177,18 +167,6 @@ def test_prefill_steps_are_as_wide_as_each_token_takes_no_longer(
     assert found <= 512 or found * each_s[found] <= 1.05 * max_s * (1 + 1e-9)
 
 
-class SlowGpu:
-    """A runner whose steps are so slow that the warm-up has measured those of one token alone."""
-
-    class model:  # noqa: N801 - an attribute's name
-        class device:  # noqa: N801
-            is_gpu = True
-
-
-def test_a_change_of_width_costs_nothing_where_only_one_width_was_measured() -> None:
-    assert switch_s_of(cast(LlamaRunner, SlowGpu()), ((1, 2.0),)) == 0.0
-
-
 class Gpu:
     """A runner on a device whose times are known, and the clock that they pass on.
 
@@ -199,19 +177,10 @@ class Gpu:
 
     is_gpu, kind, n_vocab = True, "gpu", 1000
 
-    def __init__(
-        self,
-        *,
-        first_s: float = 0.0,
-        change_s: float = 0.0,
-        dead_s: float = 0.0,
-        save_s: float = 0.0,
-        load_s: float = 0.0,
-        n_ctx: int = 4096,
-    ) -> None:
-        self.now_s = 0.0
-        self.first_s, self.change_s, self.dead_s, self.save_s, self.load_s = first_s, change_s, dead_s, save_s, load_s
-        self.n_ctx = n_ctx
+    def __init__(self, n_ctx: int = 4096, **costs: float) -> None:
+        self.now_s, self.n_ctx = 0.0, n_ctx
+        names = ("first_s", "change_s", "dead_s", "save_s", "load_s")
+        self.first_s, self.change_s, self.dead_s, self.save_s, self.load_s = (costs.get(name, 0.0) for name in names)
         self.model = self.device = self.kv = self.context = self
         self._seen: set[int] = set()
         self._width = self._n_dead = 0
@@ -243,25 +212,24 @@ class Gpu:
         self.now_s += self.load_s
 
 
-def on(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> LlamaRunner:
-    monkeypatch.setattr(warm_up_module, "time", gpu)
-    monkeypatch.setattr(warm_up_module, "_ROW_COSTS_S", math.inf)
-    return cast(LlamaRunner, gpu)
+@contextmanager
+def on(gpu: Gpu) -> Iterator[LlamaRunner]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(warm_up_module, "time", gpu)
+        patched.setattr(warm_up_module, "_ROW_COSTS_S", math.inf)
+        yield cast(LlamaRunner, gpu)
 
 
 @given(first_s=st.floats(0, 1e3), change_s=st.floats(0, 1e3))
-def test_on_a_gpu_a_width_costs_what_its_steps_in_a_row_take(first_s: float, change_s: float) -> None:
+def test_on_a_gpu_a_width_costs_what_its_steps_in_a_row_take_and_a_change_what_leaving_it_and_coming_back_do(
+    first_s: float, change_s: float
+) -> None:
     """The least of three counts, because the first step of a width loads kernels and the next captures a graph."""
-    with pytest.MonkeyPatch.context() as patched:
-        runner = on(Gpu(first_s=first_s, change_s=change_s), patched)
-        assert dict(row_costs_of(runner)) == {width: pytest.approx(width) for width in (*range(1, 13), 16, 24, 32)}
-
-
-@given(change_s=st.floats(0, 1e3), first_s=st.floats(0, 1e3))
-def test_a_change_of_width_costs_what_leaving_it_and_coming_back_do(change_s: float, first_s: float) -> None:
-    with pytest.MonkeyPatch.context() as patched:
-        runner = on(Gpu(first_s=first_s, change_s=change_s), patched)
-        assert switch_s_of(runner, row_costs_of(runner)) == pytest.approx(2 * change_s, abs=1e-6)
+    with on(Gpu(first_s=first_s, change_s=change_s)) as runner:
+        costs = row_costs_of(runner)
+        assert dict(costs) == {width: pytest.approx(width) for width in (*range(1, 13), 16, 24, 32)}
+        assert switch_s_of(runner, costs) == pytest.approx(2 * change_s, abs=1e-6)
+        assert switch_s_of(runner, costs[:1]) == 0.0, "only one width was measured"
 
 
 @given(load_s=st.floats(0, 3000), save_s=st.floats(0, 3000))
@@ -269,16 +237,14 @@ def test_copies_are_worthwhile_where_loading_one_takes_less_than_reading_its_tok
     load_s: float, save_s: float
 ) -> None:
     """A copy out does not count, because it is made while nothing runs."""
-    with pytest.MonkeyPatch.context() as patched:
-        found = retention_of(on(Gpu(load_s=load_s, save_s=save_s), patched), 256)
-    assert found.is_copying_worthwhile == (load_s < 1024)
+    with on(Gpu(load_s=load_s, save_s=save_s)) as runner:
+        assert retention_of(runner, 256).is_copying_worthwhile == (load_s < 1024)
 
 
 @given(dead_s=st.floats(1e-7, 1e-1), n_ctx=st.sampled_from((2048, 4096, 16_384)))
 def test_as_many_cells_of_finished_jobs_stay_as_cost_a_step_of_one_token_two_hundredths(
     dead_s: float, n_ctx: int
 ) -> None:
-    with pytest.MonkeyPatch.context() as patched:
-        found = retention_of(on(Gpu(dead_s=dead_s, n_ctx=n_ctx), patched), 256)
-    least, most = 256, n_ctx // 2
-    assert found.max_dead_cells == pytest.approx(min(max(least, MAX_DEAD_COST / dead_s), most), rel=1e-3, abs=1)
+    expected = min(max(256, MAX_DEAD_COST / dead_s), n_ctx // 2)
+    with on(Gpu(dead_s=dead_s, n_ctx=n_ctx)) as runner:
+        assert retention_of(runner, 256).max_dead_cells == pytest.approx(expected, rel=1e-3, abs=1)
