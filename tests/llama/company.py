@@ -1,7 +1,10 @@
 """Slots that do at random what an engine can ask of a context, and a record of what each must hold."""
 
+import ctypes
+import struct
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from random import Random
 
 import numpy as np
@@ -9,8 +12,6 @@ import pytest
 from llama_cpp import llama_cpp as capi
 
 from tests.llama.conftest import GREEDY
-from tests.llama.plain_cells import PlainCells
-from tests.llama.seq_states import n_used, positions
 from worker.engine.step import Aborted, NoRoom, Slice
 from worker.llama.context import Context
 from worker.server.saved.copies import ORDINARY, Layout, SavedCells
@@ -20,6 +21,67 @@ N_SLOTS = 4
 """The slots that do something; the context may have more."""
 
 Tokens = list[TokenId]
+
+
+# ── the library's own account of a context's memory, past all our bookkeeping ────────────────────────
+
+_EVERY_SEQUENCE = -1
+
+
+def positions(context: Context, slot: int, n_cell_ints: int = 3) -> list[int]:
+    """The positions of the slot's cells, in the order in which they lie."""
+    data = _state(context, slot)
+    cell_bytes = 4 * n_cell_ints
+    return [struct.unpack_from("<i", data, 16 + i * cell_bytes)[0] for i in range(_n_cells(data))]
+
+
+def n_used(context: Context) -> int:
+    """Cells that are occupied, by whatever sequence."""
+    return _n_cells(_state(context, _EVERY_SEQUENCE))
+
+
+def _state(context: Context, seq_id: int) -> bytes:
+    n_bytes = int(capi.llama_state_seq_get_size(context.handle, seq_id))
+    state = (ctypes.c_uint8 * n_bytes)()
+    assert capi.llama_state_seq_get_data(context.handle, state, n_bytes, seq_id) == n_bytes
+    return bytes(state)
+
+
+def _n_cells(state: bytes) -> int:
+    (n_cells,) = struct.unpack_from("<I", state, 12)
+    return int(n_cells)
+
+
+# ── cells and their owners, one by one ───────────────────────────────────────────────────────────────
+
+
+class PlainCells:
+    """`of[slot]`: the slot's cells in the order of their positions, each a number of its own."""
+
+    def __init__(self, n_slots: int) -> None:
+        self.of: list[list[int]] = [[] for _ in range(n_slots)]
+        self._fresh = count()
+
+    @property
+    def n_cells(self) -> int:
+        return len({cell for cells in self.of for cell in cells})
+
+    def grow(self, slot: SlotId, n: int) -> None:
+        self.of[slot] += [next(self._fresh) for _ in range(n)]
+
+    def share(self, source: SlotId, target: SlotId, n: int) -> None:
+        self.of[target] = self.of[source][:n]
+
+    def cut(self, slot: SlotId, n: int) -> None:
+        del self.of[slot][n:]
+
+    def n_shared(self, slot: SlotId) -> int:
+        """Cells of the slot that others have too."""
+        others = {cell for other, cells in enumerate(self.of) if other != slot for cell in cells}
+        return sum(cell in others for cell in self.of[slot])
+
+
+# ── the company ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass
@@ -65,8 +127,7 @@ class Company:
     # ── what can be asked for ────────────────────────────────────────────────────────────────────
 
     def decode(self) -> None:
-        slices = self._slices(self.context.kv.n_free_cells)
-        if not slices:
+        if not (slices := self._slices(self.context.kv.n_free_cells)):
             return
         self.context.decode(slices)
         for slice_, row in zip(slices, self.context.rows(), strict=True):
@@ -75,8 +136,7 @@ class Company:
 
     def decode_and_take_back(self) -> None:
         """They are taken back like wrong draft tokens."""
-        slices = self._slices(self.context.kv.n_free_cells)
-        if not slices:
+        if not (slices := self._slices(self.context.kv.n_free_cells)):
             return
         self.context.decode(slices)
         for slice_ in slices:
@@ -94,8 +154,7 @@ class Company:
 
     def abort(self) -> None:
         """Before a decode, or somewhere in it: what was computed stays."""
-        slices = self._slices(self.context.kv.n_free_cells)
-        if not slices:
+        if not (slices := self._slices(self.context.kv.n_free_cells)):
             return
         self._n_nodes_left = self.chance.choice([0, self.chance.randint(0, 200)])
         with suppress(Aborted):
@@ -155,8 +214,7 @@ class Company:
         memory = capi.llama_get_memory(self.context.handle)
         assert self.context.kv.n_cells_used == self.cells.n_cells
         assert self.context.kv.n_free_cells == self.context.n_ctx - self.cells.n_cells
-        n_others = self.context.n_slots - N_SLOTS
-        assert self.context.kv.count_tokens() == [*map(len, self.tokens), *[0] * n_others]
+        assert self.context.kv.count_tokens() == [*map(len, self.tokens), *[0] * (self.context.n_slots - N_SLOTS)]
         for slot in map(SlotId, range(N_SLOTS)):
             n_held = len(self.tokens[slot])
             assert self.context.kv.n_cells(slot) == n_held

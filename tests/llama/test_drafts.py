@@ -6,9 +6,9 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
+from tests.llama.company import positions
 from tests.llama.conftest import GREEDY, LoadRandom, MakeContext
 from tests.llama.random_models import PLAIN
-from tests.llama.seq_states import positions
 from worker.engine.step import BadBatch, Sampled, Slice, Step
 from worker.limits import MAX_DRAFTS
 from worker.llama.model import Model
@@ -39,9 +39,8 @@ def half_right(right: list[TokenId], n: int) -> list[TokenId]:
 
 def at_random(right: list[TokenId], n: int) -> list[TokenId]:
     chance = Random(len(right))
-    return [
-        token if chance.random() < 0.7 else TokenId(chance.randrange(262)) for token in right[: chance.randint(0, n)]
-    ]
+    some = right[: chance.randint(0, n)]
+    return [token if chance.random() < 0.7 else TokenId(chance.randrange(262)) for token in some]
 
 
 SAMPLINGS = {
@@ -131,16 +130,13 @@ def test_slots_with_and_without_guesses_share_a_step(runner: LlamaRunner) -> Non
         prefilled(runner, slot, sampling)
     guessed = Slice(SlotId(0), 20, [*right[:4], *wrong(right[4:], 2)], sampling, right[:1], n_drafts=5)
     plain = Slice(SlotId(1), 20, right[:1], sampling, right[:1])
-    for slices in ((guessed, plain), (plain, replaced(guessed, right))):
+    fewer = Slice(SlotId(0), 20, right[:4], sampling, right[:1], n_drafts=3)
+    for slices in ((guessed, plain), (plain, fewer)):
         drawn = runner.run(Step("decode", slices))
         own = [[sampled.token for sampled in drawn if sampled.slot == slot] for slot in (0, 1)]
         assert own == [right[1:5], right[1:2]]
         for slot in (0, 1):
             runner.kv.trim(SlotId(slot), 20)
-
-
-def replaced(slice_: Slice, right: list[TokenId]) -> Slice:
-    return Slice(slice_.slot, slice_.start, right[:4], slice_.sampling, right[:1], n_drafts=3)
 
 
 def test_guesses_for_as_many_as_there_may_be_are_drawn_in_one_batch(
@@ -155,21 +151,21 @@ def test_guesses_for_as_many_as_there_may_be_are_drawn_in_one_batch(
     assert n_steps == 2
 
 
-def test_more_guesses_than_rows_of_logits_are_refused(runner: LlamaRunner) -> None:
-    n_most = MAX_DRAFTS + 1
-    step = Step("decode", (Slice(SlotId(0), 0, [TokenId(5)] * (n_most + 2), GREEDY, n_drafts=n_most + 1),))
-    with pytest.raises(BadBatch, match=f"logits of {n_most + 2} tokens; a batch has at most {n_most + 1}"):
-        runner.run(step)
-
-
 @pytest.mark.parametrize(
-    ("n_tokens", "n_drafts", "sampling"), [(1, 1, GREEDY), (3, 3, GREEDY), (3, -1, GREEDY), (3, 1, None)]
+    ("n_tokens", "n_drafts", "sampling", "message"),
+    [
+        (1, 1, GREEDY, "drafts among"),
+        (3, 3, GREEDY, "drafts among"),
+        (3, -1, GREEDY, "drafts among"),
+        (3, 1, None, "drafts among"),
+        (MAX_DRAFTS + 3, MAX_DRAFTS + 2, GREEDY, f"logits of {MAX_DRAFTS + 3} tokens; a batch has at most"),
+    ],
 )
 def test_guesses_that_cannot_be_drawn_are_refused(
-    runner: LlamaRunner, n_tokens: int, n_drafts: int, sampling: SamplingParams | None
+    runner: LlamaRunner, n_tokens: int, n_drafts: int, sampling: SamplingParams | None, message: str
 ) -> None:
     slice_ = Slice(SlotId(0), 0, [TokenId(5)] * n_tokens, sampling, n_drafts=n_drafts)
-    with pytest.raises(BadBatch, match="drafts among"):
+    with pytest.raises(BadBatch, match=message):
         runner.run(Step("decode", (slice_,)))
     assert runner.kv.n_free_cells == 512
 

@@ -1,4 +1,4 @@
-"""Slices draw the same bits from rows next to any others."""
+"""Slices draw the same bits from rows next to any others; ggml weighs a row as exactly as the sampler needs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,13 +10,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replaced
 
 from tests.constraints.bytewise import constrain
+from tests.engine.sampling.test_wide_rows import LAW as WIDE_ROWS
+from tests.engine.sampling.test_wide_rows import cases
 from tests.llama.tiny import write_tiny
 from tests.on_cpu import loaded_on_cpu
 from worker.constraints.answer import AnswerConstraint
+from worker.engine.sampling.row import F32_SLACK, Estimate, numpy_estimate
+from worker.engine.sampling.sample import sample
 from worker.engine.step import Sampled, Score, Scoring, Slice
 from worker.llama.context import Logits
+from worker.llama.library import LIBRARY_DIR
 from worker.llama.model import Model, constraints_of
-from worker.llama.runner import MIN_ROWS, MIN_VOCABULARY, Draws, DrawThreads
+from worker.llama.runner import MIN_ROWS, MIN_VOCABULARY, Draws, DrawThreads, fastest_estimate
 from worker.wire.jobs import SamplingParams, SlotId, TokenId
 
 LAW = settings(max_examples=40)
@@ -103,23 +108,16 @@ def drawn(draws: Draws, slices: list[Slice], rows: Logits) -> tuple[list[Sampled
 
 @LAW
 @given(wants=st.lists(asked, min_size=1, max_size=8))
-def test_other_slices_change_no_draw(
+def test_other_slices_and_threads_change_no_draw(
     wide: Model, constraints: list[AnswerConstraint | None], wants: list[Asked]
 ) -> None:
     pairs = [made(slot, want, constraints[slot], wide.n_vocab) for slot, want in enumerate(wants)]
-    draws = Draws(wide, ALONE)
-    together = drawn(draws, [slice_ for slice_, _ in pairs], np.concatenate([own for _, own in pairs]))
-    alone = [drawn(draws, [slice_], own) for slice_, own in pairs]
+    slices, rows = [slice_ for slice_, _ in pairs], np.concatenate([own for _, own in pairs])
+    together = drawn(Draws(wide, ALONE), slices, rows)
+    alone = [drawn(Draws(wide, ALONE), [slice_], own) for slice_, own in pairs]
     assert together[0] == [sampled for each, _ in alone for sampled in each]
     assert together[1] == [scores for _, each in alone for scores in each]
-
-
-@LAW
-@given(wants=st.lists(asked, min_size=1, max_size=8))
-def test_threads_change_no_draw(wide: Model, constraints: list[AnswerConstraint | None], wants: list[Asked]) -> None:
-    pairs = [made(slot, want, constraints[slot], wide.n_vocab) for slot, want in enumerate(wants)]
-    slices, rows = [slice_ for slice_, _ in pairs], np.concatenate([own for _, own in pairs])
-    assert drawn(Draws(wide, THREADS), slices, rows) == drawn(Draws(wide, ALONE), slices, rows)
+    assert drawn(Draws(wide, THREADS), slices, rows) == together
 
 
 @given(n_threads=st.integers(1, 9), n_rows=st.integers(0, 64), n_vocab=st.sampled_from((1_000, 32_000, 152_064)))
@@ -129,13 +127,11 @@ def test_drawing_is_shared_out_where_there_are_many_rows_and_values(n_threads: i
 
 
 @given(asked=st.lists(st.integers()), n_threads=st.integers(2, 9))
-def test_what_is_shared_out_comes_back_in_order(asked: list[int], n_threads: int) -> None:
-    assert DrawThreads(n_threads).map(str, asked) == [str(each) for each in asked]
-
-
-def test_an_error_of_a_helper_is_raised() -> None:
+def test_what_is_shared_out_comes_back_in_order_or_is_raised(asked: list[int], n_threads: int) -> None:
+    threads = DrawThreads(n_threads)
+    assert threads.map(str, asked) == [str(each) for each in asked]
     with pytest.raises(ZeroDivisionError):
-        THREADS.map(lambda each: 1 / each, [1, 0, 2])
+        threads.map(lambda each: 1 / each, [*asked, 0, *asked])
 
 
 def test_a_row_that_is_no_number_is_the_error_of_its_job_alone(wide: Model) -> None:
@@ -176,3 +172,46 @@ def test_the_log_probabilities_of_a_name_are_those_that_a_client_may_ask_for(wid
     assert [each.logprob for each in watched] == [*expected, None]
     both = [each.logprob for each in draw(n_top=0, watches_names=True)]
     assert both == [*expected, every[-1]]
+
+
+# ── the sum of a row ─────────────────────────────────────────────────────────────────────────────
+
+ESTIMATES = [numpy_estimate, fastest_estimate()]
+
+
+def test_the_library_has_the_kernel_where_its_cpu_backend_is_no_module() -> None:
+    has_modules = any(LIBRARY_DIR.glob("*ggml-cpu-*"))
+    assert (fastest_estimate() is numpy_estimate) == has_modules
+
+
+@pytest.mark.parametrize("estimate", ESTIMATES)
+@given(
+    seed=st.integers(0, 2**32),
+    size=st.sampled_from([1, 7, 8, 9, 1000, 49_152]),
+    shift=st.sampled_from([0.0, 2.5]),
+    temperature=st.sampled_from([0.3, 1.0, 30.0]),
+)
+def test_a_sum_is_off_by_no_more_than_its_slack(
+    estimate: Estimate, seed: int, size: int, shift: float, temperature: float
+) -> None:
+    row = np.random.default_rng(seed).normal(scale=3.0, size=size).astype(np.float32)
+    exact = np.exp((row.astype(np.float64) - shift) / temperature).sum()
+    assert estimate(row, shift, temperature) == pytest.approx(exact, rel=F32_SLACK)
+
+
+@pytest.mark.parametrize("estimate", ESTIMATES)
+@pytest.mark.parametrize("place", range(20))
+@pytest.mark.parametrize(("value", "expected"), [(np.nan, np.nan), (np.inf, np.inf), (-np.inf, 19.0), (-1e38, 19.0)])
+def test_what_is_no_number_shows_wherever_it_stands(
+    estimate: Estimate, place: int, value: float, expected: float
+) -> None:
+    row = np.zeros(20, np.float32)
+    row[place] = value
+    assert estimate(row, 0.0, 1.0) == pytest.approx(expected, nan_ok=True)
+
+
+@WIDE_ROWS
+@given(cases())
+def test_no_token_depends_on_the_way(case: tuple[Logits, SamplingParams, list[int]]) -> None:
+    row, sampling, generated = case
+    assert sample(row, sampling, generated, estimate=ESTIMATES[1]) == sample(row, sampling, generated)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from llama_cpp import llama_cpp as capi
 
-from tests.llama.conftest import LoadRandom, MakeContext, slice_of
+from tests.llama.conftest import LoadRandom, MakeContext, fill, slice_of
 from tests.llama.random_models import PLAIN
 from worker.engine.backend import KvMismatch
 from worker.llama.context import Context
@@ -119,11 +119,6 @@ def test_without_a_cache_type_of_its_own_other_jobs_show(make_context: MakeConte
 # ── forgetting ───────────────────────────────────────────────────────────────────────────────────
 
 
-def fill(context: Context, slot: int, n_tokens: int) -> None:
-    held = context.kv.n_cells(SlotId(slot))
-    context.decode([slice_of(slot, held, [TokenId(9 + i % 200) for i in range(n_tokens)])])
-
-
 @pytest.fixture
 def context(load_random: LoadRandom, make_context: MakeContext) -> Context:
     return make_context(load_random(PLAIN), **COMPANY)
@@ -179,7 +174,7 @@ def test_what_the_library_counts_otherwise_is_found(
 ) -> None:
     """Two slots, the seq_id for copies, and that of forgotten cells."""
     context = make_context(load_random(PLAIN))
-    context.decode([slice_of(0, 0, [TokenId(7)] * 5)])
+    fill(context, 0, 5)
     assert context.kv.count_tokens() == [5, 0]
     memory = capi.llama_get_memory(context.handle)
     if seq_id:
@@ -190,11 +185,10 @@ def test_what_the_library_counts_otherwise_is_found(
         context.kv.count_tokens()
 
 
-def test_cells_that_our_own_counts_disagree_about_are_found(load_random: LoadRandom, make_context: MakeContext) -> None:
-    context = make_context(load_random(PLAIN))
-    context.decode([slice_of(0, 0, [TokenId(7)] * 5)])
+def test_cells_that_our_own_counts_disagree_about_are_found(context: Context) -> None:
+    fill(context, 0, 5)
     context.kv.share(SlotId(0), SlotId(1), 4)
-    assert context.kv.count_tokens() == [5, 4]
+    assert context.kv.count_tokens() == [5, 4, 0, 0]
     for n_wrong in (4, 10):
         context.kv._spans.n_cells = n_wrong
         with pytest.raises(KvMismatch, match=f"slots hold 9 tokens, but {n_wrong} cells are counted"):

@@ -1,4 +1,9 @@
-"""Row groups: every row once and in order, as many rows as a group needs, and nothing left of those not read."""
+"""Row groups: every row once and in order, as many rows as a group needs, and nothing left of those not read.
+
+A width that is held costs little, and saves changes: laws over any jobs that come and end.
+"""
+
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -6,24 +11,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.llama.conftest import GREEDY, LoadRandom, MakeContext, slice_of
+from tests.llama.conftest import GREEDY, LoadRandom, MakeContext, context_on, fill, slice_of
 from tests.llama.random_models import PLAIN, RECURRENT, SLIDING, Kind
+from worker.engine.drafting.pricing import interpolated
 from worker.engine.step import Slice
 from worker.llama.batch import RowGroups
 from worker.llama.context import Context
+from worker.llama.held_width import MAX_SURPLUS, HeldWidth
 from worker.llama.model import Model
 from worker.llama.self_test import ROW_GROUPINGS, in_words, widths
 from worker.models.upstream.numbers import MAX_SEQ_IDS
 from worker.wire.jobs import SlotId, TokenId
+from worker.wire.load import RowCosts
 
 FILLED = RowGroups(multiple=4, most=4)
 FASTER = RowGroups(padded={2: 4, 3: 4, 7: 9})
 """A GPU may want these widths."""
 
 
+def decode_of(n_rows: int, n_drafts: int = 0) -> list[Slice]:
+    """The first one has the drafts."""
+    return [Slice(SlotId(slot), 5, [TokenId(0)] * (1 + n_drafts * (slot == 0)), GREEDY) for slot in range(n_rows)]
+
+
 @given(groups=st.sampled_from(ROW_GROUPINGS), n_rows=st.integers(1, 40))
 def test_each_row_of_a_decode_step_is_in_one_group_and_each_group_is_whole(groups: RowGroups, n_rows: int) -> None:
-    slices = [Slice(SlotId(slot), 5, [TokenId(0)], GREEDY) for slot in range(n_rows)]
+    slices = decode_of(n_rows)
     parts = list(groups.split(slices))
     assert [slice_ for part in parts for slice_ in part] == slices
     for part in parts:
@@ -43,7 +56,7 @@ def test_a_step_of_prompts_or_of_guesses_is_left_as_it_is(groups: RowGroups) -> 
 def test_steps_are_filled_up_to_the_width_that_takes_less_time_where_there_are_cells(
     n_rows: int, n_drafts: int, n_spare: int
 ) -> None:
-    slices = [Slice(SlotId(slot), 5, [TokenId(0)] * (1 + n_drafts * (slot == 0)), GREEDY) for slot in range(n_rows)]
+    slices = decode_of(n_rows, n_drafts)
     n_tokens = n_rows + n_drafts
     assert list(FASTER.split(slices)) == [slices]
     n_wanted = FASTER.padded.get(n_tokens, n_tokens)
@@ -64,6 +77,81 @@ def test_all_small_widths_are_tried_and_the_widest(n_slots: int) -> None:
     assert list(tried) == sorted(set(tried))
 
 
+# ── a width that is held ──────────────────────────────────────────────────────────────────────────
+
+WIDEST = 12
+MISTRAL: RowCosts = ((1, 3.5), (2, 4.2), (4, 5.3), (6, 6.4), (7, 7.1), (8, 7.1), (9, 7.1), (12, 7.5))
+SMOLLM2: RowCosts = ((1, 1.2), (2, 1.4), (4, 1.6), (6, 1.7), (7, 1.75), (8, 1.8), (9, 3.1), (12, 3.4))
+"""Milliseconds on an H100: docs/device-checks."""
+
+costs = st.lists(st.floats(0.5, 20), min_size=WIDEST, max_size=WIDEST).map(
+    lambda times: tuple((n, time) for n, time in enumerate(sorted(times), 1))
+)
+asked = st.lists(st.integers(0, WIDEST + 3), min_size=1, max_size=60)
+"""The rows of one step after another; 0: a step of another kind."""
+
+
+def played(held: HeldWidth, steps: list[int]) -> list[int]:
+    """The width of each step, 0 for one of another kind."""
+    widths = []
+    for n_rows in steps:
+        if n_rows:
+            widths.append(held.of(n_rows))
+        else:
+            held.forget()
+            widths.append(0)
+    return widths
+
+
+def n_changes(widths: list[int]) -> int:
+    return sum(before != after for before, after in pairwise(widths))
+
+
+@given(row_costs=costs | st.sampled_from((MISTRAL, SMOLLM2)), change_s=st.floats(0, 50), steps=asked)
+def test_no_step_is_much_longer_and_all_together_by_no_more_than_changes_that_came(
+    row_costs: RowCosts, change_s: float, steps: list[int]
+) -> None:
+    seconds = [0.0, *interpolated(row_costs), *[0.0] * 3]
+    widths = played(HeldWidth(row_costs, change_s), steps)
+    surplus = [seconds[width] - seconds[n] for width, n in zip(widths, steps, strict=True)]
+    for before, width, n_rows, more_s in zip([0, *widths], widths, steps, surplus, strict=False):
+        assert width in (n_rows, max(n_rows, before)), "only the width of the step before is kept"
+        assert 0 <= more_s <= MAX_SURPLUS * seconds[n_rows] + 1e-9
+    assert sum(surplus) <= change_s * n_changes(steps) + 1e-9
+    assert n_changes(widths) <= n_changes(steps)
+
+
+@given(steps=asked)
+def test_rows_that_cost_nothing_are_kept_until_a_step_of_another_kind_comes(steps: list[int]) -> None:
+    widths = played(HeldWidth(((1, 1.0), (WIDEST + 3, 1.0)), 0.0), steps)
+    most = 0
+    for n_rows, width in zip(steps, widths, strict=True):
+        most = max(most, n_rows) if n_rows else 0
+        assert width == most
+
+
+@pytest.mark.parametrize(("row_costs", "ended"), [(MISTRAL, 8), (MISTRAL, 12), (SMOLLM2, 8), (SMOLLM2, 12)])
+def test_the_end_of_one_of_many_jobs_changes_no_width_for_many_steps(row_costs: RowCosts, ended: int) -> None:
+    widths = played(HeldWidth(row_costs, 1.3), [ended, *[ended - 1] * 8])
+    assert widths == [ended] * 9
+
+
+def test_a_width_that_costs_much_is_left_at_once() -> None:
+    assert played(HeldWidth(SMOLLM2, 1e9), [9, 8, 3]) == [9, 8, 3]
+
+
+@given(n_rows=st.integers(1, 8), n_spare=st.integers(0, 12))
+def test_a_step_is_filled_up_to_the_width_that_is_held_where_there_are_cells(n_rows: int, n_spare: int) -> None:
+    groups = RowGroups(padded={8: 9}, held=HeldWidth(((1, 1.0), (9, 1.0)), 0.0))
+    assert groups.n_padding(decode_of(8), 100) == 1
+    assert groups.n_padding(decode_of(n_rows), n_spare) == (9 - n_rows if n_spare >= 9 else 0)
+    assert groups.n_padding([Slice(SlotId(0), 0, [TokenId(0)] * 5)], 100) == 0
+    assert groups.n_padding(decode_of(3), 100) == 0, "the width is forgotten"
+
+
+# ── on the real library ──────────────────────────────────────────────────────────────────────────
+
+
 def rows_of(context: Context, slices: list[Slice]) -> NDArray[np.float32]:
     context.decode(slices)
     return context.rows().copy()
@@ -76,10 +164,10 @@ def test_unread_rows_change_no_others_and_leave_no_cell(
 ) -> None:
     """Products are row by row; the memory is full but for their cells."""
     model = load_random(kind)
-    bare, filled = (context_of(make_context, model, groups) for groups in (RowGroups(), FILLED))
-    for context in (bare, filled):
-        for slot in range(3):
-            context.decode([slice_of(slot, 0, [TokenId(slot + 5)] * (20 + slot))])
+    bare, filled = (make_context(model, n_seq_max=3, type_k="bf16", has_padding=True) for _ in range(2))
+    filled.row_groups = FILLED
+    for context, slot in product((bare, filled), range(3)):
+        fill(context, slot, 20 + slot)
     for turn in range(8):
         slices = [slice_of(slot, 20 + slot + turn, [TokenId(40 + turn)]) for slot in range(3)]
         own, beside = (rows_of(context, slices) for context in (bare, filled))
@@ -91,12 +179,14 @@ def test_unread_rows_change_no_others_and_leave_no_cell(
             np.testing.assert_allclose(own, beside, rtol=0, atol=1e-3)
 
 
+def padding(tiny: Model, n_slots: int) -> Context:
+    return context_on(tiny, n_ctx=256, n_batch=256, n_seq_max=n_slots, has_padding=True)
+
+
 def test_a_full_memory_has_cells_for_unread_rows(tiny: Model) -> None:
-    context = Context(
-        tiny, n_ctx=256, n_batch=256, n_ubatch=64, n_seq_max=1, n_threads=1, n_threads_batch=1, has_padding=True
-    )
+    context = padding(tiny, 1)
     context.row_groups = FILLED
-    context.decode([slice_of(0, 0, [TokenId(5)] * 252)])
+    fill(context, 0, 252)
     context.decode([slice_of(0, 252, [TokenId(5)])])
     assert context.kv.n_cells_used == 253
 
@@ -105,10 +195,7 @@ def test_a_full_memory_has_cells_for_unread_rows(tiny: Model) -> None:
 def test_a_context_whose_slots_leave_no_seq_id_cannot_fill_steps_up(
     tiny: Model, n_slots: int, *, can_pad: bool
 ) -> None:
-    context = Context(
-        tiny, n_ctx=256, n_batch=256, n_ubatch=64, n_seq_max=n_slots, n_threads=1, n_threads_batch=1, has_padding=True
-    )
-    assert context.can_pad == can_pad
+    assert padding(tiny, n_slots).can_pad == can_pad
 
 
 @pytest.mark.model
@@ -120,9 +207,8 @@ def test_rows_that_only_save_time_need_no_slot_of_their_own(
     model = load_random(kind)
     plain, faster = (make_context(model, n_seq_max=3, type_k="bf16", n_ctx=256, n_batch=256) for _ in range(2))
     faster.row_groups = FASTER
-    for context in (plain, faster):
-        for slot in range(3):
-            context.decode([slice_of(slot, 0, [TokenId(slot + 5)] * (20 + slot))])
+    for context, slot in product((plain, faster), range(3)):
+        fill(context, slot, 20 + slot)
     for turn in range(4):
         slices = [slice_of(slot, 20 + slot + turn, [TokenId(40 + turn)]) for slot in range(3)]
         own, beside = (rows_of(context, slices) for context in (plain, faster))
@@ -135,9 +221,3 @@ def test_rows_that_only_save_time_need_no_slot_of_their_own(
     faster.decode([slice_of(0, 24, [TokenId(5)] * (room - 3))])
     faster.decode([slice_of(slot, faster.kv.n_cells(SlotId(slot)), [TokenId(5)]) for slot in range(3)])
     assert faster.kv.n_cells_used == faster.n_ctx, "a full memory has no cells for them, and the step runs as it is"
-
-
-def context_of(make_context: MakeContext, model: Model, groups: RowGroups) -> Context:
-    context = make_context(model, n_seq_max=3, type_k="bf16", has_padding=True)
-    context.row_groups = groups
-    return context

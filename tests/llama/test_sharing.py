@@ -3,20 +3,18 @@
 A company of slots does at random what an engine can ask for, in so little memory that cells are moved all the time.
 """
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
 
-from tests.llama.company import N_SLOTS, Company
-from tests.llama.conftest import LoadRandom, MakeContext
+from tests.llama.company import N_SLOTS, Company, n_used, positions
+from tests.llama.conftest import LoadRandom, MakeContext, fill
 from tests.llama.random_models import GEMMA, MROPE, PLAIN, SLIDING, SLIDING_ONLY, Kind
-from tests.llama.seq_states import n_used, positions
-from worker.engine.step import Slice
 from worker.llama.context import Context
-from worker.llama.model import Model
 from worker.models.upstream.numbers import MAX_SEQ_IDS
 from worker.server.saved.copies import Layout
-from worker.wire.jobs import SlotId, TokenId
+from worker.wire.jobs import SlotId
 
 pytestmark = pytest.mark.model
 
@@ -26,86 +24,61 @@ ROUNDING = 1.0
 """Sums of f16 and activations of 8 bits move a logit of these models by 0.5 at most, another token by 3 and more."""
 
 
-def company_of(
-    model: Model, make_context: MakeContext, seed: int, n_slots: int = N_SLOTS, **changes: int | str
-) -> Company:
-    sizes = {**SIZES, **changes}
-    context = make_context(model, **sizes | {"n_seq_max": n_slots})
-    alone = make_context(model, **sizes)
-    return Company(context, alone, Random(seed), model.n_vocab, is_ordered=n_slots + 2 <= MAX_SEQ_IDS)
+@pytest.fixture
+def company_of(load_random: LoadRandom, make_context: MakeContext) -> Callable[..., Company]:
+    def make(seed: int, kind: Kind = PLAIN, n_slots: int = N_SLOTS, **changes: int | str) -> Company:
+        model, sizes = load_random(kind), {**SIZES, **changes}
+        context, alone = (make_context(model, **sizes | {"n_seq_max": n}) for n in (n_slots, N_SLOTS))
+        return Company(context, alone, Random(seed), model.n_vocab)
+
+    return make
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_no_slot_notices_what_others_share_save_load_and_forget(
-    load_random: LoadRandom, make_context: MakeContext, seed: int
-) -> None:
-    company = company_of(load_random(PLAIN), make_context, seed)
-    company.live(500)
+CompanyOf = Callable[..., Company]
+
+
+@pytest.mark.parametrize(
+    ("seed", "kind"), [(1, PLAIN), (2, PLAIN), (3, PLAIN), (8, SLIDING), (8, SLIDING_ONLY), (8, GEMMA)], ids=str
+)
+def test_no_slot_notices_what_others_share_save_load_and_forget(company_of: CompanyOf, seed: int, kind: Kind) -> None:
+    """Windows of 8 tokens in sequences of more than 200: most of what is shared, the window has passed long ago."""
+    company = company_of(seed, kind)
+    company.live(500 if kind is PLAIN else 300)
     assert company.n_compared > 150
     assert company.n_aborted_in_part > 0
 
 
-def test_nor_beyond_the_cells_where_a_lone_row_is_split_over_threads(
-    load_random: LoadRandom, make_context: MakeContext
-) -> None:
+def test_nor_beyond_the_cells_where_a_lone_row_is_split_over_threads(company_of: CompanyOf) -> None:
     """llama.cpp would split it from 512 cells on, with K and V of one type."""
-    company = company_of(load_random(PLAIN), make_context, 7, n_ctx=2048, n_batch=2048, n_threads=2)
+    company = company_of(7, n_ctx=2048, n_batch=2048, n_threads=2)
     company.longest = 600
     company.live(60)
 
 
-def test_where_v_lies_transposed_they_notice_no_more_than_rounding(
-    load_random: LoadRandom, make_context: MakeContext
-) -> None:
-    """The bits depend on the other jobs without flash attention, but the order of cells does not."""
-    company = company_of(load_random(PLAIN), make_context, 4, flash_attn="off")
-    company.tolerance = ROUNDING
-    company.live(250)
-
-
-def test_nor_where_a_position_is_several_numbers(load_random: LoadRandom, make_context: MakeContext) -> None:
-    company = company_of(load_random(MROPE), make_context, 5)
+def test_nor_where_a_position_is_several_numbers(company_of: CompanyOf) -> None:
+    company = company_of(5, MROPE)
     company.layout = Layout(is_mrope=True)
     company.live(250)
 
 
-def test_in_a_memory_without_order_they_notice_no_more_than_rounding(
-    load_random: LoadRandom, make_context: MakeContext
+WITHOUT_ORDER = {PLAIN: MAX_SEQ_IDS - 1, SLIDING: MAX_SEQ_IDS // 2 - 1}
+"""So many slots leave but one seq_id, and then the memory is as on a GPU."""
+
+
+@pytest.mark.parametrize("kind", [PLAIN, SLIDING], ids=str)
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_where_v_lies_transposed_or_cells_have_no_order_they_notice_no_more_than_rounding(
+    company_of: CompanyOf, kind: Kind, *, is_ordered: bool
 ) -> None:
-    """This is as on a GPU. The reason here is that the slots leave but one seq_id."""
-    company = company_of(load_random(PLAIN), make_context, 6, n_slots=MAX_SEQ_IDS - 1)
-    company.tolerance = ROUNDING
-    company.live(250)
-
-
-@pytest.mark.parametrize("kind", [SLIDING, SLIDING_ONLY, GEMMA], ids=str)
-def test_nor_where_layers_have_sliding_windows(load_random: LoadRandom, make_context: MakeContext, kind: Kind) -> None:
-    """Windows of 8 tokens in sequences of more than 200: most of what is shared, the window has passed long ago."""
-    company = company_of(load_random(kind), make_context, 8)
-    company.live(300)
-    assert company.n_compared > 150
-    assert company.n_aborted_in_part > 0
-
-
-@pytest.mark.parametrize(
-    ("n_slots", "flash_attn"), [(MAX_SEQ_IDS // 2 - 1, "on"), (N_SLOTS, "off")], ids=["without order", "V transposed"]
-)
-def test_with_sliding_windows_too_they_notice_no_more_than_rounding(
-    load_random: LoadRandom, make_context: MakeContext, n_slots: int, flash_attn: str
-) -> None:
-    """New cells go into holes in an unordered memory, around which lie cells that the window has passed."""
-    company = company_of(load_random(SLIDING), make_context, 9, n_slots=n_slots, flash_attn=flash_attn)
-    company.is_ordered = flash_attn == "off"
-    company.tolerance = ROUNDING
+    """The bits depend on the other jobs without flash attention, but the order of cells does not. New cells go into
+    holes in an unordered memory, around which lie cells that a window has passed."""
+    changes = {"flash_attn": "off"} if is_ordered else {"n_slots": WITHOUT_ORDER[kind]}
+    company = company_of(4, kind, **changes)
+    company.is_ordered, company.tolerance = is_ordered, ROUNDING
     company.live(250)
 
 
 # ── what chance might miss ───────────────────────────────────────────────────────────────────────
-
-
-def fill(context: Context, slot: int, n_tokens: int) -> None:
-    held = context.kv.n_cells(SlotId(slot))
-    context.decode([Slice(SlotId(slot), held, [TokenId(9 + (held + i) % 200) for i in range(n_tokens)])])
 
 
 @pytest.fixture
