@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.llama.conftest import Loaded
@@ -13,17 +13,13 @@ from tests.llama.tiny import BOS, END, LONG_PIECE, TOKENS, write_tiny
 from tests.on_cpu import loaded_on_cpu
 from tools.fire.models import model as random_model
 from worker.errors import ModelLoadFailed
-from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.models.facts.info import read_info
-from worker.models.plan.devices import choose_device
 from worker.wire.jobs import TokenId
-
-CPU = choose_device("cpu", devices())
 
 NO_TOKEN = "\x04\x06\x13\x14\x16\x1d"
 """The default model's vocabulary lacks these bytes, and those that begin code points from U+40000 on."""
-
+KNOWN = st.characters(codec="utf-8", exclude_characters=NO_TOKEN, max_codepoint=0x3FFFF)
 
 UTF8_PARTS = [bytes([byte]) for byte in (*range(0x7E, 0x82), 0x90, 0xBF, 0xC0, 0xC3, 0xE0, 0xED, *range(0xF0, 0x100))]
 
@@ -40,60 +36,35 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 
 @pytest.mark.model
-def test_progress_rises_to_100_and_never_repeats(loaded: Loaded) -> None:
-    assert loaded.percents == sorted(set(loaded.percents))
-    assert loaded.percents[-1] == 100
-    assert loaded.percents[0] >= 0
-
-
-@pytest.mark.model
-def test_the_facts_agree_with_the_card(model: Model, model_path: Path) -> None:
-    info = read_info(model_path)
-    assert model.n_vocab == info.vocab_size
-
-
-@pytest.mark.model
-def test_the_weights_are_measured(model: Model, model_path: Path) -> None:
+def test_a_load_reports_progress_and_what_it_holds(loaded: Loaded, model_path: Path) -> None:
     """The library prints hundredths of a MiB, and maps the tensors with the padding between them."""
-    weights_bytes = read_info(model_path).weights_bytes
-    assert model.sizes.of_kind("model") == pytest.approx(weights_bytes, rel=0.01)
+    assert loaded.percents == sorted(set(loaded.percents))
+    assert loaded.percents[0] >= 0
+    assert loaded.percents[-1] == 100
+    info = read_info(model_path)
+    assert loaded.model.n_vocab == info.vocab_size
+    assert loaded.model.sizes.of_kind("model") == pytest.approx(info.weights_bytes, rel=0.01)
 
 
 @pytest.mark.model
 @pytest.mark.usefixtures("default_model")
-def test_the_end_tokens_are_the_vocabularys_own(model: Model) -> None:
+def test_the_default_models_tokens_are_known(model: Model) -> None:
     assert model.ends.tolist() == [0, 2, 4]
     assert [token for token in range(model.n_vocab) if model.is_end(TokenId(token))] == [0, 2, 4]
+    texts = ("<|im_start|>", "", "certainly more than one")
+    assert [model.token_of(text) for text in texts] == [1, None, None]
 
 
 @pytest.mark.model
-@pytest.mark.usefixtures("default_model")
-def test_a_text_may_be_one_token(model: Model) -> None:
-    assert model.token_of("<|im_start|>") == 1
-    assert model.token_of("") is None
-    assert model.token_of("certainly more than one") is None
-
-
-@pytest.mark.model
-@given(text=st.text(alphabet=st.characters(codec="utf-8", exclude_characters=NO_TOKEN, max_codepoint=0x3FFFF)))
+@given(text=st.text(st.characters(codec="utf-8")) | st.text(KNOWN))
+@example(text="naïve 🎈 \0 Ελλάδα " * 1500)
 @pytest.mark.usefixtures("default_model")
 def test_the_pieces_of_a_text_are_the_text(loaded: Loaded, text: str) -> None:
-    """Any text of bytes that the vocabulary has, NUL included."""
-    assert text_of(loaded.model, loaded.model.tokenize(text)) == text
-
-
-@pytest.mark.model
-@pytest.mark.usefixtures("default_model")
-def test_a_long_text_is_one_text(model: Model) -> None:
-    text = "naïve 🎈 \0 Ελλάδα " * 1500
-    assert text_of(model, model.tokenize(text)) == text
-
-
-@pytest.mark.model
-@given(text=st.text(alphabet=st.characters(codec="utf-8")))
-@pytest.mark.usefixtures("default_model")
-def test_the_bytes_of_a_text_are_tokenised_as_the_text(loaded: Loaded, text: str) -> None:
-    assert loaded.model.tokenize_bytes(text.encode()) == loaded.model.tokenize(text)
+    """Any text of bytes that the vocabulary has, NUL included, and however long; its bytes give the same tokens."""
+    tokens = loaded.model.tokenize(text)
+    assert loaded.model.tokenize_bytes(text.encode()) == tokens
+    if not set(text) & set(NO_TOKEN) and max(text, default="") < "\U00040000":
+        assert text_of(loaded.model, tokens) == text
 
 
 @pytest.mark.model
@@ -110,11 +81,6 @@ def test_any_bytes_are_tokenised_or_refused(loaded: Loaded, data: bytes) -> None
 def test_bytes_that_spell_no_code_point_are_refused(model: Model, data: bytes) -> None:
     with pytest.raises(ValueError, match="code point"):
         model.tokenize_bytes(data)
-
-
-def test_bos_is_not_put_before_bytes(tiny: Model) -> None:
-    assert BOS not in tiny.tokenize_bytes(b"a")
-    assert tiny.tokenize_bytes(b"<s>a")[0] == BOS
 
 
 @pytest.mark.model
@@ -134,25 +100,22 @@ def test_a_text_with_words_of_the_vocabularys_own_is_spelled(owner: Model, text:
 
 @pytest.mark.parametrize("text", ["a", "", "<s>a", "<s>", "</s>", "<s><s>a"])
 def test_bos_comes_first_and_never_twice(tiny: Model, text: str) -> None:
-    """Two that the prompt itself has are its own."""
+    """Two that the prompt itself has are its own, and so are those in bytes."""
     tokens = tiny.tokenize(text)
     assert tokens[0] == BOS
     assert tokens.count(TokenId(BOS)) == max(1, text.count("<s>"))
+    assert tiny.tokenize_bytes(text.encode()).count(TokenId(BOS)) == text.count("<s>")
 
 
 def test_no_bos_where_the_metadata_says_so(tmp_path: Path) -> None:
-    path = write_tiny(tmp_path / "tiny.gguf", has_bos=False)
-    with loaded_on_cpu(path) as model:
+    with loaded_on_cpu(write_tiny(tmp_path / "tiny.gguf", has_bos=False)) as model:
         assert BOS not in model.tokenize("a")
         assert model.tokenize("<s>a")[0] == BOS
 
 
-def test_a_piece_may_be_long(tiny: Model) -> None:
-    assert tiny.piece(TokenId(TOKENS.index(LONG_PIECE))) == LONG_PIECE.encode()
-
-
-def test_bytes_are_raw(tiny: Model) -> None:
-    assert [tiny.piece(TokenId(3 + byte)) for byte in (0, 10, 255)] == [b"\0", b"\n", b"\xff"]
+def test_bytes_are_raw_and_a_piece_may_be_long(tiny: Model) -> None:
+    tokens = (3, 13, 258, TOKENS.index(LONG_PIECE))
+    assert [tiny.piece(TokenId(token)) for token in tokens] == [b"\0", b"\n", b"\xff", LONG_PIECE.encode()]
     assert tiny.is_end(TokenId(END))
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
-from parity.setups import opened
 from tests.constraints.bytewise import constrain
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
 from tests.llama.tiny import END, write_tiny
@@ -25,30 +25,33 @@ CHAT = "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n
 
 
 def generate(
-    runner: LlamaRunner, prompts: list[str], n_tokens: int, sampling: SamplingParams = GREEDY
-) -> list[list[Sampled]]:
-    """The prompts side by side, a slot each; greedy by default."""
-    tokens = [runner.model.tokenize(prompt) for prompt in prompts]
-    drawn: list[list[Sampled]] = [[] for _ in prompts]
-    for slot, prompt in enumerate(tokens):
-        drawn[slot] += runner.run(Step("prefill", (slice_of(slot, 0, prompt, sampling),)))
-    for _ in range(n_tokens - 1):
-        slices = []
-        for slot, prompt in enumerate(tokens):
-            generated = [sampled.token for sampled in drawn[slot]]
-            start = len(prompt) + len(generated) - 1
-            slices.append(Slice(SlotId(slot), start, generated[-1:], sampling, generated))
-        for sampled in runner.run(Step("decode", tuple(slices))):
-            drawn[sampled.slot].append(sampled)
-    for slot in range(len(prompts)):
-        runner.kv.trim(SlotId(slot), 0)
+    runner: LlamaRunner, prompt: str, n_most: int, constraint: AnswerConstraint | None = None
+) -> list[Sampled]:
+    """Greedy, until an error or an end under the constraint, or nothing may follow; it is closed and the slot empty."""
+    tokens = runner.model.tokenize(prompt)
+    step = Step("prefill", (Slice(SlotId(0), 0, tokens, GREEDY, (), constraint),))
+    drawn: list[Sampled] = []
+    while len(drawn) < n_most:
+        drawn += runner.run(step)
+        generated = [sampled.token for sampled in drawn]
+        if constraint is not None:
+            if drawn[-1].is_end or drawn[-1].error is not None:
+                break
+            constraint.accept(generated[-1])
+            if constraint.is_over:
+                break
+        start = len(tokens) + len(generated) - 1
+        step = Step("decode", (Slice(SlotId(0), start, generated[-1:], GREEDY, generated, constraint),))
+    if constraint is not None:
+        constraint.close()
+    runner.kv.trim(SlotId(0), 0)
     return drawn
 
 
 @pytest.mark.model
 @pytest.mark.usefixtures("default_model")
 def test_a_chat_ends_by_itself(runner: LlamaRunner) -> None:
-    [drawn] = generate(runner, [CHAT], 15)
+    drawn = generate(runner, CHAT, 15)
     ends = [sampled.is_end for sampled in drawn]
     assert any(ends)
     answer = b"".join(sampled.piece for sampled in drawn[: ends.index(True)]).decode()
@@ -60,11 +63,9 @@ def test_a_chat_ends_by_itself(runner: LlamaRunner) -> None:
 def test_a_step_larger_than_a_batch_draws_the_same(runner: LlamaRunner, make_context: MakeContext) -> None:
     small = LlamaRunner(runner.model, make_context(n_batch=5, n_ubatch=5))
     prompt = runner.model.tokenize(CHAT * 3)
-    other = prompt[3:20]
-    step = Step("prefill", (slice_of(0, 0, prompt), slice_of(1, 0, other)))
+    step = Step("prefill", (slice_of(0, 0, prompt), slice_of(1, 0, prompt[3:20])))
     assert small.run(step) == runner.run(step)
-    assert small.context.kv.n_cells(SlotId(0)) == len(prompt)
-    assert small.context.kv.n_cells(SlotId(1)) == len(other)
+    assert small.kv.count_tokens() == [len(prompt), 17]
 
 
 @pytest.mark.model
@@ -79,8 +80,7 @@ def test_a_step_that_fails_in_its_second_batch_keeps_nothing(
     runner.run(Step("prefill", (slice_of(0, 0, [TokenId(5)] * 10, None),)))
     with pytest.raises(error):
         runner.run(Step("prefill", (slice_of(0, 10, [TokenId(5)] * 64, None), last)))
-    assert runner.kv.n_cells(SlotId(0)) == 10
-    assert runner.kv.n_cells(SlotId(1)) == 0
+    assert runner.kv.count_tokens() == [10, 0]
 
 
 def test_logits_that_are_not_numbers_are_that_slots_error(model_of_nan: Model, make_context: MakeContext) -> None:
@@ -95,8 +95,7 @@ def test_a_banned_logit_that_is_no_number_fails_a_job_that_asks_for_log_probabil
     tmp_path: Path, make_context: MakeContext
 ) -> None:
     """Sampling never looks at it; log-probabilities are those of the row as it is."""
-    path = write_tiny(tmp_path / "m.gguf", token_of_nan=END)
-    with opened(path) as model:
+    with loaded_on_cpu(write_tiny(tmp_path / "m.gguf", token_of_nan=END)) as model:
         runner = LlamaRunner(model, make_context(model))
         plain = SamplingParams(seed=1, temperature=0.0, ignore_eos=True)
         asking = replace(plain, logprobs=1)
@@ -115,80 +114,56 @@ def constraint_of(model: Model, regex: str) -> AnswerConstraint:
     return constrain(constraints_of(model), regex=regex)
 
 
-def draw(runner: LlamaRunner, prompt: str, constraint: AnswerConstraint, n_most: int = 20) -> list[Sampled]:
-    """Greedy, until an end or an error, or nothing may follow; the constraint is closed and the slot empty then."""
-    tokens = runner.model.tokenize(prompt)
-    step = Step("prefill", (Slice(SlotId(0), 0, tokens, GREEDY, (), constraint),))
-    drawn: list[Sampled] = []
-    while len(drawn) < n_most:
-        drawn += runner.run(step)
-        if drawn[-1].is_end or drawn[-1].error is not None:
-            break
-        generated = [sampled.token for sampled in drawn]
-        constraint.accept(generated[-1])
-        if constraint.is_over:
-            break
-        start = len(tokens) + len(generated) - 1
-        step = Step("decode", (Slice(SlotId(0), start, generated[-1:], GREEDY, generated, constraint),))
-    constraint.close()
-    runner.kv.trim(SlotId(0), 0)
-    return drawn
-
-
 @pytest.mark.model
 def test_a_constraint_leaves_the_draw_what_it_allows_and_ends_the_answer(runner: LlamaRunner) -> None:
-    drawn = draw(runner, CHAT, constraint_of(runner.model, r"\[[0-9]{2}\]"))
+    drawn = generate(runner, CHAT, 20, constraint_of(runner.model, r"\[[0-9]{2}\]"))
     assert re.fullmatch(rb"\[[0-9]{2}\]", b"".join(sampled.piece for sampled in drawn))
 
 
 @pytest.mark.model
 def test_a_constraint_that_the_model_follows_changes_no_token(runner: LlamaRunner) -> None:
-    [free] = generate(runner, [CHAT], 10)
-    assert draw(runner, CHAT, constraint_of(runner.model, r"(?s:.*)"), 10) == free
+    assert generate(runner, CHAT, 10, constraint_of(runner.model, r"(?s:.*)")) == generate(runner, CHAT, 10)
 
 
 def test_a_complete_text_ends_where_the_vocabulary_has_no_end_token(tmp_path: Path, make_context: MakeContext) -> None:
-    path = write_tiny(tmp_path / "endless.gguf", has_end=False)
-    with loaded_on_cpu(path) as model:
-        drawn = draw(LlamaRunner(model, make_context(model)), "a", constraint_of(model, "aa"))
+    with loaded_on_cpu(write_tiny(tmp_path / "endless.gguf", has_end=False)) as model:
+        drawn = generate(LlamaRunner(model, make_context(model)), "a", 20, constraint_of(model, "aa"))
         assert model.ends.size == 0
     assert [(sampled.piece, sampled.is_end) for sampled in drawn] == [(b"a", False), (b"a", False)]
 
 
+def log_softmax(runner: LlamaRunner) -> NDArray[np.float64]:
+    logits = runner.context.rows()[0].astype(np.float64)
+    return logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+
+
 @pytest.mark.model
 def test_a_token_that_is_forced_is_reported_with_the_log_probability_it_has(runner: LlamaRunner) -> None:
-    sampling = replace(GREEDY, logprobs=0)
-    tokens = runner.model.tokenize(CHAT)
     forced = Token(TokenId(5), runner.model.piece(TokenId(5)))
-    [sampled] = runner.run(Step("prefill", (Slice(SlotId(0), 0, tokens, sampling, forced=forced),)))
-    [free] = [each for each in [sampled.logprob] if each is not None]
-    logits = runner.context.rows()[0].astype(np.float64)
-    expected = logits[5] - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+    slice_ = Slice(SlotId(0), 0, runner.model.tokenize(CHAT), replace(GREEDY, logprobs=0), forced=forced)
+    [sampled] = runner.run(Step("prefill", (slice_,)))
     assert (sampled.token, sampled.piece) == (forced.id, forced.piece)
-    assert free.token.logprob == pytest.approx(expected)
+    assert sampled.logprob is not None
+    assert sampled.logprob.token.logprob == pytest.approx(log_softmax(runner)[5])
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("n_top", [0, 5])
-def test_log_probabilities_are_those_of_the_raw_logits(runner: LlamaRunner, n_top: int) -> None:
+@pytest.mark.parametrize("n_top", [None, 0, 5])
+def test_log_probabilities_are_those_of_the_raw_logits_where_they_are_asked_for(
+    runner: LlamaRunner, n_top: int | None
+) -> None:
     sampling = SamplingParams(seed=3, temperature=1.7, repetition_penalty=1.5, top_k=40, logprobs=n_top)
-    tokens = runner.model.tokenize(CHAT)
-    [sampled] = runner.run(Step("prefill", (slice_of(0, 0, tokens, sampling),)))
-    logits = runner.context.rows()[0].astype(np.float64)
-    expected = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+    [sampled] = runner.run(Step("prefill", (slice_of(0, 0, runner.model.tokenize(CHAT), sampling),)))
+    if n_top is None:
+        assert sampled.logprob is None
+        return
     assert sampled.logprob is not None
-    token = sampled.logprob.token
+    token, expected = sampled.logprob.token, log_softmax(runner)
     assert token == TopToken(sampled.piece.decode(), sampled.token, token.logprob)
     assert token.logprob == pytest.approx(expected[sampled.token])
     best = np.argsort(-expected, kind="stable")[:n_top]
     assert [top.id for top in sampled.logprob.top] == best.tolist()
     assert [top.logprob for top in sampled.logprob.top] == pytest.approx(expected[best].tolist())
-
-
-@pytest.mark.model
-def test_without_being_asked_there_are_no_log_probabilities(runner: LlamaRunner) -> None:
-    [sampled] = runner.run(Step("prefill", (slice_of(0, 0, runner.model.tokenize(CHAT)),)))
-    assert sampled.logprob is None
 
 
 # ── batches ──────────────────────────────────────────────────────────────────────────────────────
