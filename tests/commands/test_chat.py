@@ -17,14 +17,13 @@ from typing import Any
 
 import pytest
 
-from tests.commands.test_generate import complaint
+from tests.commands.test_generate import GREEDY, complaint
 from tests.worker_process import PATIENCE_S, ended_by, eventually, own_environment
 from worker.commands.chat import Talk, Terminal, Turn
 from worker.commands.session import Session
 from worker.config.settings import Settings
 
 COMMAND = (sys.executable, "-m", "worker", "chat")
-GREEDY = ("--temperature", "0")
 SUMMARY = r"\[\d+ tokens, [\d.]+ tokens/s, seed \d+\]"
 
 TAKE_THE_TERMINAL = (
@@ -159,30 +158,7 @@ def test_what_cannot_be_answered_ends_a_pipe_with_one_line(any_model: Path) -> N
     assert "context is 64" in complaint(result, 1)
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--temperature", "3"], "temperature"),
-        (["--stop", ""], "stop"),
-        (["--chat-template", "/no/such/template"], "/no/such/template cannot be read"),
-        (["--chat-template-kwargs", "[]"], "--chat-template-kwargs"),
-        (["--port", "1"], "--port"),
-        (["--system", "x" * 40_000], "messages must be at most 32768 characters"),
-    ],
-)
-def test_a_bad_flag_is_one_line_and_exit_2(flags: list[str], said: str) -> None:
-    assert said in complaint(piped(*flags, stdin="Hi"), 2)
-
-
 # ── what is typed, what is sent ──────────────────────────────────────────────────────────────────
-
-
-def questions(typed: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
-    with asyncio.Runner() as runner:
-        terminal = Terminal(runner, Session(Settings()), Talk(None, {}))
-        found = list(iter(terminal._next, None))
-    return [question for question in found if question is not None]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +176,10 @@ def questions(typed: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_lines_that_belong_together_are_one_question(
     typed: str, found: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert questions(typed, monkeypatch) == found
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    with asyncio.Runner() as runner:
+        terminal = Terminal(runner, Session(Settings()), Talk(None, {}))
+        assert list(iter(terminal._next, None)) == found
 
 
 def messages(talk: Talk) -> Any:

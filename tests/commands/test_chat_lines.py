@@ -140,25 +140,15 @@ def test_a_call_that_is_cut_is_none_and_the_one_before_it_stays(end: int, capsys
     assert json.loads(call["function"]["arguments"]) == {"at": "Nîmes"}
 
 
-def test_an_answer_becomes_a_message_with_its_calls(capsysbinary: Capture) -> None:
-    asked = {"template": HERMES, "tools": TOOLS, "text": f"I look.\n{CALL}\n{CALL}"}
-    (found,) = answers("parse", asked, capture=capsysbinary)
+def test_an_answer_becomes_a_message_with_its_calls_if_there_are_tools(capsysbinary: Capture) -> None:
+    asked = {"template": HERMES, "tools": TOOLS}
+    lines = (asked | {"text": f"I look.\n{CALL}\n{CALL}"}, asked | {"text": CALL}, {"template": HERMES, "text": CALL})
+    two, alone, content = [found["message"] for found in answers("parse", *lines, capture=capsysbinary)]
     function = {"name": "look", "arguments": '{"at": "Nîmes"}'}
-    assert found["message"] == {
-        "role": "assistant",
-        "content": "I look.",
-        "tool_calls": [{"id": f"call0000{n}", "type": "function", "function": function} for n in (0, 1)],
-    }
-
-
-def test_without_tools_a_call_is_content(capsysbinary: Capture) -> None:
-    (found,) = answers("parse", {"template": HERMES, "text": CALL}, capture=capsysbinary)
-    assert found["message"] == {"role": "assistant", "content": CALL}
-
-
-def test_a_call_alone_has_no_content(capsysbinary: Capture) -> None:
-    (found,) = answers("parse", {"template": HERMES, "text": CALL, "tools": TOOLS}, capture=capsysbinary)
-    assert found["message"]["content"] is None
+    calls = [{"id": f"call0000{n}", "type": "function", "function": function} for n in (0, 1)]
+    assert two == {"role": "assistant", "content": "I look.", "tool_calls": calls}
+    assert alone["content"] is None
+    assert content == {"role": "assistant", "content": CALL}
 
 
 def test_the_prompt_says_where_an_answer_begins(capsysbinary: Capture) -> None:
@@ -224,10 +214,8 @@ def test_control_tokens_of_the_format_stay(tmp_path: Path, capsysbinary: Capture
     )
     characters = sorted(set('{"name": "look", "arguments": {}}') - set("a "))
     path = write_tiny(tmp_path / "tiny.gguf", chat_template=template, characters="".join(characters))
-    ids = {text: len(TOKENS) + n for n, text in enumerate(characters)} | {
-        "a": TOKENS.index("a"),
-        " ": TOKENS.index("▁"),
-    }
+    ids = {text: len(TOKENS) + n for n, text in enumerate(characters)}
+    ids |= {"a": TOKENS.index("a"), " ": TOKENS.index("▁")}
     answer = [BOS, *(ids[sign] for sign in '{"name": "look", "arguments": {}}'), END]
     line = {"token_ids": answer, "tools": TOOLS}
     (found,) = answers("parse", line, flags=("--model", str(path)), capture=capsysbinary)

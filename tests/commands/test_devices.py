@@ -39,15 +39,11 @@ def test_the_flag_column_is_what_the_device_flag_accepts(found: Device, flag: st
     assert describe(found, available_bytes=10**12).flag == flag
 
 
-def test_free_memory_is_the_hosts_for_a_cpu_and_the_devices_for_a_gpu() -> None:
-    assert describe(device("CPU", "cpu", "cpu", 0), available_bytes=300).free_bytes == 300
-    assert describe(device("CUDA0", "gpu", "cuda", 0), available_bytes=300).free_bytes == 700
-
-
-def test_what_has_no_memory_of_its_own_shows_none() -> None:
+def test_free_memory_is_the_hosts_for_a_cpu_and_the_devices_for_a_gpu_and_an_accelerator_has_none() -> None:
     blas = replace(device("BLAS", "accel", "blas", 0), free_bytes=0, total_bytes=0)
-    assert device_cells(describe(blas, available_bytes=300))[3:5] == ("-", "-")
-    assert device_cells(describe(device("CPU", "cpu", "cpu", 0), available_bytes=300))[3:5] == ("0.3 KiB", "1.0 KiB")
+    found = [device("CPU", "cpu", "cpu", 0), device("CUDA0", "gpu", "cuda", 0), blas]
+    cells = [device_cells(describe(each, available_bytes=300))[3:5] for each in found]
+    assert cells == [("0.3 KiB", "1.0 KiB"), ("0.7 KiB", "1.0 KiB"), ("-", "-")]
 
 
 def test_json_lists_every_device_and_backend_of_the_library(capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,17 +71,10 @@ def test_a_pipe_gets_one_line_per_device_and_then_one_per_backend(capsys: pytest
     assert {len(cells) for cells in lines[n_devices:]} == {3}
 
 
-CUDA0, CUDA1, BLAS, CPU = (
-    replace(found, ordinal=ordinal)
-    for ordinal, found in enumerate(
-        [
-            device("CUDA0", "gpu", "cuda", 0),
-            device("CUDA1", "gpu", "cuda", 1),
-            device("BLAS", "accel", "blas", 0),
-            device("CPU", "cpu", "cpu", 0),
-        ]
-    )
-)
+KINDS: list[tuple[str, Kind, str, int]] = [
+    *(("CUDA0", "gpu", "cuda", 0), ("CUDA1", "gpu", "cuda", 1), ("BLAS", "accel", "blas", 0), ("CPU", "cpu", "cpu", 0)),
+]
+CUDA0, CUDA1, BLAS, CPU = (replace(device(*kind), ordinal=ordinal) for ordinal, kind in enumerate(KINDS))
 
 
 def test_devices_are_in_the_librarys_order_and_each_under_its_backend() -> None:

@@ -1,5 +1,7 @@
 """`llorch-worker generate`: one prompt, answered in the terminal by a real engine process."""
 
+import io
+import json
 import re
 import signal
 import subprocess
@@ -7,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +22,7 @@ pytestmark = pytest.mark.process
 
 FRANCE = "The capital of France is"
 STORY = "Once upon a time, in a small village by the sea, there lived"
+GREEDY = ("--temperature", "0")
 COMMAND = (sys.executable, "-m", "worker", "generate")
 
 
@@ -55,7 +59,7 @@ def the_line(stdout: str, stderr: str) -> str:
 @pytest.mark.model
 def test_the_text_goes_to_stdout_and_a_summary_to_stderr(default_model: Path) -> None:
     """The catalogue's default answers without --model, with the same greedy text."""
-    greedy = (FRANCE, "--max-tokens", "8", "--temperature", "0")
+    greedy = (FRANCE, "--max-tokens", "8", *GREEDY)
     result = generate(*greedy, "--model", str(default_model))
     assert (result.returncode, result.stdout[:7]) == (0, " Paris."), result.stderr
     assert re.fullmatch(r"\n\[8 tokens, [\d.]+ tokens/s, seed \d+\]\n", result.stderr)
@@ -74,23 +78,18 @@ def test_the_seed_of_the_summary_gives_the_same_text_again(shallow_model: Path) 
 
 @pytest.mark.model
 def test_a_stop_string_ends_the_text_before_it(default_model: Path) -> None:
-    flags = ("--model", str(default_model), "--max-tokens", "8", "--temperature", "0")
+    flags = ("--model", str(default_model), "--max-tokens", "8", *GREEDY)
     assert answer(FRANCE, *flags, "--stop", "Paris", "--stop", "London") == " "
 
 
 @pytest.mark.model
-def test_a_prompt_may_come_from_stdin(shallow_model: Path) -> None:
-    flags = ("--model", str(shallow_model), "--max-tokens", "4", "--temperature", "0")
-    piped = generate("-", *flags, stdin=FRANCE.encode())
-    assert (piped.returncode, piped.stdout) == (0, answer(FRANCE, *flags)), piped.stderr
-
-
-@pytest.mark.model
-def test_a_question_goes_through_the_models_template(shallow_model: Path) -> None:
-    """The same tokens as of the prompt that the template makes of it."""
-    flags = ("--model", str(shallow_model), "--max-tokens", "12", "--temperature", "0")
+def test_a_prompt_may_come_from_stdin_or_of_the_models_template(shallow_model: Path) -> None:
+    """With the same tokens."""
+    flags = ("--model", str(shallow_model), "--max-tokens", "12", *GREEDY)
     prompt = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    assert answer("Hi", "--chat", "--system", "Be brief.", *flags) == answer(prompt, *flags)
+    piped = generate("-", *flags, stdin=prompt.encode())
+    assert piped.returncode == 0, piped.stderr
+    assert piped.stdout == answer(prompt, *flags) == answer("Hi", "--chat", "--system", "Be brief.", *flags)
 
 
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────
@@ -104,36 +103,18 @@ def test_a_prompt_beyond_the_context_is_one_line_with_both_numbers(default_model
     assert "32" in line
 
 
+BAD_FLAGS = [json.loads(line) for line in (Path(__file__).parent / "bad_flags.jsonl").read_text().splitlines()]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--no-such-flag"], "--no-such-flag"),
-        (["--max-tokens", "0"], "max_tokens"),
-        (["--max-tokens", "-1"], "--max-tokens"),
-        (["--max-tokens", "2049"], "max_tokens must be at most 2048"),
-        (["--top-k", "-4"], "--top-k"),
-        (["--top-k", "4294967296"], "--top-k"),
-        (["--top-p", "-0.1"], "top_p must be at least 0.0"),
-        (["--min-p", "1.1"], "min_p must be at most 1.0"),
-        (["--repetition-penalty", "2.5"], "repetition_penalty must be at most 2.0"),
-        (["--temperature", "3"], "temperature"),
-        (["--temperature", "nan"], "temperature"),
-        (["--temperature", "1e99"], "temperature must be at most 2.0 (got inf)"),
-        (["--max-prompt-chars", "1"], "prompt must be at most 1 characters (got 2)"),
-        (["--seed", "-1"], "--seed"),
-        (["--stop", ""], "stop"),
-        (["--device", "toaster"], "--device"),
-        (["--port", "1"], "--port"),
-        (["--system", "Be brief."], "--system needs --chat"),
-        (["--chat", "--max-prompt-chars", "1"], "messages must be at most 1 characters together (got 2)"),
-        (["--chat-template", "/no/such/file"], "--chat-template /no/such/file cannot be read"),
-    ],
+    "case", [*BAD_FLAGS, {"command": ["chat"], "flags": ["--system", "x" * 40_000], "said": "32768"}]
 )
 def test_a_bad_flag_is_one_line_and_exit_2(
-    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+    case: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(["generate", "Hi", *arguments]) == 2
-    assert named in the_line(*capsys.readouterr())
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi"))
+    assert run([*case["command"], *case["flags"]]) == 2
+    assert case["said"] in the_line(*capsys.readouterr())
 
 
 @pytest.mark.parametrize(
@@ -154,15 +135,12 @@ def test_a_prompt_is_required() -> None:
 
 
 def test_a_model_that_cannot_be_used_is_one_line_and_exit_1(tmp_path: Path) -> None:
-    absent, broken = tmp_path / "absent.gguf", tmp_path / "broken.gguf"
+    """The last one is refused by llama.cpp alone."""
+    absent, broken, odd = (tmp_path / f"{name}.gguf" for name in ("absent", "broken", "odd"))
     broken.write_bytes(tiny_model().to_bytes()[:-1])
-    for path in (absent, broken):
-        assert str(path) in complaint(generate("Hi", "--model", str(path)), 1)
-
-
-def test_what_only_llama_cpp_refuses_is_one_line_with_its_reason(tmp_path: Path) -> None:
-    path = tiny_model().write(tmp_path / "tiny.gguf")
-    assert "key not found in model" in complaint(generate("Hi", "--model", str(path)), 1)
+    tiny_model().write(odd)
+    for path, said in ((absent, str(absent)), (broken, str(broken)), (odd, "key not found in model")):
+        assert said in complaint(generate("Hi", "--model", str(path)), 1)
 
 
 FAILING_WATCHDOG = """
@@ -183,7 +161,7 @@ def test_a_part_that_fails_while_the_answer_comes_is_one_line_and_exit_1(model_p
     """The part is the watchdog: without it the answer of an engine that hangs would be waited for without end."""
     command = (sys.executable, "-c", FAILING_WATCHDOG, "generate", STORY, "--model", str(model_path))
     result = subprocess.run(
-        [*command, "--max-tokens", "2048", "--temperature", "0"],
+        [*command, "--max-tokens", "2048", *GREEDY],
         env=own_environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     line = "llorch-worker: error: the engine's watchdog failed: ZeroDivisionError: on purpose\n"
@@ -204,7 +182,7 @@ def _ctrl_c_is_heard() -> Iterator[None]:
 @contextmanager
 def endless(model: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A run of far more tokens than any test waits for; afterwards its engine is gone."""
-    flags = ["--model", str(model), "--max-tokens", "2048", "--temperature", "0"]
+    flags = ["--model", str(model), "--max-tokens", "2048", *GREEDY]
     with subprocess.Popen(
         [*COMMAND, STORY, *flags], env=own_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -235,22 +213,19 @@ def stderr_of(process: subprocess.Popen[bytes]) -> bytes:
 
 @pytest.mark.model
 @pytest.mark.usefixtures("_ctrl_c_is_heard")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_answer_and_leaves_no_engine(number: signal.Signals, code: int, model_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "is_loading"),
+    [(signal.SIGINT, 130, False), (signal.SIGTERM, 143, False), (signal.SIGINT, 130, True)],
+)
+def test_a_signal_ends_the_answer_or_the_load_and_leaves_no_engine(
+    number: signal.Signals, code: int, model_path: Path, *, is_loading: bool
+) -> None:
     with endless(model_path) as process:
-        read_first_text(process)
+        if not is_loading:
+            read_first_text(process)
         process.send_signal(number)
         assert stderr_of(process) == b""
     assert process.returncode == code
-
-
-@pytest.mark.model
-@pytest.mark.usefixtures("_ctrl_c_is_heard")
-def test_ctrl_c_while_loading_leaves_no_engine(model_path: Path) -> None:
-    with endless(model_path) as process:
-        process.send_signal(signal.SIGINT)
-        assert stderr_of(process) == b""
-    assert process.returncode == 130
 
 
 @pytest.mark.model

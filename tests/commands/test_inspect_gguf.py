@@ -38,47 +38,52 @@ def as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
+def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of a failed inspection."""
+    assert run(["inspect", *arguments]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("llorch-worker: error: ")
+    return err
+
+
 def test_json_has_every_field_of_the_inspection_in_its_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = as_json(write_tiny(tmp_path / "tiny.gguf"), capsys)
     assert list(found) == [field.name for field in fields(Inspection)]
     named = msgspec.to_builtins(inspected(read_info(tiny_model().write(tmp_path / "named.gguf"))))
-    assert named["architecture"] == found["architecture"] == "llama"
-    assert named["context_length"] == 512
-    assert named["layers"] == 2
-    assert named["vocabulary"] == 8
-    assert named["tokenizer"] == "gguf-bpe"
-    assert named["license"] == "apache-2.0"
+    expected = {"architecture": "llama", "context_length": 512, "layers": 2, "vocabulary": 8, "tokenizer": "gguf-bpe"}
+    assert named.items() >= (expected | {"license": "apache-2.0"}).items()
+    assert found["architecture"] == "llama"
 
 
 @pytest.mark.parametrize(
-    ("template", "has_one", "chat_format"),
+    ("template", "chat_format"),
     [
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", True, "hermes (generic)"),
-        ("{{ messages }}<tool_call>", True, "hermes (declared)"),
-        ("{% for %}", True, None),
-        (None, False, None),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "hermes (generic)"),
+        ("{{ messages }}<tool_call>", "hermes (declared)"),
+        ("{% for %}", None),
+        (None, None),
     ],
 )
 def test_the_chat_template_and_its_format_are_reported(
-    template: str | None,
-    has_one: bool,
-    chat_format: str | None,
-    tmp_path: Path,
+    template: str | None, chat_format: str | None, tmp_path: Path
 ) -> None:
     changes: dict[str, Value | None] = {"tokenizer.chat_template": template}
-    path = tiny_model(changes).write(tmp_path / "tiny.gguf")
-    found = inspected(read_info(path))
-    assert (found.has_chat_template, found.chat_format) == (has_one, chat_format)
+    found = inspected(read_info(tiny_model(changes).write(tmp_path / "tiny.gguf")))
+    assert (found.has_chat_template, found.chat_format) == (template is not None, chat_format)
 
 
 def test_tensor_types_account_for_all_tensors_and_bytes(tmp_path: Path) -> None:
-    info = read_info(tiny_model().write(tmp_path / "tiny.gguf"))
-    rows = inspected(info).tensor_types
-    assert sum(row.tensors for row in rows) == len(info.tensors)
-    assert sum(row.bytes for row in rows) == info.weights_bytes
-    assert sum(row.share for row in rows) == pytest.approx(1)
+    """A split model is inspected as one."""
+    for path, n_files in ((tiny_model().write(tmp_path / "tiny.gguf"), 1), (tiny_split(tmp_path)[0], 3)):
+        info = read_info(path)
+        found = inspected(info)
+        assert found.files == n_files
+        assert sum(row.tensors for row in found.tensor_types) == len(info.tensors)
+        assert sum(row.bytes for row in found.tensor_types) == info.weights_bytes
+        assert sum(row.share for row in found.tensor_types) == pytest.approx(1)
 
 
 def test_the_memory_estimate_adds_up_with_the_cells_that_serve_would_have_here(tmp_path: Path) -> None:
@@ -101,12 +106,6 @@ def test_weights_that_are_repacked_are_reported(tmp_path: Path) -> None:
     assert not found.is_mapped
 
 
-def test_a_split_model_is_inspected_as_one(tmp_path: Path) -> None:
-    found = inspected(read_info(tiny_split(tmp_path)[0]))
-    assert found.files == 3
-    assert found.tensor_types[0].tensors == 3
-
-
 def test_a_model_is_named_as_for_serve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The model may be a name in the catalogue, a file in the models directory, file:/path; a missing one is not
     fetched.
@@ -118,10 +117,8 @@ def test_a_model_is_named_as_for_serve(tmp_path: Path, capsys: pytest.CaptureFix
         assert json.loads(capsys.readouterr().out)["path"] == str(there)
     there.unlink()
     for reference in (entry.name, "hf:org/repo"):
-        assert run(["inspect", reference, "--models-dir", str(tmp_path)]) == 1
-        out, err = capsys.readouterr()
-        assert (out, err.count("\n")) == ("", 1)
-        assert f"llorch-worker models pull {reference}" in err
+        said = complaint([reference, "--models-dir", str(tmp_path)], capsys)
+        assert f"llorch-worker models pull {reference}" in said
 
 
 def test_a_pipe_gets_lines_that_name_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,17 +126,8 @@ def test_a_pipe_gets_lines_that_name_everything(tmp_path: Path, capsys: pytest.C
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows] == [
         *("file", "size", "architecture", "name", "quantisation", "licence", "context", "layers", "vocabulary"),
-        *(
-            "chat template",
-            "calls",
-            "F32",
-            "weights",
-            "KV cache",
-            "compute buffers",
-            "total",
-            "prefix cache",
-            "available here",
-        ),
+        *("chat template", "calls", "F32", "weights", "KV cache", "compute buffers", "total", "prefix cache"),
+        "available here",
     ]
     assert ["chat template", "yes"] in rows
     assert ["vocabulary", "262 tokens, gguf-spm"] in rows
@@ -164,38 +152,32 @@ def test_a_name_in_the_file_cannot_steer_the_terminal(tmp_path: Path, capsys: py
     assert shown.replace("\n", "").replace("\t", "").isprintable()
 
 
-def test_a_file_that_llama_cpp_does_not_load_gives_its_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tiny_model().write(tmp_path / "tiny.gguf")
-    assert run(["inspect", str(path)]) == 1
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert f"{path}: cannot be loaded: " in err
-    assert "key not found in model: llama.attention.layer_norm_rms_epsilon" in err
-
-
-@pytest.mark.parametrize("content", [None, b"", b"not a GGUF, though long enough for a header"])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, ""),
+        (b"", ""),
+        (b"not a GGUF, though long enough for a header", ""),
+        (tiny_model().to_bytes(), ": cannot be loaded: "),
+    ],
+    ids=["absent", "empty", "no GGUF", "refused by llama.cpp"],
+)
 def test_a_bad_file_is_one_line_and_exit_1(
-    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: bytes | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The last one is refused by llama.cpp alone, which gives its reason."""
     path = tmp_path / "bad.gguf"
     if content is not None:
         path.write_bytes(content)
-    assert run(["inspect", str(path)]) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("llorch-worker: error: ")
-    assert str(path) in err
-    assert err.count("\n") == 1
+    line = complaint([str(path)], capsys)
+    assert f"{path}{said}" in line
+    assert said == "" or "key not found in model: llama.attention.layer_norm_rms_epsilon" in line
 
 
 def test_the_default_model_is_described(default_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(default_model, capsys)
-    assert found["quantisation"] == "Q4_1"
-    assert found["context_length"] == 8192
-    assert found["vocabulary"] == 49152
-    assert found["has_chat_template"] is True
+    named = {"quantisation": "Q4_1", "context_length": 8192, "vocabulary": 49152, "has_chat_template": True}
+    assert found.items() >= named.items()
     assert [row["type"] for row in found["tensor_types"]] == ["Q4_1", "Q8_0", "F32"]
     assert found["file_bytes"] == default_model.stat().st_size
     # What is laid out anew may take more than in the file, and an embedding that is the output is there twice.

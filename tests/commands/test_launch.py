@@ -47,18 +47,12 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 @every_agent
-def test_a_configuration_names_the_address_the_model_and_the_token(name: str) -> None:
+def test_a_configuration_names_the_address_the_model_the_token_and_the_context_if_the_agent_reads_it(name: str) -> None:
     found = [*leaves(read(configuration_of(name, SERVED)))]
     assert any(SERVED.model in str(leaf).split("/") for leaf in found)
     assert SERVED.token in found
-    is_anthropic = name == "claude"
-    assert (SERVED.url if is_anthropic else f"{SERVED.url}/v1") in found
-
-
-@every_agent
-def test_a_configuration_names_the_context_if_the_agent_reads_it(name: str) -> None:
-    found = [str(leaf) for leaf in leaves(read(configuration_of(name, SERVED)))]
-    assert (str(SERVED.context) in found) == (name not in {"aider", "cline"})
+    assert (SERVED.url if name == "claude" else f"{SERVED.url}/v1") in found
+    assert (str(SERVED.context) in map(str, found)) == (name not in {"aider", "cline"})
 
 
 @every_agent
@@ -79,10 +73,7 @@ def test_the_command_names_the_file_unless_the_agent_finds_it_by_itself(name: st
 
 
 SETTINGS: dict[str, list[tuple[str | int, ...]]] = {
-    "pi": [
-        ("providers", "worker", "api"),
-        ("providers", "worker", "models", 0, "contextWindow"),
-    ],
+    "pi": [("providers", "worker", "api"), ("providers", "worker", "models", 0, "contextWindow")],
     "claude": [("env", "ANTHROPIC_AUTH_TOKEN"), ("env", "CLAUDE_CODE_MAX_CONTEXT_TOKENS")],
     "codex": [("model_providers", "worker", "wire_api"), ("model_context_window",)],
     "continue": [("models", 0, "apiBase"), ("models", 0, "capabilities")],
@@ -163,26 +154,28 @@ def test_write_puts_it_where_the_agent_looks_and_only_its_owner_can_read_it(
     assert [*path.parent.iterdir()] == [path]
 
 
-def test_a_file_that_an_agent_has_for_all_its_providers_keeps_the_others(home: Path) -> None:
+@pytest.fixture
+def pis(home: Path) -> Path:
     path = home / ".pi" / "agent" / "models.json"
     path.parent.mkdir(parents=True)
-    path.write_text('{"providers": {"mine": {"api": "é"}, "worker": {"old": 1}}, "other": [1]}')
+    return path
+
+
+def test_a_file_that_an_agent_has_for_all_its_providers_keeps_the_others(pis: Path) -> None:
+    pis.write_text('{"providers": {"mine": {"api": "é"}, "worker": {"old": 1}}, "other": [1]}')
     with serving(CARDS) as server:
         assert run(["launch", "pi", "--write", "--url", server.url]) == 0
-    found = json.loads(path.read_text())
-    assert found["other"] == [1]
-    assert found["providers"]["mine"] == {"api": "é"}
+    found = json.loads(pis.read_text())
+    assert (found["other"], found["providers"]["mine"]) == ([1], {"api": "é"})
     assert found["providers"]["worker"]["baseUrl"] == f"{server.url}/v1"
 
 
-def test_a_file_that_is_not_json_is_left_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = home / ".pi" / "agent" / "models.json"
-    path.parent.mkdir(parents=True)
-    path.write_text("{ // mine\n}")
+def test_a_file_that_is_not_json_is_left_alone(pis: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pis.write_text("{ // mine\n}")
     with serving(CARDS) as server:
         assert run(["launch", "pi", "--write", "--url", server.url]) == 2
-    assert f"{path} is not JSON" in capsys.readouterr().err
-    assert path.read_text() == "{ // mine\n}"
+    assert f"{pis} is not JSON" in capsys.readouterr().err
+    assert pis.read_text() == "{ // mine\n}"
 
 
 JSON = st.recursive(st.none() | st.integers(), lambda inner: st.dictionaries(st.sampled_from("abc"), inner))
@@ -238,22 +231,13 @@ def test_what_is_no_url_is_a_usage_error(url: str, home: Path, capsys: pytest.Ca
 
 # ── the page ─────────────────────────────────────────────────────────────────────────────────────
 
-HEADINGS = {
-    "pi": "pi",
-    "claude": "Claude Code",
-    "codex": "Codex",
-    "opencode": "opencode",
-    "qwen": "Qwen Code",
-    "cline": "Cline",
-    "continue": "Continue",
-    "aider": "aider",
-}
+HEADINGS = {"claude": "Claude Code", "codex": "Codex", "qwen": "Qwen Code", "cline": "Cline", "continue": "Continue"}
 LANGUAGES = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 
 
 @every_agent
 def test_the_page_shows_what_launch_prints(name: str) -> None:
     expected = configuration_of(name, Served("http://127.0.0.1:8080", "any", 32_768))
-    language = LANGUAGES[Path(expected.path).suffix]
-    assert blocks("docs/clients.md", HEADINGS[name], language) == [expected.text]
-    assert blocks("docs/clients.md", HEADINGS[name], "sh") == [f"{expected.start}\n"]
+    heading, language = HEADINGS.get(name, name), LANGUAGES[Path(expected.path).suffix]
+    assert blocks("docs/clients.md", heading, language) == [expected.text]
+    assert blocks("docs/clients.md", heading, "sh") == [f"{expected.start}\n"]
