@@ -41,11 +41,8 @@ def test_every_pair_is_computed_on_the_gpu_or_refused_and_slow_ones_are_reported
 
 
 @pytest.mark.parametrize("device", [CPU, replace(GPU, backend="vulkan"), replace(GPU, backend="metal")])
-def test_other_devices_have_kernels_of_their_own(device: Device) -> None:
+def test_other_devices_have_kernels_of_their_own_and_without_flash_attention_no_pair_matters(device: Device) -> None:
     assert check_cache_types(config(cache_type_v="iq4_nl"), device, "q8_0") is None
-
-
-def test_without_flash_attention_no_pair_matters() -> None:
     assert check_cache_types(config(flash_attn="off"), GPU, "iq4_nl") is None
 
 

@@ -1,4 +1,7 @@
-"""`--batch-invariant` decides from a file, a build and the flags: always the same, and only what costs nothing."""
+"""`--batch-invariant` decides from a file, a build and the flags: always the same, and only what costs nothing.
+
+Settings that change numbers are reported, on made-up devices; tests/parity/test_setups.py has the real ones.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -6,12 +9,16 @@ from typing import Any
 import pytest
 
 from tests.llama.test_repack import layout, matrix, model
+from tests.models.plan.test_placement import CPU, GIB, MODEL, gpu, needs, placed, with_room_for
+from tests.models.plan.test_placement import config as placed_config
 from tests.server.front.rehearsal import CONFIG as REHEARSED
 from worker.config.engine_settings import Configure
-from worker.llama.invariance import PRODUCT_TYPES, Rule, has_own_products, rule_of
+from worker.llama.invariance import PRODUCT_TYPES, Rule, has_own_products, numerics_of, rule_of
 from worker.llama.repack import LaidOut
 from worker.models.facts.gguf import Tensor
-from worker.wire.load import BatchInvariance
+from worker.models.plan.buffers import Buffer, BufferSizes
+from worker.models.plan.devices import Device
+from worker.wire.load import BatchInvariance, Numerics
 
 CONFIG = replace(REHEARSED, cache_type_k="auto", flash_attn="auto", swa_full="auto")
 
@@ -20,26 +27,26 @@ def as_in_the_file(_: Tensor) -> LaidOut | None:
     return None
 
 
+FLAGS: dict[str, Any] = {
+    "is_on_gpu": False,
+    "is_without_flash": False,
+    "is_in_order": True,
+    "own_types": PRODUCT_TYPES,
+    "layout": as_in_the_file,
+}
+ON_GPU, WITHOUT_PRODUCTS = {"is_on_gpu": True}, {"own_types": ()}
+
+
 def rule(
     *types: str,
     config: Configure = CONFIG,
-    has_products: bool = True,
-    is_on_gpu: bool = False,
-    is_in_order: bool = True,
     name: str = "attn_q",
     dims: tuple[int, ...] = (256, 32),
+    flags: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Rule:
     info = model(*(matrix(kind, f"blk.{at}.{name}.weight", dims) for at, kind in enumerate(types)))
-    return rule_of(
-        config,
-        replace(info, **changes),
-        is_on_gpu=is_on_gpu,
-        is_without_flash=False,
-        is_in_order=is_in_order,
-        own_types=PRODUCT_TYPES if has_products else (),
-        layout=as_in_the_file,
-    )
+    return rule_of(config, replace(info, **changes), **FLAGS | (flags or {}))
 
 
 def found(*types: str, config: Configure = CONFIG, **changes: Any) -> BatchInvariance:
@@ -51,76 +58,45 @@ def test_it_is_kept_where_every_product_is_ours_and_attention_is() -> None:
     assert found(*sorted(PRODUCT_TYPES)[4:]).kept
 
 
-@pytest.mark.parametrize("odd", ["Q2_K", "IQ4_NL", "F16", "F32"])
-def test_one_matrix_of_another_type_is_enough(odd: str) -> None:
-    decided = found("Q4_K", odd, "Q6_K")
-    assert decided == BatchInvariance(kept=False, why=f"products with {odd} depend on the number of rows")
-
-
-def test_experts_and_other_stacks_are_multiplied_by_ggml() -> None:
-    assert not found("Q4_K", name="ffn_up_exps").kept
-    assert not found("Q4_K", name="attn_k_b", dims=(256, 32, 8)).kept
-    assert found("Q4_K", name="attn_k_b", dims=(256, 32, 1)).kept
-
-
 @pytest.mark.parametrize(
-    "heads",
+    ("types", "changes", "why"),
     [
-        {"key_length": 100, "value_length": 112},
-        {"key_length": 64, "value_length": 72},
-        {"head_counts": (71,) * 4, "head_counts_kv": (1,) * 4},
+        *((["Q4_K", odd], {}, f"products with {odd} depend on") for odd in ("Q2_K", "IQ4_NL", "F16", "F32")),
+        (["Q4_K"], {"name": "ffn_up_exps"}, "depend on the number of rows"),
+        (["Q4_K"], {"name": "attn_k_b", "dims": (256, 32, 8)}, "depend on the number of rows"),
+        (["Q4_K"], {"name": "attn_k_b", "dims": (256, 32, 1)}, "it costs nothing here"),
+        (["Q4_K"], {"key_length": 100, "value_length": 112}, "attention with such heads is ggml's own"),
+        (["Q4_K"], {"key_length": 64, "value_length": 72}, "attention with such heads is ggml's own"),
+        (["Q4_K"], {"head_counts": (71,) * 4, "head_counts_kv": (1,) * 4}, "attention with such heads is ggml's own"),
+        (["Q4_K"], {"flags": {"is_in_order": False}}, "order"),
+        (["Q4_K"], {"architecture": "lfm2"}, "recurrent"),
+        (["Q4_K"], {"config": replace(CONFIG, flash_attn="off")}, "flash attention"),
+        (["Q4_K"], {"config": replace(CONFIG, cache_type_k="q8_0")}, "KV cache"),
+        (["Q4_K"], {"config": replace(CONFIG, cache_type_v="bf16")}, "KV cache"),
+        (["Q4_K"], {"flags": WITHOUT_PRODUCTS}, "build"),
+        (["Q4_K"], {"flags": ON_GPU}, "GPU"),
+        (["Q4_K", "Q5_0"], {"flags": {"layout": layout}}, "it costs nothing here"),
+        (["IQ4_XS"], {}, "depend on the number of rows"),
     ],
     ids=str,
 )
-def test_attention_with_some_heads_is_ggmls_own(heads: dict[str, Any]) -> None:
-    assert found("Q4_K", **heads).why == "attention with such heads is ggml's own"
+def test_matrices_heads_cells_flags_a_build_or_a_gpu_may_stand_against_it(
+    types: list[str], changes: dict[str, Any], why: str
+) -> None:
+    """Weights in tiles need no products of ours."""
+    decided = found(*types, **changes)
+    assert why in decided.why
+    assert decided.kept == (why == "it costs nothing here")
 
 
-def test_cells_in_another_order_stand_against_it() -> None:
-    assert "order" in found("Q4_K", is_in_order=False).why
-    assert "recurrent" in found("Q4_K", architecture="lfm2").why
-
-
-def test_weights_in_tiles_need_no_products_of_ours() -> None:
-    info = model(matrix("Q4_K"), matrix("Q5_0", "blk.1.attn_q.weight"))
-    flags: dict[str, Any] = {
-        "is_on_gpu": False,
-        "is_without_flash": False,
-        "is_in_order": True,
-        "own_types": PRODUCT_TYPES,
-    }
-    assert rule_of(CONFIG, info, **flags, layout=layout).obstacle is None
-    in_tiles = model(matrix("IQ4_XS"))
-    assert rule_of(CONFIG, in_tiles, **flags, layout=as_in_the_file).obstacle is not None
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"flash_attn": "off"}, "flash attention"),
-        ({"cache_type_k": "q8_0"}, "KV cache"),
-        ({"cache_type_v": "bf16"}, "KV cache"),
-    ],
-)
-def test_flags_may_stand_against_it(change: dict[str, Any], reason: str) -> None:
-    decided = found("Q4_K", config=replace(CONFIG, **change))
-    assert not decided.kept
-    assert reason in decided.why
-
-
-def test_a_build_or_a_gpu_may_stand_against_it() -> None:
-    assert "build" in found("Q4_K", has_products=False).why
-    assert "GPU" in found("Q4_K", is_on_gpu=True).why
-
-
-@pytest.mark.parametrize("has_products", [False, True])
+@pytest.mark.parametrize("flags", [{}, WITHOUT_PRODUCTS])
 @pytest.mark.parametrize("kind", ["Q4_K", "F16"])
-def test_what_is_asked_for_is_what_is_reported(kind: str, *, has_products: bool) -> None:
+def test_what_is_asked_for_is_what_is_reported(kind: str, flags: dict[str, Any]) -> None:
     """The self-test finds out if `on` holds."""
     for asked in ("on", "off"):
-        decided = found(kind, config=replace(CONFIG, batch_invariant=asked), has_products=has_products)
+        decided = found(kind, config=replace(CONFIG, batch_invariant=asked), flags=flags)
         assert decided == BatchInvariance(kept=asked == "on", why=f"--batch-invariant {asked}")
-    decided = found(kind, config=replace(CONFIG, deterministic=True), has_products=has_products)
+    decided = found(kind, config=replace(CONFIG, deterministic=True), flags=flags)
     assert decided == BatchInvariance(kept=True, why="--deterministic")
 
 
@@ -129,12 +105,12 @@ def test_what_is_asked_for_is_what_is_reported(kind: str, *, has_products: bool)
     [
         (["Q4_K"], {}, "same"),
         (["Q4_K", "F16"], {}, "differs"),
-        (["Q4_K"], {"is_on_gpu": True}, "differs"),
+        (["Q4_K"], {"flags": ON_GPU}, "differs"),
         (["Q4_K"], {"architecture": "lfm2"}, "differs"),
         (["Q4_K"], {"config": replace(CONFIG, cache_type_k="q8_0")}, "untested"),
         (["F16"], {"config": replace(CONFIG, batch_invariant="off")}, "differs"),
         (["Q4_K"], {"config": replace(CONFIG, batch_invariant="off")}, "same"),
-        (["Q8_0"], {"has_products": False}, "untested" if has_own_products() else "differs"),
+        (["Q8_0"], {"flags": WITHOUT_PRODUCTS}, "untested" if has_own_products() else "differs"),
         (["Q8_0"], {"name": "ffn_up_exps"}, "untested"),
     ],
 )
@@ -144,3 +120,67 @@ def test_the_verdict_is_untested_where_numbers_may_be_the_same_in_spite_of_an_ob
     verdict = rule(*types, **changes).determinism
     assert ("untested" if verdict is None else "same" if verdict.is_same else "differs") == word
     assert verdict is None or verdict.is_same is not bool(verdict.differences)
+
+
+# ── what is reported ─────────────────────────────────────────────────────────────────────────────
+
+L4, ANOTHER_L4 = (replace(gpu(80 * GIB, index), description="NVIDIA L4") for index in (0, 1))
+H100 = replace(gpu(40 * GIB, 1), description="NVIDIA H100")
+
+
+def reported(
+    available: list[Device], sizes: BufferSizes | None = None, *, is_without_flash: bool = False, **changes: Any
+) -> Numerics:
+    asked = placed_config(threads=3, **changes)
+    sizes = sizes or BufferSizes()
+    return numerics_of(asked, MODEL, placed(available, **changes), sizes, is_without_flash=is_without_flash)
+
+
+def test_a_cpu_has_no_name_and_a_gpu_has() -> None:
+    assert reported([CPU]).device == reported([replace(CPU, description="another processor")]).device == "cpu"
+    assert reported([L4, CPU]).device == "cuda NVIDIA L4"
+    assert reported([L4, H100, CPU], split_mode="layer").device == "cuda NVIDIA L4 + NVIDIA H100"
+
+
+def test_auto_is_reported_as_its_result() -> None:
+    for each in (reported([CPU], cache_type_k="auto"), reported([L4, CPU])):
+        assert (each.cache_type_k, each.flash_attn) == ("f16", True)
+    in_one_order = reported([CPU], cache_type_k="auto", batch_invariant="on")
+    assert in_one_order.cache_type_k == ("f16" if has_own_products() else "bf16")
+    assert not reported([L4, CPU], is_without_flash=True).flash_attn
+    assert not reported([CPU], flash_attn="off").flash_attn
+
+
+def test_layers_on_the_gpu_are_counted() -> None:
+    assert reported([L4, CPU]).gpu_layers == 9
+    assert reported([with_room_for(needs(5)), CPU]).gpu_layers == 5
+    assert reported([CPU]).gpu_layers == 0
+
+
+@pytest.mark.parametrize(
+    ("gpus", "mode", "shares"),
+    [
+        ([L4, ANOTHER_L4], "layer", ""),
+        ([L4, ANOTHER_L4], "row", "50 %, 50 %"),
+        ([L4, H100], "layer", "67 %, 33 %"),
+    ],
+)
+def test_shares_are_reported_where_numbers_depend_on_them(gpus: list[Device], mode: str, shares: str) -> None:
+    found = reported([*gpus, CPU], split_mode=mode)
+    assert (found.split_mode, found.gpu_shares) == (mode, shares)
+    assert reported([*gpus, CPU]).split_mode == "none"
+
+
+def test_threads_are_reported_where_a_cpu_adds_attention_up_with_them() -> None:
+    """ggml's own attention does; ours gives the same sums with any number of threads."""
+    partly = [with_room_for(needs(5)), CPU]
+    assert [reported([CPU]).threads, reported(partly).threads] == [None if has_own_products() else 3] * 2
+    others = [reported([CPU], cache_type_k="bf16"), reported([CPU], flash_attn="off"), reported([L4, CPU])]
+    others.append(reported([CPU], cache_type_k="q8_0", cache_type_v="q8_0"))
+    assert [each.threads for each in others] == [None] * 4
+
+
+def test_tiles_are_reported_where_a_part_of_the_weights_lies_in_them() -> None:
+    tiles, ordinary = Buffer("AMX", "model", 1), Buffer("CPU", "model", 1)
+    assert reported([CPU], BufferSizes((ordinary, tiles))).tiles
+    assert not reported([CPU], BufferSizes((ordinary, Buffer("CPU_REPACK", "model", 1)))).tiles

@@ -6,12 +6,10 @@ Where there are none of ours, as on processors without AVX-512 VNNI, `make emula
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from tests.llama.random_models import write_random
 from tests.models.loading.test_load import configuration
-from tests.server.front.rehearsal import FACTS
 from worker.config.engine_settings import Configure
 from worker.errors import ModelLoadFailed
 from worker.llama.invariance import PRODUCT_TYPES, has_own_products, own_types
@@ -20,16 +18,12 @@ from worker.llama.library import open_library
 from worker.llama.repack import layout_of
 from worker.models.facts.gguf import Tensor
 from worker.models.facts.info import ModelInfo, read_info
-from worker.wire.load import KernelsChosen, Loaded, Speeds
+from worker.wire.load import KernelsChosen, Speeds
 
 pytestmark = pytest.mark.model
 
 UNTIMED: Speeds = (("Q8_0", ()), ("Q4_1", ()))
 """The default model's types, of which only the output matrix is large enough to be timed."""
-
-
-def after(kernels: KernelsChosen) -> Loaded:
-    return msgspec.structs.replace(FACTS, kernels=kernels)
 
 
 @pytest.fixture
@@ -76,24 +70,26 @@ def test_without_ours_all_is_ggmls_and_ours_cannot_be_asked_for(info: ModelInfo)
 @pytest.mark.usefixtures("_needs_ours")
 class TestWithOurs:
     def test_what_was_timed_is_remembered(self, info: ModelInfo, cache: Path) -> None:
-        first = choose_kernels(config(info, kernels_dir=str(cache)), info)
+        remembering = config(info, kernels_dir=str(cache))
+        first = choose_kernels(remembering, info)
         assert first.why == "timed at this start"
         assert dict(first.ours + first.stock).keys() == dict(UNTIMED).keys()
         speeds = dict(first.ours + first.stock)["Q8_0"]
         assert len(speeds) == 3
         assert all(speed > 0 for speed in speeds)
-        again = choose_kernels(config(info, kernels_dir=str(cache)), info)
+        again = choose_kernels(remembering, info)
         assert (again.ours, again.stock) == (first.ours, first.stock)
         assert again.why == "timed at an earlier start"
         assert len(list(cache.rglob("*.json"))) == len(list(cache.rglob("*.*"))) == 1
 
     @pytest.mark.parametrize("text", ["", "{}", '{"why": "", "ours": [["Q9", []]], "stock": []}'])
     def test_a_file_that_says_something_else_is_written_anew(self, info: ModelInfo, cache: Path, text: str) -> None:
-        choose_kernels(config(info, kernels_dir=str(cache)), info)
+        remembering = config(info, kernels_dir=str(cache))
+        choose_kernels(remembering, info)
         (file,) = cache.rglob("*.json")
         file.write_text(text)
-        assert choose_kernels(config(info, kernels_dir=str(cache)), info).why == "timed at this start"
-        assert choose_kernels(config(info, kernels_dir=str(cache)), info).why == "timed at an earlier start"
+        found = [choose_kernels(remembering, info).why for _ in range(2)]
+        assert found == ["timed at this start", "timed at an earlier start"]
 
     def test_where_nothing_can_be_remembered_nothing_is_timed(self, info: ModelInfo, cache: Path) -> None:
         cache.write_text("a file is where the folder would be")
@@ -125,8 +121,6 @@ class TestWithOurs:
         assert own_types() == PRODUCT_TYPES
 
     def test_small_matrices_are_not_timed(self, tmp_path: Path, cache: Path) -> None:
-        path = tmp_path / "small.gguf"
-        write_random(path)
+        path = write_random(tmp_path / "small.gguf")
         chosen = choose_kernels(configuration(path, kernels_dir=str(cache)), read_info(path))
-        assert chosen.ours == (("Q4_1", ()),)
-        assert chosen.stock == ()
+        assert (chosen.ours, chosen.stock) == ((("Q4_1", ()),), ())

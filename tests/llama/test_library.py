@@ -1,34 +1,29 @@
 """The library is checked before it is used, loaded from its own folder only, and its words are heard."""
 
 import ctypes
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from llama_cpp import llama_cpp as capi
 
+import worker
 from worker.errors import ModelLoadFailed
-from worker.llama.library import LIBRARY_DIR, Library, LogLine, check_binding, check_runtimes, open_library
+from worker.llama.library import LIBRARY_DIR, LogLine, check_binding, check_runtimes, open_library
 from worker.models.upstream.numbers import PINNED_VERSION
 
 
-def test_the_pin_is_the_project_files() -> None:
+def test_the_pin_is_the_project_files_and_another_version_is_refused_with_the_remedy() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert f"llama-cpp-python=={PINNED_VERSION}" in project["project"]["dependencies"]
-
-
-def test_the_installed_binding_is_the_pinned_one() -> None:
     assert open_library() is open_library()
-
-
-def test_another_version_is_refused_and_the_remedy_named() -> None:
     with pytest.raises(ModelLoadFailed, match=rf"0\.3\.35.*pip install llama-cpp-python=={PINNED_VERSION}"):
         check_binding("0.3.35")
 
@@ -60,41 +55,28 @@ def test_a_library_with_a_cpp_runtime_of_its_own_is_refused_once_it_is_loaded(tm
         check_runtimes(tmp_path)
 
 
-@pytest.fixture
-def lines() -> list[LogLine]:
-    return []
-
-
-@pytest.fixture
-def library(lines: list[LogLine]) -> Iterator[Library]:
+def test_pieces_of_a_line_are_joined_and_a_new_line_ends_an_unfinished_one() -> None:
+    lines: list[LogLine] = []
     library = open_library(lines.append)
-    yield library
+    for level, text in ((3, b"half"), (5, b" and half\n"), (1, b"dots..."), (4, b"bad \xff\nthing\n")):
+        library.take(level, text, None)
     library.on_log = None
+    assert lines == [LogLine("warning", "half and half"), LogLine("debug", "dots..."), LogLine("error", "bad � thing")]
 
 
-def test_pieces_of_a_line_are_joined(library: Library, lines: list[LogLine]) -> None:
-    library.take(3, b"half", None)
-    library.take(5, b" and half\n", None)
-    assert lines == [LogLine("warning", "half and half")]
-
-
-def test_a_new_line_ends_an_unfinished_one(library: Library, lines: list[LogLine]) -> None:
-    library.take(1, b"dots...", None)
-    library.take(4, b"bad \xff\nthing\n", None)
-    assert lines == [LogLine("debug", "dots..."), LogLine("error", "bad � thing")]
+ABORTS = """
+import ctypes
+from worker.llama.library import library_function, open_library
+open_library()
+abort = library_function("ggml_abort", None, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p)
+abort(b"some.cpp", 7, b"GGML_ASSERT(x) failed")
+"""
 
 
 def test_a_failing_assertion_leaves_its_text_on_stderr() -> None:
-    script = (
-        "import ctypes\n"
-        "from worker.llama.library import library_function, open_library\n"
-        "open_library()\n"
-        "abort = library_function('ggml_abort', None, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p)\n"
-        "abort(b'some.cpp', 7, b'GGML_ASSERT(x) failed')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
+    done = python(ABORTS)
     assert done.returncode == -6
-    assert b"llama.cpp aborts: some.cpp:7: GGML_ASSERT(x) failed" in done.stderr
+    assert "llama.cpp aborts: some.cpp:7: GGML_ASSERT(x) failed" in done.stderr
 
 
 # ── where it is loaded from ──────────────────────────────────────────────────────────────────────
@@ -109,7 +91,7 @@ print(*sorted({line.split()[-1] for line in open("/proc/self/maps") if "ggml" in
 """
 
 
-def python(script: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+def python(script: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", script],
         cwd=cwd,
@@ -159,14 +141,50 @@ def test_a_build_without_a_module_for_this_processor_is_refused(tmp_path: Path) 
 @pytest.mark.parametrize("command", [["devices"], ["devices", "--json"]])
 def test_a_library_that_cannot_be_loaded_is_one_line_for_the_user(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "libllama.so").write_bytes(b"no library")
-    done = subprocess.run(
-        [sys.executable, "-m", "worker", *command],
-        env=os.environ | {"LLAMA_CPP_LIB_PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    script = f"import sys; sys.argv[1:] = {command}; from worker.__main__ import main; main()"
+    done = python(script, LLAMA_CPP_LIB_PATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
     [line] = done.stderr.splitlines()
     assert line.startswith("llorch-worker: error: llama.cpp cannot be loaded")
+
+
+# ── the binding in worker/_vendor, which a self-contained wheel has ──────────────────────────────────
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the worker's package, as an installation without worker/_vendor."""
+    package = tmp_path / "worker"
+    package.mkdir()
+    for path in Path(worker.__file__).parent.iterdir():
+        (package / path.name).symlink_to(path)
+    return package
+
+
+def installed() -> Path:
+    found = importlib.util.find_spec("llama_cpp")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
+
+
+@pytest.mark.parametrize("is_vendored", [True, False])
+def test_the_binding_in_the_wheel_goes_before_the_installed_one(is_vendored: bool, package: Path) -> None:
+    vendored = package / "_vendor" / "llama_cpp"
+    if is_vendored:
+        vendored.parent.mkdir()
+        vendored.symlink_to(installed())
+    loaded = python("import worker.llama, llama_cpp; print(llama_cpp.__file__)", package.parent, PYTHONPATH="").stdout
+    assert Path(loaded.strip()).parent == (vendored if is_vendored else installed())
+
+
+def test_a_broken_binding_in_the_wheel_is_the_wheels_to_mend(package: Path) -> None:
+    vendored = package / "_vendor" / "llama_cpp"
+    vendored.mkdir(parents=True)
+    (vendored / "__init__.py").write_text('raise RuntimeError("libstdc++.so.6: cannot open")\n')
+    script = (
+        "from worker.errors import ModelLoadFailed\ntry:\n import worker.llama\nexcept ModelLoadFailed as e: print(e)"
+    )
+    assert python(script, package.parent, PYTHONPATH="").stdout.strip() == (
+        "llama.cpp cannot be loaded (libstdc++.so.6: cannot open): install llorch-worker again, built for this machine"
+    )

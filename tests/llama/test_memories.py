@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.llama.conftest import GREEDY, LoadRandom, MakeContext
+from tests.llama.conftest import GREEDY, LoadRandom, MakeContext, fill
 from tests.llama.random_models import HYBRID, NAMED_ONLY, PLAIN, RECURRENT, SLIDING, WINDOW, Kind
 from worker.engine.step import Slice, Step
 from worker.llama.runner import LlamaRunner
@@ -31,17 +31,15 @@ def test_without_a_seq_id_left_nothing_can_be_shared(
 
 def test_what_cannot_be_cut_is_neither_shared_nor_saved(load_random: LoadRandom, make_context: MakeContext) -> None:
     plain = make_context(load_random(PLAIN))
-    plain.decode([Slice(SlotId(0), 0, [TokenId(5)] * 4)])
+    fill(plain, 0, 4)
     saved = plain.kv.save(SlotId(0), 0)
     runner = LlamaRunner(load_random(SLIDING), make_context(load_random(SLIDING), swa_full=False))
     runner.run(Step("prefill", (Slice(SlotId(0), 0, [TokenId(5)] * 4, GREEDY),)))
     assert not runner.kv.can_share
-    with pytest.raises(AssertionError, match="memory cannot be cut"):
-        runner.kv.share(SlotId(0), SlotId(1), 2)
-    with pytest.raises(AssertionError, match="memory cannot be cut"):
-        runner.kv.save(SlotId(0), 0)
-    with pytest.raises(AssertionError, match="memory cannot be cut"):
-        runner.kv.load(SlotId(1), [saved], 2)
+    kv, one, other = runner.kv, SlotId(0), SlotId(1)
+    for use in (lambda: kv.share(one, other, 2), lambda: kv.save(one, 0), lambda: kv.load(other, [saved], 2)):
+        with pytest.raises(AssertionError, match="memory cannot be cut"):
+            use()
     assert runner.kv.n_free_cells == 508
 
 
@@ -65,27 +63,23 @@ def test_a_small_window_is_not_gone_back_behind_where_it_was_written_over(
 ) -> None:
     """The library would take the end away, and go on without what the window saw before it."""
     context = make_context(load_random(SLIDING), swa_full=False)
-    tokens = [TokenId(3 + i % 200) for i in range(100)]
-    for start in range(0, 400, 100):
-        context.decode([Slice(SlotId(0), start, tokens)])
+    fill(context, 0, 400)
     with pytest.raises(RuntimeError, match="slot 0 cannot go on from position 40"):
         context.kv.trim(SlotId(0), 40)
     assert context.kv.n_cells(SlotId(0)) == 400
     context.kv.trim(SlotId(0), 399)
-    context.decode([Slice(SlotId(0), 399, tokens[:1], GREEDY)])
+    context.decode([Slice(SlotId(0), 399, [TokenId(3)], GREEDY)])
     again = context.rows()[0].copy()
     context.kv.trim(SlotId(0), 0)
-    for start in range(0, 300, 100):
-        context.decode([Slice(SlotId(0), start, tokens)])
-    context.decode([Slice(SlotId(0), 300, tokens[:99])])
-    context.decode([Slice(SlotId(0), 399, tokens[:1], GREEDY)])
+    fill(context, 0, 399)
+    context.decode([Slice(SlotId(0), 399, [TokenId(3)], GREEDY)])
     assert np.abs(context.rows()[0] - again).max() < ROUNDING
 
 
 def test_a_window_that_no_layer_has_changes_nothing(load_random: LoadRandom, make_context: MakeContext) -> None:
     """EXAONE 4 names its window in sizes that do not use it."""
     context = make_context(load_random(NAMED_ONLY))
-    context.decode([Slice(SlotId(0), 0, [TokenId(3 + i) for i in range(40)])])
+    fill(context, 0, 40)
     assert context.kv.save(SlotId(0), 5).n_tokens == 35
 
 

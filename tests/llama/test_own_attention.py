@@ -115,16 +115,10 @@ def expected(shape: Shape, rows: Rows) -> NDArray[np.float64]:
     return found
 
 
-def causal(n_rows: int, n_cells: int) -> NDArray[np.float64]:
+def causal(n_rows: int, n_cells: int, window: int | None = None) -> NDArray[np.float64]:
     """The last rows of a text of n cells."""
-    positions = np.arange(n_cells - n_rows, n_cells)
-    return np.where(np.arange(n_cells) <= positions[:, None], 0.0, -np.inf)
-
-
-def window(n_rows: int, n_cells: int, length: int) -> NDArray[np.float64]:
-    positions = np.arange(n_cells - n_rows, n_cells)[:, None]
-    seen = (np.arange(n_cells) <= positions) & (np.arange(n_cells) > positions - length)
-    return np.where(seen, 0.0, -np.inf)
+    positions, cells = np.arange(n_cells - n_rows, n_cells)[:, None], np.arange(n_cells)
+    return np.where((cells <= positions) & (cells > positions - (window or n_cells)), 0.0, -np.inf)
 
 
 @pytest.mark.parametrize(
@@ -149,16 +143,13 @@ def test_it_is_attention(shape: Shape, n_rows: int, n_cells: int) -> None:
     assert np.allclose(attention(shape, rows), expected(shape, rows), atol=2e-3)
 
 
-def test_a_mask_may_add_to_what_a_row_sees() -> None:
-    chance = np.random.default_rng(3)
-    mask = np.where(chance.random((20, 100)) < 0.5, chance.normal(0, 1, (20, 100)), -np.inf)
+CHANCE = np.random.default_rng(3)
+ADDING = np.where(CHANCE.random((20, 100)) < 0.5, CHANCE.normal(0, 1, (20, 100)), -np.inf)
+
+
+@pytest.mark.parametrize("mask", [ADDING, *(causal(30, 200, length) for length in (1, 10, 64, 100))])
+def test_a_mask_may_add_to_what_a_row_sees_or_be_a_window(mask: NDArray[np.float64]) -> None:
     rows = rows_of(Shape(), mask)
-    assert np.allclose(attention(Shape(), rows), expected(Shape(), rows), atol=2e-3)
-
-
-@pytest.mark.parametrize("length", [1, 10, 64, 100])
-def test_a_window_is_seen_through(length: int) -> None:
-    rows = rows_of(Shape(), window(30, 200, length))
     assert np.allclose(attention(Shape(), rows), expected(Shape(), rows), atol=2e-3)
 
 
@@ -222,14 +213,8 @@ def test_a_row_has_the_same_bits_under_any_load(
     shape = Shape()
     chance = np.random.default_rng(seed)
     owners = chance.permutation(np.repeat(np.arange(len(lengths)), lengths))
-    alone = [
-        rows_of(
-            shape,
-            causal(min(n_rows, n), n) if length is None else window(min(n_rows, n), n, length),
-            seed=number,
-        )
-        for number, n in enumerate(lengths)
-    ]
+    masks = [causal(min(n_rows, n), n, length) for n in lengths]
+    alone = [rows_of(shape, mask, seed=number) for number, mask in enumerate(masks)]
     cells: list[Cells] = [np.flatnonzero(owners == number) for number in range(len(lengths))]
     mask = np.full((sum(each.q.shape[1] for each in alone), len(owners)), -np.inf)
     k = np.zeros((shape.n_heads_kv, len(owners), shape.length_k), np.float16)

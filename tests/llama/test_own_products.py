@@ -47,23 +47,20 @@ def product(type_name: str, n_rows: int, of: Floats, n_threads: int = 1, *, is_l
         return graph.computed(graph.op("ggml_mul_mat", matrix, graph.floats(of)), (len(of), n_rows))
 
 
-@pytest.mark.parametrize("type_name", TYPES)
-@pytest.mark.parametrize("n_rows", [1, 15, 16, 17, 100])
-@pytest.mark.parametrize("n_columns", [256, 2304])
+SHAPES = [(n_rows, n_columns) for n_rows in (1, 15, 16, 17, 100) for n_columns in (256, 2304)]
+NOT_OF_256 = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+
+
+@pytest.mark.parametrize(
+    ("type_name", "n_rows", "n_columns"),
+    [*((name, *shape) for name in TYPES for shape in SHAPES), *((name, 33, 96) for name in NOT_OF_256)],
+)
 def test_it_is_the_product_of_what_the_weights_mean(type_name: str, n_rows: int, n_columns: int) -> None:
     """Up to what quantising the other side to eight bits costs."""
     _, meant = weights(type_name, n_rows, n_columns)
     of = columns(n_columns)
     expected = of.astype(np.float64) @ meant.astype(np.float64).T
-    found = product(type_name, n_rows, of)
-    assert np.linalg.norm(found - expected) <= 0.012 * np.linalg.norm(expected)
-
-
-@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_rows_need_not_be_of_256(type_name: str) -> None:
-    _, meant = weights(type_name, 33, 96)
-    expected = columns(96) @ meant.T
-    assert np.linalg.norm(product(type_name, 33, columns(96)) - expected) <= 0.012 * np.linalg.norm(expected)
+    assert np.linalg.norm(product(type_name, n_rows, of) - expected) <= 0.012 * np.linalg.norm(expected)
 
 
 @settings(max_examples=60, deadline=None)
