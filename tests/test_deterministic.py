@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from parity.llama.quantise import quantise
-from tests.llama.wide_models import write_wide
+from tests.llama.random_models import write_wide
 from tests.queued import queued
 from tests.server.front.rehearsal import CONFIG
 from tests.test_models import command

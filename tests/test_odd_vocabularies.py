@@ -1,6 +1,6 @@
 """A model whose vocabulary has gaps is served: what is missing is named, and a text that needs it is a 400.
 
-tests/llama/test_spelling.py has every kind of gap and of text; here a whole worker has one.
+tests/llama/test_odd_vocabularies.py has every kind of gap and of text; here a whole worker has one.
 """
 
 from collections.abc import Iterator

@@ -18,32 +18,23 @@ AT_ONCE = 8
 N_STOPS = 48
 
 ALPHABETS = (
-    "[一-龥]",
-    "[а-я]",
-    "[😀-🙏]",
-    "[α-ω]",
-    "[가-힣]",
-    "[à-ÿ]",
-    "[🇦-🇿]",
-    "[a世😀]",
-    "[\u0900-\u097f]",
+    *("[一-龥]", "[а-я]", "[😀-🙏]", "[α-ω]", "[가-힣]", "[à-ÿ]", "[🇦-🇿]", "[a世😀]", "[\u0900-\u097f]"),
     "[👍🏽👩‍🚀 ]",
 )
 TEXTS = (
-    "Grüße aus Köln",
-    "Привет, мир",
-    "你好，世界",
-    "안녕하세요 세계",
-    "👩‍🚀🚀✨",
-    "नमस्ते दुनिया",
-    "ναι ή όχι;",
-    "𝕏𝕪𝕫 ﷽",
+    *(
+        "Grüße aus Köln",
+        "Привет, мир",
+        "你好，世界",
+        "안녕하세요 세계",
+        "👩‍🚀🚀✨",
+        "नमस्ते दुनिया",
+        "ναι ή όχι;",
+        "𝕏𝕪𝕫 ﷽",
+    ),
 )
-
 TALES = (
-    "Tell me a story about a lighthouse.",
-    "Count from one to thirty.",
-    "Write a list of ten fruits.",
+    *("Tell me a story about a lighthouse.", "Count from one to thirty.", "Write a list of ten fruits."),
     "Explain rain.",
 )
 

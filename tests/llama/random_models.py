@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
+from parity.llama.quantise import FILE_TYPES
 from tests.gguf_files import F16, F32, Q4_1, GgufFile, TensorRow, Value
-from tests.llama.tiny import vocabulary
+from tests.llama.tiny import TOKENS, vocabulary
+from worker.llama.library import open_library
 
 N_EMBD, N_HEAD, N_KV_HEAD, N_FF, N_LAYERS = 64, 2, 1, 64, 2
 N_KV = N_EMBD // N_HEAD * N_KV_HEAD
@@ -140,15 +143,7 @@ def write_random(
     own = tokenizer or vocabulary()
     tokens = own["tokenizer.ggml.tokens"]
     assert isinstance(tokens, Sequence)
-    metadata: dict[str, Value] = {
-        "general.architecture": kind.architecture,
-        "general.name": "Random",
-        **{
-            f"{kind.architecture}.{key}": value
-            for key, value in (_SIZES | kind.keys | {"context_length": n_ctx}).items()
-        },
-        **own,
-    }
+    metadata = _metadata(kind.architecture, _SIZES | kind.keys | {"context_length": n_ctx}, own)
     shapes: Shapes = {"token_embd.weight": (N_EMBD, len(tokens)), f"{kind.output_norm}.weight": (N_EMBD,)}
     for layer in range(N_LAYERS):
         block = kind.first_block if kind.first_block and not layer else kind.block
@@ -156,6 +151,11 @@ def write_random(
     chance = np.random.default_rng(seed)
     tensors = {name: _stored(_weights(name, dims, chance), kind, matrix_type) for name, dims in shapes.items()}
     return write_tensors(path, metadata, shapes, tensors)
+
+
+def _metadata(architecture: str, sizes: dict[str, Value], tokenizer: Mapping[str, Value]) -> dict[str, Value]:
+    named: dict[str, Value] = {"general.architecture": architecture, "general.name": "Random"}
+    return {**named, **{f"{architecture}.{key}": value for key, value in sizes.items()}, **tokenizer}
 
 
 def write_tensors(
@@ -179,12 +179,12 @@ _SIZES: dict[str, Value] = {
 }
 
 
-def _weights(name: str, dims: tuple[int, ...], chance: np.random.Generator) -> NDArray[np.float32]:
+def _weights(name: str, dims: tuple[int, ...], chance: np.random.Generator, scale: float = 2.0) -> NDArray[np.float32]:
     """Norms about 1, the decay of a state below 0, all else so that sizes stay as they are; [rows, columns]."""
     values = chance.standard_normal(dims[::-1], np.float32)
     if "norm" in name:
         return 1 + values * np.float32(0.1)
-    return -np.exp(values) if name.endswith("ssm_a") else values * np.float32(2 / dims[0] ** 0.5)
+    return -np.exp(values) if name.endswith("ssm_a") else values * np.float32(scale / dims[0] ** 0.5)
 
 
 def _stored(weights: NDArray[np.float32], kind: Kind, matrix_type: int) -> tuple[bytes, int]:
@@ -203,3 +203,64 @@ def _q4_1(weights: NDArray[np.float32]) -> bytes:
     pairs = levels[:, :16] | levels[:, 16:] << 4
     head = np.concatenate([scale, minimum], axis=1).astype("<f2").view(np.uint8)
     return np.concatenate([head, pairs], axis=1).tobytes()
+
+
+# ── wide models: their rows are multiples of 256, as K-quants need them; others fall back to other types ─────────────
+
+QUANTISED = {name: ftype for name, ftype in FILE_TYPES.items() if name != "F32"} | {"Q3_K_M": 12, "Q2_K": 10}
+"""llama_ftype."""
+
+_WIDE_EMBD, _WIDE_FF, _WIDE_HEADS, _WIDE_KV_HEADS, _HEAD = 256, 512, 4, 2, 64
+_WIDE_LAYERS = 4
+
+_BLOCK: Shapes = {
+    "attn_norm.weight": (_WIDE_EMBD,),
+    "attn_q.weight": (_WIDE_EMBD, _WIDE_HEADS * _HEAD),
+    "attn_k.weight": (_WIDE_EMBD, _WIDE_KV_HEADS * _HEAD),
+    "attn_v.weight": (_WIDE_EMBD, _WIDE_KV_HEADS * _HEAD),
+    "attn_output.weight": (_WIDE_HEADS * _HEAD, _WIDE_EMBD),
+    "ffn_norm.weight": (_WIDE_EMBD,),
+    "ffn_gate.weight": (_WIDE_EMBD, _WIDE_FF),
+    "ffn_up.weight": (_WIDE_EMBD, _WIDE_FF),
+    "ffn_down.weight": (_WIDE_FF, _WIDE_EMBD),
+}
+_GEMMA: Shapes = {
+    "attn_q_norm.weight": (_HEAD,),
+    "attn_k_norm.weight": (_HEAD,),
+    "post_attention_norm.weight": (_WIDE_EMBD,),
+    "post_ffw_norm.weight": (_WIDE_EMBD,),
+}
+_WIDE_SIZES: dict[str, Value] = {
+    "block_count": _WIDE_LAYERS,
+    "context_length": 4096,
+    "embedding_length": _WIDE_EMBD,
+    "feed_forward_length": _WIDE_FF,
+    "attention.head_count": _WIDE_HEADS,
+    "attention.head_count_kv": _WIDE_KV_HEADS,
+    "attention.key_length": _HEAD,
+    "attention.value_length": _HEAD,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}
+WIDE: dict[str, tuple[Shapes, dict[str, Value]]] = {
+    "llama": (_BLOCK, {}),
+    "gemma3": (_BLOCK | _GEMMA, {"attention.sliding_window": 32}),
+}
+"""Architectures; gemma3 has sliding windows."""
+
+
+def write_wide(path: Path, family: str, name: str) -> Path:
+    """A model of one of the types in QUANTISED."""
+    source = path.with_suffix(".f32")
+    block, keys = WIDE[family]
+    shapes: Shapes = {"token_embd.weight": (_WIDE_EMBD, len(TOKENS)), "output_norm.weight": (_WIDE_EMBD,)}
+    for layer in range(_WIDE_LAYERS):
+        shapes |= {f"blk.{layer}.{tensor}": dims for tensor, dims in block.items()}
+    chance = np.random.default_rng(1)
+    tensors = {tensor: (_weights(tensor, dims, chance, 1.0).tobytes(), F32) for tensor, dims in shapes.items()}
+    write_tensors(source, _metadata(family, _WIDE_SIZES | keys, vocabulary()), shapes, tensors)
+    open_library()
+    params = capi.llama_model_quantize_default_params()
+    params.ftype, params.nthread = QUANTISED[name], 1
+    assert capi.llama_model_quantize(str(source).encode(), str(path).encode(), params) == 0
+    source.unlink()
+    return path

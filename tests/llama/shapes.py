@@ -24,8 +24,6 @@ class Shape:
     """0: n_embd / n_head."""
     n_expert: int = 0
     n_layers: int = 3
-    window: int = 0
-    """0: no layer has one."""
 
     @property
     def n_head_dim(self) -> int:
@@ -35,27 +33,8 @@ class Shape:
         return self.name
 
 
-LLAMA_8B = Shape("llama-3-8b", 4096, 14336, 32, 8, 128_256)
-LLAMA_7B = Shape("llama-2-7b", 4096, 11008, 32, 32, 32_000)
-SMOLLM = Shape("smollm2-135m", 576, 1536, 9, 3, 49_152, has_output=False)
 TINY_LLAMA = Shape("tinyllama-1.1b", 2048, 5632, 32, 4, 32_000)
-QWEN = Shape("qwen3-0.6b", 1024, 3072, 16, 8, 151_936, has_output=False, architecture="qwen3", head_length=128)
 MIXTURE = Shape("qwen3-30b-a3b", 2048, 768, 32, 4, 151_936, architecture="qwen3moe", head_length=128, n_expert=128)
-
-GEMMA_1B = Shape("gemma-3-1b", 1152, 6912, 4, 1, 262_144, False, "gemma3", head_length=256, n_layers=6, window=512)
-GPT_OSS = Shape(
-    "gpt-oss-20b",
-    2880,
-    2880,
-    64,
-    8,
-    201_088,
-    architecture="gpt-oss",
-    head_length=64,
-    n_expert=32,
-    n_layers=4,
-    window=128,
-)
 
 
 def all_q8_0(_: str) -> int:
@@ -87,8 +66,6 @@ def _metadata(shape: Shape) -> dict[str, Value]:
     }
     if shape.head_length:
         keys |= {"attention.key_length": shape.head_length, "attention.value_length": shape.head_length}
-    if shape.window:
-        keys |= {"attention.sliding_window": shape.window}
     if shape.n_expert:
         keys |= {"expert_count": shape.n_expert, "expert_used_count": 8, "expert_feed_forward_length": shape.n_ff}
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -111,19 +88,15 @@ def _tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {"token_embd": (n_embd, shape.n_vocab), "output_norm": (n_embd,)}
     if shape.has_output:
         found["output"] = (n_embd, shape.n_vocab)
-    if shape.architecture == "gpt-oss":
-        norms = {"attn_sinks": (shape.n_head,), "attn_output.bias": (n_embd,), "post_attention_norm": (n_embd,)}
-    else:
-        norms = {"attn_q_norm": (shape.n_head_dim,), "attn_k_norm": (shape.n_head_dim,)} if shape.head_length else {}
+    norms = {"attn_q_norm": (shape.n_head_dim,), "attn_k_norm": (shape.n_head_dim,)} if shape.head_length else {}
     block: dict[str, tuple[int, ...]] = {
         "attn_norm": (n_embd,),
         "attn_q": (n_embd, n_q),
         "attn_k": (n_embd, n_kv),
         "attn_v": (n_embd, n_kv),
         "attn_output": (n_q, n_embd),
+        "ffn_norm": (n_embd,),
         **norms,
-        **({"post_attention_norm": (n_embd,), "post_ffw_norm": (n_embd,)} if shape.architecture == "gemma3" else {}),
-        **({} if shape.architecture == "gpt-oss" else {"ffn_norm": (n_embd,)}),
         **_feed_forward(shape),
     }
     for layer in range(shape.n_layers):
@@ -135,14 +108,7 @@ def _feed_forward(shape: Shape) -> dict[str, tuple[int, ...]]:
     n_embd, n_ff, n_expert = shape.n_embd, shape.n_ff, shape.n_expert
     if not n_expert:
         return {"ffn_gate": (n_embd, n_ff), "ffn_up": (n_embd, n_ff), "ffn_down": (n_ff, n_embd)}
-    biases: dict[str, tuple[int, ...]] = {
-        "ffn_gate_inp.bias": (n_expert,),
-        "ffn_gate_exps.bias": (n_ff, n_expert),
-        "ffn_up_exps.bias": (n_ff, n_expert),
-        "ffn_down_exps.bias": (n_embd, n_expert),
-    }
     return {
-        **(biases if shape.architecture == "gpt-oss" else {}),
         "ffn_gate_inp": (n_embd, n_expert),
         "ffn_gate_exps": (n_embd, n_ff, n_expert),
         "ffn_up_exps": (n_embd, n_ff, n_expert),
@@ -151,7 +117,5 @@ def _feed_forward(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def _row(name: str, dims: tuple[int, ...], type_of: Callable[[str], int]) -> TensorRow:
-    is_bias = name.endswith(".bias")
-    type_id = F32 if is_bias or len(dims) == 1 else type_of(name)
-    n_bytes = TENSOR_TYPES[type_id].n_bytes(math.prod(dims))
-    return TensorRow(name if is_bias else f"{name}.weight", dims, n_bytes, type_id)
+    type_id = F32 if len(dims) == 1 else type_of(name)
+    return TensorRow(f"{name}.weight", dims, TENSOR_TYPES[type_id].n_bytes(math.prod(dims)), type_id)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from llama_cpp import llama_cpp as capi
 
+from tests.llama.conftest import context_on
 from tests.llama.served import Served
 from tests.llama.tiny import write_tiny
 from tests.on_cpu import loaded_on_cpu
@@ -15,12 +16,11 @@ from worker.engine.config import EngineConfig
 from worker.engine.step import Slice, Step
 from worker.limits import MAX_DRAFTS
 from worker.llama.batch import RowGroups
-from worker.llama.context import Context
 from worker.llama.held_width import HeldWidth
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.seq_ids import n_retained_for
-from worker.llama.warm_up import Shapes, warm_up
+from worker.llama.warm_up import warm_up
 from worker.wire.jobs import JobKey, SamplingParams, SlotId, TokenId
 
 N_SLOTS = 4
@@ -38,17 +38,12 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def runner_on(model: Model) -> LlamaRunner:
     n_slots = N_SLOTS + n_retained_for(model, N_SLOTS, swa_full=True)
-    context = Context(model, n_ctx=4096, n_batch=2048, n_ubatch=2048, n_seq_max=n_slots, n_threads=1, n_threads_batch=1)
-    return LlamaRunner(model, context)
-
-
-def warmed(runner: LlamaRunner) -> Shapes:
-    return warm_up(runner, target_s=1e9, is_deterministic=False, wants_drafts=True)
+    return LlamaRunner(model, context_on(model, n_ctx=4096, n_batch=2048, n_ubatch=2048, n_seq_max=n_slots))
 
 
 def test_the_warm_up_measures_what_a_gpu_has_and_leaves_no_trace(model: Model) -> None:
     runner, is_on_gpu = runner_on(model), model.device.is_gpu
-    shapes = warmed(runner)
+    shapes = warm_up(runner, target_s=1e9, is_deterministic=False, wants_drafts=True)
     assert runner.is_asynchronous == is_on_gpu
     assert runner.kv.n_cells_used == 0
     assert set(runner.kv.count_tokens()) == {0}

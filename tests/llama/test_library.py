@@ -74,7 +74,7 @@ abort(b"some.cpp", 7, b"GGML_ASSERT(x) failed")
 
 
 def test_a_failing_assertion_leaves_its_text_on_stderr() -> None:
-    done = python(ABORTS)
+    done = python("-c", ABORTS)
     assert done.returncode == -6
     assert "llama.cpp aborts: some.cpp:7: GGML_ASSERT(x) failed" in done.stderr
 
@@ -91,9 +91,9 @@ print(*sorted({line.split()[-1] for line in open("/proc/self/maps") if "ggml" in
 """
 
 
-def python(script: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+def python(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, *arguments],
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environ,
         capture_output=True,
@@ -109,7 +109,7 @@ def test_nothing_is_loaded_from_the_working_directory_or_where_the_environment_s
     real = next(iter(MODULES), LIBRARY_DIR / "libggml-cpu.so")
     for name in ("libggml-cpu.so", "libggml-cpu-planted.so", "libggml-blas.so"):
         shutil.copy(real, tmp_path / name)
-    done = python(LISTS_WHAT_IS_MAPPED, tmp_path, GGML_BACKEND_PATH=str(tmp_path / "libggml-cpu.so"))
+    done = python("-c", LISTS_WHAT_IS_MAPPED, cwd=tmp_path, GGML_BACKEND_PATH=str(tmp_path / "libggml-cpu.so"))
     assert done.returncode == 0, done.stderr
     mapped = [Path(line) for line in done.stdout.split("\n") if line.startswith("/")]
     libraries = [path for path in mapped if ".so" in path.name and path.name.startswith(("libggml", "libllama"))]
@@ -120,7 +120,7 @@ def test_nothing_is_loaded_from_the_working_directory_or_where_the_environment_s
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
 def test_there_is_one_copy_of_each_library() -> None:
     """Two would have a list of backends each, and a module loaded into one is missing in the other."""
-    done = python(LISTS_WHAT_IS_MAPPED, Path.cwd())
+    done = python("-c", LISTS_WHAT_IS_MAPPED)
     names = [re.sub(r"\.so.*", "", Path(line).name) for line in done.stdout.split() if ".so" in line]
     ours = [name for name in names if name.startswith(("libggml", "libllama"))]
     assert sorted(ours) == sorted(set(ours))
@@ -133,7 +133,9 @@ def test_a_build_without_a_module_for_this_processor_is_refused(tmp_path: Path) 
     shutil.copytree(LIBRARY_DIR, folder, ignore=shutil.ignore_patterns("libggml-cpu-*"))
     planted.mkdir()
     shutil.copy(MODULES[0], planted / "libggml-cpu.so")
-    done = python("from worker.llama.devices import devices; devices()", planted, LLAMA_CPP_LIB_PATH=str(folder))
+    done = python(
+        "-c", "from worker.llama.devices import devices; devices()", cwd=planted, LLAMA_CPP_LIB_PATH=str(folder)
+    )
     assert "ModelLoadFailed" in done.stderr.splitlines()[-1]
     assert str(folder) in done.stderr.splitlines()[-1]
 
@@ -141,8 +143,7 @@ def test_a_build_without_a_module_for_this_processor_is_refused(tmp_path: Path) 
 @pytest.mark.parametrize("command", [["devices"], ["devices", "--json"]])
 def test_a_library_that_cannot_be_loaded_is_one_line_for_the_user(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "libllama.so").write_bytes(b"no library")
-    script = f"import sys; sys.argv[1:] = {command}; from worker.__main__ import main; main()"
-    done = python(script, LLAMA_CPP_LIB_PATH=str(tmp_path))
+    done = python("-m", "worker", *command, LLAMA_CPP_LIB_PATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
     [line] = done.stderr.splitlines()
     assert line.startswith("llorch-worker: error: llama.cpp cannot be loaded")
@@ -174,17 +175,26 @@ def test_the_binding_in_the_wheel_goes_before_the_installed_one(is_vendored: boo
     if is_vendored:
         vendored.parent.mkdir()
         vendored.symlink_to(installed())
-    loaded = python("import worker.llama, llama_cpp; print(llama_cpp.__file__)", package.parent, PYTHONPATH="").stdout
+    loaded = python(
+        "-c", "import worker.llama, llama_cpp; print(llama_cpp.__file__)", cwd=package.parent, PYTHONPATH=""
+    ).stdout
     assert Path(loaded.strip()).parent == (vendored if is_vendored else installed())
+
+
+REPORTS_A_REFUSAL = """
+from worker.errors import ModelLoadFailed
+try:
+    import worker.llama
+except ModelLoadFailed as error:
+    print(error)
+"""
 
 
 def test_a_broken_binding_in_the_wheel_is_the_wheels_to_mend(package: Path) -> None:
     vendored = package / "_vendor" / "llama_cpp"
     vendored.mkdir(parents=True)
     (vendored / "__init__.py").write_text('raise RuntimeError("libstdc++.so.6: cannot open")\n')
-    script = (
-        "from worker.errors import ModelLoadFailed\ntry:\n import worker.llama\nexcept ModelLoadFailed as e: print(e)"
-    )
-    assert python(script, package.parent, PYTHONPATH="").stdout.strip() == (
+    said = python("-c", REPORTS_A_REFUSAL, cwd=package.parent, PYTHONPATH="").stdout
+    assert said.strip() == (
         "llama.cpp cannot be loaded (libstdc++.so.6: cannot open): install llorch-worker again, built for this machine"
     )

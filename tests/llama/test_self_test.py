@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from tests.llama.conftest import LoadRandom, MakeContext, context_on, weights_in_main
-from tests.llama.random_models import GEMMA, MROPE, PLAIN, RECURRENT, SLIDING, Kind
-from tests.llama.wide_models import QUANTISED, WIDE, write_wide
+from tests.llama.random_models import GEMMA, MROPE, PLAIN, QUANTISED, RECURRENT, SLIDING, WIDE, Kind, write_wide
 from tests.on_cpu import loaded_on_cpu
 from tests.server.front.rehearsal import CONFIG
 from worker.engine.backend import Checkpoint, Meanwhile, Saved, do_nothing

@@ -50,17 +50,12 @@ class Machine:
 
 @LAW
 @given(n_most=st.integers(1, 16), n_free=st.integers(1, 16))
-def test_as_many_compute_as_processors_are_free(n_most: int, n_free: int) -> None:
+def test_as_many_compute_as_processors_are_free_and_all_again_when_the_others_have_gone(
+    n_most: int, n_free: int
+) -> None:
     machine = Machine(n_most, n_free)
     machine.compute(10.0)
     assert machine.threads.n_now == max(1, min(n_most, n_free))
-
-
-@LAW
-@given(n_most=st.integers(2, 6), n_free=st.integers(1, 6))
-def test_all_compute_again_when_the_others_have_gone(n_most: int, n_free: int) -> None:
-    machine = Machine(n_most, n_free)
-    machine.compute(10.0)
     machine.n_free = n_most
     machine.compute(2 * WINDOW_S * n_most)
     assert machine.threads.n_now == n_most

@@ -56,11 +56,7 @@ def hardly_q4_0(name: str) -> int:
 
 
 MODELS: dict[str, tuple[Shape, TypeOf]] = {
-    "Q4_K": (WIDE, all_of("Q4_K")),
-    "Q4_0": (WIDE, all_of("Q4_0")),
-    "IQ4_NL": (WIDE, all_of("IQ4_NL")),
-    "Q8_0": (WIDE, all_of("Q8_0")),
-    "Q4_1": (WIDE, all_of("Q4_1")),
+    **{name: (WIDE, all_of(name)) for name in ("Q4_K", "Q4_0", "IQ4_NL", "Q8_0", "Q4_1")},
     "Q4_K_M": (WIDE, mostly_q4_k),
     "Q8_0 with some Q4_0": (WIDE, hardly_q4_0),
     "Q4_0 without an output matrix": (TIED, all_of("Q4_0")),

@@ -2,13 +2,14 @@
 protocols_package.py URL` tries all of it.
 
 Every body and every event must be what the types of the packages say, strictly, with no key that they do not know.
-Alone in its file, as it runs in an environment that has nothing but the packages.
+Alone but for its requests, as it runs in an environment that has nothing but the packages.
 """
 
 import json
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 import anthropic
@@ -19,76 +20,13 @@ from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
 
 QUESTION = "What is the capital of France? Answer in one sentence."
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-TOOL = {
-    "type": "function",
-    "name": "weather",
-    "description": "The weather of a city.",
-    "parameters": SCHEMA,
-    "strict": True,
-}
-MESSAGE_TOOL = {"name": "weather", "description": "The weather of a city.", "input_schema": SCHEMA}
-
 OPEN = {"Response.store", "Response.frequency_penalty", "Response.presence_penalty"}
 """Keys that Open Responses requires and that OpenAI's package does not know."""
 
 GREEDY = {"model": "any", "temperature": 0}
-RESPONSES: dict[str, dict[str, Any]] = {
-    "text": {"input": QUESTION, "max_output_tokens": 24},
-    "instructions": {
-        "instructions": "Be brief.",
-        "input": [{"role": "user", "content": QUESTION}],
-        "max_output_tokens": 24,
-    },
-    "cut": {"input": QUESTION, "max_output_tokens": 1},
-    "schema": {
-        "input": QUESTION,
-        "max_output_tokens": 48,
-        "text": {"format": {"type": "json_schema", "name": "city", "schema": SCHEMA, "strict": True}},
-    },
-    "tools": {"input": "What is the weather in Paris?", "tools": [TOOL], "max_output_tokens": 48},
-    "required": {"input": "The weather in Paris?", "tools": [TOOL], "tool_choice": "required", "max_output_tokens": 64},
-    "turn": {
-        "input": [
-            {"role": "user", "content": "What is the weather in Paris?"},
-            {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Paris"}'},
-            {"type": "function_call_output", "call_id": "c1", "output": "Sunny."},
-        ],
-        "tools": [TOOL],
-        "max_output_tokens": 24,
-    },
-}
+REQUESTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text())
+"""The requests to each protocol, by what they are about."""
 USER = {"role": "user", "content": QUESTION}
-MESSAGES: dict[str, dict[str, Any]] = {
-    "text": {"messages": [USER], "max_tokens": 24},
-    "system": {"system": [{"type": "text", "text": "Be brief."}], "messages": [USER], "max_tokens": 24},
-    "cut": {"messages": [USER], "max_tokens": 1},
-    "stop": {"messages": [USER], "max_tokens": 24, "stop_sequences": ["Paris"]},
-    "schema": {
-        "messages": [USER],
-        "max_tokens": 48,
-        "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
-    },
-    "tools": {"messages": [USER], "tools": [MESSAGE_TOOL], "max_tokens": 48},
-    "any": {"messages": [USER], "tools": [MESSAGE_TOOL], "tool_choice": {"type": "any"}, "max_tokens": 64},
-    "turn": {
-        "messages": [
-            USER,
-            {
-                "role": "assistant",
-                "content": [{"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Paris"}}],
-            },
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "Sunny."}]},
-        ],
-        "tools": [MESSAGE_TOOL],
-        "max_tokens": 24,
-    },
-}
 
 
 # ── what an answer must be ───────────────────────────────────────────────────────────────────────
@@ -139,7 +77,7 @@ def open_types() -> dict[str, Any]:
 def responses_are_what_both_types_say(url: str) -> None:
     open_events = open_types()
     assert len(open_events) >= 20
-    for name, fields in RESPONSES.items():
+    for name, fields in REQUESTS["responses"].items():
         whole = json.loads(asked(url, "/v1/responses", fields))
         checked(Response, whole)
         found = events(url, "/v1/responses", fields)
@@ -156,7 +94,7 @@ def responses_are_what_both_types_say(url: str) -> None:
 
 
 def messages_are_what_the_types_say(url: str) -> None:
-    for name, fields in MESSAGES.items():
+    for name, fields in REQUESTS["messages"].items():
         whole = json.loads(asked(url, "/v1/messages", fields))
         checked(Message, whole)
         found = events(url, "/v1/messages", fields)
@@ -185,9 +123,8 @@ def the_packages_put_streams_together(url: str) -> None:
         with claude.messages.stream(**asked_for) as parts:
             message = parts.get_final_message()
         again = claude.messages.create(**asked_for)
-        assert [getattr(block, "text", "") for block in message.content] == [
-            getattr(block, "text", "") for block in again.content
-        ]
+        texts = [[getattr(block, "text", "") for block in each.content] for each in (message, again)]
+        assert texts[0] == texts[1]
         assert message.usage.output_tokens == again.usage.output_tokens
 
 
@@ -200,9 +137,8 @@ def errors_are_the_packages_own(url: str) -> None:
             assert error.param == "previous_response_id"
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as claude:
         try:
-            claude.messages.create(
-                model="any", max_tokens=8, messages=[{"role": "user", "content": "many words " * 9000}]
-            )
+            long: Any = [{"role": "user", "content": "many words " * 9000}]
+            claude.messages.create(model="any", max_tokens=8, messages=long)
             raise AssertionError("the prompt was accepted")
         except anthropic.BadRequestError as error:
             assert "prompt is too long: " in error.message

@@ -1,6 +1,6 @@
 """A vocabulary that llama.cpp cannot load, or dies of, is one line that says which token; others are read.
 
-tests/llama/test_vocabulary_refusals.py has that the library refuses each of these, too.
+tests/llama/test_odd_vocabularies.py has that the library refuses each of these, too.
 """
 
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""No text ends the process, whatever the vocabulary lacks: it becomes tokens that say all of it, or is refused."""
+"""No text ends the process, whatever the vocabulary lacks: it becomes tokens that say all of it, or is refused.
+
+The check of a vocabulary says what the library does, which loads what is served, and fails over what is refused.
+"""
 
 import json
 import random
@@ -10,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.llama.odd_vocabularies import GAPPED
+from tests.llama.odd_vocabularies import GAPPED, REFUSED, SERVED, Keys
 from tests.llama.tiny import write_tiny
 from worker.models.facts.info import read_info
 from worker.models.facts.spelling import is_invisible
@@ -97,3 +100,34 @@ def test_a_whole_vocabulary_refuses_nothing(tmp_path: Path) -> None:
         for tokens, said in readings:
             assert min(tokens, default=0) >= 0
             assert visible(said) == visible(text)
+
+
+# ── what the library takes ───────────────────────────────────────────────────────────────────────
+
+LOADED = """
+import sys
+from llama_cpp import llama_cpp as capi
+params = capi.llama_model_default_params()
+params.vocab_only = True
+model = capi.llama_model_load_from_file(sys.argv[1].encode(), params)
+if not model:
+    sys.exit(3)
+vocab, text = capi.llama_model_get_vocab(model), b"a  a"
+room = (capi.llama_token * 100)()
+print("loaded", capi.llama_tokenize(vocab, text, len(text), room, 100, False, True))
+"""
+
+
+TAKEN = {name: (keys, True) for name, (keys, _) in SERVED.items()}
+LEFT = {name: (keys, False) for name, (keys, _) in REFUSED.items()}
+CRASHING = {name: (GAPPED[name], False) for name in ("SentencePiece without a space",)}
+
+
+@pytest.mark.parametrize(("keys", "is_taken"), (TAKEN | LEFT | CRASHING).values(), ids=TAKEN | LEFT | CRASHING)
+def test_the_library_takes_what_is_served_and_cannot_take_what_is_refused_or_has_gaps(
+    keys: Keys, tmp_path: Path, *, is_taken: bool
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", own_vocabulary=keys)
+    done = subprocess.run([sys.executable, "-c", LOADED, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 3) or done.returncode < 0, done.stderr
+    assert (done.returncode == 0) == is_taken
