@@ -4,9 +4,11 @@ The vocabulary is the tiny model's. Those of ordinary memory are Q4_1, whose pro
 logits are the same bits next to any others, as the default model's are.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as capi
@@ -17,35 +19,11 @@ from tests.gguf_files import F16, F32, Q4_1, GgufFile, TensorRow, Value
 from tests.llama.tiny import TOKENS, vocabulary
 from worker.llama.library import open_library
 
-N_EMBD, N_HEAD, N_KV_HEAD, N_FF, N_LAYERS = 64, 2, 1, 64, 2
-N_KV = N_EMBD // N_HEAD * N_KV_HEAD
-N_INNER, N_STATE, N_CONV, N_RANK = 2 * N_EMBD, 16, 4, 4
-WINDOW = 8
-
 Shapes = dict[str, tuple[int, ...]]
 
-_ATTENTION: Shapes = {
-    "attn_norm.weight": (N_EMBD,),
-    "attn_q.weight": (N_EMBD, N_EMBD),
-    "attn_k.weight": (N_EMBD, N_KV),
-    "attn_v.weight": (N_EMBD, N_KV),
-    "attn_output.weight": (N_EMBD, N_EMBD),
-    "ffn_gate.weight": (N_EMBD, N_FF),
-    "ffn_up.weight": (N_EMBD, N_FF),
-    "ffn_down.weight": (N_FF, N_EMBD),
-}
-_STATE_SPACE: Shapes = {
-    "attn_norm.weight": (N_EMBD,),
-    "ssm_in.weight": (N_EMBD, 2 * N_INNER),
-    "ssm_conv1d.weight": (N_CONV, N_INNER),
-    "ssm_conv1d.bias": (N_INNER,),
-    "ssm_x.weight": (N_INNER, N_RANK + 2 * N_STATE),
-    "ssm_dt.weight": (N_RANK, N_INNER),
-    "ssm_dt.bias": (N_INNER,),
-    "ssm_a": (N_STATE, N_INNER),
-    "ssm_d": (N_INNER,),
-    "ssm_out.weight": (N_INNER, N_EMBD),
-}
+_TOLD: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
+"""Kinds and wide models, each with the tensors of a layer, and the sizes of both."""
+N_LAYERS, N_EMBD, WINDOW = 2, 64, 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,68 +42,18 @@ class Kind:
         return f"{self.architecture} {self.keys.get('attention.sliding_window_pattern', '')}".strip()
 
 
-PLAIN = Kind("llama", _ATTENTION | {"ffn_norm.weight": (N_EMBD,)})
-MROPE = Kind("qwen2vl", PLAIN.block, {"rope.dimension_sections": [4, 6, 6, 0]})
-"""A position is three numbers: the saved state says more of each cell."""
-SLIDING = Kind(
-    "cohere2",
-    _ATTENTION,
-    {
-        "attention.sliding_window": WINDOW,
-        "attention.sliding_window_pattern": 2,
-        "logit_scale": 1.0,
-        "attention.layer_norm_epsilon": 1e-5,
-    },
-)
-"""One layer has a window, the next one none."""
-SLIDING_ONLY = Kind("cohere2", _ATTENTION, SLIDING.keys | {"attention.sliding_window_pattern": 4})
-"""Both have one: of the two caches, one is without layers."""
-GEMMA = Kind(
-    "gemma2",
-    PLAIN.block | {"post_attention_norm.weight": (N_EMBD,), "post_ffw_norm.weight": (N_EMBD,)},
-    {
-        "attention.sliding_window": WINDOW,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-        "attention.key_length": N_EMBD // N_HEAD,
-        "attention.value_length": N_EMBD // N_HEAD,
-    },
-)
-"""Every second layer has a window, by the architecture and not by a key."""
-NAMED_ONLY = Kind(
-    "exaone4",
-    {
-        **{name: dims for name, dims in _ATTENTION.items() if name != "attn_norm.weight"},
-        **{f"{name}.weight": (N_EMBD,) for name in ("post_attention_norm", "post_ffw_norm")},
-        **{f"{name}.weight": (N_EMBD // N_HEAD,) for name in ("attn_q_norm", "attn_k_norm")},
-    },
-    {"attention.sliding_window": WINDOW},
-)
-RECURRENT = Kind(
-    "mamba",
-    _STATE_SPACE,
-    {
-        "ssm.conv_kernel": N_CONV,
-        "ssm.inner_size": N_INNER,
-        "ssm.state_size": N_STATE,
-        "ssm.time_step_rank": N_RANK,
-    },
-    is_row_by_row=False,
-)
+def _shapes(told: dict[str, list[int]]) -> Shapes:
+    return {name: tuple(dims) for name, dims in told.items()}
 
-HYBRID = Kind(
-    "lfm2",
-    PLAIN.block | {f"attn_{name}_norm.weight": (N_EMBD // N_HEAD,) for name in "qk"},
-    {"shortconv.l_cache": N_CONV - 1, "attention.head_count_kv": [0, N_KV_HEAD]},
-    first_block={
-        **{name: dims for name, dims in PLAIN.block.items() if name.startswith("ffn_") or name == "attn_norm.weight"},
-        "shortconv.conv.weight": (N_CONV - 1, N_EMBD),
-        "shortconv.in_proj.weight": (N_EMBD, 3 * N_EMBD),
-        "shortconv.out_proj.weight": (N_EMBD, N_EMBD),
-    },
-    output_norm="token_embd_norm",
-)
-"""A layer with recurrent state, and a layer of attention."""
+
+def _kind(name: str) -> Kind:
+    """`about` is for readers."""
+    told = {key: value for key, value in _TOLD["kinds"][name].items() if key != "about"}
+    return Kind(**{key: _shapes(value) if key.endswith("block") else value for key, value in told.items()})
+
+
+PLAIN, MROPE, SLIDING, SLIDING_ONLY = map(_kind, ("PLAIN", "MROPE", "SLIDING", "SLIDING_ONLY"))
+GEMMA, NAMED_ONLY, RECURRENT, HYBRID = map(_kind, ("GEMMA", "NAMED_ONLY", "RECURRENT", "HYBRID"))
 
 
 def write_random(
@@ -143,7 +71,7 @@ def write_random(
     own = tokenizer or vocabulary()
     tokens = own["tokenizer.ggml.tokens"]
     assert isinstance(tokens, Sequence)
-    metadata = _metadata(kind.architecture, _SIZES | kind.keys | {"context_length": n_ctx}, own)
+    metadata = _metadata(kind.architecture, _TOLD["sizes"] | kind.keys | {"context_length": n_ctx}, own)
     shapes: Shapes = {"token_embd.weight": (N_EMBD, len(tokens)), f"{kind.output_norm}.weight": (N_EMBD,)}
     for layer in range(N_LAYERS):
         block = kind.first_block if kind.first_block and not layer else kind.block
@@ -167,16 +95,6 @@ def write_tensors(
     header = GgufFile(metadata, rows).header()
     path.write_bytes(header.ljust(-(-len(header) // 32) * 32, b"\0") + b"".join(blobs))
     return path
-
-
-_SIZES: dict[str, Value] = {
-    "block_count": N_LAYERS,
-    "embedding_length": N_EMBD,
-    "feed_forward_length": N_FF,
-    "attention.head_count": N_HEAD,
-    "attention.head_count_kv": N_KV_HEAD,
-    "attention.layer_norm_rms_epsilon": 1e-5,
-}
 
 
 def _weights(name: str, dims: tuple[int, ...], chance: np.random.Generator, scale: float = 2.0) -> NDArray[np.float32]:
@@ -210,42 +128,11 @@ def _q4_1(weights: NDArray[np.float32]) -> bytes:
 QUANTISED = {name: ftype for name, ftype in FILE_TYPES.items() if name != "F32"} | {"Q3_K_M": 12, "Q2_K": 10}
 """llama_ftype."""
 
-_WIDE_EMBD, _WIDE_FF, _WIDE_HEADS, _WIDE_KV_HEADS, _HEAD = 256, 512, 4, 2, 64
-_WIDE_LAYERS = 4
-
-_BLOCK: Shapes = {
-    "attn_norm.weight": (_WIDE_EMBD,),
-    "attn_q.weight": (_WIDE_EMBD, _WIDE_HEADS * _HEAD),
-    "attn_k.weight": (_WIDE_EMBD, _WIDE_KV_HEADS * _HEAD),
-    "attn_v.weight": (_WIDE_EMBD, _WIDE_KV_HEADS * _HEAD),
-    "attn_output.weight": (_WIDE_HEADS * _HEAD, _WIDE_EMBD),
-    "ffn_norm.weight": (_WIDE_EMBD,),
-    "ffn_gate.weight": (_WIDE_EMBD, _WIDE_FF),
-    "ffn_up.weight": (_WIDE_EMBD, _WIDE_FF),
-    "ffn_down.weight": (_WIDE_FF, _WIDE_EMBD),
-}
-_GEMMA: Shapes = {
-    "attn_q_norm.weight": (_HEAD,),
-    "attn_k_norm.weight": (_HEAD,),
-    "post_attention_norm.weight": (_WIDE_EMBD,),
-    "post_ffw_norm.weight": (_WIDE_EMBD,),
-}
-_WIDE_SIZES: dict[str, Value] = {
-    "block_count": _WIDE_LAYERS,
-    "context_length": 4096,
-    "embedding_length": _WIDE_EMBD,
-    "feed_forward_length": _WIDE_FF,
-    "attention.head_count": _WIDE_HEADS,
-    "attention.head_count_kv": _WIDE_KV_HEADS,
-    "attention.key_length": _HEAD,
-    "attention.value_length": _HEAD,
-    "attention.layer_norm_rms_epsilon": 1e-5,
-}
 WIDE: dict[str, tuple[Shapes, dict[str, Value]]] = {
-    "llama": (_BLOCK, {}),
-    "gemma3": (_BLOCK | _GEMMA, {"attention.sliding_window": 32}),
+    family: (_shapes(told["block"]), told["keys"]) for family, told in _TOLD["wide"].items()
 }
 """Architectures; gemma3 has sliding windows."""
+_WIDE_LAYERS, _WIDE_EMBD = 4, 256
 
 
 def write_wide(path: Path, family: str, name: str) -> Path:
@@ -257,7 +144,7 @@ def write_wide(path: Path, family: str, name: str) -> Path:
         shapes |= {f"blk.{layer}.{tensor}": dims for tensor, dims in block.items()}
     chance = np.random.default_rng(1)
     tensors = {tensor: (_weights(tensor, dims, chance, 1.0).tobytes(), F32) for tensor, dims in shapes.items()}
-    write_tensors(source, _metadata(family, _WIDE_SIZES | keys, vocabulary()), shapes, tensors)
+    write_tensors(source, _metadata(family, _TOLD["wide_sizes"] | keys, vocabulary()), shapes, tensors)
     open_library()
     params = capi.llama_model_quantize_default_params()
     params.ftype, params.nthread = QUANTISED[name], 1
