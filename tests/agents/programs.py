@@ -6,14 +6,13 @@ from wherever it is configured to. `python -m tests.agents.programs` makes all o
 frameworks in Python.
 """
 
-import hashlib
 import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.clients.environments import FOLDER, OFFLINE, environment
+from tests.clients.environments import FOLDER, OFFLINE, environment, made_anew
 
 PACKAGES = Path(__file__).parent / "packages"
 IN_PYTHON = ("openai-agents", "pydantic-ai")
@@ -77,16 +76,13 @@ class Program:
 
 def program(name: str) -> Program:
     """The program of `packages/NAME.json`, installed anew if that has changed. Raises: CalledProcessError."""
-    package = PACKAGES / f"{name}.json"
-    folder = FOLDER / "npm" / name
-    made_of = folder / "made-of"
-    digest = hashlib.sha256(package.read_bytes()).hexdigest()
-    if not made_of.is_file() or made_of.read_text() != digest:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "package.json").write_bytes(package.read_bytes())
-        options = ("--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error")
-        subprocess.run(["npm", "install", *options], cwd=folder, check=True)  # noqa: S607 - the one on PATH
-        made_of.write_text(digest)
+    package, folder = PACKAGES / f"{name}.json", FOLDER / "npm" / name
+    with made_anew(folder, package) as is_needed:
+        if is_needed:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "package.json").write_bytes(package.read_bytes())
+            options = ("--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error")
+            subprocess.run(["npm", "install", *options], cwd=folder, check=True)  # noqa: S607 - the one on PATH
     return Program(folder)
 
 

@@ -121,25 +121,28 @@ def model_of_nan(tmp_path: Path) -> Iterator[Model]:
 @pytest.fixture(scope="session")
 def load_random(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadRandom]:
     """The random model of a kind, each loaded once."""
-    with _each_once(tmp_path_factory, write_random) as load:
+    with each_once(tmp_path_factory, write_random) as load:
         yield load
 
 
 @pytest.fixture(scope="module")
 def load_made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadMade]:
     """The made model of a kind, each loaded once in a module."""
-    with _each_once(tmp_path_factory, made_architectures.write_kind) as load:
+    with each_once(tmp_path_factory, made_architectures.write_kind) as load:
         yield load
 
 
 @contextmanager
-def _each_once(folders: pytest.TempPathFactory, write: Callable[[Path, K], Path]) -> Iterator[Callable[[K], Model]]:
+def each_once(
+    folders: pytest.TempPathFactory, write: Callable[[Path, K], Path], *, loads_heads: bool = False
+) -> Iterator[Callable[[K], Model]]:
     """Kinds of different names are different models."""
     loaded: dict[str, Model] = {}
 
     def load(kind: K) -> Model:
         if str(kind) not in loaded:
-            loaded[str(kind)] = loaded_on_cpu(write(folders.mktemp("kind") / "kind.gguf", kind))
+            path = write(folders.mktemp("kind") / "kind.gguf", kind)
+            loaded[str(kind)] = loaded_on_cpu(path, loads_heads=loads_heads)
         return loaded[str(kind)]
 
     try:

@@ -1,7 +1,7 @@
 """Slices draw the same bits from rows next to any others; ggml weighs a row as exactly as the sampler needs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -132,14 +132,6 @@ def test_what_is_shared_out_comes_back_in_order_or_is_raised(asked: list[int], n
     assert threads.map(str, asked) == [str(each) for each in asked]
     with pytest.raises(ZeroDivisionError):
         threads.map(lambda each: 1 / each, [*asked, 0, *asked])
-
-
-def test_a_row_that_is_no_number_is_the_error_of_its_job_alone(wide: Model) -> None:
-    want = Asked(SamplingParams(seed=1), 1.0, n_drafts=0, is_scored=False, is_nan=False, n_generated=0)
-    pairs = [made(slot, replace(want, is_nan=slot == 3), None, wide.n_vocab) for slot in range(12)]
-    sampled = Draws(wide, ALONE).of([slice_ for slice_, _ in pairs], np.concatenate([own for _, own in pairs]))
-    assert [each.slot for each in sampled] == list(range(12))
-    assert [each.slot for each in sampled if each.error is not None] == [3]
 
 
 @pytest.mark.parametrize("n_drafts", [0, 1, 3])

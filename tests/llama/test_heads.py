@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tests.llama.conftest import GREEDY, MakeContext, slice_of
+from tests.llama.conftest import GREEDY, LoadMade, MakeContext, each_once, slice_of
 from tests.llama.served import Served
 from tests.llama.test_snapshots import FREE_ROWS, N_SNAPSHOTS, SIZES, Tokens, served
 from tests.on_cpu import loaded_on_cpu
@@ -41,37 +41,24 @@ def skip_if_experts_flip(kind: made_architectures.Kind) -> None:
         pytest.skip("this processor sums in another order beside other rows, and then another expert may win")
 
 
-LoadWithHead = Callable[[made_architectures.Kind], Model]
-
-
 def test_every_architecture_whose_head_drafts_is_tried() -> None:
     assert {kind.architecture for kind in KINDS} == set(WITH_A_HEAD)
 
 
 @pytest.fixture(scope="module")
-def load_with_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadWithHead]:
-    loaded: dict[str, Model] = {}
-
-    def load(kind: made_architectures.Kind) -> Model:
-        if kind.name not in loaded:
-            path = made_architectures.write_kind(tmp_path_factory.mktemp("head") / "made.gguf", kind)
-            loaded[kind.name] = loaded_on_cpu(path, loads_heads=True)
-        return loaded[kind.name]
-
-    yield load
-    for model in loaded.values():
-        model.close()
+def load_with_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadMade]:
+    with each_once(tmp_path_factory, made_architectures.write_kind, loads_heads=True) as load:
+        yield load
 
 
 class Pair:
     """A model's context and that of its head."""
 
     def __init__(self, model: Model, **changes: Any) -> None:
-        sizes = {**SIZES, "n_threads": 1, "n_threads_batch": 1, "n_snapshots": N_SNAPSHOTS, **changes}
+        threads = {"n_threads": 1, "n_threads_batch": 1}
         self.hidden = StoredRows(model, N_SLOTS)
-        self.model = ModelContext(model, self.hidden, **sizes)
-        own = {name: sizes[name] for name in ("n_ctx", "n_threads", "n_threads_batch")}
-        self.head = HeadContext(model, self.hidden, n_slots=N_SLOTS, **own)
+        self.model = ModelContext(model, self.hidden, **{**SIZES, **threads, "n_snapshots": N_SNAPSHOTS, **changes})
+        self.head = HeadContext(model, self.hidden, n_slots=N_SLOTS, n_ctx=SIZES["n_ctx"], **threads)
 
     def rows(self, slot: SlotId, positions: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
         found = [self.hidden.of(slot, position) for position in positions]
@@ -79,7 +66,7 @@ class Pair:
 
 
 @pytest.fixture
-def make_pair(load_with_head: LoadWithHead) -> Iterator[Callable[..., Pair]]:
+def make_pair(load_with_head: LoadMade) -> Iterator[Callable[..., Pair]]:
     made: list[Pair] = []
 
     def make(kind: made_architectures.Kind, **changes: Any) -> Pair:
@@ -104,7 +91,7 @@ def some(seed: int, n: int) -> Tokens:
 
 @EACH
 def test_a_model_has_the_same_numbers_with_its_head(
-    load_with_head: LoadWithHead, make_context: MakeContext, make_pair: MakePair, kind: made_architectures.Kind
+    load_with_head: LoadMade, make_context: MakeContext, make_pair: MakePair, kind: made_architectures.Kind
 ) -> None:
     """Prompts of several lengths together, and steps of a token and of several."""
     plain, pair = make_context(load_with_head(kind), **SIZES, n_snapshots=N_SNAPSHOTS), make_pair(kind)
@@ -231,14 +218,10 @@ def served_with(pair: Pair, *, n_slots: int = N_SLOTS) -> tuple[Served, Lucky]:
     return lucky.served, lucky
 
 
-def texts(prompts: list[Tokens], answers: list[Tokens]) -> list[Tokens]:
-    return [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
-
-
 @EACH
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_conversation_has_the_same_tokens_with_and_without_a_head(
-    load_with_head: LoadWithHead,
+    load_with_head: LoadMade,
     make_context: MakeContext,
     make_pair: MakePair,
     kind: made_architectures.Kind,
@@ -252,7 +235,7 @@ def test_a_conversation_has_the_same_tokens_with_and_without_a_head(
     for turn in range(5):
         told = [*told, *some(turn, 60)]
         expected = plain.ask([told], 60 + turn, temperature)
-        lucky.texts = texts([told], expected)
+        lucky.texts = [[*told, *expected[0]]]
         assert drafting.ask([told], 60 + turn, temperature) == expected
         told = [*told, *expected[0]]
     assert drafting.n_cached[JobKey(4)] > 300
@@ -262,7 +245,7 @@ def test_a_conversation_has_the_same_tokens_with_and_without_a_head(
 
 @EACH
 def test_so_have_jobs_that_share_a_beginning_and_pause(
-    load_with_head: LoadWithHead, make_context: MakeContext, make_pair: MakePair, kind: made_architectures.Kind
+    load_with_head: LoadMade, make_context: MakeContext, make_pair: MakePair, kind: made_architectures.Kind
 ) -> None:
     skip_if_experts_flip(kind)
     plain = served(make_context(load_with_head(kind), **SIZES), n_slots=2)
@@ -270,7 +253,7 @@ def test_so_have_jobs_that_share_a_beginning_and_pause(
     beginning = some(2, 200)
     prompts = [[*beginning, *some(10 + i, 20)] for i in range(5)]
     expected = plain.ask(prompts, 250, 0.7)
-    lucky.texts = texts(prompts, expected)
+    lucky.texts = [[*prompt, *answer] for prompt, answer in zip(prompts, expected, strict=True)]
     assert drafting.ask(prompts, 250, 0.7) == expected
     assert drafting.n_drafted > drafting.n_accepted > 0
     assert drafting.n_preempted > 0
@@ -279,7 +262,7 @@ def test_so_have_jobs_that_share_a_beginning_and_pause(
 
 @EACH
 def test_what_a_head_with_random_weights_drafts_changes_no_token(
-    load_with_head: LoadWithHead, make_context: MakeContext, make_pair: MakePair, kind: made_architectures.Kind
+    load_with_head: LoadMade, make_context: MakeContext, make_pair: MakePair, kind: made_architectures.Kind
 ) -> None:
     plain, pair = served(make_context(load_with_head(kind), **SIZES)), make_pair(kind)
     runner: Any = LlamaRunner(pair.head._model, pair.head)

@@ -1,5 +1,6 @@
 """Log-probabilities of prompts on the real library: the bits of the same tokens' when they were generated."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -52,19 +53,26 @@ def scores(served: Served, *asked: Asked) -> list[list[Logprob]]:
 
 
 @pytest.fixture
-def served(model: Model, make_context: MakeContext) -> Served:
-    return served_by(LlamaRunner(model, make_context(**SERVING)))
+def serve(model: Model, make_context: MakeContext) -> Callable[..., Served]:
+    return lambda *chunk: served_by(LlamaRunner(model, make_context(**SERVING)), *chunk)
+
+
+@pytest.fixture
+def served(serve: Callable[..., Served]) -> Served:
+    return serve()
 
 
 @pytest.mark.usefixtures("default_model")
 @pytest.mark.parametrize("chunk", [16, 64])
-def test_what_was_generated_is_scored_with_the_same_bits(model: Model, make_context: MakeContext, chunk: int) -> None:
-    served = served_by(LlamaRunner(model, make_context(**SERVING)), chunk)
+def test_what_was_generated_is_scored_with_the_same_bits(
+    model: Model, serve: Callable[..., Served], chunk: int
+) -> None:
+    served = serve(chunk)
     prompt = model.tokenize(STORY)
     [scored] = scores(served, Asked(prompt, max_tokens=40))
     generated = served.generated[JobKey(0)]
     longer = Asked([*prompt, *served.answer(JobKey(0))])
-    [alone] = scores(served_by(LlamaRunner(model, make_context(**SERVING)), chunk), longer)
+    [alone] = scores(serve(chunk), longer)
     assert alone == scored + generated
     assert len(alone) == len(prompt) + 39
 
@@ -84,12 +92,12 @@ def test_they_are_those_of_the_parity_harness(model: Model, served: Served) -> N
 
 @pytest.mark.usefixtures("default_model")
 def test_under_any_load_and_from_the_cache_they_are_the_same(
-    model: Model, make_context: MakeContext, served: Served
+    model: Model, serve: Callable[..., Served], served: Served
 ) -> None:
     story = model.tokenize(STORY)
     asked = [Asked(story + model.tokenize(text), 3 * (i % 2)) for i, text in enumerate(("Then", "The end", "Far", "A"))]
     plain = Asked(story[5:90], max_tokens=20, n_top=None)
-    alone = [scores(served_by(LlamaRunner(model, make_context(**SERVING))), one)[0] for one in asked]
+    alone = [scores(serve(), one)[0] for one in asked]
     assert scores(served, plain, *asked, plain, *asked) == [[], *alone, [], *alone]
     assert scores(served, *asked[::-1]) == alone[::-1]
     [few] = scores(served, replace(asked[0], n_top=2))

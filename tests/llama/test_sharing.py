@@ -116,39 +116,6 @@ def test_cells_that_were_the_newest_are_not_once_a_sharer_has_kept_them(context:
     assert positions(context, 0) == list(range(35))
 
 
-def test_what_is_shared_stays_with_the_last_slot_that_has_it(context: Context) -> None:
-    fill(context, 0, 50)
-    context.kv.share(SlotId(0), SlotId(1), 40)
-    context.kv.share(SlotId(1), SlotId(2), 40)
-    assert context.kv.n_cells_used == 50
-    context.kv.trim(SlotId(0), 0)
-    context.kv.trim(SlotId(1), 10)
-    assert context.kv.n_cells_used == 40
-    context.kv.trim(SlotId(2), 0)
-    assert context.kv.n_cells_used == 10
-
-
-def test_shared_cells_are_moved_once_and_stay_shared(context: Context) -> None:
-    fill(context, 3, 100)
-    fill(context, 0, 50)
-    context.kv.share(SlotId(0), SlotId(1), 50)
-    fill(context, 0, 3)
-    fill(context, 1, 4)
-    context.kv.trim(SlotId(3), 0)
-    fill(context, 2, context.kv.n_free_cells)
-    assert n_used(context) == context.kv.n_cells_used == N_CELLS
-    assert [positions(context, slot) for slot in (0, 1)] == [list(range(53)), list(range(54))]
-
-
-def test_loading_may_have_to_move_others_first(context: Context) -> None:
-    fill(context, 0, 100)
-    saved = context.kv.save(SlotId(0), 0)
-    fill(context, 1, 100)
-    context.kv.trim(SlotId(0), 0)
-    context.kv.load(SlotId(2), [saved], 100)
-    assert n_used(context) == context.kv.n_cells_used == 200
-
-
 # ── refused ──────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -50,15 +50,13 @@ def checked(answer: pydantic.BaseModel) -> None:
 
 def _extras(value: object) -> Iterator[str]:
     if isinstance(value, pydantic.BaseModel):
-        yield from (f"{type(value).__name__.partition('[')[0].removeprefix('Parsed')}.{key}" for key in _extra(value))
+        yield from (
+            f"{type(value).__name__.partition('[')[0].removeprefix('Parsed')}.{key}" for key in value.model_extra or {}
+        )
         value = [getattr(value, name) for name in type(value).model_fields]
     if isinstance(value, list):
         for each in value:
             yield from _extras(each)
-
-
-def _extra(model: pydantic.BaseModel) -> dict[str, Any]:
-    return model.model_extra or {}
 
 
 # ── what is tried ────────────────────────────────────────────────────────────────────────────────
@@ -102,11 +100,9 @@ def log_probabilities_are_of_the_answers_bytes(client: openai.OpenAI) -> None:
     text = b"".join(bytes(token.bytes or ()) for token in tokens).decode()
     assert text.startswith(choice.message.content or "-")
     for token in tokens:
-        assert [top.logprob for top in token.top_logprobs] == sorted(
-            (top.logprob for top in token.top_logprobs), reverse=True
-        )
-        assert len(token.top_logprobs) == 3
-        assert token.logprob == token.top_logprobs[0].logprob
+        tops = [top.logprob for top in token.top_logprobs]
+        assert tops == sorted(tops, reverse=True)
+        assert (len(tops), tops[0]) == (3, token.logprob)
 
 
 def a_stream_is_the_same_answer_in_pieces(client: openai.OpenAI) -> None:
@@ -186,15 +182,12 @@ def the_prompt_comes_back_with_its_log_probabilities(client: openai.OpenAI) -> N
     prompt = "The capital of France is"
     answer = client.completions.create(prompt=prompt, **asked)
     (choice,) = answer.choices
-    found = choice.logprobs
-    assert found is not None
-    assert found.tokens is not None
-    assert found.token_logprobs is not None
-    assert found.top_logprobs is not None
-    assert found.text_offset is not None
+    found: Any = choice.logprobs
     assert choice.text.startswith(prompt)
     assert "".join(found.tokens) == choice.text
-    assert [choice.text[offset:][: len(token)] for offset, token in zip(found.text_offset, found.tokens, strict=True)]
+    assert found.tokens == [
+        choice.text[offset:][: len(token)] for offset, token in zip(found.text_offset, found.tokens, strict=True)
+    ]
     # OpenAI says nothing of the first token, which the package's types do not know of.
     assert found.token_logprobs[0] is None
     assert found.top_logprobs[0] is None
@@ -202,10 +195,8 @@ def the_prompt_comes_back_with_its_log_probabilities(client: openai.OpenAI) -> N
     checked(answer)
     only_prompt = client.completions.create(prompt=prompt, **{**asked, "max_tokens": 0}).choices[0]
     assert only_prompt.text == prompt
-    assert only_prompt.logprobs is not None
-    assert (only_prompt.logprobs.token_logprobs or [])[1:] == found.token_logprobs[
-        1 : len(only_prompt.logprobs.tokens or [])
-    ]
+    alone: Any = only_prompt.logprobs
+    assert alone.token_logprobs[1:] == found.token_logprobs[1 : len(alone.tokens)]
 
 
 def a_stop_ends_the_text_and_is_not_shown(client: openai.OpenAI) -> None:
