@@ -89,16 +89,9 @@ def _tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
     if shape.has_output:
         found["output"] = (n_embd, shape.n_vocab)
     norms = {"attn_q_norm": (shape.n_head_dim,), "attn_k_norm": (shape.n_head_dim,)} if shape.head_length else {}
-    block: dict[str, tuple[int, ...]] = {
-        "attn_norm": (n_embd,),
-        "attn_q": (n_embd, n_q),
-        "attn_k": (n_embd, n_kv),
-        "attn_v": (n_embd, n_kv),
-        "attn_output": (n_q, n_embd),
-        "ffn_norm": (n_embd,),
-        **norms,
-        **_feed_forward(shape),
-    }
+    square = {"attn_q": (n_embd, n_q), "attn_k": (n_embd, n_kv), "attn_v": (n_embd, n_kv), "attn_output": (n_q, n_embd)}
+    block: dict[str, tuple[int, ...]] = {"attn_norm": (n_embd,), "ffn_norm": (n_embd,), **square, **norms}
+    block |= _feed_forward(shape)
     for layer in range(shape.n_layers):
         found |= {f"blk.{layer}.{name}": dims for name, dims in block.items()}
     return found
@@ -108,12 +101,9 @@ def _feed_forward(shape: Shape) -> dict[str, tuple[int, ...]]:
     n_embd, n_ff, n_expert = shape.n_embd, shape.n_ff, shape.n_expert
     if not n_expert:
         return {"ffn_gate": (n_embd, n_ff), "ffn_up": (n_embd, n_ff), "ffn_down": (n_ff, n_embd)}
-    return {
-        "ffn_gate_inp": (n_embd, n_expert),
-        "ffn_gate_exps": (n_embd, n_ff, n_expert),
-        "ffn_up_exps": (n_embd, n_ff, n_expert),
-        "ffn_down_exps": (n_ff, n_embd, n_expert),
-    }
+    wide = (n_embd, n_ff, n_expert)
+    experts = {"ffn_gate_exps": wide, "ffn_up_exps": wide, "ffn_down_exps": (n_ff, n_embd, n_expert)}
+    return {"ffn_gate_inp": (n_embd, n_expert), **experts}
 
 
 def _row(name: str, dims: tuple[int, ...], type_of: Callable[[str], int]) -> TensorRow:

@@ -47,8 +47,7 @@ pytestmark = pytest.mark.model
 def test_logits_are_a_row_of_the_vocabulary(context: Context, tokens: list[TokenId], model: Model) -> None:
     assert context.decode([slice_of(0, 0, tokens), slice_of(1, 0, tokens, None)]) == [len(tokens) - 1]
     (row,) = context.rows()
-    assert row.shape == (model.n_vocab,)
-    assert row.dtype == np.float32
+    assert (row.shape, row.dtype) == ((model.n_vocab,), np.float32)
     assert np.isfinite(row).all()
 
 
@@ -98,19 +97,13 @@ def test_logits_die_with_the_next_decode_and_positions_follow_what_a_slot_holds(
 
 
 @pytest.mark.parametrize(("slot", "n_keep"), [(2, 0), (-1, 0), (10**6, 0), (0, -1)])
-def test_a_bad_trim_is_refused(context: Context, slot: int, n_keep: int) -> None:
+def test_a_bad_trim_is_refused_and_one_beyond_the_end_changes_nothing(context: Context, slot: int, n_keep: int) -> None:
+    fill(context, 0, 3)
     with pytest.raises(AssertionError, match=r"slot|keep"):
         context.kv.trim(SlotId(slot), n_keep)
-
-
-def test_trimming_beyond_the_end_changes_nothing(context: Context) -> None:
-    fill(context, 0, 3)
-    context.kv.trim(SlotId(0), 3)
-    context.kv.trim(SlotId(0), 99)
-    assert context.kv.n_cells(SlotId(0)) == 3
-    context.kv.trim(SlotId(0), 0)
-    context.kv.trim(SlotId(0), 0)
-    assert context.kv.n_cells_used == 0
+    for keep, n_left in ((3, 3), (99, 3), (0, 0), (0, 0)):
+        context.kv.trim(SlotId(0), keep)
+        assert context.kv.n_cells(SlotId(0)) == context.kv.n_cells_used == n_left
 
 
 # ── full, aborted, closed ────────────────────────────────────────────────────────────────────────
@@ -167,10 +160,9 @@ def test_a_closed_context_refuses_and_closes_again(context: Context) -> None:
     context.decode([Slice(SlotId(0), 0, [TokenId(5)], GREEDY)])
     context.close()
     context.close()
-    with pytest.raises(ValueError, match="closed"):
-        context.decode([slice_of(0, 1, [TokenId(5)])])
-    with pytest.raises(ValueError, match="closed"):
-        context.kv.trim(SlotId(0), 0)
+    for use in (lambda: context.decode([slice_of(0, 1, [TokenId(5)])]), lambda: context.kv.trim(SlotId(0), 0)):
+        with pytest.raises(ValueError, match="closed"):
+            use()
     assert not len(context.rows())
 
 

@@ -269,26 +269,24 @@ CHAT = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
 
 
 def test_a_template_given_by_file_is_used(tmp_path: Path) -> None:
-    with loaded_with(write_tiny(tmp_path / "tiny.gguf"), template=CHAT) as loaded:
-        assert isinstance(loaded.prompts.read(conversation("a")), Read)
-        assert loaded.facts.model.chat_template == CHAT
-        assert loaded.facts.model.chat_template_caps == ("system",)
-        assert loaded.facts.model.chat_format == HERMES
-        assert (loaded.facts.model.bos_token, loaded.facts.model.eos_token) == ("<s>", "</s>")
-        assert loaded.facts.model.n_ctx_train == 64
-        assert loaded.facts.model.file_bytes == (tmp_path / "tiny.gguf").stat().st_size
-
-
-def test_the_engine_finds_the_format_of_calls_without_the_tokens_that_end_an_answer(tmp_path: Path) -> None:
+    """The engine finds the format of calls in it, without the tokens that end an answer."""
     source = (
         "{% for m in messages %}<s>{{ m.role }}:{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
         "<CALL>{{ c.function | tojson }}</CALL>"
         "{% endfor %}</s>{% endfor %}{% if add_generation_prompt %}<s>assistant:{% endif %}"
     )
-    with loaded_with(write_tiny(tmp_path / "tiny.gguf"), template=source) as loaded:
-        found = loaded.facts.model.chat_format
-        assert found.source == "template"
-        assert found.calls == CallFormat(form="object", call_begin="<CALL>", call_end="</CALL>")
+    path = write_tiny(tmp_path / "tiny.gguf")
+    for template, caps in ((CHAT, ("system",)), (source, None)):
+        with loaded_with(path, template=template) as loaded:
+            assert isinstance(loaded.prompts.read(conversation("a")), Read)
+            model = loaded.facts.model
+        assert (model.chat_template, model.bos_token, model.eos_token) == (template, "<s>", "</s>")
+        assert (model.n_ctx_train, model.file_bytes) == (64, path.stat().st_size)
+        if caps is not None:
+            assert (model.chat_template_caps, model.chat_format) == (caps, HERMES)
+        else:
+            assert model.chat_format.source == "template"
+            assert model.chat_format.calls == CallFormat(form="object", call_begin="<CALL>", call_end="</CALL>")
 
 
 def test_without_a_template_conversations_alone_are_refused(tmp_path: Path) -> None:

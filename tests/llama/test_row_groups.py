@@ -19,7 +19,7 @@ from worker.llama.batch import RowGroups
 from worker.llama.context import Context
 from worker.llama.held_width import MAX_SURPLUS, HeldWidth
 from worker.llama.model import Model
-from worker.llama.self_test import ROW_GROUPINGS, in_words, widths
+from worker.llama.self_test import ROW_GROUPINGS, widths
 from worker.models.upstream.numbers import MAX_SEQ_IDS
 from worker.wire.jobs import SlotId, TokenId
 from worker.wire.load import RowCosts
@@ -61,11 +61,6 @@ def test_steps_are_filled_up_to_the_width_that_takes_less_time_where_there_are_c
     assert list(FASTER.split(slices)) == [slices]
     n_wanted = FASTER.padded.get(n_tokens, n_tokens)
     assert FASTER.n_padding(slices, n_spare) == (n_wanted - n_tokens if n_wanted <= n_spare else 0)
-
-
-@pytest.mark.parametrize(("found", "words"), [((8,), "8"), ((2, 3, 4, 8), "2 to 4 and 8"), ((1, 3, 5), "1, 3 and 5")])
-def test_widths_are_reported_in_words(found: tuple[int, ...], words: str) -> None:
-    assert in_words(found) == words
 
 
 @given(n_slots=st.integers(1, MAX_SEQ_IDS))

@@ -41,7 +41,7 @@ SAME = Verdict(is_same=True)
 
 def verdict(runner: LlamaRunner, serving: Serving = SERVING) -> Verdict | None:
     found = outcome(runner, serving)
-    return None if found is None else Verdict(found.is_same, found.differences)
+    return found and Verdict(found.is_same, found.differences)
 
 
 def outcome(runner: LlamaRunner, serving: Serving = SERVING) -> Determinism | None:

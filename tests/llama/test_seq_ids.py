@@ -1,6 +1,6 @@
 """A model's memory gets seq_ids for slots, spares, twins, and a slot for cells that linger."""
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -10,35 +10,11 @@ from worker.llama.seq_ids import n_retained_for, seq_ids_of
 from worker.models.upstream.numbers import MAX_SEQ_IDS
 
 
-@dataclass(frozen=True)
-class Device:
-    backend: str
-
-    @property
-    def is_gpu(self) -> bool:
-        return self.backend != "cpu"
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The questions to a model."""
-
-    device: Device
-    can_rewind: bool = True
-    n_swa: int = 0
-    is_hybrid: bool = False
-    architecture: str = "llama"
-
-
-def model(
-    backend: str = "cpu",
-    *,
-    can_rewind: bool = True,
-    n_swa: int = 0,
-    is_hybrid: bool = False,
-    architecture: str = "llama",
-) -> Model:
-    return cast(Model, Asked(Device(backend), can_rewind and not is_hybrid, n_swa, is_hybrid, architecture))
+def model(backend: str = "cpu", *, is_hybrid: bool = False, **changes: object) -> Model:
+    """The facts that are asked of a model."""
+    device = SimpleNamespace(backend=backend, is_gpu=backend != "cpu")
+    facts = {"device": device, "can_rewind": not is_hybrid, "is_hybrid": is_hybrid, "n_swa": 0, "architecture": "llama"}
+    return cast(Model, SimpleNamespace(**facts | changes))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda", "metal", "vulkan"])

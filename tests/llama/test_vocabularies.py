@@ -12,13 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_cpp import llama_cpp as capi
 
-from tests.engine.text_reference import (
-    any_cuts,
-    check_against_the_reference,
-    chunked,
-    finished_text,
-    stops_cut_from,
-)
+from tests.engine.text_reference import any_cuts, check_against_the_reference, chunked, finished_text, stops_cut_from
 from tests.llama_source import folder
 from tests.vocabularies import VOCABULARIES, Vocabulary, texts
 from worker.llama.devices import devices
@@ -59,14 +53,12 @@ class Loaded:
 
     @cached_property
     def attributes(self) -> list[int]:
-        vocab = self.model.vocab
-        return [int(capi.llama_vocab_get_attr(vocab, token)) for token in self.tokens]
+        return [int(capi.llama_vocab_get_attr(self.model.vocab, token)) for token in self.tokens]
 
     @cached_property
     def raw_texts(self) -> list[str]:
         """The tokens as they stand in the file, not as they are rendered."""
-        vocab = self.model.vocab
-        return [capi.llama_vocab_get_text(vocab, token).decode() for token in self.tokens]
+        return [capi.llama_vocab_get_text(self.model.vocab, token).decode() for token in self.tokens]
 
     @cached_property
     def special(self) -> list[TokenId]:
@@ -85,9 +77,6 @@ class Loaded:
     @property
     def bos(self) -> list[int]:
         return [] if self.vocabulary.bos is None else [self.vocabulary.bos]
-
-    def with_attribute(self, wanted: int) -> list[TokenId]:
-        return [token for token in self.tokens if self.attributes[token] & wanted]
 
     def pieces(self, tokens: list[TokenId]) -> list[bytes]:
         return [self.model.piece(token) for token in tokens]
@@ -150,7 +139,7 @@ def test_a_long_run_of_one_kind_of_character_is_tokenised(loaded: Loaded, charac
 
 def test_a_special_tokens_text_is_that_token(loaded: Loaded) -> None:
     """BOS, where a prompt begins with it, is not added again."""
-    special = loaded.with_attribute(UNKNOWN | CONTROL | USER_DEFINED)
+    special = [token for token in loaded.tokens if loaded.attributes[token] & (UNKNOWN | CONTROL | USER_DEFINED)]
     found = {token: loaded.model.tokenize(loaded.raw_texts[token]) for token in special}
     assert found == {token: loaded.bos + [token] * ([token] != loaded.bos) for token in special}
 
@@ -261,19 +250,12 @@ def check_second_trip(loaded: Loaded, text: str) -> None:
 
 @LAW
 @given(data=st.data())
-def test_any_tokens_stream_as_the_decoded_text_cut_at_the_stop(loaded: Loaded, data: st.DataObject) -> None:
-    check_stream(loaded, data.draw(any_tokens(loaded), label="tokens"), data)
-
-
-@LAW
-@given(data=st.data())
-def test_upstreams_texts_stream_as_themselves_cut_at_the_stop(loaded: Loaded, data: st.DataObject) -> None:
-    check_stream(loaded, loaded.model.tokenize(data.draw(st.sampled_from(texts()), label="text")), data)
-
-
-def check_stream(loaded: Loaded, tokens: list[TokenId], data: st.DataObject) -> None:
+def test_any_tokens_and_upstreams_texts_stream_as_the_decoded_text_cut_at_the_stop(
+    loaded: Loaded, data: st.DataObject
+) -> None:
     """Token by token, and in any other pieces."""
-    pieces = loaded.pieces(tokens)
+    said = st.sampled_from(texts()).map(loaded.model.tokenize)
+    pieces = loaded.pieces(data.draw(any_tokens(loaded) | said, label="tokens"))
     whole = b"".join(pieces)
     stops = data.draw(stops_cut_from(finished_text(whole)), label="stops")
     check_against_the_reference(pieces, stops)

@@ -57,18 +57,14 @@ def write_tiny(
         **({"general.alignment": alignment} if alignment != 32 else {}),
         **({"tokenizer.chat_template": chat_template} if chat_template is not None else {}),
     }
+    square = ("attn_q", "attn_k", "attn_v", "attn_output")
     names = {
         "token_embd": (N_EMBD, len(tokens)),
         "output_norm": (N_EMBD,),
         "blk.0.attn_norm": (N_EMBD,),
-        "blk.0.attn_q": (N_EMBD, N_EMBD),
-        "blk.0.attn_k": (N_EMBD, N_EMBD),
-        "blk.0.attn_v": (N_EMBD, N_EMBD),
-        "blk.0.attn_output": (N_EMBD, N_EMBD),
+        **{f"blk.0.{name}": (N_EMBD, N_EMBD) for name in square},
         "blk.0.ffn_norm": (N_EMBD,),
-        "blk.0.ffn_gate": (N_EMBD, N_FF),
-        "blk.0.ffn_up": (N_EMBD, N_FF),
-        "blk.0.ffn_down": (N_FF, N_EMBD),
+        **{f"blk.0.ffn_{name}": (N_EMBD, N_FF) for name in ("gate", "up", "down")},
     }
     shapes = {**{f"{name}.weight": dims for name, dims in names.items()}, **(more or {})}
     types = {name: F16 if name in halves else F32 for name in shapes}

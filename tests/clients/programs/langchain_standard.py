@@ -22,10 +22,10 @@ OF_A_SMALL_MODEL = {"max_tokens": 300, "frequency_penalty": 1.0}
 """The penalty is needed: without it the model repeats itself, and never closes a string."""
 
 
-class TestUnit(ChatModelUnitTests):  # type: ignore[misc] # the package is not in the environment of mypy
+class OfAWorker:
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
-        return ChatOpenAI  # type: ignore[no-any-return]
+        return ChatOpenAI  # type: ignore[no-any-return] # the package is not in the environment of mypy
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
@@ -36,19 +36,15 @@ class TestUnit(ChatModelUnitTests):  # type: ignore[misc] # the package is not i
         return False
 
 
-# Without LangChain's JSON mode, in which the model has to guess the keys.
-class TestIntegration(ChatModelIntegrationTests):  # type: ignore[misc] # as above
-    @property
-    def chat_model_class(self) -> type[BaseChatModel]:
-        return ChatOpenAI  # type: ignore[no-any-return]
+class TestUnit(OfAWorker, ChatModelUnitTests):  # type: ignore[misc] # as above
+    pass
 
+
+# Without LangChain's JSON mode, in which the model has to guess the keys.
+class TestIntegration(OfAWorker, ChatModelIntegrationTests):  # type: ignore[misc] # as above
     @property
     def chat_model_params(self) -> dict[str, Any]:
         return PARAMS | OF_A_SMALL_MODEL
-
-    @property
-    def has_tool_calling(self) -> bool:
-        return False
 
     @property
     def has_structured_output(self) -> bool:
