@@ -205,26 +205,29 @@ def test_without_an_answer_the_error_says_where_it_asked(home: Path, capsys: pyt
     assert "--url" in err
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"data":[]}', b'{"data":[{"id":"m"}]}'])
-def test_a_server_that_is_no_worker_is_named(body: bytes, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("body", "token", "said"),
+    [
+        *((body, SERVED.token, "is not a worker") for body in (b"", b"[]", b'{"data":[]}', b'{"data":[{"id":"m"}]}')),
+        (CARDS, "another", "LLORCH_API_TOKEN"),
+    ],
+)
+@pytest.mark.usefixtures("home")
+def test_a_server_that_is_no_worker_or_a_wrong_token_is_named_and_no_token_is_shown(
+    body: bytes, token: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLORCH_API_TOKEN", token)
     with serving(body) as server:
         assert run(["launch", "pi", "--url", server.url]) == 1
-    assert f"{server.url} is not a worker" in capsys.readouterr().err
-
-
-def test_a_wrong_token_is_named_and_not_shown(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLORCH_API_TOKEN", "another")
-    with serving(CARDS) as server:
-        assert run(["launch", "pi", "--url", server.url]) == 1
     err = capsys.readouterr().err
-    assert "LLORCH_API_TOKEN" in err
-    assert "another" not in err
+    assert said in err
+    assert server.url in err
+    assert token not in err
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://x", "http://a:b", ""])
-def test_what_is_no_url_is_a_usage_error(url: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("home")
+def test_what_is_no_url_is_a_usage_error(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["launch", "pi", "--url", url]) == 2
     assert "is not a URL" in capsys.readouterr().err
 

@@ -93,6 +93,9 @@ def test_pull_of_a_present_file_prints_its_absolute_path_for_every_form(
     for reference in ("good", "good.gguf", str(path), f"file:{path}", "models/good.gguf"):
         result = run("pull", reference)
         assert (result.exit_code, result.stdout) == (0, f"{path}\n")
+    refused = run("pull", "changed").exception
+    assert isinstance(refused, BadModelFile), "another file has the catalogue's name"
+    assert str(refused).endswith("; delete it")
 
 
 def test_flags_win_over_the_environment(models_dir: Path, tmp_path: Path) -> None:
@@ -147,10 +150,3 @@ def test_every_command_has_help() -> None:
         result = run(name, "--help")
         assert result.exit_code == 0
         assert "--models-dir" in result.stdout
-
-
-def test_pull_refuses_another_file_under_the_catalogue_s_name(models_dir: Path) -> None:
-    assert run("pull", "good").exit_code == 0
-    refused = run("pull", "changed")
-    assert isinstance(refused.exception, BadModelFile)
-    assert str(refused.exception).endswith("; delete it")

@@ -216,19 +216,16 @@ def test_a_row_has_the_same_bits_under_any_load(
     masks = [causal(min(n_rows, n), n, length) for n in lengths]
     alone = [rows_of(shape, mask, seed=number) for number, mask in enumerate(masks)]
     cells: list[Cells] = [np.flatnonzero(owners == number) for number in range(len(lengths))]
-    mask = np.full((sum(each.q.shape[1] for each in alone), len(owners)), -np.inf)
+    starts = np.cumsum([0, *(each.q.shape[1] for each in alone)])
+    mask = np.full((starts[-1], len(owners)), -np.inf)
     k = np.zeros((shape.n_heads_kv, len(owners), shape.length_k), np.float16)
     v = np.zeros((shape.n_heads_kv, len(owners), shape.length_v), np.float16)
-    first = 0
-    for each, own in zip(alone, cells, strict=True):
-        mask[first : first + each.q.shape[1], own] = each.mask
+    for start, each, own in zip(starts, alone, cells, strict=False):
+        mask[start : start + each.q.shape[1], own] = each.mask
         k[:, own], v[:, own] = each.k, each.v
-        first += each.q.shape[1]
     q = np.concatenate([each.q for each in alone], axis=1)
     together = attention(shape, Rows(q, k, v, mask.astype(np.float16), alone[0].sinks), n_threads)
-    first = 0
-    for each in alone:
+    for start, each in zip(starts, alone, strict=False):
         for row in range(each.q.shape[1]):
             lone = Rows(each.q[:, row : row + 1], each.k, each.v, each.mask[row : row + 1], each.sinks)
-            assert np.array_equal(together[first + row], attention(shape, lone)[0])
-        first += each.q.shape[1]
+            assert np.array_equal(together[start + row], attention(shape, lone)[0])

@@ -1,6 +1,6 @@
 """Recurrent states on the real library: a slot that begins at a checkpoint goes on as one that has computed all."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import numpy as np
@@ -129,17 +129,18 @@ def test_what_does_not_go_together_is_refused(load_random: LoadRandom, make_cont
     computed(context, 0, tokens, [30])
     with pytest.raises(RuntimeError, match="cannot keep the first 20 cells of slot 0 alone"):
         context.kv.trim(SlotId(0), 20)
-    with pytest.raises(AssertionError, match="begins with 20 tokens needs the state after them"):
-        context.kv.share(SlotId(0), SlotId(1), 20)
-    with pytest.raises(AssertionError, match="a state after 20 tokens; 10 are needed"):
-        context.kv.load(SlotId(1), [cells], 10, state)
-    with pytest.raises(AssertionError, match="slot 1 has 0 cells"):
-        context.kv.checkpoint(SlotId(1))
     computed(plain, 0, tokens, [20])
-    with pytest.raises(AssertionError, match="slot 0 has no recurrent state"):
-        plain.kv.checkpoint(SlotId(0))
-    with pytest.raises(AssertionError, match="this memory has no recurrent state"):
-        plain.kv.share(SlotId(0), SlotId(1), 20, state)
+    one, other = SlotId(0), SlotId(1)
+    uses: dict[str, Callable[[], object]] = {
+        "begins with 20 tokens needs the state after them": lambda: context.kv.share(one, other, 20),
+        "a state after 20 tokens; 10 are needed": lambda: context.kv.load(other, [cells], 10, state),
+        "slot 1 has 0 cells": lambda: context.kv.checkpoint(other),
+        "slot 0 has no recurrent state": lambda: plain.kv.checkpoint(one),
+        "this memory has no recurrent state": lambda: plain.kv.share(one, other, 20, state),
+    }
+    for message, use in uses.items():
+        with pytest.raises(AssertionError, match=message):
+            use()
     assert context.kv.count_tokens() == [30, 0, 0]
 
 

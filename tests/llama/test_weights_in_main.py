@@ -81,14 +81,8 @@ def test_weights_are_planned_as_the_library_has_them(tmp_path: Path, kind: str) 
     shape, type_of = MODELS[kind]
     path = write_shape(tmp_path / "m.gguf", replace(shape, n_layers=1), type_of)
     planned = placement_of(path).weights_in_main
-    with Model.load(
-        path,
-        device=cpu(),
-        n_gpu_layers=0,
-        on_progress=lambda _: None,
-        is_mapped=planned.is_mapped,
-        may_repack=planned.repacked > 0,
-    ) as model:
+    asked: dict[str, Any] = {"is_mapped": planned.is_mapped, "may_repack": planned.repacked > 0}
+    with Model.load(path, device=cpu(), n_gpu_layers=0, on_progress=lambda _: None, **asked) as model:
         found = {buffer.name: buffer.size_bytes for buffer in model.sizes.buffers}
     ordinary = found.pop("CPU", 0) + found.pop("CPU_Mapped", 0)
     assert sum(found.values()) == pytest.approx(planned.repacked, abs=MIB // 50)
