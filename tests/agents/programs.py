@@ -19,20 +19,11 @@ IN_PYTHON = ("openai-agents", "pydantic-ai")
 """The frameworks in Python."""
 
 QUIET = {
-    "CI": "1",
-    "DISABLE_TELEMETRY": "1",
-    "DISABLE_ERROR_REPORTING": "1",
-    "DISABLE_AUTOUPDATER": "1",
-    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    **dict.fromkeys(["CI", "NO_COLOR", "DISABLE_TELEMETRY", "DISABLE_ERROR_REPORTING", "DISABLE_AUTOUPDATER"], "1"),
+    **dict.fromkeys(["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "PI_OFFLINE", "CLINE_TELEMETRY_DISABLED"], "1"),
+    **dict.fromkeys([f"OPENCODE_DISABLE_{what}" for what in ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD")], "1"),
+    **dict.fromkeys(["CONTINUE_METRICS_ENABLED", "CONTINUE_TELEMETRY_ENABLED"], "0"),
     "IS_SANDBOX": "1",  # Claude Code refuses to run as root without it
-    "PI_OFFLINE": "1",
-    "OPENCODE_DISABLE_AUTOUPDATE": "1",
-    "OPENCODE_DISABLE_MODELS_FETCH": "1",
-    "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
-    "CONTINUE_METRICS_ENABLED": "0",
-    "CONTINUE_TELEMETRY_ENABLED": "0",
-    "CLINE_TELEMETRY_DISABLED": "1",
-    "NO_COLOR": "1",
 }
 """The variables that turn off updates and telemetry, agent by agent."""
 

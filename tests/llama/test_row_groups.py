@@ -3,6 +3,7 @@
 A width that is held costs little, and saves changes: laws over any jobs that come and end.
 """
 
+from collections.abc import Iterator
 from itertools import pairwise, product
 
 import numpy as np
@@ -147,9 +148,15 @@ def test_a_step_is_filled_up_to_the_width_that_is_held_where_there_are_cells(n_r
 # ── on the real library ──────────────────────────────────────────────────────────────────────────
 
 
-def rows_of(context: Context, slices: list[Slice]) -> NDArray[np.float32]:
-    context.decode(slices)
-    return context.rows().copy()
+def turns(n: int, *contexts: Context) -> Iterator[list[NDArray[np.float32]]]:
+    """The rows of each context after a prompt of three slots, in n decode steps."""
+    for context, slot in product(contexts, range(3)):
+        fill(context, slot, 20 + slot)
+    for turn in range(n):
+        slices = [slice_of(slot, 20 + slot + turn, [TokenId(40 + turn)]) for slot in range(3)]
+        for context in contexts:
+            context.decode(slices)
+        yield [context.rows().copy() for context in contexts]
 
 
 @pytest.mark.model
@@ -161,11 +168,7 @@ def test_unread_rows_change_no_others_and_leave_no_cell(
     model = load_random(kind)
     bare, filled = (make_context(model, n_seq_max=3, type_k="bf16", has_padding=True) for _ in range(2))
     filled.row_groups = FILLED
-    for context, slot in product((bare, filled), range(3)):
-        fill(context, slot, 20 + slot)
-    for turn in range(8):
-        slices = [slice_of(slot, 20 + slot + turn, [TokenId(40 + turn)]) for slot in range(3)]
-        own, beside = (rows_of(context, slices) for context in (bare, filled))
+    for own, beside in turns(8, bare, filled):
         assert filled.kv.n_cells_used == bare.kv.n_cells_used
         assert filled.kv.count_tokens() == bare.kv.count_tokens()
         if kind.is_row_by_row:
@@ -202,11 +205,7 @@ def test_rows_that_only_save_time_need_no_slot_of_their_own(
     model = load_random(kind)
     plain, faster = (make_context(model, n_seq_max=3, type_k="bf16", n_ctx=256, n_batch=256) for _ in range(2))
     faster.row_groups = FASTER
-    for context, slot in product((plain, faster), range(3)):
-        fill(context, slot, 20 + slot)
-    for turn in range(4):
-        slices = [slice_of(slot, 20 + slot + turn, [TokenId(40 + turn)]) for slot in range(3)]
-        own, beside = (rows_of(context, slices) for context in (plain, faster))
+    for own, beside in turns(4, plain, faster):
         np.testing.assert_allclose(own, beside, rtol=0, atol=1e-3)
         assert faster.kv.count_tokens() == plain.kv.count_tokens()
         saved = faster.kv.save(SlotId(0), 0)

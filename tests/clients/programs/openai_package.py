@@ -249,22 +249,9 @@ async def _asynchronous(base_url: str) -> list[str | None]:
         return list(await asyncio.gather(whole(), whole(), streamed(), accumulated()))
 
 
-TRIED: tuple[Callable[[openai.OpenAI], None], ...] = (
-    models_are_listed_and_found_by_their_ids,
-    a_chat_is_answered,
-    several_answers_have_their_indexes_and_repeat_with_the_seed,
-    log_probabilities_are_of_the_answers_bytes,
-    a_stream_is_the_same_answer_in_pieces,
-    usage_comes_last_and_only_when_it_is_asked_for,
-    the_accumulator_of_streams_builds_the_same_answer,
-    an_answer_under_a_schema_is_parsed,
-    any_json_is_an_object,
-    text_is_completed,
-    the_prompt_comes_back_with_its_log_probabilities,
-    a_stop_ends_the_text_and_is_not_shown,
-    mistakes_are_the_packages_errors,
-    the_asynchronous_client_gets_the_same_answers,
-)
+TRIED: list[Callable[[openai.OpenAI], None]] = [
+    each for each in [*globals().values()] if getattr(each, "__annotations__", {}).get("client") is openai.OpenAI
+]
 
 
 def client_of(url: str) -> openai.OpenAI:
