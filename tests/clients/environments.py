@@ -8,7 +8,8 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,15 +54,23 @@ class Environment:
         return done.stdout
 
 
+@contextmanager
+def made_anew(folder: Path, source: Path) -> Iterator[bool]:
+    """True if the folder is not made of this source, which it is once the block ends."""
+    made_of = folder / "made-of"
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    is_needed = not made_of.is_file() or made_of.read_text() != digest
+    yield is_needed
+    if is_needed:
+        made_of.write_text(digest)
+
+
 def environment(name: str) -> Environment:
     """The environment of `requirements/NAME.txt`, made anew where that has changed. Raises: CalledProcessError."""
-    requirements = REQUIREMENTS / f"{name}.txt"
-    folder = FOLDER / name
-    made_of = folder / "made-of"
-    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
-    if not made_of.is_file() or made_of.read_text() != digest:
-        pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([*pip, "--requirement", str(requirements)], check=True)
-        made_of.write_text(digest)
+    requirements, folder = REQUIREMENTS / f"{name}.txt", FOLDER / name
+    with made_anew(folder, requirements) as is_needed:
+        if is_needed:
+            pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+            subprocess.run([*pip, "--requirement", str(requirements)], check=True)
     return Environment(folder)
