@@ -71,10 +71,17 @@ def test_a_pipe_gets_one_line_per_device_and_then_one_per_backend(capsys: pytest
     assert {len(cells) for cells in lines[n_devices:]} == {3}
 
 
-KINDS: list[tuple[str, Kind, str, int]] = [
-    *(("CUDA0", "gpu", "cuda", 0), ("CUDA1", "gpu", "cuda", 1), ("BLAS", "accel", "blas", 0), ("CPU", "cpu", "cpu", 0)),
-]
-CUDA0, CUDA1, BLAS, CPU = (replace(device(*kind), ordinal=ordinal) for ordinal, kind in enumerate(KINDS))
+CUDA0, CUDA1, BLAS, CPU = (
+    replace(found, ordinal=ordinal)
+    for ordinal, found in enumerate(
+        [
+            device("CUDA0", "gpu", "cuda", 0),
+            device("CUDA1", "gpu", "cuda", 1),
+            device("BLAS", "accel", "blas", 0),
+            device("CPU", "cpu", "cpu", 0),
+        ]
+    )
+)
 
 
 def test_devices_are_in_the_librarys_order_and_each_under_its_backend() -> None:

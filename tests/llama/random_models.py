@@ -48,8 +48,9 @@ def _shapes(told: dict[str, list[int]]) -> Shapes:
 
 def _kind(name: str) -> Kind:
     """`about` is for readers."""
-    told = {key: value for key, value in _TOLD["kinds"][name].items() if key != "about"}
-    return Kind(**{key: _shapes(value) if key.endswith("block") else value for key, value in told.items()})
+    told: dict[str, Any] = {key: value for key, value in _TOLD["kinds"][name].items() if key != "about"}
+    shapes: dict[str, Any] = {key: _shapes(value) for key, value in told.items() if key.endswith("block")}
+    return Kind(**told | shapes)
 
 
 PLAIN, MROPE, SLIDING, SLIDING_ONLY = map(_kind, ("PLAIN", "MROPE", "SLIDING", "SLIDING_ONLY"))

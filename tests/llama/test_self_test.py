@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,7 +145,7 @@ class TaintedContext(Context):
 def tainted(
     tiny: Model, *taints: str, n_slots: int = 8, kv: Callable[[TaintedContext], TaintedKv] = TaintedKv
 ) -> LlamaRunner:
-    threads = {"n_threads": 1, "n_threads_batch": 1}
+    threads: dict[str, Any] = {"n_threads": 1, "n_threads_batch": 1}
     context = TaintedContext(tiny, n_ctx=1024, n_batch=128, n_ubatch=128, n_seq_max=n_slots, **threads)
     context.taints = taints.__contains__
     context.kv = kv(context)

@@ -93,6 +93,8 @@ def test_a_micro_batch_is_stopped_for_a_short_prompt_and_read_again(model: Model
         config = replace(config, retained_slots=(SlotId(2),), max_dead_cells=0)
         return Served(LlamaRunner(model, context), config, while_running=while_running)
 
+    alone, disturbed = site(), site()
+
     def stop_for_short() -> bool:
         """Act as another thread."""
         assert is_running.wait(PATIENCE_S)
@@ -100,7 +102,6 @@ def test_a_micro_batch_is_stopped_for_a_short_prompt_and_read_again(model: Model
             disturbed.runner.request_abort()
         return is_in_the_way
 
-    alone, disturbed = site(), site()
     for prompt in (LONG, SHORT):
         alone.submit(prompt, N_TOKENS)
         alone.run()

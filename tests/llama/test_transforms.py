@@ -98,7 +98,8 @@ def test_a_field_alone_leaves_the_same_tokens(
 ) -> None:
     for value, deviation in product(values, standard_deviations):
         for logits in rows(deviation):
-            found = agreed(logits, SamplingParams(**{"seed": 0, field: value}), [STAGES[field](value)])
+            asked: dict[str, Any] = {field: value}
+            found = agreed(logits, SamplingParams(seed=0, **asked), [STAGES[field](value)])
             assert field != "top_k" or len(found) == min(value, N_VOCAB)
             assert field != "top_p" or 1 <= len(found) < N_VOCAB
 
@@ -136,7 +137,11 @@ def test_logit_bias_and_bans() -> None:
 @pytest.mark.parametrize("window", [-1, 1, 10])
 def test_penalties(window: int, repetition: float, frequency: float, presence: float) -> None:
     """One sampler of llama.cpp's does all three, in our order. -1, all tokens, is their number there."""
-    fields = {"repetition_penalty": repetition, "frequency_penalty": frequency, "presence_penalty": presence}
+    fields: dict[str, Any] = {
+        "repetition_penalty": repetition,
+        "frequency_penalty": frequency,
+        "presence_penalty": presence,
+    }
     sampling = SamplingParams(seed=0, repeat_last_n=window, **fields)
     for logits in rows(3.0):
         generated = np.random.default_rng(1).integers(0, 30, 50).tolist()

@@ -42,7 +42,7 @@ def runner_of(tiny: Model, n_ubatch: int = 512, n_ctx: int = 1024, n_slots: int 
 
 def warmed(runner: LlamaRunner, *, target_s: float = FAST, **changes: Any) -> Shapes:
     """The shapes; the memory is empty."""
-    asked = {"is_deterministic": False, "wants_drafts": True, **changes}
+    asked: dict[str, Any] = {"is_deterministic": False, "wants_drafts": True, **changes}
     shapes = warm_up(runner, target_s=target_s, **asked)
     assert runner.kv.n_cells_used == 0
     return shapes
