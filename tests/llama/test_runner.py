@@ -134,7 +134,8 @@ def test_a_complete_text_ends_where_the_vocabulary_has_no_end_token(tmp_path: Pa
 
 def log_softmax(runner: LlamaRunner) -> NDArray[np.float64]:
     logits = runner.context.rows()[0].astype(np.float64)
-    return logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+    found: NDArray[np.float64] = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+    return found
 
 
 @pytest.mark.model
