@@ -79,7 +79,7 @@ def test_the_seed_of_the_summary_gives_the_same_text_again(shallow_model: Path) 
 
 @pytest.mark.model
 def test_a_prompt_may_come_from_stdin_or_of_the_models_template(shallow_model: Path) -> None:
-    """With the same tokens."""
+    """All three give the same tokens."""
     flags = ("--model", str(shallow_model), "--max-tokens", "12", *GREEDY)
     prompt = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     piped = generate("-", *flags, stdin=prompt.encode())
