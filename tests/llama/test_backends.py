@@ -82,7 +82,7 @@ def test_the_module_that_was_loaded_names_the_instruction_set(variant: str | Non
 # ── reasons ──────────────────────────────────────────────────────────────────────────────────────
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "reasons.jsonl").read_text().splitlines()]
-"""What the library says about a backend, or the loader about the library, and words of the reason that is reported."""
+"""Each has the library's words about a backend, or the loader's about the library, and words of the reason."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.get("backend", "library"))

@@ -36,7 +36,7 @@ SAME = Determinism(is_same=True)
 
 
 def verdict(runner: LlamaRunner, serving: Serving = SERVING) -> Determinism | None:
-    """Without what was tried."""
+    """The result, less what was tried."""
     found = outcome(runner, serving)
     return found and structs.replace(found, tried=None)
 
@@ -153,7 +153,7 @@ def tainted(
 
 
 KINDS = ("tokens 48", "tokens 7", "guesses 8", "slices 8", "crowded True")
-"""What the ways do that no other way does, in the order of ALL_WAYS."""
+"""Each is done by one way alone; the order is that of ALL_WAYS."""
 WIDTHS_OF_8 = "in decode steps of 8 rows"
 
 
