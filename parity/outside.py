@@ -31,7 +31,6 @@ from worker.formats.render.template import ChatTemplates, Rendered
 from worker.errors import UsageError
 from worker.host import sha256_of
 from worker.llama.model import Model
-from worker.llama.tokenizer import TOKEN_KINDS
 from worker.models.facts.info import ModelInfo
 from worker.wire.prompts import Conversation
 
@@ -264,7 +263,7 @@ def _rendered(info: ModelInfo, model: Model) -> Iterator[str | None]:
             info.chat_template or "",
             info.chat_template_for_tools,
             names=ControlNames(model.controls),
-            tokens={f"{kind}_token": model.name_of(kind) or "" for kind in TOKEN_KINDS},
+            tokens=model.template_tokens,
             variables={},
         )
     except BrokenTemplate:

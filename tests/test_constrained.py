@@ -20,8 +20,9 @@ from tests.random_schemas import Schema, random_schema
 from tests.real_engine import Told, answered, plain_runner
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
-from worker.engine.channels import NO_CONTROL_TOKENS, ControlTokens, marks_among
+from worker.engine.channels import NO_CONTROL_TOKENS, ControlTokens
 from worker.engine.config import EngineConfig
+from worker.engine.families import marks_among
 from worker.engine.sequence import Queued
 from worker.engine.step import Slice, Step
 from worker.formats.read.parse import Message, Reader, message_of

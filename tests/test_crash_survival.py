@@ -12,7 +12,7 @@ import pytest
 from tests.crashing_engine import DEATH, LAST_LINE, STALL, marker
 from tests.crashing_worker import QUESTION, CrashingWorker, check_interrupted, crashing_worker
 from tests.worker_process import PATIENCE_S, check_order, text_of
-from worker.server.front.link import LAST_WORDS_BYTES
+from worker.server.front.children import LAST_WORDS_BYTES
 
 pytestmark = [pytest.mark.model, pytest.mark.process]
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.toy_engine import FRAGILE, POISON, POISON_TOKEN
 from tests.worker_process import Event, WorkerProcess, check_order, serving_toy
-from worker.server.front.client import MAX_DEATHS
+from worker.server.front.dispatch import MAX_DEATHS
 
 pytestmark = pytest.mark.process
 

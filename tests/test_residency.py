@@ -16,7 +16,8 @@ from tests.toy_engine import GONE, LEAVING, ON_A_GPU, THERE
 from worker.config.settings import Settings
 from worker.observe.metrics import Metrics
 from worker.server.front.children import engine_environment
-from worker.server.front.client import EngineClient, EngineState, Report
+from worker.server.front.client import EngineClient, EngineState
+from worker.server.front.dispatch import Report
 from worker.server.front.state import Front
 from worker.wire.load import AskResidency, Loaded, Residency
 

@@ -33,7 +33,7 @@ from tests.hostile_texts import TEXTS
 from tests.server.front.rehearsal import FACTS
 from worker.config.engine_settings import Configure
 from worker.engine.backend import Found, LoadedModel, Meanwhile, Read, do_nothing
-from worker.engine.channels import marks_among
+from worker.engine.families import marks_among
 from worker.engine.step import Constraint, Sampled, Step
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.server.process.main import main

@@ -29,7 +29,8 @@ from worker.config.settings import Settings
 from worker.errors import CallbackFailed, InsufficientMemory, InternalFailure, StartupError, UsageError, WorkerError
 from worker.models.downloads.catalog import Catalog, Located, load_catalog, locate
 from worker.models.facts.info import ModelInfo, read_info
-from worker.observe import log_lines as logs
+from worker.observe import log_setup
+from worker.observe.log_lines import get_logger
 from worker.observe.log_writer import LogWriter, in_background
 from worker.observe.metrics import Metrics
 from worker.observe.redaction import Secrets
@@ -48,7 +49,7 @@ from worker.wire.encoding import encode_json
 if TYPE_CHECKING:
     from worker.observe.traces import Traces  # an extra
 
-log = logs.get_logger()
+log = get_logger()
 
 T = TypeVar("T")
 
@@ -87,7 +88,7 @@ def run(
     if settings.prefix_cache_dir is not None:
         prepare_directory(settings.prefix_cache_dir)
     with in_background(sys.stderr) as writer:
-        logs.configure(
+        log_setup.configure(
             settings.log_format,
             settings.worker_id,
             writer,
@@ -119,8 +120,7 @@ def run(
 
 def _traces(settings: Settings) -> "Traces | None":
     """Return the exporter of spans, if the environment names a collector. Raises: UsageError."""
-    asked_by = asks_for_traces(environment())
-    if asked_by is None:
+    if (asked_by := asks_for_traces(environment())) is None:
         return None
     try:
         from worker.observe.traces import Traces  # noqa: PLC0415 - an extra, and slow to import
@@ -368,7 +368,7 @@ def _report_ready(front: Front, sock: socket.socket, settings: Settings) -> None
         padded_widths=", ".join(f"{n} to {m}" for n, m in facts.padded_widths) or None,
         draft_model=facts.draft.name if facts.draft is not None else None,
     )
-    if logs.is_pretty(settings.log_format):
+    if log_setup.is_pretty(settings.log_format):
         sys.stderr.write(_example(sock, settings, is_chat=facts.model.chat_template is not None))
 
 

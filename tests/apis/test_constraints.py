@@ -13,9 +13,9 @@ from tests.apis.asking import ASKED, TERMS, body
 from worker.apis.chat.request import read_chat
 from worker.apis.completions.request import read_completion
 from worker.apis.core.bodies import FieldError, FieldsRefused
+from worker.apis.core.constraint_fields import MAX_BYTES
 from worker.apis.core.errors import respelled
 from worker.apis.core.request import Request
-from worker.apis.core.rules import MAX_BYTES
 
 SCHEMA = {"type": "object", "properties": {"z": {}, "a": {}}}
 SCHEMA_TEXT = '{"type":"object","properties":{"z":{},"a":{}}}'

@@ -14,7 +14,8 @@ from tests.constraints.made_vocabulary import END, MadeVocabulary, markers_of
 from tests.formats.writing import FORMATS
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
-from worker.engine.channels import CONTENT, Channel, ChannelState, marks_among
+from worker.engine.channels import CONTENT, Channel, ChannelState
+from worker.engine.families import marks_among
 from worker.wire.chat_format import HERMES, CallFormat, ChatFormat
 from worker.wire.jobs import TokenId
 from worker.wire.prompts import OfferedTool, Tools

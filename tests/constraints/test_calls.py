@@ -22,7 +22,8 @@ from tests.random_schemas import NAMES, random_schema
 from tests.vocabularies import VOCABULARIES
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
-from worker.engine.channels import CONTENT, Channel, ChannelState, marks_among
+from worker.engine.channels import CONTENT, Channel, ChannelState
+from worker.engine.families import marks_among
 from worker.formats.read.parse import Message, Reader, message_of
 from worker.llama.model import Model, constraints_of
 from worker.wire.chat_format import ChatFormat

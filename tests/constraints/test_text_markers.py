@@ -15,7 +15,8 @@ from tests.llama.test_vocabularies import load_vocabulary
 from tests.vocabularies import VOCABULARIES
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
-from worker.engine.channels import CONTENT, NO_CONTROL_TOKENS, ChannelState, marks_among
+from worker.engine.channels import CONTENT, NO_CONTROL_TOKENS, ChannelState
+from worker.engine.families import marks_among
 from worker.formats.read.parse import Message, Reader, message_of
 from worker.llama.model import constraints_of
 from worker.wire.chat_format import ChatFormat

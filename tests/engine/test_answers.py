@@ -17,8 +17,8 @@ from tests.constraints.made_vocabulary import END, MadeVocabulary
 from tests.engine.fake_runner import FakeRunner, ToyModel
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
-from worker.engine.channels import marks_among
 from worker.engine.config import EngineConfig
+from worker.engine.families import marks_among
 from worker.engine.loop import Engine
 from worker.engine.sequence import Queued
 from worker.engine.step import Sampled

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from tests.engine.fake_runner import first_stop
 from worker.engine.channels import (
-    FAMILIES,
     NO_CONTROL_TOKENS,
     Channel,
     ChannelState,
     ChannelText,
     TextStream,
     Transition,
-    marks_among,
 )
+from worker.engine.families import FAMILIES, marks_among
 from worker.wire.jobs import MarkUse, TokenId
 
 CONTROLS = {

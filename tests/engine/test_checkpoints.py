@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests.engine.fake_cells import PLENTY, Memory, Tokens, ids
 from tests.engine.fake_runner import Request
 from tests.engine.rig import Rig
+from worker.engine.caches import LAST_KEPT, StateIndex
 from worker.engine.channels import ChannelText
 from worker.engine.checkpoints import GRAIN, LAST, MIN_APART, NEAR, Stops
 from worker.engine.sequence import Sequence
-from worker.engine.state_cache import LAST_KEPT, StateIndex
 from worker.wire.jobs import JobKey, SamplingParams, TokenId
 
 END = TokenId(7)

@@ -11,9 +11,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.llama.devices import backend_function, cpu, device_handle
+from worker.llama.devices import backend_function, buffer_type_name, cpu, device_handle
 from worker.llama.library import call_ggml, open_library
-from worker.llama.repack import InitParams, buffer_type_name, extra_buffer_types
+from worker.llama.repack import InitParams, extra_buffer_types
 from worker.models.upstream.ggml_types import TENSOR_TYPES
 
 Floats = NDArray[np.float32]

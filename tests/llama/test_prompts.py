@@ -21,7 +21,8 @@ from worker.errors import ModelLoadFailed
 from worker.formats.render.escapes import ControlNames
 from worker.formats.render.template import ChatTemplates
 from worker.llama.model import Model
-from worker.llama.tokenizer import InfillMarks, Prompts
+from worker.llama.token_table import InfillMarks
+from worker.llama.tokenizer import Prompts
 from worker.models.facts.info import read_info
 from worker.models.loading.load import load_model
 from worker.wire.chat_format import HERMES, CallFormat
@@ -55,7 +56,7 @@ def controls_in(model: Model, tokens: list[TokenId]) -> list[TokenId]:
 
 
 def prompts_of(model: Model, source: str) -> Prompts:
-    tokens = {"bos_token": model.name_of("bos") or "", "eos_token": model.name_of("eos") or ""}
+    tokens = model.template_tokens
     return Prompts(model, ChatTemplates(source, None, names=ControlNames(model.controls), tokens=tokens, variables={}))
 
 

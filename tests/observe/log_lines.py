@@ -12,7 +12,8 @@ import pytest
 import stamina
 import structlog
 
-from worker.observe import log_lines as logs
+from worker.observe.log_lines import Log, get_logger
+from worker.observe.log_setup import configure
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +33,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def to(stream: io.StringIO, log_format: str | None = "json") -> logs.Log:
-    logs.configure(log_format, "worker-1", stream)
-    return logs.get_logger()
+def to(stream: io.StringIO, log_format: str | None = "json") -> Log:
+    configure(log_format, "worker-1", stream)
+    return get_logger()
 
 
 def only_line(stream: io.StringIO) -> dict[str, Any]:

@@ -24,11 +24,12 @@ from tests.observe.log_lines import (
 )
 from tests.receiver import Receiver
 from worker.config.settings import Settings
-from worker.observe import log_lines as logs
+from worker.observe.log_lines import Level, escape, get_logger
+from worker.observe.log_setup import configure
 from worker.observe.metrics import Metrics
 from worker.observe.redaction import MASK
 from worker.server.front import pool_manager as pool
-from worker.server.front.link import LAST_WORDS_BYTES, StderrTail
+from worker.server.front.children import LAST_WORDS_BYTES, StderrTail
 from worker.server.front.state import Front
 from worker.wire.load import Warned
 
@@ -42,7 +43,7 @@ def stream() -> io.StringIO:
 
 
 def test_a_json_line_begins_with_time_level_event_and_worker(stream: io.StringIO) -> None:
-    logs.get_logger().info("execute_end", tokens_out=3, tokens_per_sec=1.5, device=None, stop=["a"])
+    get_logger().info("execute_end", tokens_out=3, tokens_per_sec=1.5, device=None, stop=["a"])
     line = only_line(stream)
     assert list(line)[:4] == ["timestamp", "level", "event", "worker_id"]
     assert (line["level"], line["event"], line["worker_id"]) == ("info", "execute_end", "worker-1")
@@ -51,7 +52,7 @@ def test_a_json_line_begins_with_time_level_event_and_worker(stream: io.StringIO
 
 
 def test_bound_context_is_on_every_line_also_on_those_of_libraries(stream: io.StringIO) -> None:
-    log = logs.get_logger()
+    log = get_logger()
     structlog.contextvars.bind_contextvars(correlation_id="c-1", job_id="j-1")
     log.info("execute_start")
     logging.getLogger("uvicorn.error").warning("slow")
@@ -79,17 +80,17 @@ def test_json_off_a_terminal_pretty_on_one_and_colours_only_there(
 
 
 @pytest.mark.parametrize(("level", "n_lines"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
-def test_lines_below_the_level_stay_out(level: logs.Level, n_lines: int) -> None:
+def test_lines_below_the_level_stay_out(level: Level, n_lines: int) -> None:
     stream = io.StringIO()
-    logs.configure("json", "worker-1", stream, level=level)
+    configure("json", "worker-1", stream, level=level)
     for each in ("debug", "info", "warning", "error"):
-        getattr(logs.get_logger(), each)("ready")
+        getattr(get_logger(), each)("ready")
     assert len(stream.getvalue().splitlines()) == n_lines
 
 
 def test_without_a_stream_lines_go_to_stderr_and_nothing_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.configure("json", "worker-1")
-    logs.get_logger().info("startup")
+    configure("json", "worker-1")
+    get_logger().info("startup")
     shown = capsys.readouterr()
     assert '"startup"' in shown.err
     assert shown.out == ""
@@ -140,8 +141,8 @@ def test_a_forged_line_in_an_exception_cannot_begin_a_line() -> None:
 
 @given(st.text(st.characters(codec=None)))
 def test_escape_gives_printable_text_and_leaves_printable_text_alone(text: str) -> None:
-    assert logs.escape(text).isprintable()
-    assert logs.escape(logs.escape(text)) == logs.escape(text)
+    assert escape(text).isprintable()
+    assert escape(escape(text)) == escape(text)
 
 
 def test_an_exception_is_reported_with_its_cause_and_frames_but_without_local_values(stream: io.StringIO) -> None:
@@ -152,7 +153,7 @@ def test_an_exception_is_reported_with_its_cause_and_frames_but_without_local_va
         except KeyError as cause:
             raise ValueError("bad") from cause
     except ValueError as error:
-        logs.get_logger().error("error", code="INTERNAL", exc_info=error)
+        get_logger().error("error", code="INTERNAL", exc_info=error)
     trace = only_line(stream)["traceback"]
     assert trace[-1] == "ValueError: bad"
     assert f"KeyError: {len(prompt)}" in trace
@@ -163,7 +164,7 @@ def test_an_exception_is_reported_with_its_cause_and_frames_but_without_local_va
 
 def test_every_member_of_an_exception_group_is_reported(stream: io.StringIO) -> None:
     group = ExceptionGroup("tasks", [ValueError("one"), KeyError("two")])
-    logs.get_logger().error("error", exc_info=group)
+    get_logger().error("error", exc_info=group)
     assert {"ValueError: one", "KeyError: 'two'"} <= set(only_line(stream)["traceback"])
 
 
@@ -242,8 +243,8 @@ def test_a_closed_or_broken_stream_never_raises_into_the_caller() -> None:
 
 def test_a_missing_stderr_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
-    logs.configure(None, "worker-1")
-    logs.get_logger().error("error", path=Path("x"))
+    configure(None, "worker-1")
+    get_logger().error("error", path=Path("x"))
 
 
 def fed(*chunks: bytes) -> tuple[list[str], str]:
@@ -286,7 +287,7 @@ async def test_warnings_and_errors_are_for_operators_and_other_lines_for_develop
     heard: str | Warned, level: str
 ) -> None:
     stream = io.StringIO()
-    logs.configure("json", "worker-1", stream, level="debug")
+    configure("json", "worker-1", stream, level="debug")
     front = Front(Settings(model="m.gguf"), Metrics("worker-1"))
     if isinstance(heard, str):
         front.on_engine_line(heard)

@@ -12,7 +12,8 @@ import pytest
 
 from tests.observe.log_lines import logging_is_put_back  # noqa: F401 - pytest finds the fixture by its name
 from tests.worker_process import PATIENCE_S
-from worker.observe import log_lines as logs
+from worker.observe.log_lines import Level, get_logger
+from worker.observe.log_setup import configure
 from worker.observe.log_writer import LogWriter, in_background
 
 PIPE_BYTES = 4096
@@ -178,9 +179,9 @@ def test_all_that_python_writes_to_stderr_goes_through_the_writer_and_is_out_at_
     pipe, before = Pipe(), sys.stderr
     with in_background(pipe.stream) as writer:
         assert sys.stderr is not before
-        logs.configure("json", "w-1", writer)
+        configure("json", "w-1", writer)
         sys.stderr.write("a traceback, say\n")
-        logs.get_logger().error("error", code="X")
+        get_logger().error("error", code="X")
     assert sys.stderr is before
     first, second = os.read(pipe.reader, PIPE_BYTES).decode().splitlines()
     assert first == "a traceback, say"
@@ -198,8 +199,8 @@ def on_a_terminal() -> Iterator[tuple[LogWriter, int]]:
 
 def test_a_terminal_is_known_as_one_through_the_writer() -> None:
     with on_a_terminal() as (writer, controller):
-        logs.configure(None, "w-1", writer)
-        logs.get_logger().info("ready")
+        configure(None, "w-1", writer)
+        get_logger().info("ready")
         shown = read_of(controller, b"\n")
     assert b"\x1b[" in shown
     assert not shown.startswith(b"{")
@@ -215,11 +216,11 @@ def test_a_line_takes_the_place_of_a_bar_and_a_bar_that_is_gone_is_not_missed() 
 
 
 @pytest.mark.parametrize("level", ["info", "warning"])
-def test_the_gap_is_reported_in_the_form_of_all_lines(level: logs.Level) -> None:
+def test_the_gap_is_reported_in_the_form_of_all_lines(level: Level) -> None:
     with unread() as (pipe, writer):
-        logs.configure("json", "w-1", writer, level=level)
+        configure("json", "w-1", writer, level=level)
         while not writer.n_dropped:
-            logs.get_logger().warning("ready", note="x" * 100)
+            get_logger().warning("ready", note="x" * 100)
         last = json.loads(pipe.read_all(writer)[-1])
         assert (last["event"], last["level"], last["lines"]) == ("log_lines_dropped", "warning", writer.n_dropped)
         assert last["worker_id"] == "w-1"

@@ -17,12 +17,20 @@ from tools.reference.text import code, codes, page, sentence
 from worker.apis.chat.message import ChatCompletion
 from worker.apis.chat.request import ChatRequest
 from worker.apis.completions.request import Completion, CompletionRequest
-from worker.apis.core.bodies import CancelBody, ErrorBody, FieldErrors, HealthBody, ReadyBody, ShutdownBody
+from worker.apis.core.bodies import (
+    CancelBody,
+    ErrorBody,
+    FieldErrors,
+    HealthBody,
+    ModelCard,
+    ModelList,
+    ReadyBody,
+    ShutdownBody,
+)
 from worker.apis.core.conversation import Message
 from worker.apis.core.errors import ApiErrorBody
 from worker.apis.core.events import Event
 from worker.apis.core.fields import MAX_STOPS, SHARED
-from worker.apis.core.models import ModelCard, ModelList
 from worker.apis.core.rules import f32_text
 from worker.apis.infill.request import Fill, InfillRequest
 from worker.apis.infill.tokens import (

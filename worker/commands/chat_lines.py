@@ -109,11 +109,10 @@ class Lines:
         self._path = None if reference is None else present(reference, models_dir, catalog)
         if self._path is not None:
             from worker.llama.model import Model  # noqa: PLC0415 - this loads llama.cpp
-            from worker.llama.tokenizer import TOKEN_KINDS  # noqa: PLC0415 - as above
 
             gaps, *self._sources = read_words(self._path)
             self._model = Model.load_vocabulary(self._path, gaps)
-            self._tokens = {f"{kind}_token": self._model.name_of(kind) or "" for kind in TOKEN_KINDS}
+            self._tokens = self._model.template_tokens
 
     def rendered(self, line: RenderLine) -> Members:
         """Return the answer to a line of `chat render`: the prompt. Raises: LineError."""

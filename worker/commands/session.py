@@ -27,10 +27,11 @@ from worker.config.spellings import unread
 from worker.errors import StartupError, UsageError, WorkerError
 from worker.models.downloads.catalog import load_catalog, locate
 from worker.models.facts.info import ModelInfo, read_info
-from worker.observe import log_lines as logs
+from worker.observe import log_setup
 from worker.observe.metrics import Metrics
 from worker.server.front.children import engine_environment, fetch_in_child
-from worker.server.front.client import EngineClient, Observer, Report
+from worker.server.front.client import EngineClient, Observer
+from worker.server.front.dispatch import Report
 from worker.server.front.job import Admission, Job, in_ms, next_chunk_of
 from worker.server.front.progress import LoadProgress
 from worker.server.front.supervision import first_of, running
@@ -101,7 +102,7 @@ def opened(request: ExecuteRequest, settings: Settings) -> "Session":
         session.prompt_of(request)
     except FieldsRefused as refused:
         raise UsageError(str(refused)) from None
-    logs.configure("pretty", settings.worker_id, level="warning")
+    log_setup.configure("pretty", settings.worker_id, level="warning")
     report(unread(environment()))
     return session
 

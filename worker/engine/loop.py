@@ -10,6 +10,7 @@ from functools import partial
 from itertools import groupby
 
 from worker.engine.backend import Found, KvMismatch, LoadedDraft, Runner
+from worker.engine.caches import prefix_cache_of
 from worker.engine.channels import CONTENT, NO_CONTROL_TOKENS, ChannelText, ControlTokens
 from worker.engine.config import EngineConfig
 from worker.engine.drafting.drafts import N_READ, Drafts
@@ -17,9 +18,8 @@ from worker.engine.kv_blocks import BlockJournal
 from worker.engine.reports import MAX_REPORTED, Reports
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Queued, Sequence, State
-from worker.engine.state_cache import prefix_cache_of
 from worker.engine.step import Aborted, BadBatch, NoRoom, Sampled, Step, Token, salted
-from worker.wire.jobs import Delta, FailureCode, JobKey, Logprob, SlotId, StepKind, StopReason, TokenId
+from worker.wire.jobs import Delta, Failed, FailureCode, JobKey, Logprob, SlotId, StepKind, StopReason, TokenId
 from worker.wire.load import PrefixCacheFound
 from worker.wire.messages import BlocksChanged, Outbound
 
@@ -185,11 +185,7 @@ class Engine:
 
     def _give_slots(self) -> None:
         """Admit the head of the queue for as long as there is room, or running sequences can be preempted for it."""
-        running = self.scheduler.running.values()
-
-        def n_shared(sequence: Sequence) -> int:
-            return self.prefix_cache.n_shared(sequence, running)
-
+        n_shared = partial(self.prefix_cache.n_shared, running=self.scheduler.running.values())
         self.scheduler.admit(self._n_spare_cells, n_shared)
         while preempted := self.scheduler.choose_preemptions(self._n_spare_cells, n_shared):
             for sequence in preempted:
@@ -346,7 +342,7 @@ class Engine:
         self._leave(sequence)
 
     def _fail(self, sequence: Sequence, code: FailureCode, message: str) -> None:
-        self._reports.fail(sequence, code, message)
+        self._reports.next.failed.append(Failed(sequence.job, code, message))
         if sequence.slot is not None:
             self._runner.kv.trim(sequence.slot, 0)
         self._release(sequence)
@@ -378,7 +374,7 @@ class Engine:
         if self.prefix_cache.tidy(self.scheduler.running.values()):
             self._close(None)
         self._report_blocks()
-        if self.is_idle or not self._reports.is_waiting:
+        if self.is_idle or not self._reports.unsent:
             self._drafts.learn(is_idle=self.is_idle)
         if step is None or self.is_idle:
             self._reports.flush()

@@ -20,7 +20,6 @@ from worker.engine.kv_blocks import Held
 from worker.engine.prefix_tree import PrefixIndex, n_common
 from worker.engine.sequence import Sequence, State
 from worker.engine.step import Score
-from worker.limits import MAX_DRAFTS
 from worker.wire.jobs import SlotId, TokenId
 
 T = TypeVar("T")
@@ -39,10 +38,6 @@ PART = 256
 MAX_DEAD = 1024
 """The largest number of cells that retained slots alone may hold on a CPU while a job waits for its first token.
 Attention walks past them; copying them takes 3 ms, or 50."""
-
-MAX_HEADROOM = 512
-"""The largest number of cells that a GPU keeps free for the next step. A step that needs more gets them when it is
-chosen."""
 
 
 @dataclass(slots=True, eq=False)
@@ -288,41 +283,3 @@ class PrefixCache:
         if self.retained.pop(kept.slot, None) is not None:
             self._free_slots.append(kept.slot)
             self._kv.trim(kept.slot, 0)
-
-
-class GpuCache(PrefixCache):
-    """The cells of ended sequences stay in retained slots. Running sequences may take these, the longest unused first.
-    A copy to main memory is thousands of small blocking reads there, and all jobs would wait for it. Prompts, which lie
-    in one piece, are copied out, but only while nothing runs.
-    """
-
-    def __init__(self, kv: Kv, config: EngineConfig, index: PrefixIndex) -> None:
-        super().__init__(kv, config, index)
-        self.is_keeping = kv.can_share
-        self._max_dead_cells = config.max_dead_cells
-        self._n_headroom = min(max(config.chunk, config.widest_step), MAX_HEADROOM) + MAX_DRAFTS
-        """The number of cells that are kept free for the next step."""
-
-    def evict(self, _: Collection[Sequence]) -> bool:
-        """Drop the longest unused cells."""
-        oldest = next(iter(self.retained.values()), None)
-        if oldest is not None:
-            self._drop(oldest)
-        return oldest is not None
-
-    def tidy(self, running: Collection[Sequence]) -> bool:
-        """Drop cells while there are more than the budget of dead cells, or no headroom, the longest unused first."""
-        n_before = len(self.retained)
-        while running and self._is_too_full and self.evict(running):
-            pass
-        return len(self.retained) < n_before
-
-    @property
-    def _is_too_full(self) -> bool:
-        return self._kv.n_free_cells < self._n_headroom or self.n_dead_cells > self._max_dead_cells
-
-    def _put_away(self, kept: Retained, _: Iterable[Sequence] = (), __: int | None = None) -> None:
-        self._drop(kept)
-
-    def _n_whole(self, sequence: Sequence) -> int:
-        return len(sequence.prompt)

@@ -45,7 +45,7 @@ class Node:
     blocks: list[BlockHash] = field(default_factory=list)
     """The blocks that end among its tokens; none without a journal."""
     checkpoint: Checkpoint | None = None
-    """The recurrent state after its last token (state_cache.py)."""
+    """The recurrent state after its last token (caches.py)."""
 
     @property
     def n_cells_bytes(self) -> int:

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from worker.engine.sequence import Sequence
 from worker.engine.step import Score, Step
 from worker.wire.jobs import (
-    Failed,
-    FailureCode,
     Finished,
     JobKey,
     Logprob,
@@ -41,7 +39,8 @@ class Reports:
         self._is_overlapping = is_overlapping
         self.next = StepDone()
         """The frame in which what happens now is collected."""
-        self._unsent: list[Outbound] = []
+        self.unsent: list[Outbound] = []
+        """The frames that wait until a device computes the next step."""
         self._announced: tuple[JobKey, ...] = ()
         self._shape: tuple[StepKind, int] = ("prefill", 0)
         """The kind of the last step and the number of its tokens."""
@@ -68,14 +67,6 @@ class Reports:
         drafts = sequence.n_drafted, sequence.n_accepted
         self.next.finished.append(Finished(sequence.job, reason, text.matched, is_full, *drafts, text.n_reasoning))
 
-    def fail(self, sequence: Sequence, code: FailureCode, message: str) -> None:
-        self.next.failed.append(Failed(sequence.job, code, message))
-
-    @property
-    def is_waiting(self) -> bool:
-        """True if frames wait until a device computes the next step."""
-        return bool(self._unsent)
-
     def announce(self, step: Step, jobs: tuple[JobKey, ...]) -> None:
         """Report a step's jobs before it runs. All is sent then if they or the shape are new: the front must know which
         jobs to blame before anything can happen, and a device takes long to prepare another graph.
@@ -99,11 +90,11 @@ class Reports:
             self.flush()
 
     def send(self, frame: Outbound) -> None:
-        self._unsent.append(frame)
+        self.unsent.append(frame)
         if not self._is_overlapping:
             self.flush()
 
     def flush(self) -> None:
         """Send all frames that wait."""
-        while self._unsent:
-            self._emit(self._unsent.pop(0))
+        while self.unsent:
+            self._emit(self.unsent.pop(0))

@@ -6,7 +6,8 @@ Any thread; memory figures are those of the moment.
 import ctypes
 import itertools
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,11 @@ from typing import get_args
 from worker.config.engine_settings import Configure, FlashAttn
 from worker.errors import ModelLoadFailed
 from worker.host import available_memory_bytes
-from worker.llama.library import LIBRARY_DIR, LogLine, call_ggml, open_library
+from worker.llama.library import LIBRARY_DIR, LogLine, call_ggml, library_function, open_library
 from worker.llama.reasons import reason
-from worker.models.plan.buffers import BufferSizes
+from worker.models.plan.buffers import Buffer, BufferSizes
 from worker.models.plan.devices import Device, Kind, Memory
-from worker.models.upstream.numbers import CUDA_ATTENTION_PAIRS, CUDA_ATTENTION_TYPES
+from worker.models.upstream.numbers import CUDA_ATTENTION_PAIRS, CUDA_ATTENTION_TYPES, MEMORY_BREAKDOWN
 from worker.models.upstream.wording import BACKEND_FILE, BACKEND_LOADED, NO_DEVICES
 from worker.wire.load import Attention
 
@@ -238,3 +239,51 @@ def attention_at(gpu_names: Seq[str], sizes: BufferSizes) -> Attention | None:
     if not all_bytes:
         return None
     return "both" if 0 < gpu_bytes < all_bytes else "gpu" if gpu_bytes else "cpu"
+
+
+# ── memory, by the library's own account ─────────────────────────────────────────────────────────
+
+_N_WORDS, _ROOT, _COUNT, _LEFT, _RIGHT = (3, 1, 2, 0, 1) if sys.platform == "darwin" else (6, 2, 5, 2, 3)
+"""The words of a std::map, and the places of its root, its count, and a node's children, in libc++ and libstdc++."""
+
+
+class _Map(ctypes.Structure):
+    _fields_ = (("words", ctypes.c_size_t * _N_WORDS),)
+
+
+class _Node(ctypes.Structure):
+    _fields_ = (
+        ("words", ctypes.c_size_t * 4),
+        ("buffer_type", ctypes.c_void_p),
+        ("sizes", ctypes.c_size_t * 3),
+    )
+
+
+def buffer_type_name(buffer_type: ctypes.c_void_p) -> str:
+    return bytes(call_ggml("ggml_backend_buft_name", ctypes.c_char_p, buffer_type)).decode()
+
+
+def breakdown(context: int) -> BufferSizes:
+    """The buffers of a context and of its model, by the library's handle. The kind KV is all of its memory, with the
+    states of recurrent layers. llama_get_memory_breakdown (llama-ext.h) returns a std::map whose nodes are never freed,
+    so this is for short-lived processes.
+    """
+    found = library_function(MEMORY_BREAKDOWN, _Map, ctypes.c_void_p)(context)
+    nodes = list(_nodes(found.words[_ROOT]))
+    assert len(nodes) == found.words[_COUNT], "this C++ runtime has a std::map of another form"
+    return BufferSizes(
+        tuple(
+            Buffer(buffer_type_name(ctypes.c_void_p(node.buffer_type)), kind, size_bytes)
+            for node in nodes
+            for kind, size_bytes in zip(("model", "KV", "compute"), node.sizes, strict=True)
+            if size_bytes
+        )
+    )
+
+
+def _nodes(address: int) -> Iterator[_Node]:
+    if address:
+        node = _Node.from_address(address)
+        yield from _nodes(node.words[_LEFT])
+        yield node
+        yield from _nodes(node.words[_RIGHT])

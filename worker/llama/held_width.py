@@ -6,6 +6,8 @@ nothing, and until they have cost together as much as a change. Whatever comes, 
 and where another job ends or a prompt is read before, a change is saved. Pure; step thread.
 """
 
+from math import inf
+
 from worker.engine.drafting.pricing import interpolated
 from worker.wire.load import RowCosts
 
@@ -23,21 +25,13 @@ class HeldWidth:
 
     def of(self, n_rows: int) -> int:
         """Return the width of the next step, which has `n_rows` rows, one for each job."""
-        surplus_s = self._surplus_s(n_rows)
-        if surplus_s is None or self._lost_s + surplus_s > self._change_s:
+        is_known = n_rows < self._width <= len(self._seconds)
+        own_s, held_s = (self._seconds[n_rows - 1], self._seconds[self._width - 1]) if is_known else (0.0, inf)
+        self._lost_s += held_s - own_s
+        if held_s - own_s > MAX_SURPLUS * own_s or self._lost_s > self._change_s:
             self._width, self._lost_s = n_rows, 0.0
-        else:
-            self._lost_s += surplus_s
         return self._width
 
     def forget(self) -> None:
         """A step of another kind comes between: the next one is handed over anew, whatever its width."""
         self._width, self._lost_s = 0, 0.0
-
-    def _surplus_s(self, n_rows: int) -> float | None:
-        """Return what the last width costs beyond the step's own; None if it is not to be kept."""
-        if not n_rows < self._width <= len(self._seconds):
-            return None
-        own_s = self._seconds[n_rows - 1]
-        surplus_s = self._seconds[self._width - 1] - own_s
-        return surplus_s if surplus_s <= MAX_SURPLUS * own_s else None

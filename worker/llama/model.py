@@ -5,6 +5,7 @@ What it says of the vocabulary is safe on any thread, also while another decodes
 
 import ctypes
 import os
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,12 +22,18 @@ from worker.errors import ModelLoadFailed
 from worker.llama.devices import device_handle
 from worker.llama.library import Watch, give_back_memory, load_failure, open_library
 from worker.llama.tokenizer import Tokenizer
-from worker.models.facts.spelling import Gaps
+from worker.models.facts.spelling import Gaps, Unspellable
 from worker.models.plan.buffers import BufferSizes
 from worker.models.plan.devices import Device
 from worker.models.plan.placement import Group
 from worker.models.upstream.numbers import LOAD_AUTO, LOAD_NONE, SPLIT_MODES
 from worker.wire.chat_format import HERMES, ChatFormat
+from worker.wire.jobs import TokenId
+
+_BEYOND_UNICODE = re.compile(rb"\xf4[\x90-\xbf][\x80-\xbf]{2}|[\xf5-\xf7][\x80-\xbf]{3}")
+"""Bytes that the library's UTF-8 reader takes for a code point and its writer refuses (unicode_cpt_to_utf8)."""
+_NEVER_MERGED = b"\n"
+"""A byte of its own in vocabularies that put a space before a text."""
 
 
 class Model(Tokenizer):
@@ -65,7 +72,7 @@ class Model(Tokenizer):
         `is_mapped`: leave in the file what is computed with as it lies there, where the device can; else all is read.
         `may_repack`: whether the CPU lays weights out anew, in tiles too; all that it can, so that repack.py decides.
         `loads_heads`: the layers that predict the tokens after the next, too (heads.py).
-        `is_dry`: allocate nothing and read no weight; its contexts allocate recurrent states alone (breakdown.py).
+        `is_dry`: allocate nothing and read no weight; its contexts allocate recurrent states alone (devices.py).
         `gaps`: what the check of the file found missing in the vocabulary; without it llama.cpp meets every text.
         `on_progress` gets whole percents, rising, each at most once, ending in 100; it must not raise.
         Raises: ModelLoadFailed, InsufficientMemory, with the library's last error. Source: llama_model_load_from_file.
@@ -162,6 +169,63 @@ class Model(Tokenizer):
     def n_swa(self) -> int:
         """Tokens that layers with a sliding window look back on; 0 where no layer has one."""
         return int(capi.llama_model_n_swa(self.handle))
+
+    def tokenize_bytes(self, data: bytes) -> list[TokenId]:
+        """Any bytes, UTF-8 or not: special tokens in them are parsed, BOS is not put before them.
+
+        Raises: ValueError for a form beyond U+10FFFF: the library would throw, and so end the process.
+        """
+        beyond = _BEYOND_UNICODE.search(data)
+        if beyond:
+            raise ValueError(f"the bytes {beyond[0].hex(' ')} at {beyond.start()} spell no code point of Unicode")
+        return self._tokenize_all(data, len(data))
+
+    def spell(self, text: bytes) -> list[TokenId]:
+        """UTF-8 in the middle of a text, as the tokenizer spells it: names of special tokens in it are text, and the
+        space that some vocabularies put before a text is left out, also behind a word of the vocabulary's own, such as
+        `<tool_call>`. Empty where there is no such spelling.
+        """
+        found: list[TokenId] = []
+        while text:
+            tokens, n_bytes = self._first_spelled(text)
+            if not n_bytes:
+                return []
+            found += tokens
+            text = text[n_bytes:]
+        return found
+
+    def _first_spelled(self, text: bytes) -> tuple[list[TokenId], int]:
+        """The most tokens, from the first on, that spell the text's first bytes, and how many bytes these are."""
+        longest: tuple[list[TokenId], int] = [], 0
+        for before in (b"", _NEVER_MERGED):
+            try:
+                tokens = self._tokenize_all(before + text, len(text), parse_special=False)
+            except Unspellable:
+                continue
+            # -1: the vocabulary has no token there.
+            pieces = [self.piece(token) if token >= 0 else b"" for token in tokens]
+            n_left = len(before) + len(text)
+            first = 0
+            while first < len(pieces) and n_left > len(text):
+                n_left -= len(pieces[first].lstrip(b" "))
+                first += 1
+            n_bytes, last = 0, first
+            while last < len(pieces) and pieces[last] and text.startswith(pieces[last], n_bytes):
+                n_bytes += len(pieces[last])
+                last += 1
+            if n_bytes > longest[1]:
+                longest = tokens[first:last], n_bytes
+            if n_bytes == len(text):
+                break
+        return longest
+
+    def token_of(self, text: str) -> TokenId | None:
+        """The one token a text is, special tokens included; None where it is none or several."""
+        try:
+            tokens = self._tokenize_all(text.encode(), len(text))
+        except Unspellable:
+            return None
+        return tokens[0] if len(tokens) == 1 else None
 
     def new_context(self, params: object, close: Callable[[], None]) -> tuple[int, Watch]:
         """A llama_context's handle, and what the library said while it was made; `close` is called before the model is

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from worker.host import has_amx
-from worker.llama.devices import backend_function, cpu, device_handle
+from worker.llama.devices import backend_function, buffer_type_name, cpu, device_handle
 from worker.llama.library import call_ggml
 from worker.models.facts.gguf import Tensor
 from worker.models.facts.info import ModelInfo
@@ -139,10 +139,6 @@ def _layout_of(type_id: int, dims: Dims, *, has_experts: bool) -> LaidOut | None
                 size = call_ggml("ggml_backend_buft_get_alloc_size", ctypes.c_size_t, buffer_type, weight)
                 return LaidOut(buffer_type_name(buffer_type), int(size))
     return None
-
-
-def buffer_type_name(buffer_type: ctypes.c_void_p) -> str:
-    return bytes(call_ggml("ggml_backend_buft_name", ctypes.c_char_p, buffer_type)).decode()
 
 
 @contextmanager

@@ -34,8 +34,7 @@ R = TypeVar("R")
 MAX_DRAW_THREADS = 4
 """More gain little: about a third of a draw needs the interpreter, which one thread at a time has."""
 
-MIN_ROWS = 8
-MIN_VOCABULARY = 100_000
+MIN_ROWS, MIN_VOCABULARY = 8, 100_000
 """The rows of a step, and the values of each, from which on several threads draw. 32 rows of 152,064 take 7.0 ms on one
 thread and 5.7 on two; of 49,152 they take 2.5 and 3.7, for then threads mostly wait for the interpreter."""
 

@@ -4,16 +4,11 @@ Those with a name of vLLM's, for routers, autoscalers and boards, are counted on
 """
 
 import platform
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, exposition
-from prometheus_client.metrics_core import Metric
-from prometheus_client.openmetrics.exposition import ALLOWUTF8, UNDERSCORES
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.process_collector import ProcessCollector
-from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
 from worker import __version__
 from worker.models.upstream.numbers import PINNED_VERSION
@@ -26,6 +21,10 @@ BLOCK_TOKENS = 16
 
 _NO_PROCESS = "none"
 """A folder that /proc does not have, for an engine that does not run."""
+
+
+_VERSIONS = {"version": __version__, "llama_cpp_python": PINNED_VERSION, "python": platform.python_version()}
+"""The binding's version stands for llama.cpp's, which it pins, and the engine refuses any other."""
 
 
 class Metrics:
@@ -52,7 +51,7 @@ class Metrics:
         self._gauges = {name: Gauge(name, text, by, registry=of(name)) for name, (text, *by) in series.GAUGES.items()}
         self._gauges["lora_requests_info"].labels(**series.ADAPTERS)
         self._n_cells = 0
-        Info("worker_build", "Versions of this worker and its parts.", registry=others).info(_build())
+        Info("worker_build", "Versions of this worker and its parts.", registry=others).info(_VERSIONS)
         # Its own label, because an info without labels has a value at once.
         self._model = Info("worker_model", "The model, once it is loaded.", ("worker_id",), registry=others)
         self._worker_id = worker_id
@@ -64,9 +63,9 @@ class Metrics:
         self._engine_pid: int | None = None
         ProcessCollector("worker_engine", lambda: self._engine_pid or _NO_PROCESS, registry=others)
         made = self._counters | self._gauges | self._histograms
-        self._vllm = _VllmNames({name: made[ours] for name, ours in series.UNDER_VLLMS_NAMES.items()})
+        self._vllm = series.VllmNames({name: made[ours] for name, ours in series.UNDER_VLLMS_NAMES.items()})
         self._registry = CollectorRegistry()
-        for collector in (_Labelled(own, worker_id), self._vllm, _Labelled(others, worker_id)):
+        for collector in (series.Labelled(own, worker_id), self._vllm, series.Labelled(others, worker_id)):
             self._registry.register(collector)
 
     def step(self, step: StepDone) -> None:
@@ -212,49 +211,4 @@ class Metrics:
         n_lost = self._n_log_lines_dropped()
         self._lost.inc(n_lost - self._n_lost)
         self._n_lost = n_lost
-        try:
-            encode, content_type = exposition.choose_encoder(accept or "")
-        except (TypeError, ValueError):  # a version in the header that is not a number
-            encode, content_type = exposition.choose_encoder("")
-        if isinstance(encode, partial) and encode.keywords["escaping"] == UNDERSCORES:
-            # No name here needs escaping, but the library would do it to the colons of vLLM's:
-            # https://github.com/prometheus/client_python/issues/1177
-            encode = partial(encode, escaping=ALLOWUTF8)
-        return encode(self._registry), content_type
-
-
-def _build() -> dict[str, str]:
-    """The binding's version stands for llama.cpp's, which it pins, and the engine refuses any other."""
-    return {"version": __version__, "llama_cpp_python": PINNED_VERSION, "python": platform.python_version()}
-
-
-class _Labelled(Collector):
-    """Series with the worker's label, which none of them needs to know."""
-
-    def __init__(self, unlabelled: CollectorRegistry, worker_id: str) -> None:
-        self._unlabelled, self._label = unlabelled, {"worker_id": worker_id}
-
-    def collect(self) -> Iterable[Metric]:
-        for family in self._unlabelled.collect():
-            family.samples = [sample._replace(labels=self._label | sample.labels) for sample in family.samples]
-            yield family
-
-
-class _VllmNames(Collector):
-    """Series under vLLM's names. They have no values before the model has a name."""
-
-    def __init__(self, families: Mapping[str, Collector]) -> None:
-        self._families = families
-        self.model_name: str | None = None
-
-    def collect(self) -> Iterable[Metric]:
-        labels = {"model_name": self.model_name or "", "engine": "0"}
-        for name, source in self._families.items():
-            for family in source.collect():
-                renamed = Metric(f"vllm:{name}", family.documentation, family.type)
-                if self.model_name is not None:
-                    renamed.samples = [
-                        Sample(sample.name.replace(family.name, renamed.name, 1), labels | sample.labels, sample.value)
-                        for sample in family.samples
-                    ]
-                yield renamed
+        return series.encoded(self._registry, accept)

@@ -1,9 +1,18 @@
-"""The rows of the worker's Prometheus series (docs/protocol.md#metrics-and-logs): names, meanings, labels, buckets.
+"""The rows of the worker's Prometheus series (docs/protocol.md#metrics-and-logs): names, meanings, labels, buckets;
+and how they are written.
 
 Label values are closed sets, never a job_id.
 """
 
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Literal, get_args
+
+from prometheus_client import CollectorRegistry, exposition
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.exposition import ALLOWUTF8, UNDERSCORES
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from worker.wire.jobs import StepKind
 
@@ -135,9 +144,52 @@ UNDER_VLLMS_NAMES = {
     "request_queue_time_seconds": "worker_queue_time_seconds",
     "kv_cache_usage_perc": "kv_cache_usage_perc",
     "gpu_cache_usage_perc": "kv_cache_usage_perc",
-    "cache_config_info": "cache_config_info",
-    "lora_requests_info": "lora_requests_info",
-    "request_success": "request_success",
+    **{name: name for name in ("cache_config_info", "lora_requests_info", "request_success")},
     **{name: name for name in HISTOGRAMS if name.startswith("request_")},
 }
 """vLLM's name without `vllm:` → the series, in their order"""
+
+
+def encoded(registry: CollectorRegistry, accept: str | None) -> tuple[bytes, str]:
+    """The body and its content type: Prometheus text 0.0.4, or what the Accept header asks for, as OpenMetrics."""
+    try:
+        encode, content_type = exposition.choose_encoder(accept or "")
+    except (TypeError, ValueError):  # a version in the header that is not a number
+        encode, content_type = exposition.choose_encoder("")
+    if isinstance(encode, partial) and encode.keywords["escaping"] == UNDERSCORES:
+        # No name here needs escaping, but the library would do it to the colons of vLLM's:
+        # https://github.com/prometheus/client_python/issues/1177
+        encode = partial(encode, escaping=ALLOWUTF8)
+    return encode(registry), content_type
+
+
+class Labelled(Collector):
+    """Series with the worker's label, which none of them needs to know."""
+
+    def __init__(self, unlabelled: CollectorRegistry, worker_id: str) -> None:
+        self._unlabelled, self._label = unlabelled, {"worker_id": worker_id}
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._unlabelled.collect():
+            family.samples = [sample._replace(labels=self._label | sample.labels) for sample in family.samples]
+            yield family
+
+
+class VllmNames(Collector):
+    """Series under vLLM's names. They have no values before the model has a name."""
+
+    def __init__(self, families: Mapping[str, Collector]) -> None:
+        self._families = families
+        self.model_name: str | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        labels = {"model_name": self.model_name or "", "engine": "0"}
+        for name, source in self._families.items():
+            for family in source.collect():
+                renamed = Metric(f"vllm:{name}", family.documentation, family.type)
+                if self.model_name is not None:
+                    renamed.samples = [
+                        Sample(sample.name.replace(family.name, renamed.name, 1), labels | sample.labels, sample.value)
+                        for sample in family.samples
+                    ]
+                yield renamed

@@ -65,12 +65,6 @@ class Traces:
             span.set_status(Status(StatusCode.ERROR))
         span.end(now_ns)
 
-    def refused(
-        self, trace: Mapping[str, str], correlation_id: str, began_s: float, code: str, operation: str | None
-    ) -> None:
-        """A request was refused before it became a job; `operation` is None if only the body could show it."""
-        self.add(trace, correlation_id, began_s, code, {"gen_ai.operation.name": operation})
-
     def close(self) -> None:
         """Send what is there, if that takes no longer than FLUSH_S."""
         closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.apis.core.bodies import Problems
-from worker.apis.core.rules import MAX_BYTES, MAX_DEPTH, check_constraints, schema_text
+from worker.apis.core.constraint_fields import MAX_BYTES, MAX_DEPTH, check_constraints, schema_text
 from worker.wire.jobs import SamplingParams
 
 NAMES = ("grammar", "json_schema", "regex")

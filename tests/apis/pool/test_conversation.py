@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.apis.pool.vectors import conversation
 from worker.apis.core.bodies import MAX_ERRORS, FieldsRefused
+from worker.apis.core.constraint_fields import MAX_BYTES, MAX_DEPTH
 from worker.apis.core.conversation import MAX_CALLS, MAX_MESSAGES, ROLES
-from worker.apis.core.rules import MAX_BYTES, MAX_DEPTH
 from worker.wire.prompts import Conversation
 
 MAX_CHARS = 1000

@@ -19,7 +19,8 @@ from tests.server.front.rehearsal import FACTS
 from worker.commands.inspect_gguf import Inspection, inspection_of
 from worker.config.engine_settings import Configure, SwaFull
 from worker.engine.backend import Read
-from worker.engine.channels import CONTENT, Channel, marks_among
+from worker.engine.channels import CONTENT, Channel
+from worker.engine.families import marks_among
 from worker.engine.prefill_budget import MIN_CHUNK
 from worker.engine.step import Slice, Step
 from worker.errors import BadModelFile, InsufficientMemory, ModelLoadFailed

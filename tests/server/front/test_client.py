@@ -13,8 +13,9 @@ from tests.loops import on_a_loop
 from tests.server.front.rehearsal import CONFIG, FACTS, WATCHDOG_S, Engine, Stage, rehearsed
 from worker.config.engine_settings import Configure
 from worker.errors import EngineCrashed, InsufficientMemory, InternalFailure, ModelLoadFailed, StartupError
-from worker.server.front.client import RESIDENCY_PERIOD_S, STEPS_OF_SILENCE, EngineClient, EngineState
+from worker.server.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState
 from worker.server.front.link import LinkOwner
+from worker.server.front.supervision import STEPS_OF_SILENCE
 from worker.wire.jobs import Cancel, Delta, Failed, Finished, StepDone
 from worker.wire.load import AskResidency, LoadFailed, Progress, Residency
 from worker.wire.messages import Inbound, Outbound, Refused, Violation

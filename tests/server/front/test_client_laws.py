@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.server.front.rehearsal import FACTS, Stage, rehearsed
 from tests.worker_process import check_order
 from worker.config.engine_settings import Configure
-from worker.server.front.client import DEATHS_WINDOW_S, MAX_DEATHS, EngineState
-from worker.server.front.dispatch import DEATHS_OF_A_CULPRIT, Work
+from worker.server.front.client import EngineState
+from worker.server.front.dispatch import DEATHS_OF_A_CULPRIT, DEATHS_WINDOW_S, MAX_DEATHS, Work
 from worker.wire.jobs import Failed, JobKey, StepDone, Submit
 from worker.wire.load import LoadFailed
 from worker.wire.messages import Inbound, QuestionKey, Refused, Tokenize, Violation

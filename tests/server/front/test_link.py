@@ -11,8 +11,8 @@ import uvloop
 
 from worker.errors import InternalFailure, StartupError
 from worker.host import cpu_quota
-from worker.server.front.children import engine_environment
-from worker.server.front.link import LAST_WORDS_BYTES, EngineLink
+from worker.server.front.children import LAST_WORDS_BYTES, engine_environment
+from worker.server.front.link import EngineLink
 from worker.wire.jobs import Cancel, JobKey
 from worker.wire.load import Progress
 from worker.wire.messages import Outbound

@@ -18,8 +18,7 @@ from worker.errors import (
     WorkerUnhealthy,
 )
 from worker.observe.metrics import Metrics
-from worker.server.front.client import MAX_DEATHS
-from worker.server.front.dispatch import MAX_QUESTIONS
+from worker.server.front.dispatch import MAX_DEATHS, MAX_QUESTIONS
 from worker.server.front.state import Front
 from worker.wire.jobs import TokenId
 from worker.wire.messages import QuestionKey, Tokenize, Tokenized, Untokenized, Violation

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.crashing_worker import QUESTION, CrashingWorker, check_interrupted, crashing_worker
 from tests.worker_process import check_order, text_of
-from worker.server.front.client import LOAD_SILENCE_S, SLOW_DISK_BYTES_PER_S, STEPS_OF_SILENCE, Watchdog
+from worker.server.front.supervision import LOAD_SILENCE_S, SLOW_DISK_BYTES_PER_S, STEPS_OF_SILENCE, Watchdog
 
 FLOOR_S = 10.0
 

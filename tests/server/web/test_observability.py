@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import parser
 from prometheus_client.samples import Sample
 
-from tests.observe.test_vllm_metrics import VLLM_SERIES
+from tests.observe.test_metrics import VLLM_SERIES
 from tests.server.web.openai_client import CHAT, COMPLETIONS, Json, ask
 from tests.server.web.wire import COUNT, request_of
 from tests.worker_process import ONE_SLOT, Event, Stream, WorkerProcess, check_order, eventually, serving, text_of

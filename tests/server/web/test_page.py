@@ -20,6 +20,7 @@ import httpx2
 import pytest
 
 from tests.chromium import Browser, Tab, chromium
+from tests.gates import Gates
 from tests.hostile_texts import PATIENCE, TEXTS
 from tests.path_proxy import below_a_path
 from tests.server.web.wire import request_of
@@ -61,11 +62,7 @@ class Guarded:
     """A worker that wants a token, with room for one job that runs and one that waits."""
 
     worker: WorkerProcess
-    gate: Path
-    """Each engine loads its model when this is opened."""
-
-    def open_gate(self) -> None:
-        self.gate.write_bytes(b"")
+    gates: Gates
 
     def is_idle(self) -> bool:
         return not self.worker.health()["slots_busy"]
@@ -81,13 +78,12 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded(any_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    gate, command = gated(tmp_path_factory.mktemp("page"))
+    gates, command = gated(tmp_path_factory.mktemp("page"))
     flags = (*ONE_SLOT, "--max-queue", "1", "--ctx-size", "2048")
     with serve_default(any_model, *flags, command=command, environment={"LLORCH_API_TOKEN": TOKEN}) as worker:
-        guarded = Guarded(worker, gate)
-        guarded.open_gate()
+        gates.open("load")
         worker.ready()
-        yield guarded
+        yield Guarded(worker, gates)
 
 
 @pytest.fixture(scope="module")
@@ -309,6 +305,7 @@ def test_a_crashed_engine_is_shown_and_its_successor_answers(tab: Tab, guarded: 
     set_field(tab, "schema", LONG)
     ask(tab, "Numbers!")
     tab.until("document.querySelector(s)?.innerText.length > 20", s=f"{LAST} pre")
+    guarded.gates.shut("load")
     guarded.worker.engine.send_signal(signal.SIGKILL)
     tab.until("document.querySelector('.failure') !== null")
     tab.until("banner.checkVisibility()")
@@ -316,7 +313,7 @@ def test_a_crashed_engine_is_shown_and_its_successor_answers(tab: Tab, guarded: 
     assert "engine" in tab.text("#banner")
     ask(tab, "Are you there?")
     tab.until("notice.checkVisibility()")
-    guarded.open_gate()
+    guarded.gates.open("load")
     tab.until("document.querySelector('#state').textContent === 'ready' && !banner.checkVisibility()")
     tab.evaluate("document.querySelector('#settings [name=schema]').value = ''")
     set_field(tab, "max_tokens", 4)
@@ -326,14 +323,14 @@ def test_a_crashed_engine_is_shown_and_its_successor_answers(tab: Tab, guarded: 
 
 
 def test_loading_and_draining_workers_are_shown_as_such(browser: Browser, any_model: Path, tmp_path: Path) -> None:
-    gate, command = gated(tmp_path)
+    gates, command = gated(tmp_path)
     with serve_default(any_model, "--ctx-size", "2048", command=command) as worker:
         worker.listening().wait_for("model_load_progress", percent=0)
         with visited(browser, f"{worker.url}/") as tab:
             tab.until("banner.checkVisibility()")
             assert tab.text("#state") == "loading"
             assert "is loading" in tab.text("#banner")
-            gate.write_bytes(b"")
+            gates.open("load")
             tab.until("document.querySelector('#state').textContent === 'ready' && !banner.checkVisibility()")
         with worker.stream(prompt="Once upon a time", max_tokens=1900, ignore_eos=True) as stream:
             stream.until("token")

@@ -9,9 +9,16 @@ import msgspec
 
 from worker.apis.core.bodies import MAX_ERRORS, Problems
 from worker.apis.core.errors import NotAnObject
-from worker.apis.core.rules import exclusive, schema_text
 from worker.wire.encoding import doc, encode_json
-from worker.wire.jobs import SchemaText
+from worker.wire.jobs import SamplingParams, SchemaText
+
+CONSTRAINTS = ("grammar", "json_schema", "regex")
+MAX_BYTES = 65_536
+"""The most bytes of a constraint in UTF-8, and of a schema as compact JSON."""
+MAX_DEPTH = 64
+"""The deepest nesting of objects and arrays in a schema. A parser of schemas recurses once for each level."""
+
+_schema_decoder = msgspec.json.Decoder(dict[str, Any] | bool | None)
 
 FORMATS = ("text", "json_object", "json_schema")
 _ANY_OBJECT = {"type": "object"}
@@ -206,3 +213,72 @@ _SPELLINGS: Mapping[str, tuple[str, Read]] = {
     "structured_outputs.json_object": ("json_schema", lambda problems, place, _: _schema(problems, place, _ANY_OBJECT)),
 }
 """The client's fields, in the order in which they are reported: the field of `/execute` that each becomes."""
+
+
+def exclusive(problems: Problems, places: Sequence[str]) -> None:
+    """Allow one of these fields only. The last is reported."""
+    if len(places) > 1:
+        *others, last = places
+        text = f"cannot go with {' and '.join(others)}; send one of them"
+        problems.add(last, f"exclusive({','.join(others)})", text)
+
+
+def check_constraints(problems: Problems, request: SamplingParams) -> None:
+    """Add the first limit that each constraint breaks, in the order of the fields. Their texts are never echoed."""
+    given = [name for name in CONSTRAINTS if getattr(request, name) is not None]
+    for name in given:
+        if name == given[-1]:
+            exclusive(problems, given)
+        text = getattr(request, name)
+        if name == "json_schema":
+            _check_schema(problems, text.encode())
+        else:
+            _check_text(problems, name, text)
+
+
+def _check_text(problems: Problems, field: str, text: str) -> None:
+    n_bytes = len(text.encode())
+    if not text.strip():
+        problems.add(field, "non_empty", "must not be blank")
+    elif n_bytes > MAX_BYTES:
+        problems.add(field, f"max_length({MAX_BYTES})", f"must be at most {MAX_BYTES} bytes (got {n_bytes})")
+    elif "\0" in text:
+        problems.add(field, "no_nul", "must not contain NUL characters")
+
+
+def _check_schema(problems: Problems, text: bytes) -> None:
+    if len(text) > MAX_BYTES:
+        what = f"must be at most {MAX_BYTES} bytes as compact JSON (got {len(text)})"
+        problems.add("json_schema", f"max_length({MAX_BYTES})", what)
+    elif (depth := depth_of(msgspec.json.decode(text))) > MAX_DEPTH:
+        what = f"must be nested at most {MAX_DEPTH} deep (got {depth})"
+        problems.add("json_schema", f"max_depth({MAX_DEPTH})", what)
+
+
+def depth_of(value: object) -> int:
+    """The deepest nesting of objects and arrays in a JSON value. An encoder or decoder recurses once for each level."""
+    level, depth = [value] if isinstance(value, dict | list) else [], 0
+    while level:
+        members = (outer.values() if isinstance(outer, dict) else outer for outer in level)
+        level, depth = [inner for each in members for inner in each if isinstance(inner, dict | list)], depth + 1
+    return depth
+
+
+def schema_text(raw: bytes) -> SchemaText | None:
+    """The schema in a text that has proved to be JSON; None for null.
+
+    Raises: msgspec.ValidationError for another type, a number out of range or a name that is given twice.
+    """
+    schema = _schema_decoder.decode(raw)
+    if schema is None:
+        return None
+    text = encode_json(schema)
+    # The decoder keeps the last of members given twice, and nothing of a schema may be lost.
+    if _without_escapes(text).count(b'"') != _without_escapes(raw).count(b'"'):
+        raise msgspec.ValidationError("a name is given twice")
+    return SchemaText(text.decode())
+
+
+def _without_escapes(text: bytes) -> bytes:
+    """JSON in which every quote begins or ends a string."""
+    return text.replace(b"\\\\", b"").replace(b'\\"', b"")

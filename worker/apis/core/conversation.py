@@ -15,8 +15,8 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from worker.apis.core.bodies import Problems
+from worker.apis.core.constraint_fields import MAX_BYTES, MAX_DEPTH, depth_of
 from worker.apis.core.errors import replaced, respelled
-from worker.apis.core.rules import MAX_BYTES, MAX_DEPTH, depth_of
 from worker.wire.encoding import doc, encode_json
 from worker.wire.prompts import Conversation
 
@@ -60,8 +60,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     role: Annotated[str, doc("The author of the message.", enum=list(ROLES))]
     content: Annotated[
-        str | list[Part] | UnsetType | None,
-        doc("A text or a list of parts. Only an assistant's message may omit it."),
+        str | list[Part] | UnsetType | None, doc("A text or a list of parts. Only an assistant's message may omit it.")
     ] = UNSET
     name: str | None = None
     reasoning_content: Annotated[str | None, doc("The assistant's reasoning before its answer.")] = None

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from worker.apis.core.answers import NO_OPTIONS, StreamOptions
 from worker.apis.core.bodies import Problems
-from worker.apis.core.constraint_fields import ConstrainedRequest, constraint_of
+from worker.apis.core.constraint_fields import CONSTRAINTS, ConstrainedRequest, constraint_of
 from worker.apis.core.conversation import Message, Part, check_parts, unread
 from worker.apis.core.errors import NotAnObject, UnknownModel, respelled
 from worker.apis.core.reading import Reading
 from worker.apis.core.received import fault_of, without_mark
 from worker.apis.core.request import Request, Terms
-from worker.apis.core.rules import CONSTRAINTS, check_sampling, int_range
+from worker.apis.core.rules import check_sampling, int_range
 from worker.apis.core.thinking import Thinking
 from worker.apis.core.tools import Offered, check_constraint
 from worker.wire.encoding import doc

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from worker.apis.core.bodies import Problems
+from worker.apis.core.constraint_fields import schema_text
 from worker.apis.core.conversation import MAX_MESSAGES, read_conversation
 from worker.apis.core.events import (
     EVENT_TYPES,
@@ -29,7 +30,7 @@ from worker.apis.core.events import (
     TopLogprob,
 )
 from worker.apis.core.received import fault_of, without_mark
-from worker.apis.core.rules import check_sampling, schema_text
+from worker.apis.core.rules import check_sampling
 from worker.errors import WorkerError
 from worker.wire.encoding import doc, encode_json
 from worker.wire.jobs import U32, Finished, Logprob, Prompt, SamplingParams, SchemaText, narrow
@@ -310,8 +311,7 @@ def choose_dialect(accept: str | None, *, sse_event_names: bool) -> Framing:
 
 
 def _weight(parameters: list[str]) -> float:
-    matches = filter(None, map(_WEIGHT.fullmatch, parameters))
-    return next((float(match[1]) for match in matches), 1.0)
+    return next((float(match[1]) for match in map(_WEIGHT.fullmatch, parameters) if match), 1.0)
 
 
 def _sampled(entry: Logprob) -> SampledLogprob:

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Final, TypeGuard
 
 import msgspec
 
+from worker.apis.core.constraint_fields import MAX_DEPTH
 from worker.apis.core.conversation import MAY_BE_EMPTY, Turns, entries, got, joined, unread
 from worker.apis.core.payloads import MediaPlaces
-from worker.apis.core.rules import MAX_DEPTH
 from worker.apis.core.thinking import decoded_thoughts
 from worker.apis.core.tools import TEXT_ARGUMENT, flattened
 from worker.wire.encoding import doc, encode_json

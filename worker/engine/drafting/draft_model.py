@@ -12,12 +12,12 @@ itself again once the model's rows are there.
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, log
 from typing import Self
 
 from worker.engine.backend import LoadedDraft
 from worker.engine.config import EngineConfig
-from worker.engine.drafting.pricing import N_CLASSES, Acceptance, Draft, Proposal, Speculation, StepCosts
+from worker.engine.drafting.pricing import MIN_GAIN, N_CLASSES, Acceptance, Draft, Proposal, Speculation, StepCosts
 from worker.engine.sequence import Sequence
 from worker.engine.step import Sampled, Slice, Step, StepFailed
 from worker.wire.jobs import SamplingParams, SlotId, TokenId
@@ -176,10 +176,29 @@ class DraftModel:
         able.sort(key=lambda each: -each.worth.asked.rate(0))
         gained = speculation.gained([speculation.best(each, n_rows) for each in found.values()])
         hopes = [each.worth.asked for each in able]
-        n_made, depth, _ = speculation.worth_making(hopes, n_rows, self._costs, self._n_most, gained)
+        n_made, depth, _ = self._worth_making(hopes, n_rows, gained)
         for each in able[n_made:]:
             each.worth.fade(HALF_LIFE_STEPS)
         return self._make(able[:n_made], depth, found) if n_made else 0.0
+
+    def _worth_making(self, hopes: Seq[Acceptance], n_rows: int, gained: float = 0.0) -> tuple[int, int, float]:
+        """Return the number of a step's n_rows sequences to make drafts for, the number of tokens of each draft, and
+        the seconds that the step is expected to save; (0, 0, 0.0) if that is not expected to gain more than `gained`.
+
+        `hopes` say how often tokens of each sequence's drafts are right, by their place; the best sequence comes first.
+        """
+        speculation, making = self._speculation, self._costs
+        cost_s, best = speculation.costs.of(n_rows), (max(gained, n_rows * log(MIN_GAIN)), 0, 0)
+        for n_made in range(1, len(hopes) + 1):
+            n_each = min(self._n_most, speculation.n_room(n_rows) // n_made)
+            each_s, sum_gained = making.of(min(n_made, making.widest)), 0.0
+            of_all = zip(*(hope.gains(0, n_each) for hope in hopes[:n_made]), strict=True)
+            for depth, gains in enumerate(of_all, 1):
+                sum_gained += sum(gains)
+                taken_s = speculation.with_drafts_s(n_rows + depth * n_made) + depth * each_s
+                best = max(best, (sum_gained - n_rows * log(taken_s / cost_s), n_made, depth))
+        net, n_made, depth = best
+        return n_made, depth, cost_s * (1 - exp(-net / n_rows)) if n_made else 0.0
 
     def _make(self, followed: Seq[_Followed], depth: int, found: Proposals) -> float:
         for each in followed:
@@ -234,7 +253,7 @@ class DraftModel:
         for each in lacking:
             sequence = each.sequence
             n_likely = min(sequence.max_tokens - len(sequence.generated), max(LIKELY_TOKENS, len(sequence.generated)))
-            _, _, saved_s = speculation.worth_making([each.worth.asked], n_rows, self._costs, self._n_most)
+            _, _, saved_s = self._worth_making([each.worth.asked], n_rows)
             if each.n_lacking * token_s <= min(speculation.spare_s, n_likely * saved_s / PAYBACK):
                 n_at_once = max(1, int(min(MAX_AT_ONCE, self._max_s / token_s)))
                 tokens = sequence.tokens[each.first + each.n_agreed : -1][:n_at_once]

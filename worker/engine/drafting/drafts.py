@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from worker.engine.backend import Kv, LoadedDraft
 from worker.engine.config import EngineConfig
 from worker.engine.drafting.draft_model import DraftModel, Proposals, Running
+from worker.engine.drafting.even import EvenSpeculation
 from worker.engine.drafting.lookups import EarlierAnswers, History, NgramLookup, Predicted
-from worker.engine.drafting.pricing import NO_DRAFT, Acceptance, EvenSpeculation, Proposal, Speculation
+from worker.engine.drafting.pricing import NO_DRAFT, Acceptance, Proposal, Speculation
 from worker.engine.sequence import Sequence, State
 from worker.engine.step import Sampled, Step, salt_of
 from worker.limits import MAX_DRAFTS

@@ -14,7 +14,6 @@ from math import exp, log
 from statistics import median
 
 from worker.engine.step import Slice
-from worker.limits import MAX_DRAFTS
 from worker.wire.jobs import TokenId
 
 N_CLASSES = 5
@@ -240,7 +239,7 @@ class Speculation:
         for i, gain in taken:
             gained[i] += gain
         if taken and self._is_held_up(
-            min(gained), self._with_drafts_s(n_rows + n_taken) / self.costs.of(n_rows), n_rows
+            min(gained), self.with_drafts_s(n_rows + n_taken) / self.costs.of(n_rows), n_rows
         ):
             return counts
         for n_before, (i, _) in enumerate(taken, n_rows):
@@ -270,33 +269,12 @@ class Speculation:
         """Return the gain of a step by these proposals, one for each sequence (`_most_gained`)."""
         return self._most_gained(len(proposals), (gain for _, gain in self._best(proposals)))[1]
 
-    def worth_making(
-        self, hopes: Seq[Acceptance], n_rows: int, making: StepCosts, n_most: int, gained: float = 0.0
-    ) -> tuple[int, int, float]:
-        """Return the number of a step's n_rows sequences to make drafts for, the number of tokens of each draft, and
-        the seconds that the step is expected to save; (0, 0, 0.0) if that is not expected to gain more than `gained`.
-
-        `hopes` say how often tokens of each sequence's drafts are right, by their place; the best sequence comes first.
-        `making` are the costs of the draft model's steps, of which each draft may take `n_most`.
-        """
-        cost_s, best = self.costs.of(n_rows), (max(gained, n_rows * log(MIN_GAIN)), 0, 0)
-        for n_made in range(1, len(hopes) + 1):
-            n_each = min(n_most, self._n_room(n_rows) // n_made)
-            each_s, sum_gained = making.of(min(n_made, making.widest)), 0.0
-            of_all = zip(*(hope.gains(0, n_each) for hope in hopes[:n_made]), strict=True)
-            for depth, gains in enumerate(of_all, 1):
-                sum_gained += sum(gains)
-                taken_s = self._with_drafts_s(n_rows + depth * n_made) + depth * each_s
-                best = max(best, (sum_gained - n_rows * log(taken_s / cost_s), n_made, depth))
-        net, n_made, depth = best
-        return n_made, depth, cost_s * (1 - exp(-net / n_rows)) if n_made else 0.0
-
     def _best(self, proposals: Seq[Proposal]) -> list[tuple[int, float]]:
         """Return the best draft tokens that their jobs can pay, as many as a step has room for, as (index of the
         proposal, gain), best first."""
         room_s = [self._most_lost_s - self._switch_s - proposal.account.lost_s for proposal in proposals]
         ranked = sorted((-gain, i) for i, proposal in enumerate(proposals) for gain in proposal.gains())
-        n_rows, n_most = len(proposals), self._n_room(len(proposals))
+        n_rows, n_most = len(proposals), self.n_room(len(proposals))
         best: list[tuple[int, float]] = []
         for negative_gain, i in ranked if n_most > 0 else ():
             room_s[i] -= self._one_more_s(n_rows + len(best))
@@ -316,22 +294,22 @@ class Speculation:
         n_rows sequences' speeds. `gains` are the additions of each draft token to the logarithm of its sequence's
         expected tokens, best first. `made_s` are the seconds that this step has taken already.
         """
-        n_most = self._n_room(n_rows)
+        n_most = self.n_room(n_rows)
         if n_most <= 0:
             return 0, 0.0
         n_best, best = 0, 0.0
         cost_s = self.costs.of(n_rows) + made_s
         for n_drafts, gained in enumerate(accumulate(islice(gains, n_most)), 1):
-            net = gained - n_rows * log((self._with_drafts_s(n_rows + n_drafts) + made_s) / cost_s)
+            net = gained - n_rows * log((self.with_drafts_s(n_rows + n_drafts) + made_s) / cost_s)
             if net > best:
                 n_best, best = n_drafts, net
         return n_best, best
 
-    def _n_room(self, n_rows: int) -> int:
+    def n_room(self, n_rows: int) -> int:
         """Return how many draft tokens a step of n_rows has room for; none if it is not positive."""
         return min(self._n_most, self.costs.widest - n_rows)
 
-    def _with_drafts_s(self, n_tokens: int) -> float:
+    def with_drafts_s(self, n_tokens: int) -> float:
         return self.costs.of(n_tokens) + self._switch_s
 
     def _one_more_s(self, n_tokens: int) -> float:
@@ -339,70 +317,4 @@ class Speculation:
 
     @property
     def _most_lost_s(self) -> float:
-        return self._with_drafts_s(min(1 + self._n_most, self.costs.widest))
-
-
-class EvenSpeculation(Speculation):
-    """Speculation's promises with at most `n_each` draft tokens for a sequence, and as many for all that have any.
-
-    It is for memories with recurrent state (llama/state_kv.py). llama.cpp computes slices of one length together there,
-    and those of another length after them. So a step in which some sequences have drafts reads the weights twice, which
-    costs more than its rows.
-    """
-
-    def __init__(self, row_costs: Seq[tuple[int, float]], n_each: int, switch_s: float = 0.0) -> None:
-        super().__init__(row_costs, MAX_DRAFTS, switch_s)
-        self._n_each = n_each
-        self._is_mixed = False
-        """True if some slices of the planned step have drafts, and some none."""
-
-    def took(self, n_tokens: int, seconds: float, *, has_drafts: bool) -> None:
-        """Learn as Speculation does, but from steps of one length alone."""
-        if has_drafts and self._is_mixed:
-            self._had_drafts = True
-        else:
-            super().took(n_tokens, seconds, has_drafts=has_drafts)
-
-    def most_drafts(self, n_rows: int) -> int:
-        return min(self._n_each, super().most_drafts(n_rows))
-
-    def _planned(self, proposals: Seq[Proposal], made_s: float) -> list[int]:
-        n_rows, counts = len(proposals), [0] * len(proposals)
-        _, takers, n_each = self._best_takers(proposals, made_s)
-        self._is_mixed = 0 < len(takers) < n_rows
-        for i in takers:
-            counts[i] = n_each
-            proposals[i].account.lost_s += self._surplus_s(n_rows, len(takers), n_each) / len(takers)
-        return counts
-
-    def in_order(self, slices: Seq[Slice]) -> tuple[Slice, ...]:
-        """Return those with drafts last, because only the last ones can lose tokens again."""
-        return tuple(sorted(slices, key=lambda slice_: (slice_.n_drafts, len(slice_.tokens))))
-
-    def _best_takers(self, proposals: Seq[Proposal], made_s: float) -> tuple[float, list[int], int]:
-        """Return the gain of the fastest step, the indexes of its sequences with drafts, and the number of tokens of
-        each draft; no sequences if that is not fast enough."""
-        n_rows, plain_s = len(proposals), self.costs.of(len(proposals)) + made_s
-        gained = [list(accumulate(islice(proposal.gains(), self._n_each))) for proposal in proposals]
-        best = (n_rows * log(MIN_GAIN), list[int](), 0)
-        for n_each in range(1, self._n_each + 1):
-            able = [i for i in range(n_rows) if len(gained[i]) >= n_each]
-            able.sort(key=lambda i: -gained[i][n_each - 1])
-            n_room = min(self._n_most // n_each, self.costs.widest // (1 + n_each))
-            for n_takers in range(1, min(len(able), n_room) + 1):
-                takers = able[:n_takers]
-                surplus_s = self._surplus_s(n_rows, n_takers, n_each)
-                most_lost_s = max(proposals[i].account.lost_s for i in takers) + surplus_s / n_takers
-                least = gained[takers[-1]][n_each - 1] if n_takers == n_rows else 0.0
-                slower = 1 + surplus_s / self.costs.of(n_rows)
-                if most_lost_s > self._most_lost_s or self._is_held_up(least, slower, n_rows):
-                    continue
-                net = sum(gained[i][n_each - 1] for i in takers) - n_rows * log(1 + surplus_s / plain_s)
-                best = max(best, (net, takers, n_each))
-        return best
-
-    def _surplus_s(self, n_rows: int, n_takers: int, n_each: int) -> float:
-        """Return the seconds that a step takes longer if n_takers of its sequences have n_each draft tokens."""
-        n_others = n_rows - n_takers
-        others_s = self.costs.of(n_others) if n_others else 0.0
-        return others_s + self._with_drafts_s(n_takers * (1 + n_each)) - self.costs.of(n_rows)
+        return self.with_drafts_s(min(1 + self._n_most, self.costs.widest))

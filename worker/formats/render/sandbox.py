@@ -179,12 +179,7 @@ def _to_json(
     if indent is not None and indent > _MAX_WIDTH:
         raise ValueError(indent)
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-        default=_number_of,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_number_of
     )
 
 

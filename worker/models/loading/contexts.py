@@ -26,6 +26,7 @@ from worker.models.facts.info import ModelInfo
 from worker.models.plan.buffers import BufferSizes
 from worker.models.plan.memory import Plan
 from worker.models.plan.placement import Group, Placement
+from worker.wire.jobs import TokenId
 from worker.wire.load import DraftModelFacts, HeadFacts
 
 
@@ -179,9 +180,9 @@ def check_same_vocabulary(path: str, draft: Model, served: Model) -> None:
 def _difference(draft: Model, served: Model) -> str | None:
     if draft.n_vocab != served.n_vocab:
         return f"it has {draft.n_vocab} tokens, the model's has {served.n_vocab}"
-    for token, texts in enumerate(zip(draft.token_texts(), served.token_texts(), strict=True)):
-        if texts[0] != texts[1]:
-            own, other = (repr(text.decode(errors="replace")) for text in texts)
+    for token in map(TokenId, range(served.n_vocab)):
+        if draft.text_of(token) != served.text_of(token):
+            own, other = (repr(model.text_of(token).decode(errors="replace")) for model in (draft, served))
             return f"token {token} is {own} there, {other} in the model's"
     specials = served.special_tokens()
     for kind, token_id in draft.special_tokens().items():

@@ -15,7 +15,8 @@ import msgspec
 
 from worker.config.engine_settings import Configure
 from worker.engine.backend import LoadedModel
-from worker.engine.channels import ControlTokens, marks_among
+from worker.engine.channels import ControlTokens
+from worker.engine.families import marks_among
 from worker.engine.prefill_budget import widest_step_of
 from worker.errors import ModelLoadFailed
 from worker.formats.render.escapes import ControlNames, Json
@@ -32,7 +33,7 @@ from worker.llama.model import Model, constraints_of
 from worker.llama.repack import amx_of, layout_of
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import Serving, demanded
-from worker.llama.tokenizer import TOKEN_KINDS, Prompts
+from worker.llama.tokenizer import Prompts
 from worker.llama.warm_up import Shapes, warm_up
 from worker.models.facts.info import ModelInfo, read_info
 from worker.models.loading.contexts import (
@@ -286,15 +287,15 @@ def _load_draft(
 def _model_facts(
     loaded: LoadedRunner, chat: ChatTemplates | Violation, form: ChatFormat, marks: ControlTokens
 ) -> ModelFacts:
-    model, info = loaded.model, loaded.info
+    model, info, tokens = loaded.model, loaded.info, loaded.model.template_tokens
     templates = chat if isinstance(chat, ChatTemplates) else None
     return ModelFacts(
         n_ctx_train=info.context_length,
         n_params=sum(math.prod(tensor.dims) for tensor in info.tensors),
         file_bytes=info.file_bytes,
-        bos_token=model.name_of("bos"),
-        eos_token=model.name_of("eos"),
-        pad_token=model.name_of("pad"),
+        bos_token=tokens["bos_token"] or None,
+        eos_token=tokens["eos_token"] or None,
+        pad_token=tokens["pad_token"] or None,
         can_infill=model.infill_marks is not None,
         chat_template=templates.default.source if templates else None,
         chat_template_caps=templates.caps if templates else (),
@@ -305,11 +306,10 @@ def _model_facts(
 
 def _offload(placement: Placement, model: Model, sizes: BufferSizes) -> Offload:
     """The place of the layers, now that they are there and nothing was computed yet."""
-    group = placement.group
     return Offload(
         gpu_layers=placement.n_gpu_layers,
         layers_total=placement.n_layers,
-        tensor_split=group.shares if len(group.devices) > 1 else (),
+        tensor_split=placement.group.shares if len(placement.group.devices) > 1 else (),
         off_plan=off_plan(placement, sizes, [memory_of(device).free_bytes for device in model.devices]),
     )
 
@@ -385,7 +385,7 @@ def check_given_template(config: Configure) -> None:
     if config.template is None:
         return
     try:
-        tokens = {f"{kind}_token": "" for kind in TOKEN_KINDS}
+        tokens = dict.fromkeys(("bos_token", "eos_token", "pad_token"), "")
         ChatTemplates(config.template, None, names=ControlNames(()), tokens=tokens, variables=_variables(config))
     except BrokenTemplate as error:
         raise ModelLoadFailed(f"--chat-template: {error}; use another file, or remove the flag") from None
@@ -406,7 +406,7 @@ def chat_of(config: Configure, info: ModelInfo, model: Model) -> ChatTemplates |
             default,
             None if config.template else info.chat_template_for_tools,
             names=ControlNames(model.controls),
-            tokens={f"{kind}_token": model.name_of(kind) or "" for kind in TOKEN_KINDS},
+            tokens=model.template_tokens,
             variables=variables,
         )
     except BrokenTemplate as error:

@@ -21,9 +21,8 @@ import msgspec
 import worker.llama  # noqa: F401 - before numpy, as in the room's __init__
 from worker.config.engine_settings import Configure
 from worker.errors import InsufficientMemory, ModelLoadFailed, StartupError
-from worker.llama.breakdown import breakdown
 from worker.llama.context import Context
-from worker.llama.devices import devices
+from worker.llama.devices import breakdown, devices
 from worker.llama.invariance import own_types
 from worker.llama.kernels import choose_kernels
 from worker.llama.library import LAST_WORDS, LogLine, open_library

@@ -37,7 +37,7 @@ def retained_slots(*, is_on_gpu: bool) -> int:
 MIN_STRIDE, MAX_STRIDE = 256, 8192
 CHECKPOINTS_PER_SLOT = 4
 """The number of recurrent states for which the prefix cache has room beside cells, for each slot, if nothing else was
-asked for: a conversation keeps the last three (engine/state_cache.py)."""
+asked for: a conversation keeps the last three (engine/caches.py)."""
 
 MAX_PADDING = 3
 """The rows of a decode step that are not read, and their cells, if a step may be filled up (llama/batch.py)."""

@@ -128,10 +128,9 @@ class FrontJobs(Observer):
     @property
     def vram_bytes(self) -> int:
         """The bytes of the model on the device; 0 on a CPU, where `memory_bytes` has the figure."""
-        facts = self.facts
-        return (
-            self._engine_status.residency_of(facts).memory_bytes if facts is not None and facts.backend != "cpu" else 0
-        )
+        if (facts := self.facts) is None or facts.backend == "cpu":
+            return 0
+        return self._engine_status.residency_of(facts).memory_bytes
 
     @property
     def n_running(self) -> int:
@@ -330,11 +329,11 @@ class FrontJobs(Observer):
     def refused(
         self, trace: Mapping[str, str], correlation_id: str, began_s: float, code: str, operation: str | None
     ) -> None:
-        """Count and trace a request that was refused before it became a job; the arguments are those of
-        Traces.refused."""
+        """Count and trace a request that was refused before it became a job; `operation` is None if only the body could
+        show it."""
         self.metrics.rejected()
         if self._traces is not None:
-            self._traces.refused(trace, correlation_id, began_s, code, operation)
+            self._traces.add(trace, correlation_id, began_s, code, {"gen_ai.operation.name": operation})
 
     @contextmanager
     def watched(self) -> Iterator[None]:

@@ -1,13 +1,18 @@
-"""The children of the front: what an engine inherits from it, and the child that downloads a missing model."""
+"""The children of the front: engines, with what they inherit and say last, and the child that downloads a missing
+model."""
 
 import asyncio
 import contextlib
 import os
+import re
+import signal
+import socket
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from worker.config.environment import environment, environment_for_downloads
 from worker.config.settings import Settings
@@ -23,6 +28,7 @@ WAITING = {"GOMP_SPINCOUNT": "30000"}
 docs/measurements/2026-11-steps.md#threads. clang's libomp ignores it: its threads give the processor up while they
 wait, which is best."""
 
+LAST_WORDS_BYTES = 4096
 _LONGEST_LINE = 1024 * 1024
 _END_TIMEOUT_S = 5.0
 
@@ -61,6 +67,62 @@ def engine_environment() -> dict[str, str]:
     kept = {name: value for name, value in without_secrets(environment()).items() if not name.startswith("OTEL_")}
     waiting = {} if "OMP_WAIT_POLICY" in kept else WAITING
     return {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": str(cpu_quota())} | waiting | kept | {"GGML_NO_BACKTRACE": "1"}
+
+
+async def start_engine(
+    command: Sequence[str], environment: Mapping[str, str], link: socket.socket, inherited_fds: Sequence[int]
+) -> Process:
+    """Start an engine at a socket, in its own session: a terminal's Ctrl-C reaches the front only. Raises: OSError."""
+    return await asyncio.create_subprocess_exec(
+        *command,
+        str(link.fileno()),
+        stdin=DEVNULL,
+        stdout=DEVNULL,
+        stderr=PIPE,
+        pass_fds=[link.fileno(), *inherited_fds],
+        start_new_session=True,
+        env=dict(environment),
+    )
+
+
+def describe(code: int) -> str:
+    if code >= 0:
+        return f"it exited with code {code}"
+    try:
+        return f"it was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"it was ended by signal {-code}"
+
+
+class StderrTail:
+    """The engine's raw stderr, cut into lines, of which the last 4 KiB are kept. Pure: `feed` takes what the pipe gave.
+
+    Lines are without their end, never empty, with invalid UTF-8 replaced and control characters escaped;
+    one longer than 4 KiB is cut there.
+    """
+
+    _LINE: Final = re.compile(rb"[^\n]{1,%d}\n?|\n" % LAST_WORDS_BYTES)
+
+    def __init__(self) -> None:
+        self._unfinished = b""
+        self._tail = b""
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """The lines that `chunk` completes."""
+        self._tail = (self._tail + chunk)[-LAST_WORDS_BYTES:]
+        lines = self._LINE.findall(self._unfinished + chunk)
+        self._unfinished = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
+        return _readable(lines)
+
+    @property
+    def last_words(self) -> str:
+        """The last lines, joined with ` | ` for a one-line report; an unfinished line counts."""
+        half_a_character = bytes(range(0x80, 0xC0))
+        return " | ".join(_readable(self._tail.lstrip(half_a_character).split(b"\n")))
+
+
+def _readable(lines: list[bytes]) -> list[str]:
+    return [escape(line.strip().decode(errors="replace")) for line in lines if line.strip()]
 
 
 async def fetch_in_child(settings: Settings, reference: str) -> Path:

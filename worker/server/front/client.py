@@ -1,5 +1,5 @@
-"""The front's handle on the current engine: it starts engines, sorts their frames, and survives their death or silence
-(docs/protocol.md#life-of-a-job). dispatch.py decides what becomes of the jobs of an engine that died.
+"""The front's handle on the current engine: it starts engines, and survives their death or silence
+(docs/protocol.md#life-of-a-job). dispatch.py sorts their frames, and decides what becomes of the jobs of one that died.
 
     LOADING ──Loaded──▶ RUNNING ──death──▶ RESTARTING ──Loaded──▶ RUNNING
        └──death, LoadFailed──▶ FAILED ◀──fifth death in ten minutes──┘
@@ -10,36 +10,21 @@ Every state goes to FAILED, too, when one of the client's own tasks raises, and 
 import asyncio
 import sys
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum, auto
 
 from worker.config.engine_settings import Configure
 from worker.errors import EngineCrashed, InsufficientMemory, ModelLoadFailed, StartupError, WorkerUnhealthy
-from worker.server.front.dispatch import Dispatch
+from worker.server.front.dispatch import MAX_DEATHS, Dispatch, Report
 from worker.server.front.link import EngineLink, LinkOwner
-from worker.server.front.supervision import ended, every, supervised
-from worker.wire.jobs import Accepted, StepBegun, StepDone
-from worker.wire.load import AskResidency, Loaded, LoadFailed, PrefixCacheFound, Progress, Residency, Warned
-from worker.wire.messages import BlocksChanged, Inbound, Outbound, Refused, Tokenized, Untokenized
+from worker.server.front.supervision import Watchdog, ended, every, supervised
+from worker.wire.load import AskResidency, Loaded, LoadFailed
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "worker.server.process.main")
 """The flag -P keeps the working directory from planting modules."""
 
 RESIDENCY_PERIOD_S = 60.0
 """The seconds between two questions to the engine whether its model is still on the GPU."""
-
-MAX_DEATHS = 5
-DEATHS_WINDOW_S = 600.0
-"""So many deaths within this time, with no job finished between them, are the worker's end."""
-
-LOAD_SILENCE_S = 300.0
-SLOW_DISK_BYTES_PER_S = 20e6
-"""While loading, the time to read the file at this rate is added: if page-ins cannot be counted, or evict each other,
-the first steps read the whole file before the engine says anything."""
-
-STEPS_OF_SILENCE = 10
-"""A silent engine is wedged after this many of its longest steps, if that is more than the floor."""
 
 
 class EngineState(Enum):
@@ -59,12 +44,6 @@ LEGAL_MOVES: dict[EngineState, frozenset[EngineState]] = {
     EngineState.FAILED: frozenset({EngineState.CLOSED}),
     EngineState.CLOSED: frozenset(),
 }
-
-_SIGNS_OF_LIFE = (StepDone, StepBegun, Progress, Loaded, LoadFailed)
-"""Frames of the thread that loads and steps. The intake thread's answers do not show that this thread is alive."""
-
-Report = StepDone | BlocksChanged | Progress | Warned | Residency | PrefixCacheFound
-"""The frames that concern more than the jobs; these have a step's results already when it is reported."""
 
 
 class Observer:
@@ -118,12 +97,12 @@ class EngineClient:
         self._first_load: asyncio.Future[Loaded] | None = None
         self._load_failure: StartupError | None = None
         self._spawning: asyncio.Task[None] | None = None
-        self._deaths_s: deque[float] = deque(maxlen=MAX_DEATHS)
-        """The times at which engines died since a job last finished, but for deaths that work is charged with."""
         self.state = EngineState.LOADING
         self.facts: Loaded | None = None
-        self.jobs = Dispatch(self._send, self._watchdog.expect_work)
+        self.jobs = Dispatch(self._watchdog, observer.on_report, self._load_ended, clock)
         """The jobs and questions that this client is responsible for."""
+        # For LinkOwner: frames and lines go straight to who takes them.
+        self.on_message, self.on_line = self.jobs.on_message, observer.on_engine_line
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -141,6 +120,7 @@ class EngineClient:
         """The only way to another state. Raises: AssertionError for a move that LEGAL_MOVES lacks."""
         assert state in LEGAL_MOVES[self.state], f"engine: {self.state.name} -> {state.name} is not a legal move"
         self.state = state
+        self.jobs.is_over = state in _OVER
 
     async def close(self) -> None:
         """End the engine; idempotent. The caller ends the jobs that are still in flight."""
@@ -169,50 +149,21 @@ class EngineClient:
 
     def _ask_residency(self) -> None:
         """Ask an engine with a loaded model on a GPU where the model is. A model cannot leave a CPU's memory."""
-        if self.state is EngineState.RUNNING and self.facts is not None and self.facts.backend != "cpu":
-            self._send(AskResidency())
+        is_on_gpu = self.facts is not None and self.facts.backend != "cpu"
+        if self.state is EngineState.RUNNING and is_on_gpu and self._link is not None:
+            self._link.send(AskResidency())
 
     @property
     def pid(self) -> int | None:
         """The process id of the current engine, or of the one that has just died."""
         return self._link.pid if self._link is not None else None
 
-    def _send(self, message: Inbound) -> None:
-        if self._link is not None:
-            self._link.send(message)
-
     # ── what the engine says (LinkOwner) ─────────────────────────────────────────────────────────
 
-    def on_message(self, message: Outbound) -> None:
-        if self.state in _OVER:
+    def _load_ended(self, facts: Loaded | LoadFailed) -> None:
+        if isinstance(facts, LoadFailed):
+            self._load_failure = _load_error(facts)
             return
-        if isinstance(message, _SIGNS_OF_LIFE):
-            self._watchdog.heartbeat()
-        match message:
-            case StepDone():
-                if message.finished:
-                    self._deaths_s.clear()  # the engine is able to work
-                self.jobs.step_done(message)
-                self._observer.on_report(message)
-            case StepBegun(jobs=jobs):
-                self.jobs.step_begun(jobs)
-            case Accepted():
-                self.jobs.accepted(message)
-            case Refused():
-                self.jobs.refused(message)
-            case Tokenized() | Untokenized():
-                self.jobs.answered(message)
-            case Loaded():
-                self._loaded(message)
-            case LoadFailed():
-                self._load_failure = _load_error(message)
-            case _:
-                self._observer.on_report(message)
-
-    def on_line(self, line: str) -> None:
-        self._observer.on_engine_line(line)
-
-    def _loaded(self, facts: Loaded) -> None:
         self._watchdog.loaded(facts.step_s)
         is_first = self.facts is None
         self.facts = facts
@@ -223,7 +174,8 @@ class EngineClient:
         else:
             self._observer.on_restarted(facts)
         if self.state is EngineState.RUNNING:  # the observer may have refused the successor
-            self.jobs.open_gate()
+            assert self._link is not None
+            self.jobs.open_gate(self._link.send)
 
     # ── death ────────────────────────────────────────────────────────────────────────────────────
 
@@ -235,12 +187,7 @@ class EngineClient:
             what = "the engine died while loading the model"
             self.on_fatal(self._load_failure or EngineCrashed(what, cause, last_words))
             return
-        # Deaths without a job to blame count too: a worker that always dies must not stay in the pool.
-        if (n_more := self.jobs.close_gate()) > 0:
-            self._deaths_s.append(self._clock())
-        elif n_more < 0 and self._deaths_s:
-            self._deaths_s.pop()
-        if len(self._deaths_s) == MAX_DEATHS and self._deaths_s[-1] - self._deaths_s[0] <= DEATHS_WINDOW_S:
+        if self.jobs.close_gate():
             what = f"the engine died {MAX_DEATHS} times without finishing a job"
             self.on_fatal(EngineCrashed(what, cause, last_words))
             return
@@ -274,64 +221,3 @@ def _load_error(failed: LoadFailed) -> StartupError:
     return InsufficientMemory(
         failed.message, needed_bytes=needed_bytes, available_bytes=available_bytes, device=failed.device
     )
-
-
-class Watchdog:
-    """Calls `kill(cause)` once for each silence of an engine that owes signs of life: frames of the thread that loads
-    and steps. Silence counts only while the front's own loop turns: a front that was stopped must not blame its engine.
-
-    The front's event loop calls `tick` every `tick_s`.
-    """
-
-    def __init__(
-        self, kill: Callable[[str], None], *, floor_s: float, model_bytes: int, clock: Callable[[], float]
-    ) -> None:
-        self._kill = kill
-        self._floor_s = floor_s
-        self._load_silence_s = LOAD_SILENCE_S + model_bytes / SLOW_DISK_BYTES_PER_S
-        self._clock = clock
-        self.tick_s = min(1.0, floor_s / 10)
-        self._longest_step_s = 0.0
-        self._is_working = False
-        self.expect_load()
-
-    def expect_load(self) -> None:
-        """An engine has been started, and loads its model."""
-        self._is_loading = True
-        self._end_silence()
-
-    def loaded(self, step_s: float) -> None:
-        """End the load. `step_s` is the longest step as far as the engine knows, so that the first one is not
-        misjudged."""
-        self._is_loading = False
-        self._longest_step_s = max(self._longest_step_s, step_s)
-        self._end_silence()
-
-    def expect_work(self, n_jobs: int) -> None:
-        """Say how many jobs the engine has from now on. If it has any, its silence counts from the moment when it got
-        the first."""
-        if n_jobs and not self._is_working:
-            self._end_silence()
-        self._is_working = n_jobs > 0
-
-    def heartbeat(self) -> None:
-        """The engine has said something."""
-        if self._is_working and not self._is_loading:
-            self._longest_step_s = max(self._longest_step_s, self._silence_s)
-        self._end_silence()
-
-    def _end_silence(self) -> None:
-        self._silence_s = 0.0
-        self._heard_at_s = self._clock()
-
-    def tick(self) -> None:
-        """Add the time since the last tick, but never more than the loop can have been awake for."""
-        now = self._clock()
-        self._silence_s += min(now - self._heard_at_s, 2 * self.tick_s)
-        self._heard_at_s = now
-        limit_s = max(self._floor_s, STEPS_OF_SILENCE * self._longest_step_s)
-        if self._is_loading:
-            limit_s = self._load_silence_s
-        if (self._is_loading or self._is_working) and (silence_s := self._silence_s) > limit_s:
-            self._end_silence()
-            self._kill(f"no sign of life for {silence_s:.1f} s")

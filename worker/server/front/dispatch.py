@@ -15,14 +15,26 @@ from worker.apis.core.bodies import refused_by_engine
 from worker.apis.core.events import StreamCode
 from worker.errors import InferenceFailed, WorkerError
 from worker.server.front.job import Job
-from worker.wire.jobs import Accepted, Cancel, JobKey, StepDone, Submit
-from worker.wire.messages import QuestionKey, Refused, Tokenize, Tokenized, Untokenized
+from worker.server.front.supervision import Watchdog
+from worker.wire.jobs import Accepted, Cancel, JobKey, StepBegun, StepDone, Submit
+from worker.wire.load import Loaded, LoadFailed, PrefixCacheFound, Progress, Residency, Warned
+from worker.wire.messages import BlocksChanged, Outbound, QuestionKey, Refused, Tokenize, Tokenized, Untokenized
 
 DEATHS_OF_A_CULPRIT = 2
+MAX_DEATHS = 5
+DEATHS_WINDOW_S = 600.0
+"""So many deaths within this time, with no job finished between them, are the worker's end."""
 
 MAX_QUESTIONS = 64
 """The largest number of open questions; one more is WORKER_BUSY. The intake reads jobs between them, so the more there
 are, the longer a job waits to be accepted."""
+
+
+_SIGNS_OF_LIFE = (StepDone, StepBegun, Progress, Loaded, LoadFailed)
+"""Frames of the thread that loads and steps. The intake thread's answers do not show that this thread is alive."""
+
+Report = StepDone | BlocksChanged | Progress | Warned | Residency | PrefixCacheFound
+"""The frames that concern more than the jobs; these have a step's results already when it is reported."""
 
 
 class Question:
@@ -61,14 +73,25 @@ W = TypeVar("W", Job, Question)
 
 
 class Dispatch:
-    """`send` gives a frame to the current engine; nothing is sent between `close_gate` and `open_gate`.
+    """`report` gets the frames that concern more than the work, `load_ended` the engine's answer to its load."""
 
-    `expect_work` is called whenever jobs come or leave: it is given how many are in flight now.
-    """
+    _send: Callable[[Submit | Cancel | Tokenize], None]
+    """It gives a frame to the current engine; nothing is sent between `close_gate` and `open_gate`."""
 
-    def __init__(self, send: Callable[[Submit | Cancel | Tokenize], None], expect_work: Callable[[int], None]) -> None:
-        self._send = send
-        self._expect_work = expect_work
+    def __init__(
+        self,
+        watchdog: Watchdog,
+        report: Callable[[Report], None],
+        load_ended: Callable[[Loaded | LoadFailed], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._watchdog = watchdog
+        self._report, self._load_ended = report, load_ended
+        self._clock = clock
+        self.is_over = False
+        """True if nothing that an engine says counts any more."""
+        self._deaths_s: deque[float] = deque(maxlen=MAX_DEATHS)
+        """The times at which engines died since a job last finished, but for deaths that work is charged with."""
         self._is_open = False
         self._in_flight: dict[JobKey, Job] = {}
         """Every job without its terminal event, in order of arrival. This engine has those that neither are held nor
@@ -84,8 +107,7 @@ class Dispatch:
         self._alone: Work | None = None
         """The suspect that runs now."""
         self._undecided: dict[Work, None] = {}
-        """The work that the engine's intake has not answered, in the order in which it reads; ended work stays until it
-        does."""
+        """The work that the engine's intake has not answered, in its order; ended work stays until it does."""
         self._has_run: set[Job] = set()
         self._step_jobs: list[Job] = []
         self._in_doubt: Work | None = None
@@ -93,8 +115,7 @@ class Dispatch:
 
     @property
     def n_leaving(self) -> int:
-        """The number of jobs that have ended here and are still in the engine's intake, where they take room
-        and time."""
+        """The number of jobs that have ended here and still take room and time in the engine's intake."""
         return sum(isinstance(work, Job) and work.is_ended for work in self._undecided)
 
     @property
@@ -108,7 +129,7 @@ class Dispatch:
         """Take responsibility for a job until its terminal event."""
         self._in_flight[job.key] = job
         self._hold(job)
-        self._expect_work(len(self._in_flight))
+        self._watchdog.expect_work(len(self._in_flight))
 
     def release(self, job: Job) -> None:
         """A job has its terminal event: the engine may forget it, and the next may go. Idempotent."""
@@ -133,31 +154,48 @@ class Dispatch:
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────
 
-    def open_gate(self) -> None:
+    def open_gate(self, send: Callable[[Submit | Cancel | Tokenize], None]) -> None:
         """Send work from now on, because an engine is ready for jobs."""
+        self._send = send
         self._is_open = True
         self._pump()
 
-    def accepted(self, message: Accepted) -> None:
-        if (job := self._decided(Job, message.job)) and not job.is_ended:
-            job.accept(message.prompt_tokens, message.unenforced_tools)
+    def on_message(self, message: Outbound) -> None:
+        """Take a frame of the engine."""
+        if self.is_over:
+            return
+        if isinstance(message, _SIGNS_OF_LIFE):
+            self._watchdog.heartbeat()
+        match message:
+            case StepDone():
+                if message.finished:
+                    self._deaths_s.clear()  # the engine is able to work
+                self._step_done(message)
+                self._report(message)
+            case StepBegun(jobs=keys):
+                self._step_jobs = [job for key in keys if (job := self._in_flight.get(key))]
+                self._has_run.update(self._step_jobs)
+            case Accepted():
+                if (accepted := self._decided(Job, message.job)) and not accepted.is_ended:
+                    accepted.accept(message.prompt_tokens, message.unenforced_tools)
+            case Refused():
+                self._refused(message)
+            case Tokenized() | Untokenized():
+                if question := self._decided(Question, message.question):
+                    question.settle(message)
+                    self.drop(question)
+            case Loaded() | LoadFailed():
+                self._load_ended(message)
+            case _:
+                self._report(message)
 
-    def refused(self, message: Refused) -> None:
+    def _refused(self, message: Refused) -> None:
         self._decided(Job, message.job)
         if job := self._leave(message.job):
             job.refuse(message)
             self._pump()
 
-    def answered(self, message: Tokenized | Untokenized) -> None:
-        if question := self._decided(Question, message.question):
-            question.settle(message)
-            self.drop(question)
-
-    def step_begun(self, jobs: tuple[JobKey, ...]) -> None:
-        self._step_jobs = [job for key in jobs if (job := self._in_flight.get(key))]
-        self._has_run.update(self._step_jobs)
-
-    def step_done(self, step: StepDone) -> None:
+    def _step_done(self, step: StepDone) -> None:
         for started in step.started:
             if job := self._in_flight.get(started.job):
                 job.start(started.n_cached, step.sampled_at_s)
@@ -178,9 +216,8 @@ class Dispatch:
 
     # ── death ────────────────────────────────────────────────────────────────────────────────────
 
-    def close_gate(self) -> int:
-        """Decide the fate of all work after the engine died. Returns how many deaths that adds to the worker's own, as
-        `_charge`.
+    def close_gate(self) -> bool:
+        """Decide the fate of all work after the engine died. Returns whether engines die too often.
 
         A death counts for the work that this engine had run or was reading. Work that was present at two deaths is
         their culprit; work of the failing step, or that was being read, is a suspect.
@@ -215,22 +252,24 @@ class Dispatch:
         self._undecided.clear()
         self._has_run.clear()
         self._step_jobs = []
-        return self._charge(being_read, are_running=are_running, culprits=culprits)
+        self._charge(being_read, are_running=are_running, culprits=culprits)
+        deaths_s = self._deaths_s
+        return len(deaths_s) == MAX_DEATHS and deaths_s[-1] - deaths_s[0] <= DEATHS_WINDOW_S
 
-    def _charge(self, being_read: Work | None, *, are_running: bool, culprits: list[Work]) -> int:
-        """Return 1 if a death is charged to the worker, because no work can be blamed for it or several can; 0 if one
-        is the cause; and -1 if that was the cause of the death before too, which was charged to the worker.
+    def _charge(self, being_read: Work | None, *, are_running: bool, culprits: list[Work]) -> None:
+        """Charge a death to the worker if no work can be blamed for it, or several can: a worker that always dies must
+        not stay in the pool. If one is the cause, and was that of the death before too, take that charge back.
 
         A text that kills every engine that reads it says nothing of the machine, so its first death does not count
         either. If jobs were running too, the second death, when it is read alone, shows that.
         """
         in_doubt, self._in_doubt = self._in_doubt, None
         if being_read is not None and being_read is in_doubt and being_read in culprits:
-            return -1
-        if culprits or (being_read is not None and not are_running):
-            return 0
-        self._in_doubt = being_read
-        return 1
+            if self._deaths_s:
+                self._deaths_s.pop()
+        elif not culprits and (being_read is None or are_running):
+            self._in_doubt = being_read
+            self._deaths_s.append(self._clock())
 
     def end_all(self, code: StreamCode, message: str) -> None:
         for job in list(self._in_flight.values()):
@@ -278,7 +317,7 @@ class Dispatch:
         """Take a job out of those in flight; None if it has left before."""
         if job := self._in_flight.pop(key, None):
             self._has_run.discard(job)
-        self._expect_work(len(self._in_flight))
+        self._watchdog.expect_work(len(self._in_flight))
         return job
 
     def _end(self, work: Work, code: StreamCode, message: str) -> None:

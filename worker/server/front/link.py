@@ -6,24 +6,20 @@ bounded because the front bounds the jobs in flight.
 
 import asyncio
 import contextlib
-import re
-import signal
 import socket
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol, cast
+from typing import Protocol, cast
 
 from worker.config.engine_settings import Configure
 from worker.errors import StartupError
-from worker.observe.log_lines import escape
+from worker.server.front.children import StderrTail, describe, start_engine
 from worker.server.front.supervision import failures_to, supervised
 from worker.wire.encoding import FrameBuffer, encode_frame
 from worker.wire.messages import Inbound, Outbound, outbound_decoder
 
 _CLOSE_TIMEOUT_S = 5.0
 """An engine whose socket is closed exits at once; one that does not is wedged."""
-
-LAST_WORDS_BYTES = 4096
 
 
 class LinkOwner(Protocol):
@@ -33,15 +29,12 @@ class LinkOwner(Protocol):
 
     def on_line(self, line: str) -> None:
         """A line of the engine's stderr."""
-        ...
 
     def on_exit(self, cause: str, last_words: str) -> None:
         """The process is gone and everything it had sent has been delivered. This is called once, and last."""
-        ...
 
     def on_fatal(self, error: StartupError) -> None:
         """The front failed over what the engine sent, and cannot go on."""
-        ...
 
 
 class EngineLink(asyncio.Protocol):
@@ -59,11 +52,7 @@ class EngineLink(asyncio.Protocol):
 
     @classmethod
     async def spawn(
-        cls,
-        command: Sequence[str],
-        owner: LinkOwner,
-        environment: Mapping[str, str],
-        inherited_fds: Sequence[int] = (),
+        cls, command: Sequence[str], owner: LinkOwner, environment: Mapping[str, str], inherited_fds: Sequence[int] = ()
     ) -> "EngineLink":
         """Start the engine in its own session, so that a terminal's Ctrl-C reaches the front only. Raises: OSError."""
         link = cls(owner)
@@ -71,16 +60,7 @@ class EngineLink(asyncio.Protocol):
         with contextlib.ExitStack() as undo:
             undo.callback(ours.close)
             with theirs:
-                link._process = await asyncio.create_subprocess_exec(
-                    *command,
-                    str(theirs.fileno()),
-                    stdin=DEVNULL,
-                    stdout=DEVNULL,
-                    stderr=PIPE,
-                    pass_fds=[theirs.fileno(), *inherited_fds],
-                    start_new_session=True,
-                    env=dict(environment),
-                )
+                link._process = await start_engine(command, environment, theirs, inherited_fds)
             ours.setblocking(False)
             await asyncio.get_running_loop().create_connection(lambda: link, sock=ours)
             undo.pop_all()
@@ -155,44 +135,4 @@ class EngineLink(asyncio.Protocol):
                     self._owner.on_line(line)
         code = await process.wait()
         await self._socket_closed.wait()
-        self._owner.on_exit(self._kill_cause or _describe(code), self._tail.last_words)
-
-
-def _describe(code: int) -> str:
-    if code >= 0:
-        return f"it exited with code {code}"
-    try:
-        return f"it was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"it was ended by signal {-code}"
-
-
-class StderrTail:
-    """The engine's raw stderr, cut into lines, of which the last 4 KiB are kept. Pure: `feed` takes what the pipe gave.
-
-    Lines are without their end, never empty, with invalid UTF-8 replaced and control characters escaped;
-    one longer than 4 KiB is cut there.
-    """
-
-    _LINE: Final = re.compile(rb"[^\n]{1,%d}\n?|\n" % LAST_WORDS_BYTES)
-
-    def __init__(self) -> None:
-        self._unfinished = b""
-        self._tail = b""
-
-    def feed(self, chunk: bytes) -> list[str]:
-        """The lines that `chunk` completes."""
-        self._tail = (self._tail + chunk)[-LAST_WORDS_BYTES:]
-        lines = self._LINE.findall(self._unfinished + chunk)
-        self._unfinished = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
-        return _readable(lines)
-
-    @property
-    def last_words(self) -> str:
-        """The last lines, joined with ` | ` for a one-line report; an unfinished line counts."""
-        half_a_character = bytes(range(0x80, 0xC0))
-        return " | ".join(_readable(self._tail.lstrip(half_a_character).split(b"\n")))
-
-
-def _readable(lines: list[bytes]) -> list[str]:
-    return [escape(line.strip().decode(errors="replace")) for line in lines if line.strip()]
+        self._owner.on_exit(self._kill_cause or describe(code), self._tail.last_words)

@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from worker.config.settings import Settings
-from worker.observe.log_lines import get_logger, is_pretty
+from worker.observe.log_lines import get_logger
+from worker.observe.log_setup import is_pretty
 from worker.wire.load import Loaded
 
 log = get_logger()

@@ -15,8 +15,8 @@ from worker.observe.log_lines import get_logger
 from worker.observe.metrics import Metrics
 from worker.server.front.admission import EngineStatus, FrontJobs, Phase
 from worker.server.front.certificate import Examined, uncovered
-from worker.server.front.client import EngineClient, Report
-from worker.server.front.dispatch import MAX_QUESTIONS, Question
+from worker.server.front.client import EngineClient
+from worker.server.front.dispatch import MAX_QUESTIONS, Question, Report
 from worker.server.front.progress import LoadProgress, report_loaded
 from worker.wire.jobs import Prompt, StepDone, TokenId
 from worker.wire.load import Loaded, PrefixCacheFound, Progress, Residency, Warned

@@ -22,10 +22,9 @@ from worker.apis.chat.message import REASONING_FIELDS
 from worker.apis.chat.request import read_chat
 from worker.apis.completions.request import Echo, read_completion
 from worker.apis.core.answers import Choice, Heading, last_chunks, whole
-from worker.apis.core.bodies import FieldsRefused
+from worker.apis.core.bodies import FieldsRefused, ModelCard, ModelList, fingerprint, model_card
 from worker.apis.core.errors import UnknownModel, refused_as_spelled
 from worker.apis.core.fields import in_header
-from worker.apis.core.models import ModelCard, ModelList, fingerprint, model_card
 from worker.apis.core.payloads import NO_PLACES, MediaPlaces
 from worker.apis.core.request import JobRequest, Request, Terms
 from worker.apis.infill import tokens
@@ -231,11 +230,7 @@ def _generating(
 
 
 def _counting(
-    api: Api,
-    path: str,
-    read: Reader[Request],
-    payloads: MediaPlaces,
-    shape: Callable[..., object],
+    api: Api, path: str, read: Reader[Request], payloads: MediaPlaces, shape: Callable[..., object]
 ) -> HTTPRouteHandler:
     """A route that answers with the number of the prompt's tokens in a body of this shape."""
 

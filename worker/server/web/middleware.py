@@ -169,7 +169,7 @@ class Middleware:
 @contextmanager
 def counted(front: Front, request: AnyRequest, operation: str | None = None) -> Iterator[None]:
     """Wrap job creation: a refusal before there is a job counts as a rejected request. `operation` is that of
-    Traces.refused."""
+    Front.refused."""
     began_s = time.monotonic()
     try:
         yield

@@ -1,4 +1,6 @@
-"""Prefix reuse where a sequence has recurrent state: it can begin at a checkpoint only, and so nowhere else is shared.
+"""Prefix reuse on a GPU, and where a sequence has recurrent state.
+
+With recurrent state a sequence can begin at a checkpoint only, and so nowhere else is shared.
 
 At a checkpoint, and when a sequence loses its slot, the cells that the index lacks are copied out, and the state with
 them. What a sequence leaves stays in its own slot until it is copied: another slot would need a state. The cells before
@@ -18,10 +20,15 @@ from worker.engine.backend import Checkpoint, Found, Kv
 from worker.engine.checkpoints import NEAR, Stops
 from worker.engine.config import EngineConfig
 from worker.engine.kv_blocks import BlockJournal
-from worker.engine.prefix_cache import MIN_KEPT, GpuCache, PrefixCache, Retained
+from worker.engine.prefix_cache import MIN_KEPT, PrefixCache, Retained
 from worker.engine.prefix_tree import Node, PrefixIndex, n_common
 from worker.engine.sequence import Sequence, State
+from worker.limits import MAX_DRAFTS
 from worker.wire.jobs import SlotId, TokenId
+
+MAX_HEADROOM = 512
+"""The largest number of cells that a GPU keeps free for the next step. A step that needs more gets them when it is
+chosen."""
 
 
 def prefix_cache_of(kv: Kv, config: EngineConfig, journal: BlockJournal | None) -> PrefixCache:
@@ -31,6 +38,44 @@ def prefix_cache_of(kv: Kv, config: EngineConfig, journal: BlockJournal | None) 
     stays_on_gpu = bool(config.retained_slots) and config.max_dead_cells > 0
     kind = GpuCache if stays_on_gpu else PrefixCache
     return kind(kv, config, PrefixIndex(config.prefix_cache_bytes, journal))
+
+
+class GpuCache(PrefixCache):
+    """The cells of ended sequences stay in retained slots. Running sequences may take these, the longest unused first.
+    A copy to main memory is thousands of small blocking reads there, and all jobs would wait for it. Prompts, which lie
+    in one piece, are copied out, but only while nothing runs.
+    """
+
+    def __init__(self, kv: Kv, config: EngineConfig, index: PrefixIndex) -> None:
+        super().__init__(kv, config, index)
+        self.is_keeping = kv.can_share
+        self._max_dead_cells = config.max_dead_cells
+        self._n_headroom = min(max(config.chunk, config.widest_step), MAX_HEADROOM) + MAX_DRAFTS
+        """The number of cells that are kept free for the next step."""
+
+    def evict(self, _: Collection[Sequence]) -> bool:
+        """Drop the longest unused cells."""
+        oldest = next(iter(self.retained.values()), None)
+        if oldest is not None:
+            self._drop(oldest)
+        return oldest is not None
+
+    def tidy(self, running: Collection[Sequence]) -> bool:
+        """Drop cells while there are more than the budget of dead cells, or no headroom, the longest unused first."""
+        n_before = len(self.retained)
+        while running and self._is_too_full and self.evict(running):
+            pass
+        return len(self.retained) < n_before
+
+    @property
+    def _is_too_full(self) -> bool:
+        return self._kv.n_free_cells < self._n_headroom or self.n_dead_cells > self._max_dead_cells
+
+    def _put_away(self, kept: Retained, _: Iterable[Sequence] = (), __: int | None = None) -> None:
+        self._drop(kept)
+
+    def _n_whole(self, sequence: Sequence) -> int:
+        return len(sequence.prompt)
 
 
 class StateCache(PrefixCache):
