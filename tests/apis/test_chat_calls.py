@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.apis.asking import ASKED, TERMS, body, entry, talk
 from tests.apis.wires import CHAT, Told, pieces
 from tests.formats.writing import CALLING, pieces_of
+from tests.tables import cases
 from worker.apis.chat.request import read_chat
 from worker.apis.core.bodies import FieldsRefused
 from worker.apis.core.events import Piece
@@ -40,17 +41,7 @@ NAMED = {"type": "function", "function": {"name": "b"}}
 ALLOWED: dict[str, Any] = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
 
 
-@pytest.mark.parametrize(
-    ("choice", "is_required", "names"),
-    [
-        (None, False, ["a", "b"]),
-        ("auto", False, ["a", "b"]),
-        ("required", True, ["a", "b"]),
-        (NAMED, True, ["b"]),
-        (ALLOWED, False, ["b"]),
-        ({**ALLOWED, "allowed_tools": {**ALLOWED["allowed_tools"], "mode": "required"}}, True, ["b"]),
-    ],
-)
+@cases
 def test_a_choice_says_which_calls_may_and_must_come(choice: object, is_required: bool, names: list[str]) -> None:
     use = read(tools=[function("a"), function("b")], tool_choice=choice).reading.use
     asked = use.for_engine()
@@ -112,18 +103,7 @@ REASONING = replace(
 )
 
 
-@pytest.mark.parametrize(
-    ("fields", "budget", "variables"),
-    [
-        ({}, None, {}),
-        ({"reasoning_effort": "none"}, 0, {"enable_thinking": False}),
-        ({"thinking": {"type": "disabled"}}, 0, {"enable_thinking": False}),
-        ({"reasoning_effort": "low"}, 2048, {}),
-        ({"reasoning_effort": "low", "thinking_token_budget": 7}, 7, {}),
-        ({"thinking": {"type": "enabled", "budget_tokens": 9}, "thinking_budget_tokens": 8}, 8, {}),
-        ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"}, 0, {"enable_thinking": True}),
-    ],
-)
+@cases
 def test_an_effort_or_a_budget_limits_the_reasoning(
     fields: dict[str, Any], budget: int | None, variables: dict[str, Any]
 ) -> None:

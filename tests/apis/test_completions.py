@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.apis.asking import HEADING, TERMS, body, entry, finish, objects, start
+from tests.tables import cases
 from worker.apis.completions.request import Echo, read_completion
 from worker.apis.core.answers import last_chunks, whole
 from worker.apis.core.bodies import FieldsRefused
@@ -18,15 +19,7 @@ def asked(**fields: Any) -> Request:
     return read_completion(body({"prompt": "ab"} | fields), TERMS)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "prompts"),
-    [
-        ("a", ("a",)),
-        (["a", "b"], ("a", "b")),
-        ([1, 2], ((1, 2),)),
-        ([[1, 2], [3]], ((1, 2), (3,))),
-    ],
-)
+@cases
 def test_a_prompt_has_four_forms(prompt: Any, prompts: Any) -> None:
     assert asked(prompt=prompt).prompts == prompts
 
@@ -47,11 +40,7 @@ def test_a_router_may_send_false_for_logprobs() -> None:
     assert asked(logprobs=0).params.logprobs == 0
 
 
-@pytest.mark.parametrize(
-    ("fields", "needed"),
-    [({}, None), ({"logprobs": 3}, None), ({"logprobs": 3, "echo": True}, 3), ({"echo": True}, None),
-     ({"prompt_logprobs": 0}, 0), ({"prompt_logprobs": 5, "logprobs": 1, "echo": True}, 5)],
-)  # fmt: skip
+@cases
 def test_the_engine_reports_no_more_logprobs_than_the_answer_needs(fields: dict[str, Any], needed: int | None) -> None:
     assert asked(**fields).prompt_logprobs == needed
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.apis.asking import ASKED, TERMS, body
+from tests.tables import cases
 from worker.apis.chat.request import read_chat
 from worker.apis.completions.request import read_completion
 from worker.apis.core.bodies import FieldError, FieldsRefused
@@ -136,28 +137,7 @@ def test_refusals_of_rules_and_of_the_engine_name_the_field_that_was_sent(
 
 
 @pytest.mark.parametrize("prefix", ["guided_", "structured_outputs."])
-@pytest.mark.parametrize(
-    ("name", "value", "inside", "constraint"),
-    [
-        ("json", "{", "", "json_schema"),
-        ("json", "[1]", "", "json_schema"),
-        ("json", "null", "", "json_schema"),
-        ("json", '{"a": 1, "a": 2}', "", "json_schema"),
-        ("json", "[" * 5000, "", "json_schema"),
-        ("json", 3, "", "type"),
-        ("json", {"a": "x" * MAX_BYTES}, "", f"max_length({MAX_BYTES})"),
-        ("regex", 3, "", "type"),
-        ("regex", " ", "", "non_empty"),
-        ("choice", "yes", "", "type"),
-        ("choice", [], "", "non_empty"),
-        ("choice", ["a", ""], "[1]", "non_empty"),
-        ("choice", ["a", 3], "[1]", "type"),
-        ("choice", ["a\0"], "", "no_nul"),
-        ("choice", ["a" * MAX_BYTES, "b"], "", f"max_length({MAX_BYTES})"),
-        ("grammar", "", "", "non_empty"),
-        ("grammar", ["a"], "", "type"),
-    ],
-)
+@cases
 def test_a_wrong_constraint_is_refused_by_its_place(
     prefix: str, name: str, value: object, inside: str, constraint: str
 ) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.apis.asking import ASKED, TERMS, body, talk
 from tests.apis.pool.vectors import OTHER_THAN_DEFAULTS
+from tests.tables import cases
 from worker.apis.chat.request import ChatRequest, read_chat
 from worker.apis.completions.request import read_completion
 from worker.apis.core.bodies import FieldError, FieldsRefused
@@ -110,19 +111,7 @@ def test_an_error_names_the_limit_as_the_client_spelled_it(name: str, n_tokens: 
     assert error.message.startswith(f"{name} must be at ")
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        *({"verbosity": verbosity} for verbosity in ("low", "medium", "high", "operatic", 3)),
-        *({name: "anything"} for name in ("user", "metadata", "service_tier", "prompt_cache_key", "safety_identifier")),
-        {"store": False},
-        {"modalities": ["text"]},
-        {"functions": []},
-        {"stream_options": {"include_usage": True}},
-        {"stream_options": {}},
-        {"guided_decoding_backend": "xgrammar"},
-    ],
-)
+@cases
 def test_a_field_without_effect_is_accepted_and_named(fields: dict[str, Any]) -> None:
     (name,) = fields
     asked = read(**fields)
@@ -184,16 +173,7 @@ def test_a_prefix_continues_the_final_message(others: dict[str, Any]) -> None:
     assert talk(read(messages=[message("user"), message("assistant", prefix=True)], **others)) == goes_on
 
 
-@pytest.mark.parametrize(
-    ("fields", "constraint"),
-    [
-        ({"messages": [message("user", prefix=True)]}, "last_message(assistant)"),
-        (
-            {"messages": [message("assistant", prefix=True)], "add_generation_prompt": True},
-            "exclusive(add_generation_prompt)",
-        ),
-    ],
-)
+@cases
 def test_an_impossible_prefix_is_refused_by_its_place(fields: dict[str, Any], constraint: str) -> None:
     (error,) = refused(**fields).errors
     assert (error.field, error.constraint) == ("messages[0].prefix", constraint)
@@ -210,17 +190,7 @@ def test_a_routers_own_fields_are_named_and_have_no_effect() -> None:
     assert talk(asked) == talk(read())
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("a,b", "a%2Cb"),
-        ("é\n", "%C3%A9%0A"),
-        ("100%", "100%25"),
-        ("", '""'),
-        ("x" * 100, "x" * 64),
-        ("messages[0].x", "messages%5B0%5D.x"),
-    ],
-)
+@cases
 def test_a_name_that_no_header_can_have_is_named_too(name: str, shown: str) -> None:
     assert read(**{name: 1}).ignored == (shown,)
 

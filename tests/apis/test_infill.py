@@ -8,6 +8,7 @@ import pytest
 
 from tests.apis.asking import HEADING, body, finish, start
 from tests.apis.asking import TERMS as NO_GAPS
+from tests.tables import cases
 from worker.apis.completions.request import read_completion
 from worker.apis.core.answers import whole
 from worker.apis.core.bodies import FieldsRefused
@@ -55,27 +56,7 @@ def test_what_editors_send_without_effect_is_named() -> None:
     assert set(asked(**sent).ignored) == set(sent)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input_prefix": None}, "input_prefix"),
-        ({"input_suffix": None}, "input_suffix"),
-        ({"input_prefix": 5}, "input_prefix"),
-        ({"input_extra": {}}, "input_extra"),
-        ({"input_extra": [{"filename": "a"}]}, "input_extra[0].text"),
-        ({"input_extra": [{"text": 5}]}, "input_extra[0].text"),
-        ({"input_extra": [{"text": ""}] * 129}, "input_extra"),
-        ({"prompt": ["a"]}, "prompt"),
-        ({"n_predict": -2}, "n_predict"),
-        ({"n_predict": 1.5}, "max_tokens"),
-        ({"n_probs": 3}, "n_probs"),
-        ({"n": 2}, "n"),
-        ({"repeat_penalty": -1}, "repeat_penalty"),
-        ({"response_fields": "content"}, "response_fields"),
-        ({"input_prefix": "x" * 1001}, "input_prefix"),
-        ({"input_extra": [{"text": "x" * 600}, {"text": "x" * 600}]}, "input_prefix"),
-    ],
-)
+@cases
 def test_a_wrong_field_is_refused_by_the_clients_name(fields: dict[str, Any], param: str) -> None:
     assert refused(**fields) == param
 

@@ -19,6 +19,7 @@ from tests.formats.writing import CALLING
 from tests.formats.writing import call as call_of
 from tests.llama.test_vocabularies import load_vocabulary
 from tests.random_schemas import NAMES, random_schema
+from tests.tables import cases
 from tests.vocabularies import VOCABULARIES
 from worker.constraints.answer import AnswerConstraint
 from worker.constraints.jobs import Constraints
@@ -346,18 +347,7 @@ def test_a_json_string_carries_exactly_the_texts_of_a_regular_expression(regex: 
     assert is_call(CALLING["hermes"], tool, text) == (re.fullmatch(regex, text) is not None)
 
 
-@pytest.mark.parametrize(
-    ("tool", "why"),
-    [
-        ({"parameters": '{"type": "string"}'}, "the schema of its parameters must be that of an object"),
-        ({"parameters": '{"properties": {"a": {"format": "unknown"}}}'}, 'this "format" is not supported'),
-        ({"parameters": '{"properties": {"a": {"not": {"const": 1}}}}'}, '"not" cannot be enforced'),
-        ({"is_text": True, "grammar": "start: A\n%ignore B"}, "line 2 of its grammar has something"),
-        ({"is_text": True, "grammar": "a: /x/"}, "its grammar has no rule named start"),
-        ({"is_text": True, "grammar": "start: /(?=x)/"}, "a group of its regular expressions is not supported"),
-        ({"is_text": True, "regex": "(a"}, "a pattern cannot be read"),
-    ],
-)
+@cases
 @pytest.mark.parametrize("is_required", [True, False])
 def test_what_cannot_be_enforced_is_refused_by_the_tools_place(
     tool: dict[str, Any], why: str, is_required: bool

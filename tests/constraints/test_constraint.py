@@ -19,6 +19,7 @@ from tests.constraints.made_vocabulary import MadeVocabulary
 from tests.llama.test_vocabularies import load_vocabulary
 from tests.llama.tiny import END, write_tiny
 from tests.on_cpu import loaded_on_cpu
+from tests.tables import cases
 from tests.vocabularies import VOCABULARIES
 from worker.apis.completions.request import read_completion
 from worker.constraints.answer import AnswerConstraint
@@ -277,16 +278,7 @@ def test_a_constraint_in_error_says_so_and_allows_nothing(constraints: Constrain
         mask_of(constraint)
 
 
-@pytest.mark.parametrize(
-    ("field", "text"),
-    [
-        ("regex", "a{70000}"),
-        ("regex", "(a{300}){300}b"),
-        ("grammar", 'root ::= "a" root'),
-        ("grammar", 'root ::= x root\nx ::= "ab"'),
-        ("grammar", '%llguidance {}\nstart: "a" start'),
-    ],
-)
+@cases
 def test_a_text_without_a_choice_that_is_endless_or_too_long_is_refused(
     constraints: Constraints, field: str, text: str
 ) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from llama_cpp import llama_grammar
 
 from tests.constraints.hostile_grammars import HOSTILE, LARK, MISTAKEN
+from tests.tables import cases
 from worker.constraints.gbnf import MAX_CHAIN, MAX_DEPTH, MAX_REPEATS, BadGrammar, check_lark, is_lark, lark_of
 from worker.wire.jobs import TokenId
 
@@ -110,40 +111,12 @@ def test_the_grammars_that_the_binding_ships_are_read(name: str) -> None:
     assert "start: " in lark(getattr(llama_grammar, name))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "root ::= ",
-        'root ::= "a" # a comment ) [',
-        'root ::=\n  "a"\n\n',
-        'root ::= "a" |\n  "b"',
-        'root ::= (\n "a"\n | b\n)\nb ::= [^\\]"-]',
-        'root ::= "a"\r\nb ::= root\r\n',
-        "root ::= [a-] [-a] [] [^] [a-z0-9_] .",
-        r"root ::= [\t-a] [^\x00-\x1f] [--a] [+--]",
-        'root ::= "a"{3} "b"{3,} "c"{ 3 , 4 } "d"{0}',
-        'root ::= ("a"?)* b* \nb ::= "c" |',
-        'root ::= root "a" |',
-        "root ::= <think> !<[7]>*",
-    ],
-)
+@cases
 def test_what_the_notation_allows_is_read(text: str) -> None:
     lark(text)
 
 
-@pytest.mark.parametrize(
-    ("right_side", "expected"),
-    [
-        ('"ab"', '"a" "b"'),
-        (r'"\x41\u00e9\U0001F600\n\"\\"', r'"A" "\u00e9" "\ud83d\ude00" "\n" "\"" "\\"'),
-        ('"ab"*', '("a" "b")*'),
-        ('"a"{0} | "b"{2} "c"{1,} "d"{1,02}', '"" | ("b"){2,2} ("c"){1,} ("d"){1,2}'),
-        ('"" [] [^] |', '"" | ""'),
-        (r"[^a-c\-\]-]", r"/[^\x{61}-\x{63}\x{2d}-\x{2d}\x{5d}-\x{5d}\x{2d}-\x{2d}]/"),
-        (".", "/(?s:.)/"),
-        ("<think> !<[7]>", "<[9]> <[^7]>"),
-    ],
-)
+@cases
 def test_each_character_and_class_becomes_a_lexeme(right_side: str, expected: str) -> None:
     """The grammar is a rule, as only a rule can use itself."""
     assert lark(f"root ::= {right_side} | root") == f"start: {expected} | start\n"

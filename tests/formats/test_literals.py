@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.formats.writing import FORMATS, pieces_of
+from tests.tables import cases
 from worker.formats.read.literals import python_json
 from worker.formats.read.parse import Reader, message_of
 from worker.wire.chat_format import CallFormat, ChatFormat
@@ -44,18 +45,7 @@ def test_a_text_that_is_no_value_is_none(text: str) -> None:
     assert python_json(text) is None
 
 
-@pytest.mark.parametrize(
-    ("schema", "text", "value"),
-    [
-        ({"type": "object"}, "{'a': [1, None, True]}", {"a": [1, None, True]}),
-        ({"type": "array"}, "['x']", ["x"]),
-        ({}, "['x']", ["x"]),
-        ({"type": "string"}, "['x']", "['x']"),
-        ({"type": ["string", "array"]}, "['x']", "['x']"),
-        ({"type": "object"}, '{"a": "it\'s"}', {"a": "it's"}),
-        ({"type": "object"}, "{'a': ", "{'a': "),
-    ],
-)
+@cases
 def test_an_argument_may_be_in_pythons_notation_unless_it_may_be_a_text(
     schema: object, text: str, value: object
 ) -> None:
@@ -180,33 +170,7 @@ def test_a_container_of_a_tagged_argument_has_the_value_that_python_gives_it(sou
         assert json.loads(found) == value
 
 
-@pytest.mark.parametrize(
-    ("source", "value"),
-    [
-        ('"""a"""', "a"),
-        ("'a' 'b'", "ab"),
-        ("'''it's'''", "it's"),
-        ('"""a\n"b"\n"""', 'a\n"b"\n'),
-        ("+5", 5),
-        ("1_000", 1000),
-        ("0xff", 255),
-        (".5", 0.5),
-        ("r'\\d+'", "\\d+"),
-        ("u'a'", "a"),
-        ("('a'\n 'b')", "ab"),
-        ("(1)", 1),
-        ("(1,)", [1]),
-        ("{1: 'a', None: 2}", {"1": "a", "null": 2}),
-        ("[1, # one\n 2]", [1, 2]),
-        # Python refuses these.
-        ('"He said "hi" to me"', 'He said "hi" to me'),
-        ("'it's', b='x'", None),
-        ("'it's\\n'", "it's\n"),
-        ('"a\nb"', "a\nb"),
-        ('"\\x4 "b" \\n"', '\\x4 "b" \n'),
-        ("true", True),
-    ],
-)
+@cases
 def test_literals_of_each_kind_are_read(source: str, value: object) -> None:
     expected = {"a": "it's", "b": "x"} if value is None else {"a": value}
     assert called([*f"<|tool_call_start|>[f(a={source})]<|tool_call_end|>"]) == expected

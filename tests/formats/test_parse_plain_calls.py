@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.formats.test_parse import LAW, read, said
 from tests.formats.writing import FORMATS, NAMES, answers, call, dumps, pieces_of
+from tests.tables import cases
 from worker.formats.read.parse import Content, Message, Reader, message_of
 from worker.formats.read.plain_calls import MAX_HELD
 from worker.wire.chat_format import CallFormat
@@ -27,36 +28,7 @@ HERMES = FORMATS["hermes"]
 FORMATS_IN_DRESS = sorted(FORMATS.keys() - {"functionary-v3.2"})
 
 
-@pytest.mark.parametrize(
-    ("text", "content", "calls"),
-    [
-        (f"```json\n{CALL}\n```", "", [ROME]),
-        (f"```\n{CALL}\n```", "", [ROME]),
-        (f"```JSON {CALL}```", "", [ROME]),
-        (f"```json\n{CALL}", "", [ROME]),
-        (f"I look:\n\n```json\n{CALL}\n```\n", "I look:", [ROME]),
-        (f"```json\n{CALL}\n```\nThat is it.", "\nThat is it.", [ROME]),
-        (f"```json\n{CALL}\n```\n\n```json\n{CALL}\n```", "", [ROME, ROME]),
-        (f"```json\n{CALL}\n{CALL}\n```", "", [ROME, ROME]),
-        (f"```json\n[{CALL}, {CALL}]\n```", "", [ROME, ROME]),
-        (CALL, "", [ROME]),
-        (f"\n{CALL}\n", "", [ROME]),
-        (f"{CALL}\n{CALL}", "", [ROME, ROME]),
-        (f"[{CALL}]", "", [ROME]),
-        (f"[{CALL}, {CALL}]\n", "", [ROME, ROME]),
-        (f"{CALL} is a call.", "is a call.", [ROME]),
-        (f'{CALL}\n{{"city": "Rome"}}', '{"city": "Rome"}', [ROME]),
-        (f"{CALL}\n{CALL}\n{CALL[:30]}", CALL[:30], [ROME, ROME]),
-        (f"<tools>\n{CALL}\n</tools>", "", [ROME]),
-        ('```json\n{"name": "stop", "arguments": {}}\n```', "", [("stop", {})]),
-        ('```json\n{"name": "weather", "parameters": {"city": "Rome"}}\n```', "", [ROME]),
-        ('```json\n{"arguments": {"city": "Rome"}, "name": "weather"}\n```', "", [ROME]),
-        ('```json\n{"name": "weather", "arguments": "{\\"city\\": \\"Rome\\"}"}\n```', "", [ROME]),
-        (f'```json\n{{"type": "function", "function": {CALL}}}\n```', "", [ROME]),
-        ('```json\n{"name": "weather", "arguments": {"city": "```\\n}"}}\n```', "", [("weather", {"city": "```\n}"})]),
-        ('```json\n{"name": "free", "arguments": {"x": [1]}}\n```', "", [("free", {"x": [1]})]),
-    ],
-)
+@cases
 @pytest.mark.parametrize("size", [1, 4, 1000])
 def test_an_offered_tools_call_is_read_in_any_dress(
     text: str, content: str, calls: list[tuple[str, object]], size: int

@@ -13,6 +13,7 @@ import pytest
 from tests.formats.conversations import KINDS, Kind
 from tests.formats.hostile_templates import END_THE_PROCESS, SOURCES
 from tests.llama_source import templates
+from tests.tables import cases
 from worker.formats.render.escapes import ControlNames
 from worker.formats.render.sandbox import MAX_SOURCE_CHARS, BrokenTemplate, Runaway, Sandbox, Unrendered
 from worker.formats.render.template import ChatTemplate
@@ -24,43 +25,13 @@ def render(source: str, values: Mapping[str, object] | None = None, *, max_chars
     return Sandbox(source, lambda: datetime(2026, 1, 2)).render(values or {}, fuel=FUEL, max_chars=max_chars)
 
 
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("{% if true %}\n  a\n  {% endif %}\nb\n", "  a\nb"),
-        ("{% generation %}a{% endgeneration %}{%- generation -%} b {%- endgeneration -%}", "ab"),
-        (
-            "{% for i in [0, 1, 2] %}{% if i == 0 %}{% continue %}{% endif %}{{ i }}{% break %}{% endfor %}",
-            "1",
-        ),
-        ("{{ strftime_now('%d %b %Y') }}", "02 Jan 2026"),
-        ("{{ {'a': '<é>', 'b': [1.5, none, true]} | tojson }}", '{"a": "<é>", "b": [1.5, null, true]}'),
-        ("{{ {'b': 1, 'a': 2} | tojson(indent=2, sort_keys=true) }}", '{\n  "a": 2,\n  "b": 1\n}'),
-        ("{{ {'b': 1} | tojson(separators=(',', ':')) }}", '{"b":1}'),
-        ("{{ 'é' | tojson(ensure_ascii=true) }}", '"\\u00e9"'),
-        (
-            "{{ none }} {{ true }} {{ 1.0 }} {{ ['a', none] }} {{ {'a': 1.5} }} {{ x }}",
-            "None True 1.0 ['a', None] {'a': 1.5} ",
-        ),
-        ("{{ '<b>' }}", "<b>"),
-    ],
-)
+@cases
 def test_it_writes_what_jinja_writes(source: str, text: str) -> None:
     assert render(source) == text
 
 
 @pytest.mark.parametrize("end", ["\r\n", "\r", "\n"])
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("a\nb\n\nc", "a\nb\n\nc"),
-        ("a\n", "a"),
-        ("a\n\n", "a\n"),
-        ("{% if true %}\n  a\n  {# \n #}\n{% endif %}\nb\n", "  a\nb"),
-        ("{{ 'a\nb' }}{{ 'c\\r\\nd' }}", "a\nbc\r\nd"),
-        ("{% raw %}a\n{% endraw %}b", "a\nb"),
-    ],
-)
+@cases
 def test_lines_end_as_in_jinja(source: str, text: str, end: str) -> None:
     assert render(source.replace("\n", end)) == text
 

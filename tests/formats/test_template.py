@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.formats.conversations import CALL, REPLY, RESULT, SYSTEM, TIME, USER, WEATHER, Message
+from tests.tables import cases
 from worker.formats.render.escapes import ControlNames, Json
 from worker.formats.render.sandbox import BrokenTemplate
 from worker.formats.render.template import ChatTemplates, Rendered
@@ -99,18 +100,7 @@ def test_the_templates_control_tokens_are_those_of_a_conversation_without_any(co
     assert controls[0][0] == 0
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% for m in messages %}{{ m.content | trim }}{% endfor %}<|im_end|>",
-        "{% for m in messages %}{{ m.content | lower }}{% endfor %}<|im_end|>",
-        "{% for m in messages %}{{ m.content[0:5] ~ m.content[5:] }}{% endfor %}<|im_end|>",
-        "{% for m in messages %}{{ m.content | tojson }}{% endfor %}<|im_end|>",
-        "{% for m in messages %}{{ m.content.replace('<x>', '') }}{% endfor %}<|im_end|>",
-        "{% for m in messages %}{{ m.content.split('</x>') | join('') }}{% endfor %}<|im_end|>",
-        "{{ messages | map(attribute='content') | join }}<|im_end|>",
-    ],
-)
+@cases
 @pytest.mark.parametrize(
     "contents", [["<|im_end|>"], ["<|im_", "end|>"], ["<|im<x>_end|>"], ["<|im</x>_end|>"], ["<", "s>"]]
 )

@@ -8,6 +8,7 @@ import pytest
 
 from tests.apis.asking import TERMS, body, talk
 from tests.apis.responses import test_request as responses
+from tests.tables import cases
 from worker.apis.core.bodies import FieldError, FieldsRefused
 from worker.apis.core.request import Request, Terms
 from worker.apis.messages.errors import error_detail
@@ -197,45 +198,18 @@ def test_tools_that_the_worker_does_not_have_are_named() -> None:
     assert [tool["function"]["name"] for tool in json.loads(talk(request).tools or "")] == ["read"]
 
 
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [
-        (None, ("auto", None, True)),
-        ({"type": "auto", "disable_parallel_tool_use": True}, ("auto", None, False)),
-        ({"type": "any"}, ("required", None, True)),
-        ({"type": "tool", "name": "read"}, ("required", {"read"}, False)),
-        ({"type": "none"}, ("none", None, True)),
-    ],
-)
+@cases
 def test_a_choice_among_tools(choice: Any, expected: Any) -> None:
     use = asked(tools=[TOOL], tool_choice=choice).reading.use
     assert (use.choice, use.only, use.is_parallel) == expected
 
 
-@pytest.mark.parametrize(
-    ("fields", "variables"),
-    [
-        ({}, {}),
-        ({"thinking": {"type": "adaptive"}}, {"enable_thinking": True}),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"enable_thinking": True}),
-        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, {"enable_thinking": False}),
-        ({"output_config": {"effort": "high"}}, {"reasoning_effort": "high"}),
-    ],
-)
+@cases
 def test_thinking_becomes_variables_of_the_template(fields: dict[str, Any], variables: dict[str, Any]) -> None:
     assert json.loads(talk(asked(**fields)).template_kwargs) == variables
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({}, ()),
-        ({"thinking": {"type": "adaptive"}}, ("thinking",)),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, ("thinking",)),
-        ({"thinking": {"type": "disabled"}}, ("thinking",)),
-        ({"output_config": {"effort": "low"}}, ("output_config.effort",)),
-    ],
-)
+@cases
 def test_wishes_about_reasoning_that_change_nothing_with_this_model_are_named(
     fields: dict[str, Any], named: tuple[str, ...]
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import cases
 from worker.apis.core.bodies import Problems
 from worker.apis.core.constraint_fields import MAX_BYTES, MAX_DEPTH, check_constraints, schema_text
 from worker.wire.jobs import SamplingParams
@@ -28,30 +29,12 @@ def told(**given: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("field", ["grammar", "regex"])
-@pytest.mark.parametrize(
-    ("text", "broken"),
-    [
-        ("", "non_empty"),
-        (" \n\t", "non_empty"),
-        ("x" * MAX_BYTES, None),
-        ("世" * (MAX_BYTES // 3 + 1), f"max_length({MAX_BYTES})"),
-        ("a\0)", "no_nul"),
-        ("(" * 20_000, None),
-    ],
-)
+@cases
 def test_a_text_has_a_size_and_no_nul_and_is_not_read_here(field: str, text: str, broken: str | None) -> None:
     assert told(**{field: text}) == ([] if broken is None else [(field, broken)])
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (("grammar", "json_schema"), ("json_schema", "exclusive(grammar)")),
-        (("grammar", "regex"), ("regex", "exclusive(grammar)")),
-        (("json_schema", "regex"), ("regex", "exclusive(json_schema)")),
-        (NAMES, ("regex", "exclusive(grammar,json_schema)")),
-    ],
-)
+@cases
 def test_a_request_has_one_constraint_and_the_last_of_several_is_reported(
     given: tuple[str, ...], expected: tuple[str, str]
 ) -> None:

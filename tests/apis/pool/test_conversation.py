@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.apis.pool.vectors import conversation
+from tests.tables import cases
 from worker.apis.core.bodies import MAX_ERRORS, FieldsRefused
-from worker.apis.core.constraint_fields import MAX_BYTES, MAX_DEPTH
 from worker.apis.core.conversation import MAX_CALLS, MAX_MESSAGES, ROLES
+from worker.apis.core.constraint_fields import MAX_DEPTH
 from worker.wire.prompts import Conversation
 
 MAX_CHARS = 1000
@@ -52,20 +53,7 @@ def test_parts_become_one_text() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("sent", "read"),
-    [
-        pytest.param('{"a": [1, 2.5], "b": null}', {"a": [1, 2.5], "b": None}, id="object"),
-        pytest.param({"a": 1}, {"a": 1}, id="no-text"),
-        pytest.param("", {}, id="nothing"),
-        pytest.param("[1]", "[1]", id="array"),
-        pytest.param("{'a': 1}", "{'a': 1}", id="not-json"),
-        pytest.param('{"a": "\\ud800"}', '{"a": "\\ud800"}', id="lone-surrogate"),
-        pytest.param('{"a": 1e999}', '{"a": 1e999}', id="number-out-of-range"),
-        pytest.param('{"a":' * 300 + "1" + "}" * 300, '{"a":' * 300 + "1" + "}" * 300, id="deep"),
-        pytest.param("[" * 100_000, None, id="too-many"),
-    ],
-)
+@cases
 def test_what_a_call_is_called_with_is_an_object_where_it_can_be_one(sent: object, read: object) -> None:
     if read is None:
         assert refused([HI, calling(sent)]) == [("messages", f"length(1..={MAX_CHARS})")]
@@ -135,43 +123,7 @@ def test_the_rest_travels_beside_the_messages() -> None:
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    ("message", "place", "constraint"),
-    [
-        pytest.param("hi", "", "type", id="text"),
-        pytest.param({"content": "hi"}, ".role", "required", id="no-role"),
-        pytest.param({"role": 1, "content": "hi"}, ".role", "type", id="role-number"),
-        pytest.param({"role": "root", "content": "hi"}, ".role", "role", id="role-unknown"),
-        pytest.param({"role": "user"}, ".content", "required", id="no-content"),
-        pytest.param({"role": "user", "content": None}, ".content", "required", id="null"),
-        pytest.param({"role": "user", "reasoning": "hm"}, ".content", "required", id="reasoning-of-a-user"),
-        pytest.param({"role": "user", "content": 7}, ".content", "type", id="number"),
-        pytest.param({"role": "user", "content": ["hi"]}, ".content[0]", "type", id="part-text"),
-        pytest.param(
-            {"role": "user", "content": [{"text": "hi"}]}, ".content[0].type", "required", id="part-without-type"
-        ),
-        pytest.param({"role": "user", "content": [{"type": "text"}]}, ".content[0].text", "required", id="part-empty"),
-        pytest.param(
-            {"role": "user", "content": [{"type": "text", "text": 1}]}, ".content[0].text", "type", id="part-number"
-        ),
-        pytest.param(
-            {"role": "user", "content": [{"type": "image_url"}]}, ".content[0].type", "text_only", id="part-image"
-        ),
-        pytest.param({"role": "user", "content": "", "name": 1}, ".name", "type", id="name"),
-        pytest.param({**calling("{}"), "role": "user"}, ".content", "required", id="calls-of-a-user-without-content"),
-        pytest.param(
-            {**calling("{}"), "role": "user", "content": ""}, ".tool_calls", "role(assistant)", id="calls-of-a-user"
-        ),
-        pytest.param(calling(7), ".tool_calls[0].function.arguments", "type", id="arguments-number"),
-        pytest.param(calling("{}", type="custom"), ".tool_calls[0].type", "function_only", id="call-of-another-type"),
-        pytest.param(
-            {**calling("{}"), "function_call": {"name": "f"}}, ".function_call", "exclusive(tool_calls)", id="both"
-        ),
-        pytest.param(
-            {"role": "assistant", "tool_calls": [{}]}, ".tool_calls[0].function", "required", id="call-without-function"
-        ),
-    ],
-)
+@cases
 def test_what_is_wrong_with_a_message_is_reported_with_its_place(message: object, place: str, constraint: str) -> None:
     assert (f"messages[2]{place}", constraint) in refused([HI, HI, message])
 
@@ -186,18 +138,7 @@ def test_each_wrong_message_is_reported_but_no_more_than_an_answer_holds() -> No
     assert len(refused([{"role": "user", "content": [{"type": "x"}] * 10_000}])) == MAX_ERRORS
 
 
-@pytest.mark.parametrize(
-    ("messages", "constraint"),
-    [
-        (None, "required"),
-        ("hi", "type"),
-        ({"0": HI}, "type"),
-        ([], "non_empty"),
-        ([HI] * (MAX_MESSAGES + 1), f"max_count({MAX_MESSAGES})"),
-        ([{"role": "user", "content": "x" * (MAX_CHARS + 1)}], f"length(1..={MAX_CHARS})"),
-        ([HI] * 501, f"length(1..={MAX_CHARS})"),
-    ],
-)
+@cases
 def test_what_is_wrong_with_all_of_them(messages: object, constraint: str) -> None:
     assert refused(messages) == [("messages", constraint)]
 
@@ -229,24 +170,7 @@ def test_nothing_is_nested_deeper_than_who_reads_it_next_can_go() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("given", "error"),
-    [
-        ({"tools": {}}, ("tools", "type")),
-        ({"tools": [HI, 7]}, ("tools[1]", "type")),
-        ({"tools": [{"x": "y" * MAX_CHARS}]}, ("tools", f"length(..={MAX_CHARS})")),
-        ({"template_kwargs": []}, ("chat_template_kwargs", "type")),
-        ({"template_kwargs": {"x": "y" * MAX_BYTES}}, ("chat_template_kwargs", f"length(..={MAX_BYTES})")),
-        (
-            {"continue_final_message": True, "add_generation_prompt": True},
-            ("continue_final_message", "exclusive(add_generation_prompt)"),
-        ),
-        *(
-            ({"continue_final_message": True, **open_}, ("continue_final_message", "last_message(assistant)"))
-            for open_ in ({}, {"add_generation_prompt": False})
-        ),
-    ],
-)
+@cases
 def test_what_is_wrong_beside_the_messages(given: dict[str, Any], error: tuple[str, str]) -> None:
     assert error in refused([HI], **given)
 

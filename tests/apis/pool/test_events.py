@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
+from tests.tables import cases
 from worker.apis.core.events import EndEvent, ErrorEvent, MetricsEvent, Piece, StartedEvent
 from worker.apis.pool.execute import TEXT_ONLY, Framing, choose_dialect
 from worker.wire.jobs import Finished, JobKey, Logprob, StopReason, TokenId, TopToken
@@ -169,29 +170,7 @@ def test_framings_differ_in_nothing_but_the_frame(name: str) -> None:
     assert one_of_each(NAMED_SSE)[name] == b"event: " + name.encode() + b"\ndata: " + payload + b"\n\n"
 
 
-@pytest.mark.parametrize(
-    ("accept", "media_type"),
-    [
-        pytest.param(None, "text/event-stream", id="TV-122"),
-        ("", "text/event-stream"),
-        ("*/*", "text/event-stream"),
-        ("text/*, application/json", "text/event-stream"),
-        ("application/json", "text/event-stream"),
-        ("text/event-stream", "text/event-stream"),
-        ("application/jsonl", "application/jsonl"),
-        ("application/x-ndjson", "application/x-ndjson"),
-        (" Application/X-NDJSON ; q=0.5 , */*", "application/x-ndjson"),
-        ("*/*, application/jsonl", "application/jsonl"),
-        ("application/x-ndjson, application/jsonl", "application/x-ndjson"),
-        ("application/x-ndjson;q=0.5, application/jsonl", "application/jsonl"),
-        ("text/event-stream, application/jsonl", "text/event-stream"),
-        ("text/event-stream;q=0.1, application/jsonl;charset=utf-8; Q=0.2", "application/jsonl"),
-        ("application/jsonl;q=0", "text/event-stream"),
-        ("application/jsonl;q=0.000, */*", "text/event-stream"),
-        ("application/jsonl;q=nan", "application/jsonl"),
-        (",;,;q=1", "text/event-stream"),
-    ],
-)
+@cases
 @pytest.mark.parametrize("sse_event_names", [False, True])
 def test_accept_chooses_the_framing(accept: str | None, media_type: str, sse_event_names: bool) -> None:
     dialect = choose_dialect(accept, sse_event_names=sse_event_names)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.apis.pool.vectors import R0, body_of, without
+from tests.tables import cases
 from worker.apis.pool.execute import (
     BodyRejected,
     ExecuteRequest,
@@ -33,108 +34,12 @@ def raw_body(field: str, literal: str) -> bytes:
     return ("{" + ",".join([*members, f'"{field}":{literal}']) + "}").encode()
 
 
-@pytest.mark.parametrize(
-    ("field", "literal", "value"),
-    [
-        pytest.param("temperature", "2", 2.0, id="TV-018"),
-        pytest.param("temperature", "2.00000001", 2.0, id="TV-019"),
-        pytest.param("seed", "0", 0, id="TV-023"),
-        pytest.param("seed", "18446744073709551615", 2**64 - 1, id="TV-024"),
-        pytest.param("seed", "12345678901234567890", 12345678901234567890, id="TV-025"),
-        pytest.param("seed", "null", None, id="TV-026"),
-        pytest.param("top_k", "4294967295", 2**32 - 1, id="TV-033"),
-        pytest.param("temperature", "-0.0", 0.0, id="TV-079"),
-        pytest.param("job_id", '" "', " ", id="TV-080"),
-        pytest.param("temperature", "0.1e-400", 0.0, id="underflow"),
-        pytest.param("temperature", "1e39", float("inf"), id="above-f32"),
-        pytest.param("temperature", "1e999", float("inf"), id="above-f64"),
-        pytest.param("temperature", "-1e999", float("-inf"), id="below-f64"),
-        pytest.param("temperature", "9" * 400, float("inf"), id="400-digits"),
-        pytest.param("temperature", "9" * 5000, float("inf"), id="5000-digits"),
-        pytest.param("prompt", '"\\ud83c\\udf0d"', "🌍", id="surrogate-pair"),
-        pytest.param("prompt", '"\u2028\\u0000"', "\u2028\0", id="odd-characters"),
-        pytest.param("logprobs", "null", None, id="logprobs-off"),
-        pytest.param("frequency_penalty", "-0.1", narrow(-0.1), id="f32"),
-        pytest.param("xtc_threshold", "0.1", narrow(0.1), id="xtc_threshold"),
-        pytest.param("repeat_last_n", "-2147483648", -(2**31), id="i32"),
-        pytest.param("logit_bias", '{"7":-100,"x":0.1}', {"7": -100.0, "x": narrow(0.1)}, id="logit_bias"),
-        pytest.param("logit_bias", '{"7":1e999}', {"7": float("inf")}, id="logit_bias-above-f64"),
-        pytest.param("stop_token_ids", "[0,4294967295]", (0, 2**32 - 1), id="stop_token_ids"),
-        pytest.param("grammar", "null", None, id="grammar-off"),
-        pytest.param("json_schema", "null", None, id="json_schema-off"),
-        pytest.param("json_schema", " true", "true", id="json_schema-true"),
-        pytest.param(
-            "json_schema", '{"b": 1, "a":{"d":2,"c":"\\u00e9"}}', '{"b":1,"a":{"d":2,"c":"é"}}', id="json_schema"
-        ),
-        pytest.param("regex", '"[a-z]+\\n"', "[a-z]+\n", id="regex"),
-        pytest.param("regex", "null", None, id="regex-off"),
-        pytest.param("cache_salt", '"a\\u0000b"', "a\0b", id="cache_salt"),
-        pytest.param("cache_salt", "null", None, id="cache_salt-off"),
-    ],
-)
+@cases
 def test_value_is_read_as_its_type(field: str, literal: str, value: object) -> None:
     assert getattr(parse_execute(raw_body(field, literal)), field) == value
 
 
-@pytest.mark.parametrize(
-    ("field", "literal"),
-    [
-        pytest.param("temperature", "null", id="TV-020"),
-        pytest.param("temperature", '"hot"', id="TV-021"),
-        pytest.param("temperature", "true", id="float-true"),
-        pytest.param("temperature", "[1]", id="float-array"),
-        pytest.param("seed", "-1", id="TV-027"),
-        pytest.param("seed", "18446744073709551616", id="TV-028"),
-        pytest.param("seed", "9" * 5000, id="seed-5000-digits"),
-        pytest.param("seed", "1.5", id="TV-029"),
-        pytest.param("seed", "1e999", id="seed-huge-float"),
-        pytest.param("top_k", "4294967296", id="TV-034"),
-        pytest.param("top_k", "-1", id="TV-035"),
-        pytest.param("stop", "null", id="TV-051"),
-        pytest.param("stop", '"END"', id="TV-052"),
-        pytest.param("stop", "[1]", id="stop-number"),
-        pytest.param("max_tokens", "100.0", id="TV-077"),
-        pytest.param("max_tokens", "1e2", id="exponent"),
-        pytest.param("max_tokens", '"100"', id="TV-078"),
-        pytest.param("max_tokens", "null", id="max_tokens-null"),
-        pytest.param("max_tokens", "true", id="max_tokens-true"),
-        pytest.param("max_tokens", "9" * 400, id="max_tokens-400-digits"),
-        pytest.param("job_id", "7", id="job_id-number"),
-        pytest.param("prompt", "null", id="prompt-null"),
-        pytest.param("prompt", "1e999", id="prompt-huge-float"),
-        pytest.param("logprobs", "-1", id="logprobs-negative"),
-        pytest.param("logprobs", "true", id="logprobs-true"),
-        pytest.param("frequency_penalty", "null", id="frequency_penalty-null"),
-        pytest.param("presence_penalty", '"0"', id="presence_penalty-string"),
-        pytest.param("repeat_last_n", "2147483648", id="repeat_last_n-above-i32"),
-        pytest.param("typical_p", "[]", id="typical_p-array"),
-        pytest.param("top_n_sigma", "{}", id="top_n_sigma-object"),
-        pytest.param("xtc_probability", "null", id="xtc_probability-null"),
-        pytest.param("xtc_threshold", "false", id="xtc_threshold-false"),
-        pytest.param("dry_multiplier", "null", id="dry_multiplier-null"),
-        pytest.param("dry_base", '"1.75"', id="dry_base-string"),
-        pytest.param("dry_allowed_length", "2.0", id="dry_allowed_length-float"),
-        pytest.param("logit_bias", "null", id="logit_bias-null"),
-        pytest.param("logit_bias", "[[7,1]]", id="logit_bias-array"),
-        pytest.param("logit_bias", '{"7":"1"}', id="logit_bias-string-inside"),
-        pytest.param("logit_bias", '{"7":null}', id="logit_bias-null-inside"),
-        pytest.param("logit_bias", '{"7":1,"\\u0037":2}', id="logit_bias-id-given-twice"),
-        pytest.param("json_schema", '{"type":"string","maxLength":2,"maxLength":30}', id="json_schema-member-twice"),
-        pytest.param("json_schema", '{"properties":{"a":{},"\\u0061":{}}}', id="json_schema-property-twice"),
-        pytest.param("ignore_eos", "1", id="ignore_eos-number"),
-        pytest.param("min_tokens", "-1", id="min_tokens-negative"),
-        pytest.param("stop_token_ids", "7", id="stop_token_ids-number"),
-        pytest.param("stop_token_ids", "[-1]", id="stop_token_ids-negative"),
-        pytest.param("stop_token_ids", '["7"]', id="stop_token_ids-string"),
-        pytest.param("grammar", "{}", id="grammar-object"),
-        pytest.param("regex", "true", id="regex-true"),
-        pytest.param("cache_salt", "7", id="cache_salt-number"),
-        pytest.param("cache_salt", '["a"]', id="cache_salt-array"),
-        pytest.param("json_schema", '"{}"', id="json_schema-as-text"),
-        pytest.param("json_schema", "[]", id="json_schema-array"),
-        pytest.param("json_schema", '{"const":1e999}', id="json_schema-number-out-of-range"),
-    ],
-)
+@cases
 def test_wrong_type_is_422_and_names_the_field(field: str, literal: str) -> None:
     with pytest.raises(WrongShape) as caught:
         parse_execute(raw_body(field, literal))
@@ -142,14 +47,7 @@ def test_wrong_type_is_422_and_names_the_field(field: str, literal: str) -> None
     assert str(caught.value).startswith(SHAPED_AS + field)
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        pytest.param("max_tokens", id="TV-022"),
-        pytest.param("job_id", id="TV-068"),
-        pytest.param("prompt", id="TV-069"),
-    ],
-)
+@cases
 def test_missing_field_is_422(field: str) -> None:
     with pytest.raises(WrongShape) as caught:
         parse_execute(body_of(without(field)))
@@ -202,13 +100,7 @@ def test_not_json_is_400(body: bytes) -> None:
     assert str(caught.value).startswith(PARSED_AS)
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
-        pytest.param({"stream": True, "model": "x"}, id="TV-070"),
-        pytest.param({"a": [{"b": None}], "": 10**400}, id="any-shape"),
-    ],
-)
+@cases
 def test_unknown_fields_are_ignored(extra: dict[str, Any]) -> None:
     assert parse_execute(body_of(R0 | extra)) == parse_execute(body_of(R0))
 
@@ -267,16 +159,7 @@ def test_absent_fields_have_their_defaults_and_given_ones_are_kept(
     assert parse_execute(body_of(sent)) == expected
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        pytest.param(
-            {"job_id": "roundtrip-test", "prompt": "Test prompt", "max_tokens": 150, "temperature": 0.8, "seed": 999}
-            | {"top_p": 0.95, "top_k": 40, "repetition_penalty": 1.2, "stop": ["END"], "min_p": 0.02},
-            id="TV-063",
-        ),
-    ],
-)
+@cases
 def test_request_survives_being_written_and_read(sent: dict[str, Any]) -> None:
     request = parse_execute(body_of(sent))
     assert parse_execute(msgspec.json.encode(request)) == request

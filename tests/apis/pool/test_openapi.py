@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 
 from tests.apis.pool.vectors import R0, violations
+from tests.tables import cases
 from worker.apis.core.events import (
     EVENT_TYPES,
     EndEvent,
@@ -199,21 +200,7 @@ MESSAGES: tuple[Json, ...] = (
 )
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        {"prompt": "hi"},
-        {"prompt": "hi", "messages": None, "chat_template_kwargs": None},
-        {"prompt": "hi", "messages": [HI]},
-        {"prompt": "hi", "chat_template_kwargs": {}},
-        {},
-        {"messages": None},
-        {"messages": []},
-        {"messages": [HI], "chat_template_kwargs": {"a": 1}},
-        {"messages": [HI], "chat_template_kwargs": []},
-        *({"messages": [message]} for message in MESSAGES),
-    ],
-)
+@cases
 def test_a_prompt_or_messages_is_what_the_schema_allows_and_the_rules_do(sent: Json) -> None:
     body = {"job_id": "a", "max_tokens": 1, **sent}
     try:
@@ -295,15 +282,6 @@ def test_whatever_is_encoded_is_an_event_by_the_schema_and_has_no_key_it_does_no
     assert event.keys() <= shape["properties"].keys()
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"type": "token", "t": "", "i": 0},
-        {"type": "token", "t": "a", "i": -1},
-        {"type": "tokens", "t": "a", "i": 0},
-        {"type": "error", "code": "SURPRISE", "message": "", "retriable": False},
-        {"type": "error", "code": "CANCELLED", "message": ""},
-    ],
-)
+@cases
 def test_what_is_no_event_is_none_by_the_schema(broken: Json) -> None:
     assert not EVENTS.is_valid(broken)

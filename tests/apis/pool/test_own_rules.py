@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.apis.pool.test_rules import MAX_TOKENS_OUT, entry, errors
 from tests.apis.pool.vectors import R0, body_of, violations, without
+from tests.tables import cases
 from tools.reference.openapi import document
 from worker.apis.core.bodies import MAX_ERRORS, FieldError, encode_violations
 from worker.apis.core.rules import MAX_BIASES
@@ -31,97 +32,7 @@ def out_of(field: str, constraint: str, bound: str, value: str) -> str:
 # ── words ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    ("sent", "expected"),
-    [
-        ({"logprobs": 21}, out_of("logprobs", "range(0..=20)", "at most 20", "21")),
-        ({"frequency_penalty": -2.1}, out_of("frequency_penalty", "range(-2.0..=2.0)", "at least -2.0", "-2.1")),
-        ({"repeat_last_n": -2}, out_of("repeat_last_n", "range(-1..)", "at least -1", "-2")),
-        ({"dry_multiplier": 1e39}, out_of("dry_multiplier", "range(0.0..=100.0)", "at most 100.0", "inf")),
-        ({"min_tokens": 101}, out_of("min_tokens", "range(0..=100)", "at most 100", "101")),
-        (
-            {"logit_bias": {"7": 0, "49152": 1}},
-            entry(
-                "logit_bias",
-                "vocabulary(49152)",
-                "logit_bias entry 1 must be a token id below 49152 (got 49152)",
-                "49152",
-            ),
-        ),
-        (
-            {"logit_bias": {"007": 0}},
-            entry("logit_bias", "token_id", "logit_bias entry 0 must be named by a token id in decimal"),
-        ),
-        (
-            {"logit_bias": {"7": -100.5}},
-            entry(
-                "logit_bias",
-                "range(-100.0..=100.0)",
-                "logit_bias entry 0 must be at least -100.0 (got -100.5)",
-                "-100.5",
-            ),
-        ),
-        (
-            {"stop_token_ids": [0, 50000]},
-            entry(
-                "stop_token_ids",
-                "vocabulary(49152)",
-                "stop_token_ids entry 1 must be a token id below 49152 (got 50000)",
-                "50000",
-            ),
-        ),
-        (
-            {"stop_token_ids": list(range(65))},
-            entry("stop_token_ids", "max_count(64)", "stop_token_ids must have at most 64 entries (got 65)", "65"),
-        ),
-        (
-            {"ignore_eos": True, "grammar": GRAMMAR},
-            entry(
-                "ignore_eos",
-                "exclusive(grammar)",
-                "ignore_eos cannot go with grammar, which says where the text ends; send one of them",
-            ),
-        ),
-        (
-            {"ignore_eos": True, "json_schema": {}},
-            entry(
-                "ignore_eos",
-                "exclusive(json_schema)",
-                "ignore_eos cannot go with json_schema, which says where the text ends; send one of them",
-            ),
-        ),
-        ({"grammar": " \n"}, entry("grammar", "non_empty", "grammar must not be blank")),
-        (
-            {"json_schema": {}, "grammar": GRAMMAR},
-            entry("json_schema", "exclusive(grammar)", "json_schema cannot go with grammar; send one of them"),
-        ),
-        (
-            {"json_schema": {}, "grammar": GRAMMAR, "regex": "a"},
-            entry(
-                "regex",
-                "exclusive(grammar,json_schema)",
-                "regex cannot go with grammar and json_schema; send one of them",
-            ),
-        ),
-        (
-            {"ignore_eos": True, "regex": "a"},
-            entry(
-                "ignore_eos",
-                "exclusive(regex)",
-                "ignore_eos cannot go with regex, which says where the text ends; send one of them",
-            ),
-        ),
-        (
-            {"cache_salt": "secret" * 43},
-            entry("cache_salt", "length(1..=256)", "cache_salt must have 1 to 256 characters (got 258)"),
-        ),
-        ({"regex": "a\0"}, entry("regex", "no_nul", "regex must not contain NUL characters")),
-        (
-            {"json_schema": {"a": json.loads("[" * 64 + "]" * 64)}},
-            entry("json_schema", "max_depth(64)", "json_schema must be nested at most 64 deep (got 65)"),
-        ),
-    ],
-)
+@cases
 def test_a_broken_rule_is_reported_in_these_words(sent: dict[str, Any], expected: str) -> None:
     assert encode_violations(broken(sent)) == errors(expected)
 

@@ -7,18 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import cases
 from worker.apis.core.bodies import Problems
 from worker.apis.core.rules import f32_text, float_range, int_range
 from worker.wire.jobs import narrow
 
 
-@pytest.mark.parametrize(
-    ("value", "constraint", "message"),
-    [
-        (-2.5, "range(-2.0..=2.0)", "x must be at least -2.0 (got -2.5)"),
-        (narrow(1e39), "range(-2.0..=2.0)", "x must be at most 2.0 (got inf)"),
-    ],
-)
+@cases
 def test_a_float_out_of_range(value: float, constraint: str, message: str) -> None:
     problems = Problems()
     float_range(problems, "x", value, -2, 2)
@@ -33,14 +28,7 @@ def test_one_of_many_numbers_of_a_field_is_named_by_its_subject() -> None:
     assert (error.field, error.message) == ("x", "x entry 7 must be at most 2.0 (got 3)")
 
 
-@pytest.mark.parametrize(
-    ("value", "most", "constraint", "message"),
-    [
-        (0, 9, "range(1..=9)", "x must be at least 1 (got 0)"),
-        (10, 9, "range(1..=9)", "x must be at most 9 (got 10)"),
-        (0, None, "range(1..)", "x must be at least 1 (got 0)"),
-    ],
-)
+@cases
 def test_a_whole_number_out_of_range(value: int, most: int | None, constraint: str, message: str) -> None:
     problems = Problems()
     int_range(problems, "x", value, 1, most)
@@ -55,24 +43,7 @@ def test_a_whole_number_in_range_or_off_is_no_error(value: int | None) -> None:
     assert problems.found == []
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (3.0, "3"),
-        (2.1, "2.1"),
-        (-0.1, "-0.1"),
-        (1e10, "10000000000"),
-        (1e39, "inf"),
-        (-1e39, "-inf"),
-        (0.0, "0"),
-        (-0.0, "-0"),
-        (2**-149, "0." + "0" * 44 + "1"),
-        (3.4028234663852886e38, "34028235" + "0" * 31),
-        (16777216.0, "16777216"),
-        (2.0**-20, "0.0000009536743"),
-        (2.0**87, "15474251" + "0" * 19),  # the nearest eight digits, 15474250, read back as the f32 below
-    ],
-)
+@cases
 def test_f32_is_printed_as_rust_prints_it(value: float, text: str) -> None:
     assert f32_text(narrow(value)) == text
 

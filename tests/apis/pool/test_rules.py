@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.apis.pool.vectors import R0, body_of, violations, without
+from tests.tables import cases
 from worker.apis.core.bodies import MAX_ERRORS, FieldError, encode_violations
 from worker.apis.pool.execute import ExecuteRequest, checked_prompt, parse_execute
 from worker.wire.prompts import Conversation
@@ -38,52 +39,7 @@ def out_of(field: str, most: str, bound: str, value: str) -> str:
     return entry(field, f"range(0.0..={most})", f"{field} must be {bound} (got {value})", value)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param({}, id="TV-001"),
-        pytest.param({"prompt": "x" * 32768}, id="TV-005"),
-        pytest.param({"prompt": "世" * 32768}, id="TV-006"),
-        pytest.param({"max_tokens": 1}, id="TV-010"),
-        pytest.param({"max_tokens": 2048}, id="TV-011"),
-        pytest.param({"temperature": 0.0}, id="TV-014"),
-        pytest.param({"temperature": 2.0}, id="TV-015"),
-        pytest.param({"temperature": 2}, id="TV-018"),
-        pytest.param({"temperature": 2.00000001}, id="TV-019"),
-        pytest.param({"seed": 0}, id="TV-023"),
-        pytest.param({"seed": 18446744073709551615}, id="TV-024"),
-        pytest.param({"seed": 12345678901234567890}, id="TV-025"),
-        pytest.param({"seed": None}, id="TV-026"),
-        pytest.param({"top_p": 0.0}, id="TV-030a"),
-        pytest.param({"top_p": 0.5}, id="TV-030b"),
-        pytest.param({"top_p": 1.0}, id="TV-030c"),
-        pytest.param({"top_k": 0}, id="TV-033a"),
-        pytest.param({"top_k": 50}, id="TV-033b"),
-        pytest.param({"top_k": 151936}, id="TV-033c"),
-        pytest.param({"top_k": 4294967295}, id="TV-033d"),
-        pytest.param({"repetition_penalty": 0.0}, id="TV-036a"),
-        pytest.param({"repetition_penalty": 1.0}, id="TV-036b"),
-        pytest.param({"repetition_penalty": 1.5}, id="TV-036c"),
-        pytest.param({"repetition_penalty": 2.0}, id="TV-036d"),
-        pytest.param({"stop": []}, id="TV-039"),
-        pytest.param({"stop": ["\\n\\n"]}, id="TV-040"),
-        pytest.param({"stop": ["\\n\\n", "END", "STOP"]}, id="TV-041"),
-        pytest.param({"stop": ["a", "b", "c", "d"]}, id="TV-042"),
-        pytest.param({"stop": ["x" * 100]}, id="TV-046"),
-        pytest.param({"stop": ["世" * 33]}, id="TV-048"),
-        pytest.param({"min_p": 0.0}, id="TV-053a"),
-        pytest.param({"min_p": 0.05}, id="TV-053b"),
-        pytest.param({"min_p": 1.0}, id="TV-053c"),
-        pytest.param(
-            {"job_id": "test-123", "prompt": "Hello world", "top_p": 0.9, "top_k": 50, "repetition_penalty": 1.1}
-            | {"stop": ["\n\n"], "min_p": 0.05},
-            id="TV-064",
-        ),
-        pytest.param({"stream": True, "model": "x"}, id="TV-070"),
-        pytest.param({"temperature": -0.0}, id="TV-079"),
-        pytest.param({"job_id": " "}, id="TV-080"),
-    ],
-)
+@cases
 def test_within_the_rules(change: dict[str, Any]) -> None:
     assert answer(R0 | change) == errors()
 
@@ -103,86 +59,7 @@ def long_stop(index: int, n_bytes: int) -> str:
     return entry("stop", "max_length(100)", f"stop sequence {index} must be at most 100 characters (got {n_bytes})")
 
 
-@pytest.mark.parametrize(
-    ("change", "entries"),
-    [
-        pytest.param({"job_id": ""}, [JOB_ID], id="TV-002"),
-        pytest.param({"prompt": ""}, [PROMPT], id="TV-003"),
-        pytest.param(
-            {"prompt": "x" * 32769},
-            [entry("prompt", PROMPT_LENGTH, "prompt must be at most 32768 characters (got 32769)")],
-            id="TV-004",
-        ),
-        pytest.param(
-            {"prompt": "🌍" * 32769},
-            [entry("prompt", PROMPT_LENGTH, "prompt must be at most 32768 characters (got 32769)")],
-            id="TV-007",
-        ),
-        pytest.param({"max_tokens": 0}, [MAX_TOKENS], id="TV-008"),
-        pytest.param(
-            {"max_tokens": 2049},
-            [entry("max_tokens", "range(1..=2048)", "max_tokens must be at most 2048 (got 2049)", "2049")],
-            id="TV-009",
-        ),
-        pytest.param({"temperature": -0.1}, [out_of("temperature", "2.0", "at least 0.0", "-0.1")], id="TV-012"),
-        pytest.param({"temperature": 2.1}, [out_of("temperature", "2.0", "at most 2.0", "2.1")], id="TV-013"),
-        pytest.param({"temperature": 2.5}, [out_of("temperature", "2.0", "at most 2.0", "2.5")], id="TV-016"),
-        pytest.param({"temperature": 3.0}, [out_of("temperature", "2.0", "at most 2.0", "3")], id="TV-017"),
-        pytest.param({"temperature": 1e39}, [out_of("temperature", "2.0", "at most 2.0", "inf")], id="inf"),
-        pytest.param({"temperature": -1e39}, [out_of("temperature", "2.0", "at least 0.0", "-inf")], id="minus-inf"),
-        pytest.param({"temperature": 10**400}, [out_of("temperature", "2.0", "at most 2.0", "inf")], id="400-digits"),
-        pytest.param({"top_p": -0.1}, [out_of("top_p", "1.0", "at least 0.0", "-0.1")], id="TV-031"),
-        pytest.param({"top_p": 1.1}, [out_of("top_p", "1.0", "at most 1.0", "1.1")], id="TV-032"),
-        pytest.param(
-            {"repetition_penalty": -0.1},
-            [out_of("repetition_penalty", "2.0", "at least 0.0", "-0.1")],
-            id="TV-037",
-        ),
-        pytest.param(
-            {"repetition_penalty": 2.1}, [out_of("repetition_penalty", "2.0", "at most 2.0", "2.1")], id="TV-038"
-        ),
-        pytest.param({"stop": list("abcde")}, [FIVE_STOPS], id="TV-043"),
-        pytest.param({"stop": [""]}, [empty_stop(0)], id="TV-044"),
-        pytest.param({"stop": ["x" * 101]}, [long_stop(0, 101)], id="TV-045"),
-        pytest.param({"stop": ["世" * 34]}, [long_stop(0, 102)], id="TV-047"),
-        pytest.param({"stop": ["ok", "", "y" * 101]}, [empty_stop(1), long_stop(2, 101)], id="TV-049"),
-        pytest.param({"stop": [""] * 5}, [FIVE_STOPS, *map(empty_stop, range(5))], id="TV-050"),
-        pytest.param({"min_p": -0.1}, [out_of("min_p", "1.0", "at least 0.0", "-0.1")], id="TV-054"),
-        pytest.param({"min_p": 1.1}, [out_of("min_p", "1.0", "at most 1.0", "1.1")], id="TV-055"),
-        pytest.param(
-            {"job_id": "", "prompt": "", "max_tokens": 0, "temperature": 3.0},
-            [JOB_ID, PROMPT, MAX_TOKENS, out_of("temperature", "2.0", "at most 2.0", "3")],
-            id="TV-056",
-        ),
-        pytest.param(
-            {"job_id": "test", "prompt": "Hello", "top_p": 1.5, "repetition_penalty": 3.0}
-            | {"stop": list("abcde"), "min_p": -0.1},
-            [
-                out_of("top_p", "1.0", "at most 1.0", "1.5"),
-                out_of("repetition_penalty", "2.0", "at most 2.0", "3"),
-                FIVE_STOPS,
-                out_of("min_p", "1.0", "at least 0.0", "-0.1"),
-            ],
-            id="TV-057",
-        ),
-        pytest.param(
-            {"job_id": "", "prompt": "", "max_tokens": 0, "temperature": 3.0, "top_p": 1.5}
-            | {"repetition_penalty": 3.0, "stop": list("abcde"), "min_p": 1.5},
-            [
-                JOB_ID,
-                PROMPT,
-                MAX_TOKENS,
-                out_of("temperature", "2.0", "at most 2.0", "3"),
-                out_of("top_p", "1.0", "at most 1.0", "1.5"),
-                out_of("repetition_penalty", "2.0", "at most 2.0", "3"),
-                FIVE_STOPS,
-                out_of("min_p", "1.0", "at most 1.0", "1.5"),
-            ],
-            id="TV-058",
-        ),
-        pytest.param({"job_id": "", "prompt": "", "max_tokens": 0}, [JOB_ID, PROMPT, MAX_TOKENS], id="TV-059"),
-    ],
-)
+@cases
 def test_all_broken_rules_are_reported_at_once_in_field_order(change: dict[str, Any], entries: list[str]) -> None:
     assert answer(R0 | change) == errors(*entries)
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.apis.asking import TERMS, body, talk
+from tests.tables import cases
 from worker.apis.core.request import Request
 from worker.apis.core.tools import TEXT_ARGUMENT
 from worker.apis.responses.items import SILENT
@@ -210,19 +211,7 @@ def test_namespaces_are_flattened() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("choice", "expected", "only"),
-    [
-        (None, "auto", None),
-        ("none", "none", None),
-        ("required", "required", None),
-        ({"type": "function", "name": "read"}, "required", {"read"}),
-        ({"type": "function", "name": "files__read"}, "required", {"files__read"}),
-        ({"type": "function", "name": "read", "namespace": "files"}, "required", {"files__read"}),
-        ({"type": "custom", "name": "patch"}, "required", {"files__patch"}),
-        ({"type": "allowed_tools", "mode": "auto", "tools": [FUNCTION]}, "auto", {"read"}),
-    ],
-)
+@cases
 def test_a_choice_names_tools(choice: Any, expected: str, only: set[str] | None) -> None:
     namespace = {"type": "namespace", "name": "files", "description": "", "tools": [FUNCTION, CUSTOM]}
     request = asked(tools=[FUNCTION, namespace], tool_choice=choice)
