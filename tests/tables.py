@@ -1,4 +1,4 @@
-"""Cases of tests as data: `test_x.json` beside `test_x.py` has a list of them by each test's name, a case a line.
+"""Data of tests: the file `x.json` beside `x.py` has tables by their names, a row a line, and each test's cases by its.
 
 A text that is long is written as its parts, {"joined": [...]}, and as what is repeated how often, {"times": [..., n]}.
 """
@@ -20,7 +20,8 @@ def cases(test: Test) -> Test:
     rows = table(sys.modules[test.__module__].__file__, test.__name__)
     names = [name for name in rows[0] if name != "id"]
     params = [pytest.param(*(row[name] for name in names), id=row.get("id")) for row in rows]
-    return pytest.mark.parametrize(names, params)(test)
+    marked: Test = pytest.mark.parametrize(names, params)(test)
+    return marked
 
 
 def table(module: str | None, name: str) -> Any:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_cpp import llama_grammar
 
-from tests.constraints.hostile_grammars import HOSTILE, LARK, MISTAKEN
+from tests.constraints.hostile_grammars import HOSTILE, LARK
 from tests.tables import cases
 from worker.constraints.gbnf import MAX_CHAIN, MAX_DEPTH, MAX_REPEATS, BadGrammar, check_lark, is_lark, lark_of
 from worker.wire.jobs import TokenId
@@ -50,9 +50,8 @@ def lark(text: str) -> str:
     return lark_of(text, token_of)
 
 
-@pytest.mark.parametrize("name", MISTAKEN)
-def test_a_mistake_is_refused_with_its_place_and_without_the_text(name: str) -> None:
-    text, message = MISTAKEN[name]
+@cases
+def test_a_mistake_is_refused_with_its_place_and_without_the_text(text: str, message: str) -> None:
     with pytest.raises(BadGrammar) as caught:
         lark(text)
     assert message in str(caught.value)
