@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.apis.asking import ASKED, TERMS, body, entry, talk
 from tests.apis.wires import CHAT, Told, pieces
-from tests.formats.writing import CALLING, pieces_of
+from tests.formats.writing import pieces_of
 from tests.tables import cases
 from worker.apis.chat.request import read_chat
 from worker.apis.core.bodies import FieldsRefused
@@ -19,7 +19,6 @@ from worker.apis.core.events import Piece
 from worker.apis.core.request import Request, Terms
 from worker.wire.chat_format import HERMES, ReasoningFormat
 
-FORMS = [CALLING[name] for name in ("generic", "qwen3-coder", "deepseek-v3", "harmony", "llama-3")]
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
@@ -38,7 +37,6 @@ def offering(tools: Mapping[str, object]) -> list[dict[str, Any]]:
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────
 
 NAMED = {"type": "function", "function": {"name": "b"}}
-ALLOWED: dict[str, Any] = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
 
 
 @cases

@@ -21,7 +21,7 @@ def asked(**fields: Any) -> Request:
 
 @cases
 def test_a_prompt_has_four_forms(prompt: Any, prompts: Any) -> None:
-    assert asked(prompt=prompt).prompts == prompts
+    assert json.loads(json.dumps(asked(prompt=prompt).prompts)) == prompts
 
 
 def test_a_prompt_has_a_longest_length() -> None:

@@ -58,12 +58,6 @@ def _chain(n: int, **beside: Any) -> dict[str, Any]:
     return {**{str(i): {**_ref(i + 1), **beside} for i in range(n)}, str(n): {"type": "string"}}
 
 
-def _nested(schema: Any, n: int, keyword: str) -> Any:
-    for _ in range(n):
-        schema = {keyword: [schema] if keyword.endswith("Of") else schema}
-    return schema
-
-
 def _tree(name: str, **beside: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {"child": _ref(name)}, **beside}
 

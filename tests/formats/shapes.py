@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from tests.apis.pool.vectors import conversation
+from tests.tables import table
 from worker.formats.render.escapes import ControlNames
 from worker.formats.render.forms import Forms
 from worker.formats.render.sandbox import BrokenTemplate, Unrendered
@@ -54,61 +55,7 @@ def result(content: Any, call_id: str = _FIRST, **more: Any) -> Message:
     return says("tool", content, tool_call_id=call_id, **more)
 
 
-def _without_id(message: Message) -> Message:
-    calls = [{key: value for key, value in one.items() if key != "id"} for one in message.get("tool_calls", ())]
-    kept = {key: value for key, value in message.items() if key not in ("tool_call_id", "tool_calls")}
-    return kept | ({"tool_calls": calls} if calls else {})
-
-
-_SYSTEM, _RULE, _DEVELOPER = says("system", "zqsystem"), says("system", "zqrule"), says("developer", "zqdeveloper")
-_USER, _AGAIN, _MORE = says("user", "zquser"), says("user", "zqagain"), says("user", "zqmore")
-_REPLY, _THEN = says("assistant", "zqreply"), says("assistant", "zqthen")
-_CALL = calling(call("zqname", '{"place": "zqplace", "days": 2}'))
-_OTHER = call("zqother", '{"place": "zqthere"}', _SECOND)
-_RESULT, _NEXT = result("zqresult"), result("zqnext", _SECOND)
-
-SHAPES: Mapping[str, list[Message]] = {
-    "turns": [_USER, _REPLY, _AGAIN],
-    "a system message, then turns": [_SYSTEM, _USER, _REPLY, _AGAIN],
-    "two system messages": [_SYSTEM, _RULE, _USER],
-    "a system message after the user's": [_SYSTEM, _USER, _RULE],
-    "a system message between turns": [_SYSTEM, _USER, _REPLY, _RULE, _AGAIN],
-    "only a later system message": [_USER, _REPLY, _RULE, _AGAIN],
-    "a developer's message": [_DEVELOPER, _USER],
-    "a system and a developer's message": [_SYSTEM, _DEVELOPER, _USER],
-    "a later developer's message": [_USER, _REPLY, _DEVELOPER, _AGAIN],
-    "two users in a row": [_USER, _AGAIN],
-    "two users in a row, later": [_USER, _REPLY, _AGAIN, _MORE],
-    "two assistants in a row": [_USER, _REPLY, _THEN, _AGAIN],
-    "the assistant first": [_REPLY, _USER],
-    "the assistant after a system message": [_SYSTEM, _REPLY, _USER],
-    "an empty answer": [_USER, says("assistant", ""), _AGAIN],
-    "an empty system message": [says("system", ""), _USER],
-    "parts of a content": [says("user", [{"type": "text", "text": "zquser"}, {"type": "text", "text": "zqmore"}])],
-    "reasoning": [_USER, {**_REPLY, "reasoning_content": "Hm."}, _AGAIN],
-    "a call and its result": [_USER, _CALL, _RESULT],
-    "a call with an object": [_USER, calling(call("zqname", {"place": "zqplace", "days": 2})), _RESULT],
-    "a call with empty content": [_USER, {**_CALL, "content": ""}, _RESULT],
-    "a call without arguments": [_USER, calling(call("zqname", "{}")), _RESULT],
-    "a call with what is no object": [_USER, calling(call("zqname", '{"place": "zqplace')), _RESULT],
-    "a call with reasoning": [_USER, {**_CALL, "reasoning_content": "Hm."}, _RESULT],
-    "a call, its result and an answer": [_SYSTEM, _USER, _CALL, _RESULT, _REPLY, _AGAIN],
-    "text beside a call": [_USER, {**_CALL, "content": "zqbeside"}, _RESULT, _REPLY, _AGAIN],
-    "several calls": [_USER, {**_CALL, "tool_calls": [*_CALL["tool_calls"], _OTHER]}, _RESULT, _NEXT, _REPLY, _AGAIN],
-    "call after call": [_USER, _CALL, _RESULT, calling(_OTHER), _NEXT, _REPLY, _AGAIN],
-    "a result in parts": [_USER, _CALL, result([{"type": "text", "text": t} for t in ("zqresult", "zqmore")])],
-    "an empty result": [_USER, _CALL, result("")],
-    "a result and the user": [_USER, _CALL, _RESULT, _AGAIN],
-    "a call without its result": [_USER, _CALL, _AGAIN],
-    "a result of an unknown call": [_USER, _CALL, result("zqresult", "call_unknown")],
-    "a result without a call": [_USER, _REPLY, _RESULT, _AGAIN],
-    "calls and results without ids": [_USER, _without_id(_CALL), _without_id(_RESULT)],
-    "function_call and a function's message": [
-        _USER,
-        says("assistant", None, function_call=_CALL["tool_calls"][0]["function"]),
-        says("function", "zqresult", name="zqname"),
-    ],
-}
+SHAPES: Mapping[str, list[Message]] = table(__file__, "SHAPES")
 
 
 def has_calls(messages: Iterable[Message]) -> bool:

@@ -17,7 +17,6 @@ from worker.wire.chat_format import ChatFormat
 LAW = settings(max_examples=600, deadline=None)
 HARMONY, MUSE = FORMATS["harmony"], FORMATS["muse"]
 TOOLS: dict[str, object] = {"get": {"type": "object", "properties": {"n": {"type": "integer"}}}}
-BEGINS = ("<|start|>assistant", "<|start|>", "<|channel|>", "<|message|>")
 MUSE_CALL = (
     '<atem:function_calls>\n<atem:invoke name="get">\n<atem:parameter name="n">1</atem:parameter>\n</atem:invoke>\n'
 )

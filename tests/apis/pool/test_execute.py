@@ -36,7 +36,8 @@ def raw_body(field: str, literal: str) -> bytes:
 
 @cases
 def test_value_is_read_as_its_type(field: str, literal: str, value: object) -> None:
-    assert getattr(parse_execute(raw_body(field, literal)), field) == value
+    read = getattr(parse_execute(raw_body(field, literal)), field)
+    assert (list(read) if isinstance(read, tuple) else read) == value
 
 
 @cases
@@ -110,53 +111,11 @@ def test_unknown_field_may_come_twice_and_be_out_of_range() -> None:
     assert parse_execute(body) == parse_execute(body_of(R0))
 
 
-@pytest.mark.parametrize(
-    ("sent", "expected"),
-    [
-        pytest.param(
-            {"job_id": "test-job", "prompt": "Hello", "max_tokens": 100, "temperature": 0.7, "seed": 42},
-            ExecuteRequest(job_id="test-job", prompt="Hello", max_tokens=100, temperature=narrow(0.7), seed=42),
-            id="TV-060",
-        ),
-        pytest.param(
-            {"job_id": "test-job", "prompt": "Hello", "max_tokens": 100, "temperature": 0.7, "seed": 42}
-            | {"top_p": 0.9, "top_k": 50, "repetition_penalty": 1.1, "stop": ["\\n\\n", "END"], "min_p": 0.05},
-            ExecuteRequest(
-                job_id="test-job",
-                prompt="Hello",
-                max_tokens=100,
-                temperature=narrow(0.7),
-                seed=42,
-                top_p=narrow(0.9),
-                top_k=50,
-                repetition_penalty=narrow(1.1),
-                stop=("\\n\\n", "END"),
-                min_p=narrow(0.05),
-            ),
-            id="TV-061",
-        ),
-        pytest.param(
-            {"job_id": "test", "prompt": "Hello", "max_tokens": 100},
-            ExecuteRequest(
-                job_id="test",
-                prompt="Hello",
-                max_tokens=100,
-                temperature=1.0,
-                seed=None,
-                top_p=1.0,
-                top_k=0,
-                repetition_penalty=1.0,
-                stop=(),
-                min_p=0.0,
-            ),
-            id="TV-062",
-        ),
-    ],
-)
+@cases
 def test_absent_fields_have_their_defaults_and_given_ones_are_kept(
-    sent: dict[str, Any], expected: ExecuteRequest
+    sent: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    assert parse_execute(body_of(sent)) == expected
+    assert parse_execute(body_of(sent)) == msgspec.convert(expected, ExecuteRequest)
 
 
 @cases

@@ -176,30 +176,6 @@ def test_the_request_has_every_field_with_a_description_and_the_workers_limits()
     assert request["properties"]["xtc_threshold"]["default"] == 0.1
 
 
-HI = {"role": "user", "content": "hi"}
-CALL: Json = {"function": {"name": "f", "arguments": "{}"}}
-MESSAGES: tuple[Json, ...] = (
-    {"role": "root", "content": "hi"},
-    {"role": "user"},
-    {"role": "user", "content": None},
-    {"role": "user", "content": [{"type": "text", "text": "hi"}], "name": None},
-    {"role": "user", "content": [{"type": "text"}]},
-    {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
-    {"role": "user", "content": "hi", "tool_calls": [CALL]},
-    {"role": "user", "content": "hi", "tool_calls": []},
-    {"role": "assistant", "tool_calls": [CALL]},
-    {"role": "assistant", "content": None, "tool_calls": [CALL], "function_call": None},
-    {"role": "assistant", "content": None, "tool_calls": [CALL], "function_call": CALL["function"]},
-    {"role": "assistant", "content": None, "tool_calls": [CALL | {"type": "custom"}]},
-    {"role": "assistant", "content": None, "tool_calls": []},
-    {"role": "assistant", "function_call": CALL["function"]},
-    {"role": "assistant", "reasoning": "hm"},
-    {"role": "assistant", "reasoning": ""},
-    {"role": "tool", "content": "7", "tool_call_id": "a"},
-    {"role": "tool", "content": "7", "tool_call_id": 7},
-)
-
-
 @cases
 def test_a_prompt_or_messages_is_what_the_schema_allows_and_the_rules_do(sent: Json) -> None:
     body = {"job_id": "a", "max_tokens": 1, **sent}

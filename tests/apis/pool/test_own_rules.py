@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.apis.pool.test_rules import MAX_TOKENS_OUT, entry, errors
+from tests.apis.pool.test_rules import MAX_TOKENS_OUT, errors
 from tests.apis.pool.vectors import R0, body_of, violations, without
 from tests.tables import cases
 from tools.reference.openapi import document
@@ -23,10 +23,6 @@ GRAMMAR = 'root ::= "a"'
 
 def broken(sent: dict[str, Any], vocab_size: int | None = VOCAB) -> list[FieldError]:
     return violations(parse_execute(body_of(R0 | sent)), MAX_TOKENS_OUT, vocab_size, max_prompt_chars=32_768)
-
-
-def out_of(field: str, constraint: str, bound: str, value: str) -> str:
-    return entry(field, constraint, f"{field} must be {bound} (got {value})", value)
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────────

@@ -33,9 +33,6 @@ def test_two_requests_without_an_id_get_different_ones(value: str | None) -> Non
     assert correlation_id(value) != correlation_id(value)
 
 
-MOMENT_S = datetime(2025, 10, 4, 12, 0, 0, tzinfo=UTC).timestamp()
-
-
 @cases
 def test_deadline_is_epoch_milliseconds_or_iso_8601(value: str, epoch_s: float) -> None:
     assert parse_deadline(value) == epoch_s

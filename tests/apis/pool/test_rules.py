@@ -35,28 +35,9 @@ def entry(field: str, constraint: str, message: str, value: str | None = None) -
     return f'{{"field":"{field}","constraint":"{constraint}","message":"{message}"{tail}}}'
 
 
-def out_of(field: str, most: str, bound: str, value: str) -> str:
-    return entry(field, f"range(0.0..={most})", f"{field} must be {bound} (got {value})", value)
-
-
 @cases
 def test_within_the_rules(change: dict[str, Any]) -> None:
     assert answer(R0 | change) == errors()
-
-
-PROMPT_LENGTH = "length(1..=32768)"
-JOB_ID = entry("job_id", "non_empty", "job_id must not be empty", "")
-PROMPT = entry("prompt", PROMPT_LENGTH, "prompt must not be empty")
-MAX_TOKENS = entry("max_tokens", "range(1..=2048)", "max_tokens must be at least 1", "0")
-FIVE_STOPS = entry("stop", "max_count(4)", "stop must have at most 4 sequences (got 5)", "5")
-
-
-def empty_stop(index: int) -> str:
-    return entry("stop", "non_empty", f"stop sequence {index} must not be empty")
-
-
-def long_stop(index: int, n_bytes: int) -> str:
-    return entry("stop", "max_length(100)", f"stop sequence {index} must be at most 100 characters (got {n_bytes})")
 
 
 @cases

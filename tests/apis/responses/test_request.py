@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.apis.asking import TERMS, body, talk
-from tests.tables import cases
+from tests.tables import cases, table
 from worker.apis.core.request import Request
 from worker.apis.core.tools import TEXT_ARGUMENT
 from worker.apis.responses.items import SILENT
@@ -16,7 +16,6 @@ from worker.apis.responses.request import read_response
 RIGHT: dict[str, Any] = {"model": "any", "input": "Hello", "max_output_tokens": 4}
 FUNCTION = {"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}}
 CUSTOM = {"type": "custom", "name": "patch"}
-LEFT_OUT = "[image left out: this model reads text only]"
 USER = {"role": "user", "content": "Hello"}
 CALL = {"type": "function_call", "call_id": "c", "name": "read", "arguments": "{}"}
 
@@ -84,70 +83,14 @@ def test_reasoning_of_another_server_is_named() -> None:
 
 # ── items of hosted services ─────────────────────────────────────────────────────────────────────
 
-PICTURE = {"type": "computer_screenshot", "image_url": "data:image/png;base64,PICTURE"}
-BROUGHT_IN: list[tuple[dict[str, Any], list[tuple[str, str]], list[str]]] = [
-    (
-        {"type": "mcp_call", "server_label": "wiki", "name": "ask", "arguments": '{"q": 1}', "output": "Paris"},
-        [
-            ("assistant", '[mcp_call: {"server_label":"wiki","name":"ask","arguments":"{\\"q\\": 1}"}]'),
-            ("user", "[result of mcp_call: Paris]"),
-        ],
-        [],
-    ),
-    (
-        {"type": "local_shell_call", "call_id": "c", "action": {"type": "exec", "command": ["ls"]}},
-        [("assistant", '[local_shell_call: {"type":"exec","command":["ls"]}]')],
-        [],
-    ),
-    (
-        {"type": "local_shell_call_output", "id": "c", "output": "a.txt"},
-        [("user", "[local_shell_call_output: a.txt]")],
-        [],
-    ),
-    (
-        {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "é", "outcome": {"type": "timeout"}}]},
-        [("user", '[shell_call_output: [{"stdout":"é","outcome":{"type":"timeout"}}]]')],
-        [],
-    ),
-    (
-        {"type": "apply_patch_call", "operation": {"type": "delete_file", "path": "a"}},
-        [("assistant", '[apply_patch_call: {"type":"delete_file","path":"a"}]')],
-        [],
-    ),
-    ({"type": "apply_patch_call_output", "status": "failed"}, [("user", "[apply_patch_call_output: failed]")], []),
-    (
-        {
-            "type": "code_interpreter_call",
-            "code": "1+1",
-            "outputs": [{"type": "logs", "logs": "2"}, {"type": "image", "url": "PICTURE"}],
-        },
-        [
-            ("assistant", "[code_interpreter_call: 1+1]"),
-            (
-                "user",
-                f'[result of code_interpreter_call: [{{"type":"logs","logs":"2"}},"{LEFT_OUT}"]]',
-            ),
-        ],
-        ["input.code_interpreter_call.outputs.image"],
-    ),
-    (
-        {"type": "computer_call_output", "call_id": "c", "output": PICTURE},
-        [("user", "[computer_call_output: [computer_screenshot left out: this model reads text only]]")],
-        ["input.computer_call_output.output.computer_screenshot"],
-    ),
-    ({"type": "file_search_call", "queries": ["x"]}, [("assistant", '[file_search_call: ["x"]]')], []),
-    ({"type": "program_output", "call_id": "c", "result": "7"}, [("user", "[program_output: 7]")], []),
-]
-"""item → the messages that it becomes, and the names of what is left out"""
 
-
-@pytest.mark.parametrize(("item", "said", "left_out"), BROUGHT_IN, ids=[item["type"] for item, _, _ in BROUGHT_IN])
+@cases
 def test_calls_of_other_services_and_their_results_come_as_text(
-    item: dict[str, Any], said: list[tuple[str, str]], left_out: list[str]
+    item: dict[str, Any], said: list[list[str]], left_out: list[str]
 ) -> None:
     request = asked(input=[USER, {"id": "x", "status": "completed", **item}, USER])
     read = json.loads(talk(request).messages)
-    assert [(one["role"], one["content"]) for one in read[1:-1]] == said
+    assert [[one["role"], one["content"]] for one in read[1:-1]] == said
     assert list(request.ignored) == left_out
     assert "PICTURE" not in talk(request).messages
 
@@ -160,11 +103,14 @@ def test_an_item_that_carries_nothing_for_the_model_is_left_out_and_named(kind: 
     assert request.ignored == (f"input.{kind}",)
 
 
+CALLS_AS_TEXT = "test_calls_of_other_services_and_their_results_come_as_text"
+
+
 def nested(n: int) -> Any:
     return [nested(n - 1)] if n else 0
 
 
-@pytest.mark.parametrize("kind", [*SILENT, *(item["type"] for item, _, _ in BROUGHT_IN), "telepathy_call"])
+@pytest.mark.parametrize("kind", [*SILENT, *(row["id"] for row in table(__file__, CALLS_AS_TEXT)), "telepathy_call"])
 @pytest.mark.parametrize(
     "value",
     [None, 5, "x", [], {}, [[[]]], {"type": 5}, [[0] * 3] * 3, nested(60), nested(200)],
@@ -212,11 +158,11 @@ def test_namespaces_are_flattened() -> None:
 
 
 @cases
-def test_a_choice_names_tools(choice: Any, expected: str, only: set[str] | None) -> None:
+def test_a_choice_names_tools(choice: Any, expected: str, only: list[str] | None) -> None:
     namespace = {"type": "namespace", "name": "files", "description": "", "tools": [FUNCTION, CUSTOM]}
     request = asked(tools=[FUNCTION, namespace], tool_choice=choice)
     use = request.reading.use
-    assert (use.choice, use.only) == (expected, only)
+    assert (use.choice, use.only and [*use.only]) == (expected, only)
     assert (talk(request).tools is None) == (choice == "none")
 
 
