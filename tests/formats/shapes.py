@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from tests import tables
 from tests.apis.pool.vectors import conversation
-from tests.tables import table
 from worker.formats.render.escapes import ControlNames
 from worker.formats.render.forms import Forms
 from worker.formats.render.sandbox import BrokenTemplate, Unrendered
@@ -55,7 +55,7 @@ def result(content: Any, call_id: str = _FIRST, **more: Any) -> Message:
     return says("tool", content, tool_call_id=call_id, **more)
 
 
-SHAPES: Mapping[str, list[Message]] = table(__file__, "SHAPES")
+SHAPES: Mapping[str, list[Message]] = tables.table(__file__, "SHAPES")
 
 
 def has_calls(messages: Iterable[Message]) -> bool:
