@@ -14,7 +14,6 @@ from tests.tables import cases
 from worker.apis.chat.request import read_chat
 from worker.apis.completions.request import read_completion
 from worker.apis.core.bodies import FieldError, FieldsRefused
-from worker.apis.core.constraint_fields import MAX_BYTES
 from worker.apis.core.errors import respelled
 from worker.apis.core.request import Request
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.apis.pool.vectors import conversation
 from tests.tables import cases
 from worker.apis.core.bodies import MAX_ERRORS, FieldsRefused
-from worker.apis.core.conversation import MAX_CALLS, MAX_MESSAGES, ROLES
 from worker.apis.core.constraint_fields import MAX_DEPTH
+from worker.apis.core.conversation import MAX_CALLS, MAX_MESSAGES, ROLES
 from worker.wire.prompts import Conversation
 
 MAX_CHARS = 1000
