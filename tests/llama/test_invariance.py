@@ -78,7 +78,6 @@ def test_it_is_kept_where_every_product_is_ours_and_attention_is() -> None:
         (["Q4_K", "Q5_0"], {"flags": {"layout": layout}}, "it costs nothing here"),
         (["IQ4_XS"], {}, "depend on the number of rows"),
     ],
-    ids=str,
 )
 def test_matrices_heads_cells_flags_a_build_or_a_gpu_may_stand_against_it(
     types: list[str], changes: dict[str, Any], why: str
