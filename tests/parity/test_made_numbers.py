@@ -209,21 +209,26 @@ def test_another_model_and_positions_that_are_off_by_one_fail(
 # ── sampling ───────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> FullLogits:
+    return made_reference(tmp_path_factory.mktemp("rows"), ["short", "long", "long", "continuation"])
+
+
 def broken_notes(level: Level) -> dict[str, str]:
     return {check.name: check.note for check in level.checks if not check.holds}
 
 
-def test_the_worker_samples_as_the_formula_says(reference: FullLogits, bounds: Bounds) -> None:
-    level = sampling.run(reference, bounds)
+def test_the_worker_samples_as_the_formula_says(rows: FullLogits, bounds: Bounds) -> None:
+    level = sampling.run(rows, bounds)
     assert (level.verdict, broken_notes(level)) == ("pass", {})
     assert [row[0] for row in level.tables[0].rows] == list(GRID)
     assert all(row[3] == "0" for row in level.tables[0].rows)
 
 
-def test_the_level_runs_from_a_logits_file(reference: FullLogits, bounds: Bounds, tmp_path: Path) -> None:
+def test_the_level_runs_from_a_logits_file(rows: FullLogits, bounds: Bounds, tmp_path: Path) -> None:
     path = tmp_path / "logits.safetensors"
-    write_logits_file(path, reference, (), PROVENANCE)
-    whole, brief = sampling.run(reference, bounds), sampling.run(LogitsFile.open(path), bounds)
+    write_logits_file(path, rows, (), PROVENANCE)
+    whole, brief = sampling.run(rows, bounds), sampling.run(LogitsFile.open(path), bounds)
     assert brief.checks == whole.checks
 
 
@@ -268,9 +273,9 @@ def unscaled(row: Rows, settings: SamplingParams, generated: Sequence[int]) -> D
     ],
 )
 def test_a_sampler_that_does_otherwise_fails_at_the_setting_that_it_gets_wrong(
-    reference: FullLogits, bounds: Bounds, wrong: sampling.Candidates, where: str
+    rows: FullLogits, bounds: Bounds, wrong: sampling.Candidates, where: str
 ) -> None:
-    level = sampling.run(reference, bounds, sampler=Sampler(wrong, sample))
+    level = sampling.run(rows, bounds, sampler=Sampler(wrong, sample))
     assert level.verdict == "fail"
     assert any(where in note for note in broken_notes(level).values())
 
@@ -286,7 +291,7 @@ def ignoring_the_position(row: Rows, settings: SamplingParams, generated: Sequen
 
 @pytest.mark.parametrize("wrong", [ignoring_the_seed, ignoring_the_position])
 def test_draws_that_do_not_follow_seed_and_position_fail(
-    reference: FullLogits, bounds: Bounds, wrong: sampling.Draw
+    rows: FullLogits, bounds: Bounds, wrong: sampling.Draw
 ) -> None:
-    level = sampling.run(reference, bounds, sampler=Sampler(candidates, wrong))
+    level = sampling.run(rows, bounds, sampler=Sampler(candidates, wrong))
     assert list(broken_notes(level)) == ["draws of another token than the formula"]
