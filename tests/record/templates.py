@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from datetime import datetime
 
 import msgspec
 
@@ -25,6 +26,8 @@ from worker.wire.chat_format import ChatFormat
 from worker.wire.prompts import Conversation, OfferedTool
 
 SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+_DAYS = ("%Y-%m-%d", "%B %d, %Y", "%d %b %Y")
+"""The forms in which these templates write the day."""
 _PIECE = 4
 """The number of characters that a reader gets at once, about a token's."""
 
@@ -57,7 +60,14 @@ def _prompt(chat: ChatTemplates, kind: Kind) -> str:
         continue_final_message=kind.is_continued,
     )
     found = chat.read(asked)
-    return _digest(found.text) if isinstance(found, Rendered) else f"{found}"
+    return _digest(_undated(found.text)) if isinstance(found, Rendered) else f"{found}"
+
+
+def _undated(text: str) -> str:
+    """Return a prompt that is the same on every day."""
+    for form in _DAYS:
+        text = text.replace(datetime.now().strftime(form), form)
+    return text
 
 
 def _grammars(form: ChatFormat) -> Json:
