@@ -184,9 +184,10 @@ def test_as_pid_1_a_signal_drains_with_exit_0_and_a_second_one_is_exit_1(
     is_second = len(signals) == 2
     with one_slot(shallow_model, command=(*as_pid_1, *WORKER)) as worker:
         with worker.stream(prompt=STORY, max_tokens=LONG if is_second else 8) as stream:
-            for number in signals:
+            pid_1_of(worker).send_signal(signals[0])
+            worker.wait_for("shutdown", jobs=1)
+            for number in signals[1:]:
                 pid_1_of(worker).send_signal(number)
-                worker.wait_for("shutdown", jobs=1)
             assert last_of(stream).get("code") == ("CANCELLED" if is_second else None)
         assert worker.exit_code() == int(is_second)
 
