@@ -35,7 +35,7 @@ def gone(medium: Medium, hashes: tuple[BlockHash, ...]) -> BlockRemoved:
 
 
 def unpacked(batch: bytes) -> Any:
-    """What a batch is in MessagePack."""
+    """This is what a batch is in MessagePack."""
     return msgspec.msgpack.decode(batch)
 
 

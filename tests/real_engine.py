@@ -37,7 +37,7 @@ class Told:
     n_tokens: dict[JobKey, int] = field(default_factory=dict)
     logprobs: dict[JobKey, list[Logprob]] = field(default_factory=dict)
     ends: dict[JobKey, Finished | Failed] = field(default_factory=dict)
-    """How many tokens were drafted is no part of an answer, and 0 here."""
+    """The number of drafted tokens is no part of an answer, and is 0 here."""
     n_steps: int = 0
     n_decodes: int = 0
     n_drafted: int = 0

@@ -62,7 +62,7 @@ class Fleet(WorkerProcess):
 
 
 def check_conversations_stay(fleet: Fleet, n_conversations: int) -> None:
-    """In turn, which round robin or chance would take to and fro, each stays where its beginning was read."""
+    """Each of two prompts in turn stays where its beginning was read; round robin or chance would move them."""
     said = [[{"role": "system", "content": f"{number} {SYSTEM}"}] for number in range(n_conversations)]
     known = [0] * len(said)
     for turn in range(4):

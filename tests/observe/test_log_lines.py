@@ -36,7 +36,7 @@ from worker.wire.load import Warned
 
 @pytest.fixture
 def stream() -> io.StringIO:
-    """What is logged, as JSON."""
+    """It returns what is logged, as JSON."""
     stream = io.StringIO()
     to(stream)
     return stream

@@ -25,7 +25,7 @@ ON_A_CPU = Numerics(
 )
 
 OTHERS = {row["fact"]: row for row in read(Path(__file__).with_name("numerics.jsonl"))}
-"""For each fact another value, and the beginning of the line about it."""
+"""Each fact has another value here, and the beginning of the line about it."""
 
 
 def other(name: str) -> Numerics:

@@ -65,7 +65,7 @@ def played(script: str, **options: float) -> tuple[CallbackFailed | None, list[R
 def test_5xx_and_silence_are_tried_again_with_the_same_body_until_it_passes_and_other_answers_are_final(
     script: str, options: dict[str, float], n_requests: int | None, words: str | None
 ) -> None:
-    """Without a number there are several."""
+    """Several requests are made where no number is given."""
     began_s = time.monotonic()
     error, requests = played(script, **options)
     assert (error is None) if words is None else re.search(words, str(error))

@@ -120,7 +120,7 @@ def check_unauthorized(response: httpx2.Response) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)
-def test_without_the_token_no_path_tells_what_it_is(visitor: httpx2.Client, method: str, path: str) -> None:
+def test_without_the_token_no_path_shows_what_it_is(visitor: httpx2.Client, method: str, path: str) -> None:
     check_unauthorized(visitor.request(method, path))
 
 
