@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.worker_process import ONE_SLOT, Stream, WorkerProcess, check_order, serve_default
+from tests.worker_process import ONE_SLOT, Stream, WorkerProcess, check_order, eventually, serve_default
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -90,8 +90,8 @@ def test_while_draining_the_worker_answers_but_takes_nothing_new(way: str, shall
 
 def check_answers_of_a_draining(worker: WorkerProcess) -> None:
     """A client that keeps its connection would otherwise find it closed without a word."""
+    eventually(lambda: worker.get("/health").headers.get("connection") == "close")
     health = worker.get("/health")
-    assert health.headers["connection"] == "close"
     assert (health.status_code, health.json()["status"], health.json()["state"]) == (200, "healthy", "draining")
     assert worker.get("/v1/ready").json() == {"ready": False, "state": "draining", "model_loaded": True}
     assert (worker.get("/readyz").status_code, worker.get("/livez").status_code) == (503, 200)

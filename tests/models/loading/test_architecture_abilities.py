@@ -14,6 +14,9 @@ from worker.models.upstream.architectures import OTHER_SHAPES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "model-architectures.md").read_text()
 
+pytestmark = pytest.mark.timeout(900)
+"""Some 130 loads and dry runs take three minutes of a processor, which other tests may want, too."""
+
 found = cache(abilities)
 
 

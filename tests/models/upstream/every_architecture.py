@@ -26,7 +26,7 @@ def reported(program: str, asked: str, names: Iterable[str]) -> dict[str, Any]:
     left = list(names)
     while left:
         command = [sys.executable, "-m", program, asked, *left]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         found |= {line["name"]: line["reported"] for line in lines}
         if len(lines) < len(left):
