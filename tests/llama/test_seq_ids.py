@@ -109,7 +109,7 @@ def check(spans: Spans, plain: PlainCells) -> None:
 @settings(max_examples=200)
 @given(ops=OPS)
 def test_every_cell_is_counted_once_however_many_share_it(ops: list[Op]) -> None:
-    """And a slot has no more spans than slots could share: what those who left had cut is joined again."""
+    """A slot has no more spans than slots could share: what those who left had cut is joined again."""
     spans, plain = Spans(N_SLOTS), PlainCells(N_SLOTS)
     for op in ops:
         apply(op, spans, plain)

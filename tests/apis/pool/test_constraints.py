@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.tables import cases
 from worker.apis.core.bodies import Problems
-from worker.apis.core.constraint_fields import MAX_BYTES, MAX_DEPTH, check_constraints, schema_text
+from worker.apis.core.constraint_fields import MAX_BYTES, MAX_DEPTH, schema_text
+from worker.apis.core.rules import check_sampling
 from worker.wire.jobs import SamplingParams
 
 
@@ -19,7 +20,8 @@ def told(**given: str) -> list[tuple[str, str]]:
     """(field, constraint) of every error; a schema is given as JSON in any spelling."""
     schema = schema_text(given["json_schema"].encode()) if "json_schema" in given else None
     problems = Problems()
-    check_constraints(problems, msgspec.structs.replace(SamplingParams(), **given | {"json_schema": schema}))
+    request = msgspec.structs.replace(SamplingParams(), **given | {"json_schema": schema})
+    check_sampling(problems, request, 16, None)
     return [(error.field, error.constraint) for error in problems.found]
 
 

@@ -259,7 +259,7 @@ def test_a_match_is_counted_while_it_is_followed() -> None:
 
 
 def test_a_match_that_is_found_is_counted_back_only_so_far() -> None:
-    """Behind the third copy 77 was expected, as behind the second; with 99 it is the first that fits, all along."""
+    """77 is expected behind the third copy, as behind the second; with 99 it is the first that fits, all along."""
     passage = [TokenId(i) for i in range(MAX_COUNTED + 4)]
     text = passage + tokens(99) + passage + tokens(77) + passage
     n_trusted = len(passage) // TRUST_BEHIND_A_CHANGE

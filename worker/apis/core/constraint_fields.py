@@ -10,7 +10,7 @@ import msgspec
 from worker.apis.core.bodies import MAX_ERRORS, Problems
 from worker.apis.core.errors import NotAnObject
 from worker.wire.encoding import doc, encode_json
-from worker.wire.jobs import SamplingParams, SchemaText
+from worker.wire.jobs import SchemaText
 
 CONSTRAINTS = ("grammar", "json_schema", "regex")
 MAX_BYTES = 65_536
@@ -223,13 +223,11 @@ def exclusive(problems: Problems, places: Sequence[str]) -> None:
         problems.add(last, f"exclusive({','.join(others)})", text)
 
 
-def check_constraints(problems: Problems, request: SamplingParams) -> None:
+def check_constraints(problems: Problems, given: Mapping[str, str]) -> None:
     """Add the first limit that each constraint breaks, in the order of the fields. Their texts are never echoed."""
-    given = [name for name in CONSTRAINTS if getattr(request, name) is not None]
-    for name in given:
-        if name == given[-1]:
-            exclusive(problems, given)
-        text = getattr(request, name)
+    for name, text in given.items():
+        if name == [*given][-1]:
+            exclusive(problems, [*given])
         if name == "json_schema":
             _check_schema(problems, text.encode())
         else:

@@ -47,6 +47,7 @@ def check_sampling(
 ) -> None:
     """Check how tokens are drawn and where the answer ends, in the order of the fields; there may be `max_stops` stops.
     A number has the bounds of its field's description."""
+    given = {name: text for name in CONSTRAINTS if (text := getattr(request, name)) is not None}
     for name, bounds in _BOUNDS.items():
         match name:
             case "stop":
@@ -61,8 +62,8 @@ def check_sampling(
                 int_range(problems, name, request.min_tokens, 0, request.max_tokens if is_limit else max_tokens_out)
             case "stop_token_ids":
                 _stop_token_ids(problems, request.stop_token_ids, vocab_size)
-            case "grammar" if any(getattr(request, other) is not None for other in CONSTRAINTS):
-                check_constraints(problems, request)
+            case "grammar" if given:
+                check_constraints(problems, given)
             case "cache_salt":
                 # The error does not quote the salt, which is a secret.
                 n_chars = 1 if request.cache_salt is None else len(request.cache_salt)

@@ -253,8 +253,7 @@ class Dispatch:
         self._has_run.clear()
         self._step_jobs = []
         self._charge(being_read, are_running=are_running, culprits=culprits)
-        deaths_s = self._deaths_s
-        return len(deaths_s) == MAX_DEATHS and deaths_s[-1] - deaths_s[0] <= DEATHS_WINDOW_S
+        return len(self._deaths_s) == MAX_DEATHS and self._deaths_s[-1] - self._deaths_s[0] <= DEATHS_WINDOW_S
 
     def _charge(self, being_read: Work | None, *, are_running: bool, culprits: list[Work]) -> None:
         """Charge a death to the worker if no work can be blamed for it, or several can: a worker that always dies must
