@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace as replaced
 from functools import partial
-from itertools import chain, cycle, repeat
+from itertools import chain, repeat
 from typing import Any
 
 import msgspec
@@ -60,10 +60,11 @@ PATIENCE_S = 60.0
 
 ANSWER = "\n\n".join(TEXTS)
 PIECE_BYTES = 7
-PIECES: dict[str, Iterator[bytes]] = {
-    LOUD: repeat(b"x" * LOUD_BYTES),
-    HOSTILE: cycle(ANSWER.encode()[at : at + PIECE_BYTES] for at in range(0, len(ANSWER.encode()), PIECE_BYTES)),
+PIECES: dict[str, Sequence[bytes]] = {
+    LOUD: [b"x" * LOUD_BYTES],
+    HOSTILE: [ANSWER.encode()[at : at + PIECE_BYTES] for at in range(0, len(ANSWER.encode()), PIECE_BYTES)],
 }
+"""The pieces that each job draws, one by one, again and again."""
 STEP_BYTES = 1024 * 1024
 LINE = "llama.cpp warning: " + "x" * 4000 + "\n"
 
@@ -123,8 +124,8 @@ class ToyRunner(FakeRunner):
             sys.stderr.write(LINE * (STEP_BYTES // len(LINE)))
             sys.stderr.flush()
         sampled = super().run(step, meanwhile)
-        if self.kind in PIECES:
-            return [replace(one, piece=next(PIECES[self.kind])) for one in sampled]
+        if pieces := PIECES.get(self.kind):
+            return [replace(one, piece=pieces[n_said % len(pieces)]) for one, n_said in first_draws(step, sampled)]
         if script := SCRIPTS.get(self.kind):
             drawn = ((one, *script[min(n_said, len(script) - 1)]) for one, n_said in first_draws(step, sampled))
             return [replace(one, token=token, piece=piece, is_end=token == _END) for one, token, piece in drawn]
