@@ -72,6 +72,14 @@ def captured(path: Path, tokens: list[int], setup: Setup | None = None) -> Activ
         return capture(model, tokens, n_threads=N_THREADS, setup=setup or Setup())
 
 
+def test_half_precision_memory_is_seen_where_it_rounds(f32_copy: Path, tokens: list[int]) -> None:
+    found = captured(f32_copy, tokens, Setup(type_k="f16", type_v="f16"))
+    for names in (("k_cache", "k_rope"), ("v_cache", "v_proj")):
+        stored, whole = (next(v for p, v in found.items() if p.layer == 5 and p.name == name) for name in names)
+        assert (stored == whole.astype(np.float16).astype(np.float32)).all()
+        assert (stored != whole).any()
+
+
 def test_flash_attention_has_no_scores_to_look_at(f32_copy: Path, tokens: list[int]) -> None:
     with pytest.raises(ValueError, match=r"0 tensors kq-0, not 1: .*without flash attention"):
         captured(f32_copy, tokens, Setup(flash_attn="on"))
@@ -158,6 +166,15 @@ def test_a_wrong_number_is_found_where_it_is_used_first(
         level = judged(workbench.path, in_short(expected), bounds)
     assert level.verdict == "fail"
     assert level.summary.startswith(f"{place}, relative error")
+
+
+def test_k_and_v_swapped_are_found_at_their_projection(
+    workbench: Workbench, expected: Expected, bounds: Bounds
+) -> None:
+    k, v = workbench.weights("blk.9.attn_k.weight"), workbench.weights("blk.9.attn_v.weight")
+    with changed(k, v.copy()), changed(v, k.copy()):
+        level = judged(workbench.path, in_short(expected), bounds)
+    assert level.summary.startswith("blk.9 k_proj (checkpoint 2), relative error")
 
 
 def test_the_workbench_is_right_when_nothing_is_wrong(workbench: Workbench, expected: Expected, bounds: Bounds) -> None:

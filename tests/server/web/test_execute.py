@@ -86,6 +86,16 @@ def test_event_names_are_written_for_old_readers_when_asked(narrow: WorkerProces
         assert name == "event: " + json.loads(data.removeprefix("data: "))["type"]
 
 
+def test_line_breaks_and_emoji_stay_inside_one_data_line(eloquent: WorkerProcess) -> None:
+    """TV-108, TV-126, TV-132: a character split over tokens comes whole, in raw UTF-8, a line break as an escape."""
+    emoji = post(eloquent, short(prompt="🌍🌍🌍🌍") | {"max_tokens": 9}).content.decode()
+    lines = post(eloquent, short(prompt="1\n2\n3\n4\n")).content.decode()
+    assert '"t":"🌍"' in emoji
+    assert "\ufffd" not in emoji
+    assert '"t":"\\n"' in lines
+    assert all(line.startswith("data: ") for line in (emoji + lines).split("\n") if line)
+
+
 # ── events ───────────────────────────────────────────────────────────────────────────────────────
 
 

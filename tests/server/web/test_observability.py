@@ -140,6 +140,16 @@ def test_a_job_is_two_lines_that_carry_its_ids_and_its_figures(watched: WorkerPr
     assert not_taken["code"] == "INVALID_REQUEST"
 
 
+def test_control_characters_of_a_client_stay_inside_their_line(watched: WorkerProcess) -> None:
+    evil = 'a"\n{"event":"ready"}\r\n\x1b[31m\x00\x7f\x9b\u2028\u202e'
+    check_order(watched.run(job_id=evil, prompt=COUNT, max_tokens=1))
+    (end,) = ended(watched)
+    assert end["job_id"] == evil
+    for line in watched.stderr:
+        assert json.loads(line)
+        assert line.removesuffix("\n").isprintable()
+
+
 def test_answers_are_never_logged(watched: WorkerProcess) -> None:
     """Nor are prompts and stops: tests/record looks for its own in the log of every worker."""
     said = watched.text(prompt=f"{SECRET} is", max_tokens=20, stop=[SECRET])
