@@ -35,7 +35,7 @@ from tests.formats.writing import CALLING, Answer, answers, pieces_of, section, 
 from worker.apis.core.parts import PartsChoice
 from worker.apis.messages.answer import UNREADABLE
 from worker.formats.read.parse import Arguments, CallBegun, Content, Delta, Reader, Thought, message_of
-from worker.formats.tool_format import families
+from worker.formats.tool_format import formats
 from worker.wire.chat_format import ChatFormat
 from worker.wire.jobs import StopReason
 
@@ -315,7 +315,7 @@ def test_a_whole_answer_leaves_the_unfinished_call_out_and_a_stream_does_not_say
 
 
 @pytest.mark.parametrize(
-    "family", [family.format for family in families() if family.format.calls], ids=lambda one: one.name
+    "family", [family.format for family in formats().family if family.format.calls], ids=lambda one: one.name
 )
 @pytest.mark.parametrize("reason", ["EOS", "STOP_SEQUENCE"])
 def test_a_complete_call_is_called(family: ChatFormat, reason: StopReason) -> None:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from worker.formats.read.scan import tokens_of
-from worker.formats.tool_format import families
+from worker.formats.tool_format import formats
 from worker.wire.chat_format import HERMES, CallFormat, ChatFormat
 
 Arguments = Mapping[str, object]
 
 FORMATS: dict[str, ChatFormat] = {
-    **{family.format.name: family.format for family in families()},
+    **{family.format.name: family.format for family in formats().family},
     "generic": HERMES,
 }
 CALLING = {name: form for name, form in FORMATS.items() if form.calls is not None}

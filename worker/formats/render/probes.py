@@ -14,14 +14,16 @@ _ARGUMENTS = '{"place": "sample-argument"}'
 _OBJECT: Json = {"place": "sample-argument"}
 _NINE = "sample123"
 """Mistral's templates support no other length."""
-_TOOL: Json = {
-    "type": "function",
-    "function": {
-        "name": "sample_tool",
-        "description": "sample-description",
-        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
-    },
-}
+
+
+def offered(name: str, properties: dict[str, Json]) -> Json:
+    """A tool that needs all of these parameters."""
+    parameters: Json = {"type": "object", "properties": properties, "required": list(properties)}
+    function: Json = {"name": name, "description": "sample-description", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+_TOOL = offered("sample_tool", {"place": {"type": "string"}})
 
 
 def says(role: str, content: Json) -> Message:
@@ -65,8 +67,7 @@ class Probes:
 
     def contents(self) -> Forms:
         """The forms of contents and arguments that the template supports."""
-        parts: Json = [{"type": "text", "text": "sample-user"}]
-        of_text, of_parts = self._text(_USER), self._text({**_USER, "content": parts})
+        of_text, of_parts = self._text(_USER), self._text(says("user", [{"type": "text", "text": "sample-user"}]))
         if "sample-user" not in of_text + of_parts:
             raise BrokenTemplate(self.refusals[0] if self.refusals else "it omits the user's message")
 
@@ -86,10 +87,9 @@ class Probes:
         )
 
     def _caps(self, arguments: Json) -> frozenset[str]:
-        thinking: Message = {**_REPLY, "reasoning_content": "sample-reasoning"}
         with_call, result, tools = calling(call(_NINE, arguments), content=""), _result(_NINE), [_TOOL]
-        thinking_call: Message = {**with_call, "reasoning_content": "sample-reasoning"}
-        thoughts = self._text(_USER, thinking) + self._text(_USER, thinking_call, result, tools=tools)
+        thought: Message = {"reasoning_content": "sample-reasoning"}
+        thoughts = self._text(_USER, _REPLY | thought) + self._text(_USER, with_call | thought, result, tools=tools)
         shown = {
             "system": "sample-system" in self._text(_SYSTEM, _USER),
             # A template that writes any role supports no particular one.
