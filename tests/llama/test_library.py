@@ -121,6 +121,19 @@ def test_a_failed_allocation_says_its_size(text: str) -> None:
     assert watch.last_error == text
 
 
+def test_a_refused_file_s_reason_is_the_line_before_those_that_say_only_that_it_failed() -> None:
+    reason = "gguf_init_from_reader: duplicate key 'general.name' for KV pair 15"
+    watch = Watch()
+    for text in (
+        reason,
+        "gguf_init_from_reader: failed to read key-value pairs",
+        "llama_model_load: error loading model: llama_model_loader: failed to load model from m.gguf",
+        "llama_model_load_from_file_impl: failed to load model",
+    ):
+        watch.take(LogLine("error", text))
+    assert watch.last_error == reason
+
+
 def test_flash_attention_that_is_left_out_is_noticed() -> None:
     for said, is_without in (
         ("resolve_fused_ops: Flash Attention not supported, set to disabled", True),

@@ -61,7 +61,7 @@ class Watch:
     nothing."""
 
     def take(self, line: LogLine) -> None:
-        if line.level == "error" and not line.text.endswith(NO_REASON):
+        if line.level == "error" and not NO_REASON.search(line.text):
             self.last_error = line.text
         if match := BUFFER.match(line.text):
             size_bytes = round(float(match["mib"]) * 2**20)

@@ -18,8 +18,8 @@ ALLOCATION_FAILED = re.compile(r"failed to allocate (?:\S+ )?buffer of size (\d+
 WITHOUT_FLASH = re.compile(r"Flash Attention not supported, set to disabled|flash_attn is not compatible with")
 """llama_context and llama_init_from_model."""
 
-NO_REASON = ": failed to load model"
-"""The very last line of a load that failed; the reason is in the one before."""
+NO_REASON = re.compile(r": failed to (load model|read (key-value pairs|tensor info|tensor data))")
+"""The last lines of a load that failed; the reason is in the one before (gguf.cpp, llama-model-loader.cpp)."""
 
 FALSE_ALARM = "possible training context overflow"
 """The library's warning about more cells than the model was trained on: jobs share them, and none uses more than
