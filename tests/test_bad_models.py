@@ -8,10 +8,12 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.gguf_files import Typed, tiny_model, tiny_split
+from tests.llama.tiny import N_EMBD, write_tiny
 from tests.worker_process import Event, WorkerProcess
 
 pytestmark = pytest.mark.process
@@ -79,3 +81,21 @@ def test_a_file_that_only_llama_cpp_refuses_gives_its_reason(tmp_path: Path) -> 
     assert "key not found in model: llama.attention.layer_norm_rms_epsilon" in line["message"], (
         "the library's own words"
     )
+
+
+NOT_COMPUTED: dict[str, tuple[dict[str, Any], str]] = {
+    "a norm of halves": ({"halves": ("blk.0.attn_norm.weight",)}, "unsupported types: dst: f32, src0: f32, src1: f16"),
+    "heads of one number": ({"attention.head_count": N_EMBD}, "GGML_ASSERT(n_dims % 2 == 0) failed"),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_COMPUTED)
+def test_a_file_over_which_the_first_step_ends_its_process_is_one_line_with_its_reason(
+    kind: str, tmp_path: Path
+) -> None:
+    changes, words = NOT_COMPUTED[kind]
+    path = write_tiny(tmp_path / "tiny.gguf", **changes)
+    with WorkerProcess("--model", str(path), "--port", "0", "--device", "cpu") as worker:
+        line = worker.failure()
+    assert (line["code"], line["model"]) == ("ENGINE_CRASHED", str(path))
+    assert words in line["message"]

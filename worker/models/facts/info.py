@@ -255,7 +255,7 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
     vocab_size = metadata.n_strings("tokenizer.ggml.tokens")
     _check_embedding(metadata, tensors, embedding_length, vocab_size)
     key_length = metadata.number(f"{architecture}.attention.key_length", MAX_HEADS, default=head_length)
-    check_computable(metadata, architecture, key_length, tensors)
+    check_computable(metadata, architecture, tensors)
     value_length = metadata.number(f"{architecture}.attention.value_length", MAX_HEADS, default=head_length)
     if metadata.number(f"{architecture}.attention.key_length_mla", MAX_HEADS, low=0, default=0):
         value_length = 0  # latent attention makes V of the K cells
@@ -383,13 +383,6 @@ def bytes_by_type(tensors: Iterable[Tensor]) -> list[tuple[str, int]]:
     return totals.most_common()
 
 
-_FLOAT_ONLY = re.compile(
-    r"norm\w*\.weight|\.bias$|rope_f\w+\.weight|attn_sinks\.weight|shortconv\.conv\.weight|ssm_(a|d|conv1d\.weight)$"
-)
-"""Tensors that ggml takes element by element beside activations, which are F32: it adds and multiplies no other type to
-them (binary_op in ggml-cpu), nor has its rope, its attention sinks, its convolution and its scan. Converters write all
-of these as F32, also in files of F16 and BF16. A matrix product takes any type, with a single row too."""
-
 _NO_WEIGHTS = frozenset(("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"))
 """Types that ggml has no product for, so that it ends the process on them: those of activations that weights are
 multiplied with, and numbers of other kinds."""
@@ -399,8 +392,10 @@ _TABLES = re.compile(r"tid2eid|d2t|ordering")
 _POSITIVE = ("rope.freq_base", "rope.freq_base_swa")
 
 
-def check_computable(metadata: Metadata, architecture: str, key_length: int, tensors: Iterable[Tensor]) -> None:
-    """Raises: BadModelFile: what, and why llama.cpp would fail with it."""
+def check_computable(metadata: Metadata, architecture: str, tensors: Iterable[Tensor]) -> None:
+    """Raises: BadModelFile: numbers with which llama.cpp would load the model and answer nothing, and types over which
+    it dies without a word.
+    """
     for key, value in metadata.reals(f"{architecture}."):
         if not math.isfinite(value):
             raise metadata.error(f"metadata key {key!r} is {value}, must be a finite number")
@@ -408,16 +403,8 @@ def check_computable(metadata: Metadata, architecture: str, key_length: int, ten
             raise metadata.error(f"metadata key {key!r} is {value:g}, must be at least 0")
         if key.endswith(_POSITIVE) and value <= 0:
             raise metadata.error(f"metadata key {key!r} is {value:g}, must be more than 0")
-    if key_length % 2:
-        raise metadata.error(
-            f"its attention heads have {key_length} numbers, must be even: a position turns pairs of numbers"
-        )
     for tensor in tensors:
         if tensor.type_name in _NO_WEIGHTS and len(tensor.dims) > 1 and not _TABLES.search(tensor.name):
             raise metadata.error(
                 f"tensor {tensor.name!r} is {tensor.type_name}; llama.cpp cannot multiply matrices of that type"
-            )
-        if tensor.type_name != "F32" and _FLOAT_ONLY.search(tensor.name):
-            raise metadata.error(
-                f"tensor {tensor.name!r} is {tensor.type_name}; llama.cpp computes with it as F32 only"
             )
