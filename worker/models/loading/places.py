@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 import worker.llama  # noqa: F401 - before numpy, as in the room's __init__
-from worker.config.engine_settings import Configure
+from worker.config.engine_settings import Configure, inbound_decoder
 from worker.errors import InsufficientMemory, ModelLoadFailed, StartupError
 from worker.llama.context import Context
 from worker.llama.devices import breakdown, devices
@@ -68,7 +68,7 @@ class _Asked(msgspec.Struct, frozen=True):
     is_estimate: bool
 
 
-_asked_decoder = msgspec.msgpack.Decoder(_Asked, dec_hook=lambda kind, text: kind(text))  # paths
+_asked_decoder = msgspec.msgpack.Decoder(_Asked, dec_hook=inbound_decoder.dec_hook)
 
 
 class _Answer(msgspec.Struct, frozen=True):
