@@ -122,7 +122,7 @@ def test_bytes_are_raw_and_a_piece_may_be_long(tiny: Model) -> None:
 def test_a_file_the_library_refuses_is_one_clear_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(b"GGUF and nothing else")
-    with pytest.raises(ModelLoadFailed, match=r"bad\.gguf: cannot be loaded: llama_model_load: error loading model"):
+    with pytest.raises(ModelLoadFailed, match=r"bad\.gguf: cannot be loaded: .*failed to read header"):
         loaded_on_cpu(path)
 
 
