@@ -83,19 +83,34 @@ def test_a_file_that_only_llama_cpp_refuses_gives_its_reason(tmp_path: Path) -> 
     )
 
 
-NOT_COMPUTED: dict[str, tuple[dict[str, Any], str]] = {
-    "a norm of halves": ({"halves": ("blk.0.attn_norm.weight",)}, "unsupported types: dst: f32, src0: f32, src1: f16"),
-    "heads of one number": ({"attention.head_count": N_EMBD}, "GGML_ASSERT(n_dims % 2 == 0) failed"),
+OF_HALVES = "unsupported types: dst: f32, src0: f32, src1: f16"
+NOT_COMPUTED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a norm of halves": ({"halves": ("blk.0.attn_norm.weight",)}, "ENGINE_CRASHED", OF_HALVES),
+    "a bias of halves": (
+        {"more": {"blk.0.attn_q.bias": (N_EMBD,)}, "halves": ("blk.0.attn_q.bias",)},
+        "ENGINE_CRASHED",
+        OF_HALVES,
+    ),
+    "rope factors of halves": (
+        {"more": {"rope_freqs.weight": (4,)}, "halves": ("rope_freqs.weight",)},
+        "MODEL_LOAD_FAILED",
+        "GGML_ASSERT(c->type == GGML_TYPE_F32) failed",
+    ),
+    "heads of one number": (
+        {"attention.head_count": N_EMBD},
+        "ENGINE_CRASHED",
+        "GGML_ASSERT(n_dims % 2 == 0) failed",
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", NOT_COMPUTED)
-def test_a_file_over_which_the_first_step_ends_its_process_is_one_line_with_its_reason(
+def test_a_file_over_which_a_dry_run_or_the_first_step_ends_its_process_is_one_line_with_its_reason(
     kind: str, tmp_path: Path
 ) -> None:
-    changes, words = NOT_COMPUTED[kind]
+    changes, code, words = NOT_COMPUTED[kind]
     path = write_tiny(tmp_path / "tiny.gguf", **changes)
     with WorkerProcess("--model", str(path), "--port", "0", "--device", "cpu") as worker:
         line = worker.failure()
-    assert (line["code"], line["model"]) == ("ENGINE_CRASHED", str(path))
+    assert (line["code"], line["model"]) == (code, str(path))
     assert words in line["message"]
