@@ -62,7 +62,7 @@ class ParseLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lines:
-    """The answers to lines. All raise ValidationError if a line has none; it says why."""
+    """The answers to lines. All raise ValidationError or BrokenTemplate if a line has none; it says why."""
 
     def __init__(self, reference: str | None, models_dir: Path, catalog: Path | None) -> None:
         """Raises: ModelNotFound, BadModelFile, ModelLoadFailed."""
