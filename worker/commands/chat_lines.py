@@ -1,12 +1,8 @@
-"""`llorch-worker chat render` and `chat parse`: what the worker does with conversations and answers, line by line.
-
-They read no weights; with --model, llama.cpp reads the file's vocabulary.
-"""
+"""`llorch-worker chat render` and `chat parse`: what the worker does with conversations and answers, line by line."""
 
 import sys
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,9 @@ import rich_click as click
 from worker.apis.chat.message import delta_json, message_shown
 from worker.apis.core.bodies import Problems
 from worker.apis.core.conversation import read_conversation
+from worker.apis.core.fields import Members
 from worker.commands.places import present, where
+from worker.config.engine_settings import MAX_PROMPT_CHARS
 from worker.formats.read.parse import Reader, message_of
 from worker.formats.render.escapes import ControlNames
 from worker.formats.render.sandbox import BrokenTemplate
@@ -27,16 +25,11 @@ from worker.wire.chat_format import ChatFormat
 from worker.wire.encoding import encode_json
 from worker.wire.jobs import TokenId
 
-_MAX_CHARS = 1 << 24
-"""The limit on a conversation's text."""
-Members = dict[str, Any]
-
 
 class RenderLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Render conversations to prompts.
+    """Render conversations to prompts: stdout has the prompt of each line of stdin, or the error.
 
     Each line of stdin is a JSON object: messages, and optionally template, tools, add_generation_prompt and kwargs.
-    The line of stdout that answers it has the prompt, or the error.
     """
 
     messages: Any
@@ -47,10 +40,9 @@ class RenderLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParseLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Read answers: their content, reasoning and tool calls.
+    """Read answers: stdout has the message in each line of stdin, and its deltas, or the error.
 
-    Each line of stdin is a JSON object: text, chunks or token_ids, and optionally template, tools and prompt. The line
-    of stdout that answers it has the message and its deltas, or the error. Token ids need --model.
+    Each line of stdin is a JSON object: text, chunks, or with --model token_ids; optionally template, tools and prompt.
     """
 
     template: str | None = None
@@ -83,15 +75,14 @@ class Lines:
         """Return the prompt of a conversation."""
         kwargs = dict(line.kwargs or {})
         names = tuple((name, str(kwargs.pop(name))) for name in self._tokens if name in kwargs)
-        chat, _ = self._templates(line.template, names)
-        problems = Problems()
+        chat, problems = self._templates(line.template, names)[0], Problems()
         asked = read_conversation(
             problems,
             line.messages,
             tools=line.tools or None,
             template_kwargs=kwargs,
             add_generation_prompt=line.add_generation_prompt,
-            max_chars=_MAX_CHARS,
+            max_chars=MAX_PROMPT_CHARS,
         )
         found = chat.read(asked) if asked else None
         if not isinstance(found, Rendered):
@@ -108,10 +99,8 @@ class Lines:
         if sum(value is not None for value in (line.text, line.chunks, line.token_ids)) != 1:
             raise msgspec.ValidationError("send one of text, chunks and token_ids")
         text = line.text or "" if line.token_ids is None else self._text_of(line.token_ids, form)
-        is_reasoning = form.opens_reasoning(line.prompt or "")
-        reader = Reader(form, tools, new_id="call{:05}".format, is_reasoning=is_reasoning)
-        deltas = [delta for piece in line.chunks or [text] for delta in reader.push(piece)]
-        deltas += reader.finish(is_stopped=True)
+        reader = Reader(form, tools, new_id="call{:05}".format, is_reasoning=form.opens_reasoning(line.prompt or ""))
+        deltas = [new for part in line.chunks or [text] for new in reader.push(part)] + reader.finish(is_stopped=True)
         fields = ("reasoning_content",)
         shown = msgspec.to_builtins(message_shown(message_of(deltas, is_unfinished=reader.is_unfinished), fields))
         del shown["refusal"]
@@ -125,23 +114,20 @@ class Lines:
         if outside := [token for token in tokens if not 0 <= token <= last]:
             raise msgspec.ValidationError(f"token id {outside[0]} is outside the vocabulary, whose ids are 0 to {last}")
         hidden = {token for name, token in model.controls.items() if not any(name in marker for marker in form.markers)}
-        answer = takewhile(lambda token: not model.is_end(token), tokens)
-        return model.detokenize(token for token in answer if token not in hidden).decode(errors="replace")
+        end = next((at for at, token in enumerate(tokens) if model.is_end(token)), None)
+        return model.detokenize(token for token in tokens[:end] if token not in hidden).decode(errors="replace")
 
     def _compiled(self, source: str | None, names: tuple[tuple[str, str], ...]) -> tuple[ChatTemplates, ChatFormat]:
-        """The template and its format. `names`: the tokens that templates read, in the line."""
         default, for_tools = self._sources if source is None else (source, None)
         if default is None:
-            why = f"{self._path} has no chat template" if self._path else "or start the command with --model REF"
-            raise msgspec.ValidationError(f"send a template; {why}")
-        tokens = self._tokens | dict(names)
-        chat = ChatTemplates(default, for_tools, names=self._controls, tokens=tokens, variables={})
+            raise msgspec.ValidationError(
+                f"{self._path or 'the command without --model'} has no chat template; send one"
+            )
+        chat = ChatTemplates(default, for_tools, names=self._controls, tokens=self._tokens | dict(names), variables={})
         return chat, chat_format(chat.for_tools, self._ends)
 
 
 def _command(shape: Any, answer: Callable[[Lines, Any], Members]) -> click.Command:
-    """The command that answers lines of this shape."""
-
     @click.option("--model", metavar="REF", help="Use the template and the vocabulary of this model.")
     @where
     def answer_lines(model: str | None, models_dir: Path, catalog: Path | None) -> None:
@@ -154,10 +140,8 @@ def _command(shape: Any, answer: Callable[[Lines, Any], Members]) -> click.Comma
                     found["ignored"] = ignored
             except BrokenTemplate as error:
                 found = {"error": f"the chat template cannot be used: {error}"}
-            except (msgspec.ValidationError, RecursionError) as error:
-                found = {"error": str(error)}
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                found = {"error": f"the line is not JSON: {error}"}
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                found = {"error": f"the line cannot be answered: {error}"}
             click.echo(encode_json(found))
 
     return click.command(help=shape.__doc__)(answer_lines)
