@@ -183,7 +183,7 @@ def test_as_pid_1_a_signal_drains_with_exit_0_and_a_second_one_is_exit_1(
 ) -> None:
     is_second = len(signals) == 2
     with one_slot(shallow_model, command=(*as_pid_1, *WORKER)) as worker:
-        with worker.stream(prompt=STORY, max_tokens=LONG if is_second else 8) as stream:
+        with worker.stream(prompt=STORY, max_tokens=LONG if is_second else 400) as stream:
             pid_1_of(worker).send_signal(signals[0])
             worker.wait_for("shutdown", jobs=1)
             for number in signals[1:]:

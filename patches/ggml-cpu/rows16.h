@@ -168,23 +168,30 @@ template <typename Dots, template <typename> typename From> class Product {
         for (int64_t l = 0; l < MIN(k, Dots::FIRST); ++l) {
             fetch(panel_at(params->ith * n_each), l);
         }
+        // Sides of few columns are kept whole, those of many for the blocks that are unpacked at once.
+        lds = n > FEW && DEPTH > 1 ? DEPTH : k;
         static thread_local std::vector<Side> kept;
-        kept.resize(MAX((int64_t)kept.size(), n * ldb));
-        for (int64_t i = 0; i < n * ldb; ++i) {
-            kept[i] = Dots::side_of(b[i]);
-        }
+        kept.resize(MAX((int64_t)kept.size(), n * lds));
         sides = kept.data();
         for (int64_t job = params->ith; job < n_jobs;) {
             const int64_t then = ggml_threadpool_chunk_add(params->threadpool, 1);
             const int64_t end = MIN((job + 1) * n_each, n_panels);
-            for (int64_t panel = job * n_each; panel < end; ++panel) {
-                const char * next = panel_at(panel + 1 < end ? panel + 1 : then * n_each);
-                rows.begin(a + 16 * panel * lda, lda, m - 16 * panel);
-                lanes = 0xFFFF >> (16 - MIN(m - 16 * panel, 16));
-                if (n == 1) {
-                    one_column(next, k, b, c + 16 * panel);
-                } else {
-                    multiply(next, n, k, b, ldb, c + 16 * panel, ldc);
+            for (int64_t from = 0; from < k; from += lds) {
+                const int64_t to = MIN(from + lds, k);
+                for (int64_t j = 0; (lds < k || job == params->ith) && j < n; ++j) {
+                    for (int64_t l = from; l < to; ++l) {
+                        kept[j * lds + l - from] = Dots::side_of(b[j * ldb + l]);
+                    }
+                }
+                for (int64_t panel = job * n_each; panel < end; ++panel) {
+                    const char * next = panel_at(panel + 1 < end ? panel + 1 : then * n_each);
+                    rows.begin(a + 16 * panel * lda, lda, m - 16 * panel);
+                    lanes = 0xFFFF >> (16 - MIN(m - 16 * panel, 16));
+                    if (n == 1) {
+                        one_column(next, k, b, c + 16 * panel);
+                    } else {
+                        multiply(next, n, from, to, b, ldb, c + 16 * panel, ldc);
+                    }
                 }
             }
             job = then;
@@ -203,11 +210,12 @@ template <typename Dots, template <typename> typename From> class Product {
         }
     }
 
-    void multiply(const char * next, int64_t n, int64_t k, const B * b, int64_t ldb, float * c, int64_t ldc) {
+    // Goes on with blocks `from` to `to`.
+    void multiply(const char * next, int64_t n, int64_t from, int64_t to, const B * b, int64_t ldb, float * c, int64_t ldc) {
         // With few columns the memory is what is waited for, so little is fetched at a time, and multiplied meanwhile.
-        const int64_t most = n > 32 ? DEPTH : MIN(DEPTH, 4);
-        for (int64_t l = 0; l < k; l += most) {
-            const int64_t depth = MIN(k - l, most);
+        const int64_t most = n > FEW ? DEPTH : MIN(DEPTH, 4);
+        for (int64_t l = from; l < to; l += most) {
+            const int64_t depth = MIN(to - l, most);
             for (int64_t d = 0; d < depth; ++d) {
                 Dots::fill(rows, l + d, tile[d]);
                 fetch(next, l + d);
@@ -215,8 +223,7 @@ template <typename Dots, template <typename> typename From> class Product {
             int64_t j = 0;
             const auto go_on = [&](auto width) {
                 for (; j + width() <= n; j += width()) {
-                    const int64_t at = j * ldb + l;
-                    columns<width()>(b + at, sides + at, ldb, c + j * ldc, ldc, depth, l == 0);
+                    columns<width()>(b + j * ldb + l, sides + j * lds + l - from, ldb, c + j * ldc, ldc, depth, l == 0);
                 }
             };
             go_on(std::integral_constant<int, 8>());
@@ -244,17 +251,18 @@ template <typename Dots, template <typename> typename From> class Product {
             sum[j] = is_first ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(lanes, c + j * ldc);
         }
         for (int64_t d = 0; d < depth; ++d) {
-            Dots::template dot<N>(tile[d], b + d, side + d, ldb, sum);
+            Dots::template dot<N>(tile[d], b + d, side + d, ldb, lds, sum);
         }
         for (int j = 0; j < N; ++j) {
             _mm512_mask_storeu_ps(c + j * ldc, lanes, sum[j]);
         }
     }
 
-    static constexpr int64_t MOST_PANELS = 32;
+    static constexpr int64_t MOST_PANELS = 32, FEW = 32;
     static constexpr int64_t DEPTH = Dots::DEPTH;
     Place rows;
     const Side * sides;
+    int64_t lds;
     __mmask16 lanes;
     typename Dots::Tile tile[DEPTH];
 };
@@ -316,10 +324,11 @@ template <typename TA, typename TB, int BIAS> struct Dots32 {
         return added(scales, _mm512_add_epi32(isum[0], isum[1]), side, sum);
     }
 
-    template <int N> static void dot(const Tile & tile, const B * b, const Side * side, int64_t ldb, __m512 * sum) {
+    template <int N>
+    static void dot(const Tile & tile, const B * b, const Side * side, int64_t ldb, int64_t lds, __m512 * sum) {
         __m512i isum[N];
         for (int j = 0; j < N; ++j) {
-            isum[j] = begun(side[j * ldb]);
+            isum[j] = begun(side[j * lds]);
         }
         for (int t = 0; t < 8; ++t) {
             for (int j = 0; j < N; ++j) {
@@ -327,7 +336,7 @@ template <typename TA, typename TB, int BIAS> struct Dots32 {
             }
         }
         for (int j = 0; j < N; ++j) {
-            sum[j] = added(tile, isum[j], side[j * ldb], sum[j]);
+            sum[j] = added(tile, isum[j], side[j * lds], sum[j]);
         }
     }
 
@@ -461,7 +470,7 @@ template <typename TA, int SCALES> struct Dots256 {
         return added(scales, total, low, b, sum);
     }
 
-    template <int N> static void dot(const Tile & tile, const B * b, const Side *, int64_t ldb, __m512 * sum) {
+    template <int N> static void dot(const Tile & tile, const B * b, const Side *, int64_t ldb, int64_t, __m512 * sum) {
         __m512i total[N] = {}, low[N] = {};
         for (int s = 0; s < SCALES; ++s) {
             __m512i isum[N] = {};

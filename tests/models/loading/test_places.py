@@ -54,7 +54,10 @@ def check_as_loaded(config: Configure) -> None:
     finally:
         loaded.runner.close()
         open_library().on_log = None
-    assert placement.host.weights_bytes == pytest.approx(sizes.of_kind("model"), abs=2 * ROUNDED_BYTES)
+    # A file is mapped up to the last weight that is used from it, not to one behind that is laid out anew.
+    behind = sizes.of_kind("model", ["CPU_REPACK"]) if sizes.of_kind("model", ["CPU_Mapped"]) else 0
+    over = placement.host.weights_bytes - sizes.of_kind("model")
+    assert -2 * ROUNDED_BYTES <= over <= behind + 2 * ROUNDED_BYTES
     taken = sum(one.size_bytes for one in sizes.buffers if one.kind.endswith(("KV", "RS", "state")))
     assert placement.need.kv_bytes == pytest.approx(taken, abs=6 * ROUNDED_BYTES)
     assert placement.need.buffers.of_kind("compute") == pytest.approx(sizes.of_kind("compute"), abs=3 * ROUNDED_BYTES)
